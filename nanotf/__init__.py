@@ -1,0 +1,36 @@
+"""Multi-instance CPU acceleration for TensorFlow.
+
+Importing this package imports neither TensorFlow nor anything else that takes time, and
+changes nothing; the names below are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "accelerate": "nanotf.models",
+    "plan": "nanotf.topology",
+    "shutdown": "nanotf.pool",
+    "worker_pids": "nanotf.pool",
+    "errors": None,
+    "keras": None,
+}
+
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'nanotf' has no attribute {name!r}")
+    home = _HOMES[name]
+    if home is None:
+        return importlib.import_module(f"nanotf.{name}")
+    return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

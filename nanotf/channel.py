@@ -1,0 +1,99 @@
+"""A connection that carries messages and, with them, file descriptors.
+
+Both ends of the Unix socket show each other the pool's secret key before either unpickles
+anything (`multiprocessing.connection`: an HMAC challenge in both directions).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from multiprocessing import connection, reduction
+from typing import Any
+
+from nanotf.messages import Message
+
+
+class ChannelClosed(EOFError):
+    """The other end has gone."""
+
+
+class Channel:
+    """One end of the connection between the parent and a worker.
+
+    Any thread may send; one thread receives.
+
+    Args:
+        sock: `socket.socket` of family AF_UNIX; the channel owns it from now on.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._connection = connection.Connection(sock.detach())
+        # Keeps a message and the descriptors that belong to it together.
+        self._send_lock = threading.Lock()
+
+    def show_key_first(self, key: bytes) -> None:
+        """Shows the secret key, and asks for it: the parent's order. Raises on a wrong one."""
+        connection.deliver_challenge(self._connection, key)
+        connection.answer_challenge(self._connection, key)
+
+    def show_key_second(self, key: bytes) -> None:
+        """Same, in the worker's order."""
+        connection.answer_challenge(self._connection, key)
+        connection.deliver_challenge(self._connection, key)
+
+    def send(self, message: Message, fds: Sequence[int] = ()) -> None:
+        """Sends a message and duplicates of file descriptors.
+
+        Raises:
+            ChannelClosed: The other end has gone.
+        """
+        try:
+            with self._send_lock:
+                self._connection.send(message)
+                for fd in fds:
+                    reduction.send_handle(self._connection, fd, 0)
+        except (BrokenPipeError, ConnectionResetError, OSError) as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive(self) -> Any:
+        """Waits for the next message.
+
+        Raises:
+            ChannelClosed: The other end has gone.
+        """
+        try:
+            return self._connection.recv()
+        except (EOFError, ConnectionResetError, OSError) as error:
+            raise ChannelClosed(str(error)) from error
+
+    def receive_fds(self, count: int) -> list[int]:
+        """Takes the descriptors that follow a message, which the caller has to close."""
+        fds = []
+        try:
+            for _ in range(count):
+                fd = reduction.recv_handle(self._connection)
+                os.set_inheritable(fd, False)
+                fds.append(fd)
+        except (EOFError, OSError) as error:
+            for fd in fds:
+                os.close(fd)
+            raise ChannelClosed(str(error)) from error
+        return fds
+
+    def poll(self, timeout: float) -> bool:
+        """Whether a message arrives within `timeout` seconds."""
+        try:
+            return self._connection.poll(timeout)
+        except (EOFError, OSError):
+            return True  # let `receive` say it
+
+    def fileno(self) -> int:
+        """The descriptor, for `multiprocessing.connection.wait`."""
+        return self._connection.fileno()
+
+    def close(self) -> None:
+        """Closes this end."""
+        self._connection.close()

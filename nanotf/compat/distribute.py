@@ -1,0 +1,70 @@
+"""TensorFlow's private names for distribution (seen alike in 2.14 to 2.21).
+
+`MultiWorkerMirroredStrategy` has no public way to be told its rank without starting a
+gRPC server, nor one to replace the code that moves the bytes. The names used are:
+
+| name | why |
+| --- | --- |
+| `collective_all_reduce_strategy.CollectiveAllReduceExtended` | base class of the strategy's implementation; overridden so that no server starts |
+| its `_initialize_local`, `_num_workers`, `_id_in_cluster`, `_is_chief`, `_task_type`, `_task_id`, `_cluster_spec` | local mode, then told rank and size |
+| its `_cross_device_ops`, `_host_cross_device_ops`, `_collective_keys`, `_communication_options`, `_worker_device` | rebuilt for the real group size |
+| its `_get_variable_creator_initial_value` | variables whose values are known need no broadcast |
+| `cross_device_ops.CollectiveAllReduce`, its `_launchers`, `_devices` | holds the launcher of each device |
+| `cross_device_utils.CollectiveReplicaLauncher` | the one class through which all collectives pass |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorflow.python.distribute import (
+    collective_all_reduce_strategy,
+    cross_device_ops,
+    cross_device_utils,
+)
+from tensorflow.python.distribute.cluster_resolver import cluster_resolver
+
+Extended: Any = collective_all_reduce_strategy.CollectiveAllReduceExtended
+Launcher: Any = cross_device_utils.CollectiveReplicaLauncher
+
+
+def empty_cluster() -> Any:
+    """A cluster resolver without a cluster: the strategy starts in its local mode."""
+    return cluster_resolver.SimpleClusterResolver(cluster_resolver.ClusterSpec({}))
+
+
+def set_rank(extended: Any, rank: int, size: int) -> None:
+    """Tells a strategy in local mode its place among `size` workers."""
+    extended._num_workers = size
+    extended._id_in_cluster = rank
+    extended._is_chief = rank == 0
+    extended._task_type = "worker"
+    extended._task_id = rank
+
+
+def cross_device_operations(extended: Any, devices: Any, size: int, launcher: Any) -> Any:
+    """The strategy's collectives for `devices`, moved by `launcher`.
+
+    Args:
+        extended: the strategy's implementation.
+        devices: sequence of str, this worker's devices.
+        size: int, number of workers.
+        launcher: a subclass of `Launcher`, called as that class is.
+    """
+    operations = cross_device_ops.CollectiveAllReduce(
+        devices=devices,
+        group_size=len(devices) * size,
+        options=extended._communication_options,
+        collective_keys=extended._collective_keys,
+    )
+    operations._launchers = [
+        launcher(
+            old._group_key,
+            old._group_size,
+            old._collective_keys,
+            old._device,
+            old._options,
+        )
+        for old in operations._launchers
+    ]
+    return operations

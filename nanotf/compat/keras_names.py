@@ -1,0 +1,165 @@
+"""Private names of both Keras generations, behind one interface.
+
+| name | generation, versions seen | why |
+| --- | --- | --- |
+| `losses.loss.scale_loss_for_distribution`, `unscale_...` | 3; 3.10-3.15 | the one place where a loss is divided by the number of replicas |
+| `utils.losses_utils.scale_loss_for_distribution` | 2; 2.15, tf_keras 2.15-2.21 | same |
+| `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585) |
+| `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
+| `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
+| `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
+| `Optimizer._learning_rate`, legacy `_create_all_weights` | 2 | optimizer state outside `variables` |
+| `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
+
+
+def source_module(path: str) -> Any:
+    """A module below the Keras package's `src`."""
+    return importlib.import_module(f"{keras_module_name()}.src.{path}")
+
+
+def functional_class() -> type:
+    """The class of a model made by `Model(inputs, outputs)`."""
+    path = "models.functional" if is_keras_3() else "engine.functional"
+    cls: type = source_module(path).Functional
+    return cls
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether `model.compile` was called."""
+    return bool(model.compiled if is_keras_3() else model._is_compiled)
+
+
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """The arguments that `model.compile` was called with, as the user gave them."""
+    return dict(model._compile_config.config)
+
+
+def callback_list_class() -> type:
+    """Keras's own container of callbacks, public in both generations."""
+    cls: type = require_tensorflow().keras.callbacks.CallbackList
+    return cls
+
+
+def tf_variable(variable: Any) -> Any:
+    """The `tf.Variable` behind a variable of either generation."""
+    tf = require_tensorflow()
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def model_variables(model: Any) -> list[Any]:
+    """The variables that training changes in a model, in a fixed order.
+
+    Returns:
+        A list of `tf.Variable`: weights, then the seeds of random layers. Metrics are not
+        among them.
+    """
+    return [tf_variable(v) for v in model.variables]
+
+
+def optimizer_variables(optimizer: Any) -> list[Any]:
+    """The variables of a built optimizer: step count, learning rate, slots.
+
+    Returns:
+        A list of `tf.Variable` in a fixed order.
+    """
+    if optimizer is None:
+        return []
+    found = optimizer.variables
+    variables = [tf_variable(v) for v in (found() if callable(found) else found)]
+    rate = getattr(optimizer, "_learning_rate", None)  # Keras 2 leaves it out of `variables`
+    if not is_keras_3() and hasattr(rate, "assign") and not any(rate is v for v in variables):
+        variables.append(rate)
+    return variables
+
+
+def build_optimizer(model: Any) -> None:
+    """Creates the optimizer's slots for the model's trainable variables, if missing."""
+    optimizer = model.optimizer
+    if optimizer is None:
+        return
+    if hasattr(optimizer, "_create_all_weights"):  # Keras 2, tf.keras.optimizers.legacy
+        optimizer._create_all_weights(model.trainable_variables)
+        return
+    if not getattr(optimizer, "built", False) and not getattr(optimizer, "_built", False):
+        optimizer.build(model.trainable_variables)
+
+
+class LossShare:
+    """Replaces Keras's division of a loss by the number of replicas.
+
+    Keras divides by the number of replicas, which is right only if all of them hold the same
+    number of samples. A worker that holds n_r of the n samples of a global batch must weigh
+    its mean by n_r / n, so that the sum over workers is the mean over the batch. The factor is
+    known while a step is traced or run; outside of one Keras's own rule holds.
+    """
+
+    def __init__(self) -> None:
+        self._share: Any = None
+
+    def set(self, share: Any) -> Any:
+        """Sets the factor (a scalar float tensor or None) and returns the one before."""
+        before, self._share = self._share, share
+        return before
+
+    def install(self) -> None:
+        """Puts the rule into the installed Keras, in this process."""
+        tf = require_tensorflow()
+        if is_keras_3():
+            module = source_module("losses.loss")
+            stock_unscale = module.unscale_loss_for_distribution
+        else:
+            module = source_module("utils.losses_utils")
+        stock_scale = module.scale_loss_for_distribution
+
+        def scale_loss_for_distribution(value: Any) -> Any:
+            if self._share is None:
+                return stock_scale(value)
+            return value * tf.cast(self._share, value.dtype)
+
+        def unscale_loss_for_distribution(value: Any) -> Any:
+            if self._share is None:
+                return stock_unscale(value)
+            # A worker without samples has share 0; what it would report is not counted.
+            return tf.math.divide_no_nan(value, tf.cast(self._share, value.dtype))
+
+        module.scale_loss_for_distribution = scale_loss_for_distribution
+        if is_keras_3():
+            module.unscale_loss_for_distribution = unscale_loss_for_distribution
+
+
+def install_worker_overrides(share: LossShare) -> None:
+    """Changes the installed Keras, in a worker's process, so that it trains rightly.
+
+    Args:
+        share: `LossShare`, the weight of a worker's part of a global batch.
+    """
+    share.install()
+    if not is_keras_3():
+        return
+    trainer = source_module("backend.tensorflow.trainer")
+    stock = trainer.reduce_per_replica
+
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        # One replica per worker: what a step returns is this worker's value, which is all
+        # that its progress report needs. Metrics are summed over workers when they are read.
+        if reduction in ("auto", "mean", "first"):
+            tf = require_tensorflow()
+            return tf.nest.map_structure(
+                lambda v: strategy.experimental_local_results(v)[0], values
+            )
+        return stock(values, strategy, reduction)
+
+    trainer.reduce_per_replica = reduce_per_replica
+
+
+def metric_variables(model: Any) -> list[Any]:
+    """The variables of a model's metrics, in a fixed order, for those that are built."""
+    return [tf_variable(v) for metric in model.metrics for v in metric.variables]

@@ -1,0 +1,89 @@
+"""Which TensorFlow and which Keras are there, and whether they train rightly."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from typing import Any
+
+from nanotf.errors import UnsupportedVersionError
+
+OLDEST_KERAS_3 = (3, 10)
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "3.10.0rc1" is (3, 10, 0)."""
+    numbers: list[int] = []
+    for part in text.split("."):
+        digits = ""
+        for character in part:
+            if not character.isdigit():
+                break
+            digits += character
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def require_tensorflow() -> Any:
+    """Imports TensorFlow.
+
+    Returns:
+        The module `tensorflow`.
+
+    Raises:
+        UnsupportedVersionError: No TensorFlow is installed.
+    """
+    if importlib.util.find_spec("tensorflow") is None:
+        raise UnsupportedVersionError(
+            "nanotf.keras needs TensorFlow, and none is installed. Received: no module "
+            "named 'tensorflow'. Install exactly one of: pip install 'nanotf[cpu]' "
+            "(tensorflow-cpu), 'nanotf[intel]' (intel-tensorflow 2.14, Python up to 3.11) or "
+            "'nanotf[gpu]' (tensorflow with CUDA)."
+        )
+    return importlib.import_module("tensorflow")
+
+
+@functools.cache
+def keras_module_name() -> str:
+    """The package that `tf.keras` comes from: "keras" or "tf_keras"."""
+    tf = require_tensorflow()
+    return str(tf.keras.Model.__module__.split(".")[0])
+
+
+@functools.cache
+def keras_version() -> tuple[int, ...]:
+    """The version of the package that `tf.keras` comes from."""
+    return parse_version(importlib.import_module(keras_module_name()).__version__)
+
+
+def is_keras_3() -> bool:
+    """Whether `tf.keras` is Keras 3."""
+    return keras_version() >= (3,)
+
+
+def check_keras() -> None:
+    """Refuses the Keras versions that train wrongly under a distribution strategy.
+
+    Raises:
+        UnsupportedVersionError: `tf.keras` is Keras 3 before 3.10: 3.3 never reduces
+            gradients, 3.6 and 3.7 do not scale the loss, 3.8 reports wrong metrics; or
+            Keras 3 runs on a backend other than TensorFlow.
+    """
+    version = keras_version()
+    if (3,) <= version < OLDEST_KERAS_3:
+        raise UnsupportedVersionError(
+            "Keras 3 before 3.10 trains wrongly, without an error, when several workers share "
+            f"the work. Received: keras=={'.'.join(map(str, version))}. Upgrade with "
+            "`pip install -U 'keras>=3.10'`, or use the legacy generation: "
+            "`pip install --no-deps tf_keras` and TF_USE_LEGACY_KERAS=1."
+        )
+    if version >= (3,):
+        backend = importlib.import_module("keras").backend.backend()
+        if backend != "tensorflow":
+            raise UnsupportedVersionError(
+                "nanotf distributes Keras on TensorFlow's backend alone. Received: "
+                f"keras.backend.backend()={backend!r}. Set KERAS_BACKEND=tensorflow."
+            )

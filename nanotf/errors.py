@@ -1,0 +1,128 @@
+"""The exceptions that users can catch.
+
+Every nanotf exception derives from `NanoError`. Those that report a wrong argument
+also derive from `ValueError` or `TypeError`, so that code written against plain Keras
+keeps catching them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal as signals
+
+
+class NanoError(Exception):
+    """Base class of all nanotf exceptions."""
+
+
+class InvalidArgumentError(NanoError, ValueError):
+    """An argument has the right type and a value that cannot be used."""
+
+
+class InvalidArgumentTypeError(NanoError, TypeError):
+    """An argument has a type that cannot be used."""
+
+
+class PlacementError(InvalidArgumentError):
+    """The machine does not have the cores that a placement asks for."""
+
+
+class ModelError(InvalidArgumentError):
+    """A model is not in a state in which workers could train it."""
+
+
+class ShippingError(InvalidArgumentError):
+    """An object cannot be sent to the workers."""
+
+
+class UnsupportedVersionError(NanoError, ImportError):
+    """The installed TensorFlow or Keras is missing, or known to train wrongly."""
+
+
+class CollectiveError(NanoError, RuntimeError):
+    """A collective failed: ranks disagree, a rank is missing, or the job was aborted."""
+
+
+class WorkerError(NanoError, RuntimeError):
+    """A worker reported an exception, or ended before its job did.
+
+    Args:
+        message: str, what happened, and what to do about it.
+        rank: int or None, the worker's rank.
+        pid: int or None, its process id.
+        cores: tuple of int, the logical CPUs that it was pinned to.
+        exit_code: int or None, its exit code when it exited by itself.
+        signal: int or None, the number of the signal that ended it.
+        remote_traceback: str, the traceback in the worker, empty if there is none.
+        log_tail: str, the last lines of the worker's log.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        rank: int | None = None,
+        pid: int | None = None,
+        cores: tuple[int, ...] = (),
+        exit_code: int | None = None,
+        signal: int | None = None,
+        remote_traceback: str = "",
+        log_tail: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.rank = rank
+        self.pid = pid
+        self.cores = cores
+        self.exit_code = exit_code
+        self.signal = signal
+        self.remote_traceback = remote_traceback
+        self.log_tail = log_tail
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        # Exception's own __reduce__ would keep the message alone.
+        return type(self), (
+            self.message,
+            self.rank,
+            self.pid,
+            self.cores,
+            self.exit_code,
+            self.signal,
+            self.remote_traceback,
+            self.log_tail,
+        )
+
+    def __str__(self) -> str:
+        parts = [self.message]
+        if self.remote_traceback:
+            parts.append(f"Traceback in the worker:\n{self.remote_traceback.rstrip()}")
+        if self.log_tail:
+            parts.append(f"Last lines of its log:\n{self.log_tail.rstrip()}")
+        return "\n\n".join(parts)
+
+
+class WorkerDied(WorkerError):
+    """A worker's process ended while it was needed."""
+
+
+def describe_exit(returncode: int | None) -> tuple[str, int | None, int | None]:
+    """Names the way in which a process ended.
+
+    Args:
+        returncode: int or None, as in `subprocess.Popen.returncode`: negative for a signal.
+
+    Returns:
+        A tuple of a phrase for people, the exit code or None, the signal number or None.
+    """
+    if returncode is None:
+        return "is still running but closed its channel", None, None
+    if returncode >= 0:
+        return f"exited with code {returncode}", returncode, None
+    number = -returncode
+    try:
+        name = signals.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    phrase = f"was killed by {name}"
+    if number == signals.SIGKILL and os.path.exists("/proc/meminfo"):
+        phrase += " (the kernel does this when memory runs out; see `dmesg`)"
+    return phrase, None, number

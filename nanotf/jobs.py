@@ -1,0 +1,70 @@
+"""What a job consists of, as the parent ships it to the workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from nanotf.shipping.state import StateLayout
+
+# Keras's callback hooks, in the words of `tf.keras.callbacks.Callback`.
+EPOCH_HOOKS = ("on_epoch_begin", "on_epoch_end")
+BATCH_HOOKS = (
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_batch_begin",
+    "on_test_batch_end",
+)
+PLAIN_HOOKS = ("on_test_begin", "on_test_end", "on_train_end")
+HOOKS = EPOCH_HOOKS + BATCH_HOOKS + PLAIN_HOOKS
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasSettings:
+    """Keras's global settings, which a worker takes over from the parent.
+
+    Args:
+        floatx: str, the default float type.
+        image_data_format: str.
+    """
+
+    floatx: str
+    image_data_format: str
+
+
+@dataclasses.dataclass(frozen=True)
+class FitJob:
+    """One `fit`.
+
+    Args:
+        recipe: bytes, the pickled `shipping.models.ModelRecipe`. Equal bytes mean that a worker
+            can go on with the model that it has, and with its traced functions.
+        settings: `KerasSettings`.
+        train: `ArrayInput` or `StreamInput`.
+        validation: same, or None.
+        epochs: int, index of the epoch after the last.
+        initial_epoch: int.
+        steps_per_epoch: int or None.
+        validation_steps: int or None.
+        validation_freq: int or list of int, as `fit` takes it.
+        layout: `StateLayout` of the model's variables, then the optimizer's.
+        state_block: int, which of the job's blocks holds the state.
+        events: frozenset of str, hooks that rank 0 reports.
+        waits: frozenset of str, hooks at which all ranks wait for the parent's answer.
+        seed: int, of the job's random numbers.
+    """
+
+    recipe: bytes
+    settings: KerasSettings
+    train: Any
+    validation: Any
+    epochs: int
+    initial_epoch: int
+    steps_per_epoch: int | None
+    validation_steps: int | None
+    validation_freq: Any
+    layout: StateLayout
+    state_block: int
+    events: frozenset[str]
+    waits: frozenset[str]
+    seed: int

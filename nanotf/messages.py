@@ -1,0 +1,252 @@
+"""Every message between the parent and a worker.
+
+They travel as pickles over a Unix socket whose two ends have shown each other the
+pool's secret key (`multiprocessing.connection`, HMAC challenge in both directions)
+before anything is unpickled. File descriptors of shared blocks follow on the same
+socket as ancillary data, in the order that the message names them.
+
+The life of a pool, from top to bottom:
+
+    parent                                     worker `rank`
+      |  <- Hello (pid, address it could serve)  |   started by `python -m nanotf.worker`
+      |  Setup (paths, cluster) ->               |   imports TensorFlow, makes its strategy
+      |  <- Ready                                |
+      |  Job (a model, data, arguments) ->       |
+      |  <- EpochBegin, BatchEnd, TestBegin ...  |   rank 0 reports, for callbacks
+      |  <- EpochEnd                             |   every rank, its state in the shared block
+      |  Proceed (stop?, new state?) ->          |   every rank, so that all decide alike
+      |  <- JobDone | JobFailed                  |
+      |  Stop ->                                 |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+Logs = dict[str, Any]
+
+
+class Message:
+    """Base class of all messages."""
+
+
+# ---------------------------------------------------------------- start and end of a pool
+@dataclasses.dataclass(frozen=True)
+class Hello(Message):
+    """Worker -> parent: the process runs, pinned, and TensorFlow is not imported yet.
+
+    Args:
+        rank: int.
+        pid: int.
+        cores: tuple of int, the affinity mask as the kernel reports it.
+        port: int or None, a TCP port that was free just now (transport "grpc" alone).
+        warnings: tuple of str, what could not be done (pinning, memory binding).
+    """
+
+    rank: int
+    pid: int
+    cores: tuple[int, ...]
+    port: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup(Message):
+    """Parent -> worker: what it needs to know before it imports TensorFlow.
+
+    Args:
+        sys_path: tuple of str, the parent's `sys.path`.
+        argv: tuple of str, the parent's `sys.argv`.
+        transport: str, one of `strategy.TRANSPORTS`.
+        cluster: tuple of str, `host:port` by rank (transport "grpc" alone).
+        group: picklable specification of the shared-memory group (transport "shm" alone).
+        fds: int, the number of file descriptors that follow for the group.
+    """
+
+    sys_path: tuple[str, ...]
+    argv: tuple[str, ...]
+    transport: str
+    cluster: tuple[str, ...] = ()
+    group: Any = None
+    fds: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready(Message):
+    """Worker -> parent: TensorFlow is imported and the strategy stands."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SetupFailed(Message):
+    """Worker -> parent: the strategy could not be made.
+
+    Args:
+        retry: bool, whether new ports may help.
+        summary: str, the exception in one line.
+        traceback: str.
+    """
+
+    rank: int
+    retry: bool
+    summary: str
+    traceback: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop(Message):
+    """Parent -> worker: end."""
+
+
+# ------------------------------------------------------------------------------- one job
+@dataclasses.dataclass(frozen=True)
+class Job(Message):
+    """Parent -> worker: run one job.
+
+    Args:
+        job: int, counts up in the parent's process; every answer carries it.
+        body: bytes, the shipped job (see `shipping.pickling`).
+        blocks: tuple of int, the sizes in bytes of the shared blocks whose file
+            descriptors follow, in order.
+    """
+
+    job: int
+    body: bytes
+    blocks: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Event(Message):
+    """Worker -> parent, rank 0: a callback hook was reached.
+
+    Args:
+        job: int.
+        hook: str, the name of the Keras callback method, like "on_epoch_begin".
+        index: int or None, the epoch or batch that the hook gets.
+        logs: dict of str to float, or None.
+    """
+
+    job: int
+    hook: str
+    index: int | None = None
+    logs: Logs | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting(Message):
+    """Worker -> parent, every rank: a hook was reached, and the parent decides how to go on.
+
+    The rank's variables stand in its part of the state block when `state` is true.
+    """
+
+    job: int
+    rank: int
+    hook: str
+    index: int | None = None
+    logs: Logs | None = None
+    state: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Proceed(Message):
+    """Parent -> worker, every rank alike: the answer to `Waiting`.
+
+    Args:
+        job: int.
+        stop: bool, whether `model.stop_training` was set.
+        reload: bool, whether the parent changed variables; they stand in the state block.
+        cancel: bool, whether the job ends here, unfinished, without an error of the worker's.
+    """
+
+    job: int
+    stop: bool = False
+    reload: bool = False
+    cancel: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class JobDone(Message):
+    """Worker -> parent: the job ended; `result` is picklable."""
+
+    job: int
+    rank: int
+    result: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class JobFailed(Message):
+    """Worker -> parent: the job raised.
+
+    Args:
+        job: int.
+        rank: int.
+        summary: str, the exception in one line.
+        traceback: str.
+        exception: bytes, the pickled exception; empty when it cannot be pickled.
+        usable: bool, whether the worker can take the next job.
+    """
+
+    job: int
+    rank: int
+    summary: str
+    traceback: str
+    exception: bytes = b""
+    usable: bool = False
+
+
+# ---------------------------------------------------- batches that the parent hands out
+@dataclasses.dataclass(frozen=True)
+class OpenStream(Message):
+    """Worker -> parent: an iterator over stream `stream` begins; `turn` counts them."""
+
+    stream: int
+    turn: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CloseStream(Message):
+    """Worker -> parent: that iterator is not read any further."""
+
+    stream: int
+    turn: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch(Message):
+    """Parent -> worker: one global batch lies in a slot of the stream's ring.
+
+    Args:
+        stream: int.
+        turn: int.
+        slot: int, given back by `SlotRead` when the worker has copied its rows.
+        arrays: tuple of `(offset, shape, dtype, nbytes)` of each array, in flattened order; see
+            `shipping.arrays.ArrayRef`.
+        rows: int, rows of the global batch.
+        block: int or None, the size in bytes of a new, larger ring whose file descriptor
+            follows, where the batch did not fit the old one.
+    """
+
+    stream: int
+    turn: int
+    slot: int
+    arrays: tuple[tuple[int, tuple[int, ...], str, int], ...]
+    rows: int
+    block: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class EndOfStream(Message):
+    """Parent -> worker: the iterator `turn` of `stream` has no further batch."""
+
+    stream: int
+    turn: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotRead(Message):
+    """Worker -> parent: this worker has copied its rows out of `slot`."""
+
+    stream: int
+    slot: int

@@ -1,0 +1,181 @@
+"""Keras models whose `fit` takes `num_processes`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from typing import Any
+
+from nanotf import topology, training
+from nanotf.compat import keras_names
+from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
+
+_tf = require_tensorflow()
+_KerasModel: Any = _tf.keras.Model
+_KerasSequential: Any = _tf.keras.Sequential
+_KerasFunctional: Any = keras_names.functional_class()
+_FIELDS = tuple(f.name for f in dataclasses.fields(training.FitArguments))
+
+
+class Accelerated:
+    """What nanotf adds to a Keras model; mixed in before the Keras class."""
+
+    def fit(
+        self,
+        *args: Any,
+        num_processes: int | None = None,
+        transport: str | None = None,
+        cores_per_process: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Trains the model, on several core-pinned processes if asked.
+
+        Args:
+            *args: as in Keras's `fit`.
+            num_processes: int or None. None or 1 trains in this process, as Keras does.
+                N > 1 trains on N workers, each pinned to its own cores; `batch_size` stays
+                the size of the global batch.
+            transport: str or None, how workers exchange gradients; None is the default.
+            cores_per_process: int or None, cores of each worker. None shares the usable
+                cores equally.
+            **kwargs: as in Keras's `fit`.
+
+        Returns:
+            A `keras.callbacks.History`. The model, its optimizer included, is left as a
+            single-process `fit` would leave it.
+
+        Raises:
+            nanotf.errors.NanoError: See the subclasses. An argument's error is raised before
+                any process is started.
+        """
+        if transport is not None:
+            training.check_transport(transport)
+        if num_processes is None:
+            return super().fit(*args, **kwargs)  # type: ignore[misc]
+        topology.check_num_processes(num_processes)
+        if num_processes == 1:
+            return super().fit(*args, **kwargs)  # type: ignore[misc]
+        arguments = _bind(super().fit, args, kwargs)  # type: ignore[misc]
+        if _tf.config.list_physical_devices("GPU"):
+            from nanotf import gpu
+
+            return gpu.fit(self, args, kwargs, num_processes)
+        return training.fit(self, arguments, num_processes, transport, cores_per_process)
+
+
+def _bind(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> training.FitArguments:
+    """The arguments of Keras's `fit` as `FitArguments`.
+
+    Raises:
+        TypeError: An argument that Keras's `fit` does not have.
+        InvalidArgumentError: An argument that is not supported with `num_processes`.
+    """
+    signature = inspect.signature(method)
+    given = signature.bind(*args, **kwargs).arguments
+    known = {}
+    for name, value in given.items():
+        if name in _FIELDS:
+            known[name] = value
+        elif value is not signature.parameters[name].default:
+            raise InvalidArgumentError(
+                f"fit(num_processes=...) does not support `{name}` yet. "
+                f"Received: {name}={training._short(value)}. Leave it out, or train with one "
+                "process."
+            )
+    return training.FitArguments(**known)
+
+
+class Model(Accelerated, _KerasModel):  # type: ignore[misc]
+    """`tf.keras.Model` whose `fit` takes `num_processes`.
+
+    Functional (`Model(inputs, outputs)`) and subclassed models work as in Keras. A subclass
+    remembers the arguments of its `__init__`, so that workers can rebuild it.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if _is_functional_call(args, kwargs) and cls is Model:
+            return _KerasModel.__new__(Functional)
+        made = super().__new__(cls)
+        if "_nanotf_arguments" not in vars(made):
+            object.__setattr__(made, "_nanotf_arguments", (args, kwargs))
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if _is_functional_call(args, kwargs) and not isinstance(self, _KerasFunctional):
+            # A subclass that passes inputs and outputs on. Keras would put its Functional in
+            # the bases of every class between, this one included, for all later subclasses.
+            _make_functional(type(self))
+        super().__init__(*args, **kwargs)
+
+
+class Functional(Model, _KerasFunctional):  # type: ignore[misc]
+    """The class of `nanotf.keras.Model(inputs, outputs)`."""
+
+    # Keras compares this signature to tell a functional model from a subclassed one.
+    __init__ = _KerasFunctional.__init__
+
+
+class Sequential(Model, _KerasSequential):  # type: ignore[misc]
+    """`tf.keras.Sequential` whose `fit` takes `num_processes`."""
+
+    __init__ = _KerasSequential.__init__
+
+
+for _cls, _original in ((Functional, _KerasFunctional), (Sequential, _KerasSequential)):
+    # Saved models name Keras's class, so that they load where nanotf is not installed, and
+    # workers rebuild Keras's own.
+    _cls._nanotf_original = _original
+    _cls.__module__ = _original.__module__
+
+
+def _is_functional_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return (
+        len(args) == 2
+        or (len(args) == 1 and "outputs" in kwargs)
+        or ("inputs" in kwargs and "outputs" in kwargs)
+    )
+
+
+def _make_functional(cls: type) -> None:
+    """Puts `Functional` in place of `Model` in the bases of a class and those between."""
+    bases = []
+    for base in cls.__bases__:
+        if base is Model:
+            base = Functional
+        elif issubclass(base, Model):
+            _make_functional(base)
+        bases.append(base)
+    cls.__bases__ = tuple(bases)
+
+
+@functools.cache
+def _accelerated_class(cls: type) -> type:
+    made = type(cls.__name__, (Accelerated, cls), {"__module__": cls.__module__})
+    made._nanotf_original = cls  # type: ignore[attr-defined]
+    made.__init__ = cls.__init__  # type: ignore[misc]
+    return made
+
+
+def accelerate(model: Any) -> Any:
+    """Gives a model that was made elsewhere the `fit` of `nanotf.keras.Model`.
+
+    Args:
+        model: a Keras model, for instance of `tf.keras.applications`.
+
+    Returns:
+        The same object.
+
+    Raises:
+        InvalidArgumentTypeError: It is not a Keras model.
+    """
+    if not isinstance(model, _KerasModel):
+        raise InvalidArgumentTypeError(
+            "accelerate() takes a tf.keras model. "
+            f"Received: an object of class {type(model).__module__}.{type(model).__qualname__}. "
+            "If it is a model of another Keras generation, see TF_USE_LEGACY_KERAS."
+        )
+    if not isinstance(model, Accelerated):
+        object.__setattr__(model, "__class__", _accelerated_class(type(model)))
+    return model

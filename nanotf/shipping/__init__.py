@@ -1,0 +1,1 @@
+"""How models, datasets and arrays reach the workers, and how their state comes back."""

@@ -1,0 +1,105 @@
+"""Arrays, laid out in one shared block."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.shipping.blocks import Block, aligned
+
+PICKLED = "pickled"
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayRef:
+    """Where an array lies in a block.
+
+    Args:
+        offset: int, in bytes.
+        shape: tuple of int.
+        dtype: str, a dtype name that NumPy (with ml_dtypes for bfloat16) knows, or `PICKLED`
+            for an array of Python objects (strings above all), which lies there as a pickle.
+        nbytes: int.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+
+
+def lay_out(arrays: Sequence[Any]) -> tuple[list[ArrayRef], int]:
+    """Assigns every array an aligned place.
+
+    Args:
+        arrays: sequence of objects with `shape`, `dtype` and `nbytes`.
+
+    Returns:
+        A tuple of the references, in order, and the size in bytes of all.
+    """
+    refs, offset = [], 0
+    for array in arrays:
+        refs.append(ArrayRef(offset, tuple(array.shape), dtype_name(array.dtype), array.nbytes))
+        offset += aligned(array.nbytes)
+    return refs, offset
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name by which `numpy_dtype` finds a dtype again in another process."""
+    dtype = np.dtype(dtype)
+    # Extension types such as ml_dtypes' bfloat16 show up as opaque bytes in `dtype.str`.
+    return dtype.name if dtype.kind == "V" else dtype.str
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The dtype of a name made by `dtype_name`, or of a TensorFlow dtype's name."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # comes with TensorFlow
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def view(block: Block, ref: ArrayRef) -> np.ndarray:
+    """The array that `ref` describes, sharing the block's memory unless it is pickled."""
+    if ref.dtype == PICKLED:
+        raw = block.array(ref.offset, (ref.nbytes,), np.uint8)
+        array: np.ndarray = pickle.loads(raw.data)
+        return array
+    return block.array(ref.offset, ref.shape, numpy_dtype(ref.dtype))
+
+
+class Packing:
+    """Arrays on their way into a block.
+
+    Args:
+        arrays: sequence of `numpy.ndarray`.
+    """
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        self._raw = [_raw(array) for array in arrays]
+        places, self.nbytes = lay_out(self._raw)
+        self.refs = [
+            dataclasses.replace(place, shape=tuple(array.shape), dtype=PICKLED)
+            if raw is not array
+            else place
+            for place, array, raw in zip(places, arrays, self._raw, strict=True)
+        ]
+        self._places = places
+
+    def write(self, block: Block, start: int = 0) -> None:
+        """Copies the arrays into a block, from byte `start` on."""
+        for place, raw in zip(self._places, self._raw, strict=True):
+            view(block, dataclasses.replace(place, offset=place.offset + start))[...] = raw
+
+
+def _raw(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind in "OUS":
+        objects = np.array(array, dtype=object)
+        return np.frombuffer(pickle.dumps(objects, protocol=5), dtype=np.uint8)
+    return array

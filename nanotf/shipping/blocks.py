@@ -1,0 +1,76 @@
+"""Shared memory without names.
+
+A block is an anonymous memory file whose descriptor is handed to the workers over the
+control socket. Nothing appears in a file system, so nothing can be opened by a stranger
+or stay behind after `kill -9`, and the size of `/dev/shm` sets no limit.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from typing import Any
+
+import numpy as np
+
+ALIGNMENT = 64  # bytes; what Eigen and oneDNN want of a tensor's start
+
+
+def aligned(nbytes: int) -> int:
+    """Rounds a size in bytes up to the next multiple of `ALIGNMENT`."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _anonymous_file(nbytes: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("nanotf", os.MFD_CLOEXEC)
+    else:  # macOS: a temporary file that has already lost its name
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.ftruncate(fd, nbytes)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Block:
+    """A piece of memory that several processes map.
+
+    Args:
+        nbytes: int, size in bytes; 0 is rounded up, since nothing cannot be mapped.
+        fd: int or None, a descriptor received from the process that created the block.
+            The block closes it. `None` creates a new block, zero-filled.
+
+    The mapping lives as long as an array over it does, whatever happens to this object.
+    """
+
+    def __init__(self, nbytes: int, fd: int | None = None) -> None:
+        self.nbytes = max(nbytes, ALIGNMENT)
+        self.fd = _anonymous_file(self.nbytes) if fd is None else fd
+        self._closer = weakref.finalize(self, os.close, self.fd)
+        try:
+            self._map = mmap.mmap(self.fd, self.nbytes)
+        except BaseException:
+            self._closer()
+            raise
+
+    def array(self, offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """A view of part of the block.
+
+        Args:
+            offset: int, in bytes from the block's start.
+            shape: tuple of int.
+            dtype: NumPy dtype or its name.
+
+        Returns:
+            A writable `numpy.ndarray` that shares the block's memory.
+        """
+        return np.ndarray(shape, dtype=dtype, buffer=self._map, offset=offset)
+
+    def close(self) -> None:
+        """Closes the descriptor; the memory goes with the last view of it."""
+        self._closer()

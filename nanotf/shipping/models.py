@@ -1,0 +1,261 @@
+"""How a model is rebuilt in a worker.
+
+Weights and optimizer slots do not travel here but through the state block (`state`), so that
+the same recipe, byte for byte, describes a model before and after training. A worker that has
+built it once keeps the model and its traced functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+from nanotf.compat import keras_names
+from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.errors import ModelError
+
+_KERAS_PACKAGES = ("keras", "tf_keras", "tensorflow", "nanotf")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelRecipe:
+    """What rebuilds a model.
+
+    Args:
+        cls: type, the model's class.
+        config: dict or None, what `cls.from_config` takes; None if `arguments` are used.
+        arguments: tuple of positional and keyword arguments of `cls`, or None.
+        custom_objects: dict of str to object, the classes and functions that the configuration
+            names and Keras does not know.
+        build_config: dict or None, the input shapes that the model was built with.
+        trainable: tuple of bool, of every layer below the model, in order.
+        compile_arguments: dict or None, what `compile` was called with.
+        optimizer: the optimizer, or None.
+        dtype_policy: the global Keras dtype policy, by name.
+    """
+
+    cls: type
+    config: dict[str, Any] | None
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
+    custom_objects: dict[str, Any]
+    build_config: dict[str, Any] | None
+    trainable: tuple[bool, ...]
+    compile_arguments: dict[str, Any] | None
+    optimizer: Any
+    dtype_policy: str
+
+
+def original_class(cls: type) -> type:
+    """The user's or Keras's class behind one that `accelerate` made."""
+    original: type = vars(cls).get("_nanotf_original", cls)
+    return original
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether Keras in another process would not know a class or function."""
+    package = (getattr(value, "__module__", None) or "").split(".")[0]
+    return package not in _KERAS_PACKAGES
+
+
+def _collect(value: Any, found: dict[str, Any], seen: set[int], depth: int = 0) -> None:
+    """Adds the foreign classes and functions that `value` refers to."""
+    if depth > 6 or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            _collect(item, found, seen, depth + 1)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect(item, found, seen, depth + 1)
+    elif inspect.isfunction(value) or isinstance(value, type):
+        if _is_foreign(value) and value.__module__ != "builtins":
+            found[value.__name__] = value
+    elif hasattr(value, "get_config"):
+        _collect(original_class(type(value)), found, seen, depth + 1)
+        _collect(list(vars(value).values()), found, seen, depth + 1)
+
+
+def custom_objects_of(obj: Any) -> dict[str, Any]:
+    """The classes and functions, by name, that rebuilding `obj` needs and Keras lacks."""
+    tf = require_tensorflow()
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for name, value in tf.keras.utils.get_custom_objects().items():
+        found[name] = value
+        found[name.split(">")[-1]] = value
+    layers = list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else [obj]
+    for layer in layers:
+        _collect(layer, found, seen)
+    return found
+
+
+def _overrides_get_config(model: Any) -> bool:
+    tf = require_tensorflow()
+    owner = next(c for c in type(model).__mro__ if "get_config" in vars(c))
+    return owner not in (tf.keras.Model, tf.keras.layers.Layer) and not owner.__module__.startswith(
+        ("keras.src.engine.training", "tf_keras.src.engine.training")
+    )
+
+
+def recipe_of(model: Any) -> ModelRecipe:
+    """Describes how to rebuild a model.
+
+    Args:
+        model: a built Keras model.
+
+    Raises:
+        ModelError: The model is of a class that cannot be rebuilt; names it and the remedy.
+    """
+    tf = require_tensorflow()
+    cls = original_class(type(model))
+    arguments = getattr(model, "_nanotf_arguments", None)
+    config = None
+    if arguments is None or _overrides_get_config(model) or _is_functional(model):
+        arguments = None
+        try:
+            config = model.get_config()
+        except Exception as error:
+            raise _cannot_rebuild(cls, f"get_config() raised {error!r}") from error
+    build_config = None
+    if hasattr(model, "get_build_config"):
+        build_config = model.get_build_config()
+    policy = tf.keras.mixed_precision.global_policy()
+    return ModelRecipe(
+        cls=cls,
+        config=config,
+        arguments=arguments,
+        custom_objects=custom_objects_of(model),
+        build_config=build_config,
+        trainable=_trainable_flags(model),
+        compile_arguments=_compile_arguments(model),
+        optimizer=getattr(model, "optimizer", None),
+        dtype_policy=policy.name,
+    )
+
+
+def _is_functional(model: Any) -> bool:
+    tf = require_tensorflow()
+    cls = original_class(type(model))
+    return cls.__module__.split(".")[0] in _KERAS_PACKAGES and isinstance(
+        model, (keras_names.functional_class(), tf.keras.Sequential)
+    )
+
+
+def _trainable_flags(model: Any) -> tuple[bool, ...]:
+    return tuple(bool(layer.trainable) for layer in _layers_below(model))
+
+
+def _layers_below(model: Any) -> list[Any]:
+    return list(model._flatten_layers(include_self=False))
+
+
+def _compile_arguments(model: Any) -> dict[str, Any] | None:
+    if not keras_names.is_compiled(model):
+        return None
+    arguments = keras_names.compile_arguments(model)
+    arguments.pop("optimizer", None)  # the live object travels, with its current settings
+    return arguments
+
+
+def _cannot_rebuild(cls: type, received: str) -> ModelError:
+    return ModelError(
+        f"Workers rebuild a model from its class and configuration, and class "
+        f"{cls.__qualname__} does not allow it. Received: {received}. Add a get_config() that "
+        "returns the arguments of __init__ as a dict (and from_config() if they are not plain "
+        "values), or derive the class from nanotf.keras.Model, which remembers them."
+    )
+
+
+def rebuild(recipe: ModelRecipe) -> Any:
+    """Makes the model that a recipe describes, with fresh weights.
+
+    Args:
+        recipe: `ModelRecipe`.
+
+    Returns:
+        A built model, compiled if the original was.
+
+    Raises:
+        ModelError: The class does not follow its own configuration.
+    """
+    tf = require_tensorflow()
+    if tf.keras.mixed_precision.global_policy().name != recipe.dtype_policy:
+        tf.keras.mixed_precision.set_global_policy(recipe.dtype_policy)
+    with tf.keras.utils.custom_object_scope(recipe.custom_objects):
+        try:
+            if recipe.arguments is not None:
+                args, kwargs = recipe.arguments
+                model = recipe.cls(*args, **kwargs)
+            else:
+                model = recipe.cls.from_config(recipe.config)  # type: ignore[attr-defined]
+            if not _is_built(model) and recipe.build_config:
+                _build(model, recipe.build_config)
+        except Exception as error:
+            raise _cannot_rebuild(recipe.cls, f"rebuilding it raised {error!r}") from error
+    for layer, trainable in zip(_layers_below(model), recipe.trainable, strict=False):
+        if bool(layer.trainable) != trainable:
+            layer.trainable = trainable
+    if recipe.compile_arguments is not None:
+        model.compile(optimizer=recipe.optimizer, **recipe.compile_arguments)
+    return model
+
+
+def _is_built(model: Any) -> bool:
+    return bool(model.built) and all(layer.built for layer in _layers_below(model))
+
+
+def _build(model: Any, config: dict[str, Any]) -> None:
+    model.build_from_config(config)
+    if _is_built(model) and model.variables:
+        return
+    # A subclassed model's own build() leaves its layers unbuilt; calling it builds them.
+    shapes = config.get("input_shape") or config.get("shapes_dict")
+    tf = require_tensorflow()
+    is_shape = isinstance(shapes, (tuple, list)) and all(
+        s is None or isinstance(s, int) for s in shapes
+    )
+    if is_shape:
+        call_on_nothing(model, tf.TensorSpec(shapes, tf.keras.backend.floatx()))
+
+
+def call_on_nothing(model: Any, specs: Any) -> None:
+    """Builds a model by a symbolic call.
+
+    Args:
+        model: a Keras model.
+        specs: nested structure of `tf.TensorSpec`, its inputs; the first dimension is the batch.
+    """
+    tf = require_tensorflow()
+    if is_keras_3():
+        inputs = tf.nest.map_structure(
+            lambda s: tf.keras.KerasTensor(tuple(s.shape), dtype=s.dtype.name), specs
+        )
+        keras_names.source_module("backend").compute_output_spec(model, inputs)
+        return
+    inputs = tf.nest.map_structure(
+        lambda s: tf.keras.Input(shape=s.shape[1:], dtype=s.dtype), specs
+    )
+    model(inputs)
+
+
+def check_can_be_rebuilt(model: Any, recipe: ModelRecipe) -> None:
+    """Rebuilds a model here, to find out before any worker starts that it can't be.
+
+    Models of Keras's own classes always can, so that they cost nothing.
+
+    Raises:
+        ModelError: The copy's variables differ from the original's; names class and remedy.
+    """
+    if not recipe.custom_objects and not _is_foreign(recipe.cls):
+        return
+    copy = rebuild(dataclasses.replace(recipe, compile_arguments=None))
+    ours = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(model)]
+    theirs = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(copy)]
+    if ours != theirs:
+        raise _cannot_rebuild(
+            recipe.cls,
+            f"the model has {len(ours)} variables of shapes {[s for s, _ in ours][:8]}..., its "
+            f"copy {len(theirs)} of shapes {[s for s, _ in theirs][:8]}...",
+        )

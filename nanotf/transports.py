@@ -1,0 +1,4 @@
+"""The names of the transports: how workers exchange gradients."""
+
+TRANSPORTS = ("grpc",)
+DEFAULT_TRANSPORT = "grpc"

@@ -1,0 +1,160 @@
+"""A worker's main: `python -m nanotf.worker FD RANK CORES NUMA_NODE`.
+
+Started by `pool.Worker`, which passes the inherited socket's descriptor and writes the secret
+key to standard input. Nothing of TensorFlow is imported before the process is pinned, since
+TensorFlow sizes its thread pools, and the kernel places its memory, by what it finds then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import os
+import queue
+import socket
+import sys
+import threading
+import traceback
+from typing import Any
+
+from nanotf import messages
+from nanotf.channel import Channel, ChannelClosed
+
+
+def pin(cores: tuple[int, ...]) -> list[str]:
+    """Restricts this process to `cores`. Returns what could not be done, for people."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        return []
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        return [f"could not be pinned to cores {list(cores)}: {error}. It runs unpinned."]
+    return []
+
+
+def bind_memory(numa_node: int | None) -> None:
+    """Prefers memory of a NUMA node, where libnuma is installed and there are several."""
+    if numa_node is None:
+        return
+    name = ctypes.util.find_library("numa")
+    if name is None:
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(name)
+        if library.numa_available() >= 0 and library.numa_max_node() > 0:
+            library.numa_set_preferred(ctypes.c_int(numa_node))
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody uses at this moment."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class Inbox:
+    """Reads the channel in a thread of its own.
+
+    The thread ends the process when the parent has gone, whatever the main thread does, so
+    that no worker outlives its parent.
+
+    Args:
+        channel: `Channel`.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.streams: Any = None  # a `StreamReader`, set by the session before a job needs it
+        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[messages.Proceed] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="nanotf-inbox", daemon=True).start()
+
+    def next_job(self) -> Any:
+        """Waits for a job: a tuple of the message and its blocks, or `Stop`."""
+        return self._jobs.get()
+
+    def answer(self) -> messages.Proceed:
+        """Waits for the parent's answer to `Waiting`."""
+        return self._answers.get()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._route(self.channel.receive())
+        except ChannelClosed:
+            os._exit(1)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _route(self, message: messages.Message) -> None:
+        from nanotf.shipping.blocks import Block
+
+        if isinstance(message, messages.Job):
+            fds = self.channel.receive_fds(len(message.blocks))
+            blocks = [Block(n, fd) for n, fd in zip(message.blocks, fds, strict=True)]
+            self._jobs.put((message, blocks))
+        elif isinstance(message, messages.Batch):
+            block = None
+            if message.block is not None:
+                block = Block(message.block, self.channel.receive_fds(1)[0])
+            self.streams.deliver(message, block)
+        elif isinstance(message, messages.EndOfStream):
+            self.streams.deliver(message, None)
+        elif isinstance(message, messages.Proceed):
+            self._answers.put(message)
+        elif isinstance(message, messages.Stop):
+            self._jobs.put(message)
+
+
+def _setup(channel: Channel, rank: int, cores: tuple[int, ...], warnings: list[str]) -> Any:
+    """Says hello, learns its place, and makes the session. Returns None if that failed."""
+    channel.send(messages.Hello(rank, os.getpid(), cores, free_port(), tuple(warnings)))
+    setup = channel.receive()
+    sys.path[:] = setup.sys_path
+    sys.argv[:] = setup.argv
+    try:
+        from nanotf import session
+
+        made = session.Session(rank, channel, setup)
+    except BaseException as error:
+        text = traceback.format_exc()
+        retry = "bind" in text.lower() or "Could not start gRPC server" in text
+        channel.send(messages.SetupFailed(rank, retry, f"{type(error).__name__}: {error}", text))
+        return None
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a worker until its parent says stop or goes away. Returns the exit code."""
+    fd, rank = int(arguments[0]), int(arguments[1])
+    cores = tuple(int(c) for c in arguments[2].split(",") if c)
+    warnings = pin(cores)
+    bind_memory(int(arguments[3]) if arguments[3] else None)
+    key = sys.stdin.buffer.read()
+    channel = Channel(socket.socket(fileno=fd))
+    try:
+        channel.show_key_second(key)
+        made = _setup(channel, rank, cores, warnings)
+    except ChannelClosed:
+        return 1
+    if made is None:
+        return 1
+    inbox = Inbox(channel)
+    channel.send(messages.Ready(rank))
+    while True:
+        job = inbox.next_job()
+        if isinstance(job, messages.Stop):
+            # Interpreter shutdown would run TensorFlow's destructors, which can take seconds
+            # or wait for a peer that has gone; nothing of a worker's is worth saving.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        made.run(inbox, *job)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
