@@ -43,6 +43,8 @@ class ParentCallbacks:
     Attributes:
         events: frozenset of str, hooks that rank 0 has to report.
         waits: frozenset of str, hooks at which all ranks have to wait.
+        look_at_model: bool, whether some callback may read or change the model. Keras's own
+            progress bar reads the step count where the number of steps is not known.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class ParentCallbacks:
             )
         own = tuple(c for c in (keras.History, getattr(keras, "ProgbarLogger", None)) if c)
         users = [c for c in self.list.callbacks if not isinstance(c, own)]
-        self.are_all_keras_own = not users
+        self.look_at_model = bool(users) or steps is None
         self.waits = self._hooks_of(users) | {"on_epoch_end", "on_train_end"}
         self.events = self._hooks_of(self.list.callbacks) - self.waits | {"on_epoch_begin"}
         self.events -= self.waits

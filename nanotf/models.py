@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from typing import Any
 
-from nanotf import topology, training
 from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
+from nanotf.errors import InvalidArgumentTypeError
 
 _tf = require_tensorflow()
 _KerasModel: Any = _tf.keras.Model
 _KerasSequential: Any = _tf.keras.Sequential
 _KerasFunctional: Any = keras_names.functional_class()
-_FIELDS = tuple(f.name for f in dataclasses.fields(training.FitArguments))
 
 
 class Accelerated:
@@ -50,41 +47,13 @@ class Accelerated:
             nanotf.errors.NanoError: See the subclasses. An argument's error is raised before
                 any process is started.
         """
-        if transport is not None:
-            training.check_transport(transport)
-        if num_processes is None:
-            return super().fit(*args, **kwargs)  # type: ignore[misc]
-        topology.check_num_processes(num_processes)
-        if num_processes == 1:
-            return super().fit(*args, **kwargs)  # type: ignore[misc]
-        arguments = _bind(super().fit, args, kwargs)  # type: ignore[misc]
-        if _tf.config.list_physical_devices("GPU"):
-            from nanotf import gpu
+        from nanotf import training  # the parent's side; a worker never gets here
 
-            return gpu.fit(self, args, kwargs, num_processes)
-        return training.fit(self, arguments, num_processes, transport, cores_per_process)
-
-
-def _bind(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> training.FitArguments:
-    """The arguments of Keras's `fit` as `FitArguments`.
-
-    Raises:
-        TypeError: An argument that Keras's `fit` does not have.
-        InvalidArgumentError: An argument that is not supported with `num_processes`.
-    """
-    signature = inspect.signature(method)
-    given = signature.bind(*args, **kwargs).arguments
-    known = {}
-    for name, value in given.items():
-        if name in _FIELDS:
-            known[name] = value
-        elif value is not signature.parameters[name].default:
-            raise InvalidArgumentError(
-                f"fit(num_processes=...) does not support `{name}` yet. "
-                f"Received: {name}={training._short(value)}. Leave it out, or train with one "
-                "process."
-            )
-    return training.FitArguments(**known)
+        keras_fit = super().fit  # type: ignore[misc]
+        if not training.needs_workers(num_processes, transport):
+            return keras_fit(*args, **kwargs)
+        given = inspect.signature(keras_fit).bind(*args, **kwargs).arguments
+        return training.fit(self, given, num_processes, transport, cores_per_process)
 
 
 class Model(Accelerated, _KerasModel):  # type: ignore[misc]

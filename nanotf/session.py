@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from nanotf import jobs, messages, replica
 from nanotf.channel import Channel
-from nanotf.compat import keras_names
+from nanotf.compat import autograph, keras_names
 from nanotf.shipping import models, pickling, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.strategy import WorkerStrategy, mark_as_share
@@ -43,6 +43,7 @@ class Session:
         self.channel = channel
         self.share = keras_names.LossShare()
         keras_names.install_worker_overrides(self.share)
+        autograph.leave_tf_keras_alone()
         self.strategy = WorkerStrategy(rank, len(setup.cluster), cluster=setup.cluster)
         self._models: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
 
@@ -58,10 +59,15 @@ class Session:
             answer = _failure(message.job, self.rank, error)
         self.channel.send(answer)
 
-    def model(self, recipe: bytes) -> Any:
-        """The model of a recipe, built now or by an earlier job."""
+    def model(self, recipe: bytes, seed: int) -> Any:
+        """The model of a recipe, built now or by an earlier job.
+
+        TensorFlow's own seed is set only when a model is built, since setting it makes
+        TensorFlow forget every function that it has prepared, which takes seconds.
+        """
         key = hashlib.sha256(recipe).digest()
         if key not in self._models:
+            tf.random.set_seed(_sequence(seed, self.rank)[0])
             with self.strategy.known_values():
                 model = models.rebuild(pickling.loads(recipe))
                 keras_names.build_optimizer(model)
@@ -103,14 +109,16 @@ class _FitRun:
         tf.keras.backend.set_floatx(job.settings.floatx)
         tf.keras.backend.set_image_data_format(job.settings.image_data_format)
         _seed(job.seed, session.rank)
-        self.model = session.model(job.recipe)
+        self.model = session.model(job.recipe, job.seed)
         size = session.strategy.size
         type(self.model)._nanotf_may_be_empty = job.train.may_be_empty(size) or (
             job.validation is not None and job.validation.may_be_empty(size)
         )
         variables = keras_names.model_variables(self.model)
         variables += keras_names.optimizer_variables(self.model.optimizer)
-        self.state = state.State(job.layout, self.blocks[job.state_block], variables)
+        self.state = state.State(
+            job.layout, self.blocks[job.state_block], variables, session.strategy
+        )
         self.state.load(self.turn)
         self.model.fit(
             self._dataset(job.train, job.initial_epoch),
@@ -194,9 +202,12 @@ def _plain(logs: Any) -> messages.Logs | None:
     return plain
 
 
+def _sequence(seed: int, rank: int) -> list[int]:
+    return np.random.SeedSequence([seed, rank]).generate_state(2).tolist()
+
+
 def _seed(seed: int, rank: int) -> None:
     """Gives every worker random numbers of its own, the same in every run of the same job."""
-    sequence = np.random.SeedSequence([seed, rank]).generate_state(1)
-    random.seed(int(sequence[0]))
-    np.random.seed(sequence)
-    tf.random.set_seed(int(sequence[0]))
+    first, second = _sequence(seed, rank)
+    random.seed(first)
+    np.random.seed(second)

@@ -6,11 +6,13 @@ import dataclasses
 import logging
 import os
 import pickle
+import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from nanotf import jobs, messages, pool, topology
+from nanotf import gpu, jobs, messages, pool, topology
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
@@ -28,6 +30,13 @@ from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import DEFAULT_TRANSPORT, TRANSPORTS
 
 logger = logging.getLogger("nanotf")
+
+# Arguments of Keras 2 that do nothing for arrays and datasets.
+_INERT = {
+    "max_queue_size": (10,),
+    "workers": (1,),
+    "use_multiprocessing": (False,),
+}
 
 STATE_BLOCK = 0  # the job's first block; one block of arrays for each array input follows
 
@@ -62,9 +71,27 @@ def check_transport(transport: str) -> None:
         )
 
 
+def needs_workers(num_processes: Any, transport: Any) -> bool:
+    """Checks the arguments that nanotf adds to `fit`, and says whether they ask for workers.
+
+    Args:
+        num_processes: None or an int above 0.
+        transport: None or one of `TRANSPORTS`.
+
+    Raises:
+        InvalidArgumentError, InvalidArgumentTypeError: They are something else.
+    """
+    if transport is not None:
+        check_transport(transport)
+    if num_processes is None:
+        return False
+    topology.check_num_processes(num_processes)
+    return bool(num_processes > 1)
+
+
 def fit(
     model: Any,
-    arguments: FitArguments,
+    given: Mapping[str, Any],
     num_processes: int,
     transport: str | None = None,
     cores_per_process: int | None = None,
@@ -73,7 +100,7 @@ def fit(
 
     Args:
         model: a compiled Keras model.
-        arguments: `FitArguments`.
+        given: mapping of str to object, the arguments of Keras's `fit` that were given.
         num_processes: int, above 1.
         transport: str or None for the default, one of `TRANSPORTS`.
         cores_per_process: int or None for equal shares of all usable cores.
@@ -86,8 +113,6 @@ def fit(
         ShippingError: Something given cannot be used. No process was started.
         WorkerError: A worker raised or died.
     """
-    transport = DEFAULT_TRANSPORT if transport is None else transport
-    check_transport(transport)
     check_keras()
     if "NANOTF_RANK" in os.environ:
         raise NanoError(
@@ -95,10 +120,25 @@ def fit(
             f"{num_processes}) inside worker {os.environ['NANOTF_RANK']}. Remove the argument "
             "there."
         )
-    plan = topology.plan(num_processes, cores_per_process)
-    job = _FitCall(model, arguments, num_processes)
-    with pool.pool_for(plan, transport) as workers:
+    gpus = gpu.devices()
+    if not gpus:
+        plan = topology.plan(num_processes, cores_per_process)
+    job = _FitCall(model, _arguments(given), num_processes)
+    if gpus:
+        return gpu.fit(model, job.recipe, given, num_processes, gpus)
+    with pool.pool_for(plan, transport or DEFAULT_TRANSPORT) as workers:
         return job.run(workers)
+
+
+def _arguments(given: Mapping[str, Any]) -> FitArguments:
+    fields = {field.name for field in dataclasses.fields(FitArguments)}
+    for name in given.keys() - fields:
+        if given[name] not in _INERT.get(name, (None,)):
+            raise InvalidArgumentError(
+                f"fit(num_processes=...) does not support `{name}` yet. "
+                f"Received: {name}={_short(given[name])}. Leave it out, or train with one process."
+            )
+    return FitArguments(**{name: given[name] for name in given.keys() & fields})
 
 
 class _FitCall:
@@ -116,7 +156,7 @@ class _FitCall:
         self.arguments = arguments
         self.datasets: list[Any] = []  # of the stream inputs, by stream number
         self.packings: list[Any] = []  # of the array inputs, by block number less one
-        self.seed = int(np.random.randint(0, 2**31 - 1))
+        self.seed = self._seed()
         train, validation = self._data()
         self.train = self._input(*train, shuffle=_shuffles(arguments.shuffle), what="x")
         self.validation = None
@@ -133,6 +173,16 @@ class _FitCall:
         self.variables += keras_names.optimizer_variables(model.optimizer)
         self.layout = StateLayout.of(self.variables, size)
         self.turn = 0
+
+    def _seed(self) -> int:
+        """A seed that follows `set_random_seed`, without using up the user's random numbers.
+
+        The step count makes the second of two calls in a row differ from the first.
+        """
+        optimizer = self.model.optimizer
+        steps = 0 if optimizer is None else int(optimizer.iterations.numpy())
+        state = np.random.get_state(legacy=True)
+        return zlib.crc32(np.asarray(state[1]).tobytes() + f"{state[2]} {steps}".encode())
 
     # ---------------------------------------------------------------------------- inputs
     def _data(self) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
@@ -325,11 +375,11 @@ class _FitCall:
         if first.state:
             self.turn += 1
             self.state.combine(self.turn)
-            if first.hook == "on_train_end" or not self.callbacks.are_all_keras_own:
+            if self.callbacks.look_at_model or first.hook == "on_train_end":
                 self.state.load(self.turn)
         self.callbacks.call(first.hook, first.index, first.logs)
         reload = False
-        if first.state and not self.callbacks.are_all_keras_own:
+        if first.state and self.callbacks.look_at_model:
             reload = self.state.differs(self.turn)
             if reload:
                 self.state.store(self.turn)

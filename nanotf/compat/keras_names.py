@@ -8,6 +8,7 @@
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
+| `Model._train_counter`, `_test_counter` | 2 | step counts that the progress bar reads |
 | `Optimizer._learning_rate`, legacy `_create_all_weights` | 2 | optimizer state outside `variables` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 """
@@ -58,10 +59,14 @@ def model_variables(model: Any) -> list[Any]:
     """The variables that training changes in a model, in a fixed order.
 
     Returns:
-        A list of `tf.Variable`: weights, then the seeds of random layers. Metrics are not
-        among them.
+        A list of `tf.Variable`: weights, the seeds of random layers, in Keras 2 the counters
+        of steps. Metrics are not among them.
     """
-    return [tf_variable(v) for v in model.variables]
+    variables = [tf_variable(v) for v in model.variables]
+    if not is_keras_3():
+        # The progress bar reads them where the number of steps is not known in advance.
+        variables += [model._train_counter, model._test_counter]
+    return variables
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:

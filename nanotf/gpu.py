@@ -1,0 +1,94 @@
+"""`fit(num_processes=...)` on a machine with GPUs: one process, `tf.distribute.MirroredStrategy`.
+
+Several processes would compete for the same GPUs, and TensorFlow's own strategy for several
+GPUs in one process is fast. The user's model is not made under that strategy, so a copy is,
+which trains; after every epoch the user's model gets its state, and the user's callbacks run
+on the user's model, as they do with workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nanotf.callbacks import ParentCallbacks
+from nanotf.compat import keras_names
+from nanotf.compat.versions import require_tensorflow
+from nanotf.jobs import HOOKS
+from nanotf.shipping import models, pickling
+
+
+def devices() -> list[str]:
+    """The logical GPUs that TensorFlow sees, by name."""
+    return [device.name for device in require_tensorflow().config.list_logical_devices("GPU")]
+
+
+def fit(
+    model: Any, recipe: bytes, given: Mapping[str, Any], num_processes: int, names: list[str]
+) -> Any:
+    """Trains a model on GPUs in this process.
+
+    Args:
+        model: a compiled and built Keras model.
+        recipe: bytes, its pickled `shipping.models.ModelRecipe`.
+        given: mapping of str to object, the arguments of Keras's `fit` that were given.
+        num_processes: int, what the user asked for; only reported.
+        names: list of str, the devices.
+
+    Returns:
+        The `keras.callbacks.History` of the user's model.
+    """
+    tf = require_tensorflow()
+    print(
+        f"nanotf: TensorFlow sees {len(names)} GPU(s); num_processes={num_processes} falls back "
+        "to tf.distribute.MirroredStrategy over them, in this process."
+    )
+    strategy = tf.distribute.MirroredStrategy(names)
+    with strategy.scope():
+        replica = models.rebuild(pickling.loads(recipe))
+        keras_names.build_optimizer(replica)
+    _copy_state(model, replica)
+    arguments = dict(given)
+    callbacks = ParentCallbacks(
+        arguments.pop("callbacks", None),
+        model,
+        arguments.pop("verbose", "auto"),
+        arguments.get("epochs", 1),
+        arguments.get("steps_per_epoch"),
+    )
+    model.stop_training = False
+    relay = _relay(model, replica, callbacks)
+    replica.fit(**arguments, callbacks=[relay], verbose=0)
+    return model.history
+
+
+def _variables(model: Any) -> list[Any]:
+    return keras_names.model_variables(model) + keras_names.optimizer_variables(model.optimizer)
+
+
+def _copy_state(source: Any, target: Any) -> None:
+    for value, variable in zip(_variables(source), _variables(target), strict=True):
+        variable.assign(value.numpy())
+
+
+def _relay(model: Any, replica: Any, callbacks: ParentCallbacks) -> Any:
+    """A callback of the copy's that passes the hooks on to the user's callbacks."""
+
+    def hook_of(name: str) -> Any:
+        def hook(_: Any, *arguments: Any, **named: Any) -> None:
+            values = [*arguments, *named.values()]
+            index = values.pop(0) if values and not isinstance(values[0], (dict, type(None))) else None
+            with_state = name in ("on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end")
+            if with_state:
+                _copy_state(replica, model)
+            callbacks.call(name, index, values[0] if values else None)
+            if with_state:
+                _copy_state(model, replica)
+            if model.stop_training:
+                replica.stop_training = True
+
+        return hook
+
+    names = {"on_train_begin", *(callbacks.events | callbacks.waits)} & {"on_train_begin", *HOOKS}
+    body = {name: hook_of(name) for name in names}
+    return type("Relay", (require_tensorflow().keras.callbacks.Callback,), body)()
