@@ -22,7 +22,10 @@ The life of a pool, from top to bottom:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanotf.collectives.spec import GroupSpec
 
 Logs = dict[str, Any]
 
@@ -58,18 +61,17 @@ class Setup(Message):
     Args:
         sys_path: tuple of str, the parent's `sys.path`.
         argv: tuple of str, the parent's `sys.argv`.
-        transport: str, one of `strategy.TRANSPORTS`.
+        size: int, number of workers.
         cluster: tuple of str, `host:port` by rank (transport "grpc" alone).
-        group: picklable specification of the shared-memory group (transport "shm" alone).
-        fds: int, the number of file descriptors that follow for the group.
+        group: `collectives.GroupSpec` or None; the descriptor of the group's memory follows
+            (transport "shm" alone).
     """
 
     sys_path: tuple[str, ...]
     argv: tuple[str, ...]
-    transport: str
+    size: int
     cluster: tuple[str, ...] = ()
-    group: Any = None
-    fds: int = 0
+    group: GroupSpec | None = None
 
 
 @dataclasses.dataclass(frozen=True)

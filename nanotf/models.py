@@ -6,6 +6,7 @@ import functools
 import inspect
 from typing import Any
 
+from nanotf import iterators
 from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentTypeError
@@ -18,6 +19,9 @@ _KerasFunctional: Any = keras_names.functional_class()
 
 class Accelerated:
     """What nanotf adds to a Keras model; mixed in before the Keras class."""
+
+    train_function: Any
+    test_function: Any
 
     def fit(
         self,
@@ -51,9 +55,24 @@ class Accelerated:
 
         keras_fit = super().fit  # type: ignore[misc]
         if not training.needs_workers(num_processes, transport):
-            return keras_fit(*args, **kwargs)
+            try:
+                return keras_fit(*args, **kwargs)
+            finally:
+                iterators.let_go(self.train_function, self.test_function)
         given = inspect.signature(keras_fit).bind(*args, **kwargs).arguments
         return training.fit(self, given, num_processes, transport, cores_per_process)
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As in Keras; the function does not make epochs wait for their iterators' end."""
+        super().make_train_function(force=force)  # type: ignore[misc]
+        self.train_function = iterators.keeping(self.train_function)
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """As in Keras; the function does not make epochs wait for their iterators' end."""
+        super().make_test_function(force=force)  # type: ignore[misc]
+        self.test_function = iterators.keeping(self.test_function)
+        return self.test_function
 
 
 class Model(Accelerated, _KerasModel):  # type: ignore[misc]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
@@ -33,7 +34,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf import environment, messages, topology
+from nanotf import collectives, environment, messages, topology
 from nanotf.channel import Channel, ChannelClosed
 from nanotf.errors import NanoError, WorkerDied, WorkerError, describe_exit
 from nanotf.shipping.blocks import Block
@@ -134,6 +135,7 @@ class Pool:
         self.workers: list[Worker] = []
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._jobs = 0
+        self.group: collectives.GroupOwner | None = None
         key = secrets.token_bytes(32)
         try:
             for placement in plan.placements:
@@ -183,17 +185,19 @@ class Pool:
         for worker, hello in zip(self.workers, hellos, strict=True):
             for warning in hello.warnings:
                 logger.warning("Worker %d: %s", worker.rank, warning)
-        cluster = ()
+        setup = messages.Setup(
+            sys_path=tuple(sys.path), argv=tuple(sys.argv), size=self.size
+        )
+        fds = []
         if self.transport == "grpc":
             cluster = tuple(f"127.0.0.1:{hello.port}" for hello in hellos)
-        setup = messages.Setup(
-            sys_path=tuple(sys.path),
-            argv=tuple(sys.argv),
-            transport=self.transport,
-            cluster=cluster,
-        )
+            setup = dataclasses.replace(setup, cluster=cluster)
+        else:
+            self.group = collectives.create_group(self.size)
+            setup = dataclasses.replace(setup, group=self.group.spec)
+            fds = [self.group.fd]
         for worker in self.workers:
-            worker.channel.send(setup)
+            worker.channel.send(setup, fds)
         for worker in self.workers:
             self._expect(worker, messages.Ready, "importing TensorFlow", deadline)
 
@@ -273,6 +277,8 @@ class Pool:
             worker.process.wait()
             worker.channel.close()
             worker.log.close()
+        if self.group is not None:
+            self.group.close()
 
 
 class _SetupError(WorkerError):
@@ -292,8 +298,7 @@ class _SetupError(WorkerError):
 
 def _variables(placement: topology.Placement) -> dict[str, str]:
     """The whole environment of a worker."""
-    variables = dict(os.environ)
-    variables.update(environment.worker_environment(placement, os.environ).variables)
+    variables = environment.worker_environment(placement, os.environ).apply(os.environ)
     variables["NANOTF_RANK"] = str(placement.rank)
     root = str(pathlib.Path(__file__).resolve().parent.parent)
     paths = [p for p in variables.get("PYTHONPATH", "").split(os.pathsep) if p]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import hashlib
+import os
 import pickle
 import random
 import time
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from nanotf import jobs, messages, replica
 from nanotf.channel import Channel
+from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_names
 from nanotf.shipping import models, pickling, state, streams
 from nanotf.shipping.blocks import Block
@@ -36,15 +38,22 @@ class Session:
         rank: int.
         channel: `Channel` to the parent.
         setup: `messages.Setup`.
+        fds: list of int, the descriptor of the group's memory if `setup` names a group.
     """
 
-    def __init__(self, rank: int, channel: Channel, setup: messages.Setup) -> None:
+    def __init__(
+        self, rank: int, channel: Channel, setup: messages.Setup, fds: list[int]
+    ) -> None:
         self.rank = rank
         self.channel = channel
         self.share = keras_names.LossShare()
         keras_names.install_worker_overrides(self.share)
         autograph.leave_tf_keras_alone()
-        self.strategy = WorkerStrategy(rank, len(setup.cluster), cluster=setup.cluster)
+        group = None
+        if setup.group is not None:
+            group = Group.attach(setup.group, rank, fds[0])
+            os.close(fds[0])
+        self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
         self._models: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block]) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.collectives import launcher
 from nanotf.compat import distribute
 
 
@@ -29,28 +30,33 @@ def mark_as_share(dataset: tf.data.Dataset) -> tf.data.Dataset:
     return dataset
 
 
-class _Extended(distribute.Extended):
-    """The stock implementation, which can skip the broadcast of values that are known."""
+class _Extended(distribute.Extended):  # type: ignore[misc]
+    """The stock implementation, with other ways to make variables equal on all ranks."""
 
     values_are_known = False
+    group: Any = None
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
     ) -> Callable[[], Any]:
-        if self.values_are_known and replica_id == 0:
+        if replica_id != 0 or (self.group is None and not self.values_are_known):
+            stock: Callable[[], Any] = super()._get_variable_creator_initial_value(
+                replica_id, device, primary_var, **kwargs
+            )
+            return stock
 
-            def initial_value() -> Any:
-                value = kwargs["initial_value"]
-                return value() if callable(value) else value
+        def initial_value() -> Any:
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            if self.values_are_known:
+                return value
+            value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
+            return self.group.broadcast(value, launcher.INITIAL_VALUE_KEY)
 
-            return initial_value
-        broadcast: Callable[[], Any] = super()._get_variable_creator_initial_value(
-            replica_id, device, primary_var, **kwargs
-        )
-        return broadcast
+        return initial_value
 
 
-class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
+class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
     """A `tf.distribute.MultiWorkerMirroredStrategy` for one worker of a pool.
 
     Args:
@@ -73,14 +79,19 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):
             resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         else:
             resolver = distribute.empty_cluster()
-        tf.distribute.Strategy.__init__(
+        extended = _Extended(
             self,
-            _Extended(
-                self,
-                cluster_resolver=resolver,
-                communication_options=tf.distribute.experimental.CommunicationOptions(),
-            ),
+            cluster_resolver=resolver,
+            communication_options=tf.distribute.experimental.CommunicationOptions(),
         )
+        if group is not None:
+            extended.group = group
+            distribute.set_rank(extended, rank, size)
+            keys = launcher.Keys()
+            distribute.use_launcher(
+                extended, size, lambda device: launcher.ShmLauncher(group, keys, device)
+            )
+        tf.distribute.Strategy.__init__(self, extended)
         self.rank = rank
         self.size = size
 

@@ -1,4 +1,9 @@
-"""The names of the transports: how workers exchange gradients."""
+"""The names of the transports: how workers exchange gradients.
 
-TRANSPORTS = ("grpc",)
-DEFAULT_TRANSPORT = "grpc"
+"shm": through shared memory, on one host; no socket is opened. "grpc": TensorFlow's own
+collectives, for comparison and for several hosts; its server in each worker listens on all
+interfaces.
+"""
+
+TRANSPORTS = ("shm", "grpc")
+DEFAULT_TRANSPORT = "shm"

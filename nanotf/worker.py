@@ -114,12 +114,13 @@ def _setup(channel: Channel, rank: int, cores: tuple[int, ...], warnings: list[s
     """Says hello, learns its place, and makes the session. Returns None if that failed."""
     channel.send(messages.Hello(rank, os.getpid(), cores, free_port(), tuple(warnings)))
     setup = channel.receive()
+    fds = channel.receive_fds(1 if setup.group is not None else 0)
     sys.path[:] = setup.sys_path
     sys.argv[:] = setup.argv
     try:
         from nanotf import session
 
-        made = session.Session(rank, channel, setup)
+        made = session.Session(rank, channel, setup, fds)
     except BaseException as error:
         text = traceback.format_exc()
         retry = "bind" in text.lower() or "Could not start gRPC server" in text

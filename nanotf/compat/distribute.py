@@ -10,13 +10,16 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | its `_cross_device_ops`, `_host_cross_device_ops`, `_collective_keys`, `_communication_options`, `_worker_device` | rebuilt for the real group size |
 | its `_get_variable_creator_initial_value` | variables whose values are known need no broadcast |
 | `cross_device_ops.CollectiveAllReduce`, its `_launchers`, `_devices` | holds the launcher of each device |
-| `cross_device_utils.CollectiveReplicaLauncher` | the one class through which all collectives pass |
+| `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass |
+| `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
@@ -33,6 +36,16 @@ def empty_cluster() -> Any:
     return cluster_resolver.SimpleClusterResolver(cluster_resolver.ClusterSpec({}))
 
 
+def function_graph() -> Any:
+    """The graph of the innermost `tf.function` that is being traced; None when eager."""
+    if tf.executing_eagerly():
+        return None
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "is_control_flow_graph", False):
+        graph = graph.outer_graph
+    return graph
+
+
 def set_rank(extended: Any, rank: int, size: int) -> None:
     """Tells a strategy in local mode its place among `size` workers."""
     extended._num_workers = size
@@ -42,29 +55,23 @@ def set_rank(extended: Any, rank: int, size: int) -> None:
     extended._task_id = rank
 
 
-def cross_device_operations(extended: Any, devices: Any, size: int, launcher: Any) -> Any:
-    """The strategy's collectives for `devices`, moved by `launcher`.
+def use_launcher(extended: Any, size: int, make: Callable[[str], Any]) -> None:
+    """Rebuilds the collectives of a strategy for `size` workers.
 
     Args:
-        extended: the strategy's implementation.
-        devices: sequence of str, this worker's devices.
+        extended: the strategy's implementation, in local mode.
         size: int, number of workers.
-        launcher: a subclass of `Launcher`, called as that class is.
+        make: callable of a device's name that returns a `Launcher` for it.
     """
-    operations = cross_device_ops.CollectiveAllReduce(
-        devices=devices,
-        group_size=len(devices) * size,
-        options=extended._communication_options,
-        collective_keys=extended._collective_keys,
-    )
-    operations._launchers = [
-        launcher(
-            old._group_key,
-            old._group_size,
-            old._collective_keys,
-            old._device,
-            old._options,
+    for name, devices in (
+        ("_cross_device_ops", extended.worker_devices),
+        ("_host_cross_device_ops", [extended._worker_device]),
+    ):
+        operations = cross_device_ops.CollectiveAllReduce(
+            devices=devices,
+            group_size=len(devices) * size,
+            options=extended._communication_options,
+            collective_keys=extended._collective_keys,
         )
-        for old in operations._launchers
-    ]
-    return operations
+        operations._launchers = [make(launcher._device) for launcher in operations._launchers]
+        setattr(extended, name, operations)

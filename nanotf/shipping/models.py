@@ -91,12 +91,9 @@ def custom_objects_of(obj: Any) -> dict[str, Any]:
     return found
 
 
-def _overrides_get_config(model: Any) -> bool:
-    tf = require_tensorflow()
-    owner = next(c for c in type(model).__mro__ if "get_config" in vars(c))
-    return owner not in (tf.keras.Model, tf.keras.layers.Layer) and not owner.__module__.startswith(
-        ("keras.src.engine.training", "tf_keras.src.engine.training")
-    )
+def _has_own_get_config(cls: type) -> bool:
+    owner = next(c for c in cls.__mro__ if "get_config" in vars(c))
+    return _is_foreign(owner)
 
 
 def recipe_of(model: Any) -> ModelRecipe:
@@ -112,7 +109,7 @@ def recipe_of(model: Any) -> ModelRecipe:
     cls = original_class(type(model))
     arguments = getattr(model, "_nanotf_arguments", None)
     config = None
-    if arguments is None or _overrides_get_config(model) or _is_functional(model):
+    if arguments is None or not _is_foreign(cls) or _has_own_get_config(cls):
         arguments = None
         try:
             config = model.get_config()
@@ -132,14 +129,6 @@ def recipe_of(model: Any) -> ModelRecipe:
         compile_arguments=_compile_arguments(model),
         optimizer=getattr(model, "optimizer", None),
         dtype_policy=policy.name,
-    )
-
-
-def _is_functional(model: Any) -> bool:
-    tf = require_tensorflow()
-    cls = original_class(type(model))
-    return cls.__module__.split(".")[0] in _KERAS_PACKAGES and isinstance(
-        model, (keras_names.functional_class(), tf.keras.Sequential)
     )
 
 

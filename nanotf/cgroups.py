@@ -1,0 +1,169 @@
+"""What the control groups of this process allow: cpusets and CPU quota, cgroup v1 and v2.
+
+The limits of every ancestor count too: a container's own group is often unlimited, and the
+group of its pod is not.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of a process's control groups.
+
+    Args:
+        cpuset: frozenset of int or None, the logical CPUs allowed; None for no limit.
+        quota: float or None, CPU time per time (3.5 is three and a half CPUs); None for no limit.
+    """
+
+    cpuset: frozenset[int] | None = None
+    quota: float | None = None
+
+
+@dataclass(frozen=True)
+class _Mount:
+    """One mounted cgroup hierarchy: which part of it (`root`) is seen at which `point`."""
+
+    controllers: frozenset[str]  # empty for cgroup v2, which has all of them in one hierarchy
+    root: str
+    point: str
+
+
+def read_text(path: pathlib.Path) -> str | None:
+    """A small file's text without surrounding space; None where it cannot be read."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """The numbers of a kernel CPU list such as `0-3,8,10-11`.
+
+    Raises:
+        ValueError: The text is no such list.
+    """
+    numbers: set[int] = set()
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        first, _, last = part.partition("-")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
+
+
+def read_cpu_list(path: pathlib.Path) -> frozenset[int] | None:
+    """The numbers of the CPU list in a file; None where it is missing, empty or unreadable."""
+    try:
+        return parse_cpu_list(read_text(path) or "") or None
+    except ValueError:
+        return None
+
+
+def read_limits(root: pathlib.Path) -> Limits:
+    """Reads the limits of this process's control groups and of their ancestors.
+
+    Args:
+        root: Path, the directory that holds `proc` and `sys`; `/` but in tests.
+
+    Returns:
+        `Limits`: the intersection of the cpusets, the smallest of the quotas.
+    """
+    mounts = _mounts(root)
+    cpuset: frozenset[int] | None = None
+    quotas: list[float] = []
+    for controllers, path in _memberships(root):
+        for directory in _own_and_ancestors(root, mounts, controllers, path):
+            allowed = _cpuset(directory)
+            if allowed is not None:
+                cpuset = allowed if cpuset is None else cpuset & allowed
+            quota = _quota(directory)
+            if quota is not None:
+                quotas.append(quota)
+    return Limits(cpuset, min(quotas, default=None))
+
+
+def _memberships(root: pathlib.Path) -> Iterator[tuple[frozenset[str], str]]:
+    """The lines `hierarchy:controllers:path` of /proc/self/cgroup that concern CPUs."""
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        controllers = frozenset(filter(None, names.split(",")))
+        if not controllers or controllers & {"cpu", "cpuset"}:
+            yield controllers, path
+
+
+def _mounts(root: pathlib.Path) -> list[_Mount]:
+    """The cgroup mounts of /proc/self/mountinfo (see `man 5 proc_pid_mountinfo`)."""
+    mounts = []
+    for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
+            continue
+        controllers = kind[2].split(",") if kind[0] == "cgroup" else []
+        mounts.append(_Mount(frozenset(controllers), _unescape(fields[3]), _unescape(fields[4])))
+    return mounts or [
+        _Mount(frozenset(), "/", "/sys/fs/cgroup"),
+        _Mount(frozenset({"cpu"}), "/", "/sys/fs/cgroup/cpu"),
+        _Mount(frozenset({"cpuset"}), "/", "/sys/fs/cgroup/cpuset"),
+    ]
+
+
+def _unescape(path: str) -> str:
+    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        path = path.replace(code, character)
+    return path
+
+
+def _own_and_ancestors(
+    root: pathlib.Path, mounts: list[_Mount], controllers: frozenset[str], path: str
+) -> Iterator[pathlib.Path]:
+    """The group's directory and those above it, as far up as the mount shows them."""
+    for mount in mounts:
+        fits = mount.controllers & controllers if controllers else not mount.controllers
+        if not fits:
+            continue
+        point = root / mount.point.lstrip("/")
+        directory = point / _below(path, mount.root)
+        # A container without a cgroup namespace reads the host's path and sees its own group
+        # at the mount point; one that was moved reads `/../x`. Both end at the mount point.
+        if not directory.is_dir():
+            directory = point
+        yield directory
+        while directory != point:
+            directory = directory.parent
+            yield directory
+
+
+def _below(path: str, mount_root: str) -> str:
+    parts = pathlib.PurePosixPath(path).parts[1:]
+    above = pathlib.PurePosixPath(mount_root).parts[1:]
+    if ".." in parts or parts[: len(above)] != above:
+        return ""
+    return "/".join(parts[len(above) :])
+
+
+def _cpuset(directory: pathlib.Path) -> frozenset[int] | None:
+    # The effective set is what the kernel enforces; the plain one may be empty (inherited).
+    for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+        allowed = read_cpu_list(directory / name)
+        if allowed is not None:
+            return allowed
+    return None
+
+
+def _quota(directory: pathlib.Path) -> float | None:
+    both = read_text(directory / "cpu.max")  # v2: "350000 100000", or "max 100000"
+    if both is not None:
+        quota, _, period = both.partition(" ")
+    else:
+        quota = read_text(directory / "cpu.cfs_quota_us") or ""  # v1: -1 for no limit
+        period = read_text(directory / "cpu.cfs_period_us") or ""
+    try:
+        microseconds, per = int(quota), int(period)
+    except ValueError:
+        return None
+    return microseconds / per if microseconds > 0 and per > 0 else None

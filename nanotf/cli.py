@@ -1,0 +1,234 @@
+"""The command line: `nanotf env`. A thin parser over library functions.
+
+Exit codes: 0 done, 2 wrong arguments or a request that this machine cannot meet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+from nanotf import environment, shell, topology
+from nanotf.errors import NanoError
+from nanotf.installed import find_installed
+
+_INIT_ABOUT = """\
+Exports the best known environment for TensorFlow on this machine, and prints it.
+`source nanotf-unset` puts back what was there before. Works in bash and zsh.
+
+Variables that you have set yourself are left alone, and listed as yours. What is done is
+recorded in NANOTF_ENV."""
+
+_INIT_NOTES = """\
+A script that has arguments of its own must write `source nanotf-init --`: a sourced file
+that is given no arguments sees those of the script."""
+
+
+class _ArgumentError(Exception):
+    """The command line is wrong; its text is one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing the usage and exiting: a sourced script says one clear line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _ArgumentError(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `nanotf`.
+
+    Args:
+        arguments: sequence of str, default `sys.argv[1:]`.
+
+    Returns:
+        The exit code.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # What the sourced scripts call. Their options are parsed apart from those of `nanotf env`:
+    # -n is the number of processes here and --disable-onednn there.
+    scripts = {"init": ("nanotf-init", _init), "unset": ("nanotf-unset", _unset)}
+    if arguments[:2] == ["env", "--shell"] and arguments[2:3] and arguments[2] in scripts:
+        name, function = scripts[arguments[2]]
+        return _report(name, lambda: _write_code(function(arguments[3:], os.environ)))
+    return _report("nanotf", lambda: _nanotf(arguments))
+
+
+def _report(name: str, command: Any) -> int:
+    try:
+        command()
+    except (NanoError, _ArgumentError) as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _write_code(code: str) -> None:
+    # Old values may be any bytes; they come back as they were.
+    sys.stdout.buffer.write(os.fsencode(code))
+    sys.stdout.buffer.flush()
+
+
+# -------------------------------------------------------------------- the sourced scripts
+def _init(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
+    parser = _script_parser("nanotf-init", _INIT_ABOUT, _INIT_NOTES)
+    _add_options(parser, onednn=("-n", "--disable-onednn"))
+    parser.add_argument("-q", "--quiet", action="store_true", help="print warnings only")
+    parser.add_argument("-d", "--debug", action="store_true", help="say what was found, on stderr")
+    parsed = _parse_script(parser, arguments)
+    if parsed.help:
+        return shell.say(parser.format_help().rstrip()) + "\n"
+    machine = topology.describe_machine()
+    if parsed.debug:
+        found = {"python": sys.executable, "machine": machine, "installed": find_installed()}
+        for name, value in {**found, "before": environment.read_state(environ)}.items():
+            print(f"nanotf-init: {name}: {value}", file=sys.stderr)
+    code, made = shell.init_code(machine, environ, _options(parsed), quiet=parsed.quiet)
+    _warn("nanotf-init", made)
+    return code
+
+
+def _unset(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
+    about = "Puts back the environment variables that `source nanotf-init` has changed."
+    parser = _script_parser("nanotf-unset", about, _INIT_NOTES.replace("-init", "-unset"))
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing")
+    parsed = _parse_script(parser, arguments)
+    if parsed.help:
+        return shell.say(parser.format_help().rstrip()) + "\n"
+    return shell.unset_code(environ, quiet=parsed.quiet)
+
+
+def _script_parser(name: str, about: str, notes: str) -> _Parser:
+    # argparse's own --help would print to standard output, which the shell evaluates.
+    parser = _Parser(
+        prog=name,
+        usage=f"source {name} [options]",
+        description=about,
+        epilog=notes,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="print this and change nothing")
+    return parser
+
+
+def _parse_script(parser: _Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    try:
+        given = list(arguments)
+        return parser.parse_args(given[:-1] if given[-1:] == ["--"] else given)
+    except _ArgumentError as error:
+        hint = f"a script with arguments of its own must write: source {parser.prog} --"
+        raise _ArgumentError(f"{error}; {hint}") from None
+
+
+# ------------------------------------------------------------------------- nanotf ...
+def _nanotf(arguments: Sequence[str]) -> None:
+    parser = _Parser(prog="nanotf", description="Multi-instance CPU acceleration for TensorFlow.")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    env = commands.add_parser(
+        "env",
+        help="print the environment variables that would be set",
+        description="Prints what `source nanotf-init` would set, or with -n the variables of "
+        "each worker. Changes nothing.",
+        allow_abbrev=False,
+    )
+    env.add_argument("--json", action="store_true", help="print JSON")
+    env.add_argument(
+        "-n", "--num-processes", type=int, metavar="N", help="the variables of N workers"
+    )
+    _add_options(env, onednn=("--disable-onednn",))
+    env.set_defaults(run=_env)
+    parsed = parser.parse_args(arguments)
+    parsed.run(parsed)
+
+
+def _env(parsed: argparse.Namespace) -> None:
+    options, machine = _options(parsed), topology.describe_machine()
+    if parsed.num_processes is None:
+        made = environment.shell_environment(machine, os.environ, options)
+        title, workers = f"{machine.explain()}.", []
+    else:
+        topology.check_num_processes(parsed.num_processes)
+        # As if `nanotf-init` had been sourced with these options; the workers follow them.
+        before = environment.shell_environment(machine, os.environ, options)
+        environ = environment.initialised(os.environ, options, before)
+        plan = topology.plan(
+            parsed.num_processes, machine=machine, max_cores=environment.cores_cap(environ)
+        )
+        workers = [(p, environment.worker_environment(p, environ)) for p in plan.placements]
+        title, made = f"{machine.explain()}.", environment.Environment()
+    if parsed.json:
+        print(json.dumps(_as_json(made, workers), indent=2))
+        return
+    print(title)
+    if not workers:
+        print(shell.table(made))
+    for placement, variables in workers:
+        where = "" if placement.numa_node is None else f", NUMA node {placement.numa_node}"
+        print(f"worker {placement.rank}: cores {list(placement.cores)}{where}")
+        print(shell.table(variables))
+    for found in [made, *(variables for _, variables in workers[:1])]:
+        _warn("nanotf", found)
+
+
+def _as_json(
+    made: environment.Environment,
+    workers: Sequence[tuple[topology.Placement, environment.Environment]],
+) -> dict[str, Any]:
+    if not workers:
+        return asdict(made)
+    return {"workers": [{**asdict(place), **asdict(found)} for place, found in workers]}
+
+
+# ------------------------------------------------------------------------- shared
+def _add_options(parser: argparse.ArgumentParser, onednn: tuple[str, ...]) -> None:
+    add = parser.add_argument
+    add(
+        "-o",
+        "--disable-openmp",
+        action="store_true",
+        help="set no OMP_* and KMP_* variables, preload no libiomp5",
+    )
+    allocators = parser.add_mutually_exclusive_group()
+    for short, name in (("-j", "jemalloc"), ("-t", "tcmalloc")):
+        allocators.add_argument(
+            short,
+            f"--enable-{name}",
+            dest="allocator",
+            action="store_const",
+            const=name,
+            help=f"preload {name}; a warning if it is missing"
+            + (" (the default if it is installed)" if name == "tcmalloc" else ""),
+        )
+    allocators.add_argument(
+        "-c",
+        "--disable-allocator",
+        dest="allocator",
+        action="store_const",
+        const="none",
+        help="preload no allocator",
+    )
+    add("-p", "--perf", action="store_true", help=environment.PERF_HELP)
+    add(*onednn, action="store_true", help="set TF_ENABLE_ONEDNN_OPTS=0 instead of 1")
+    add("-r", "--cores", type=int, metavar="N", help="use N cores in all, default all usable ones")
+
+
+def _options(parsed: argparse.Namespace) -> environment.Options:
+    return environment.Options(
+        openmp=not parsed.disable_openmp,
+        allocator=parsed.allocator or "auto",
+        onednn=not parsed.disable_onednn,
+        perf=parsed.perf,
+        cores=parsed.cores,
+    )
+
+
+def _warn(name: str, made: environment.Environment) -> None:
+    for warning in made.warnings:
+        print(f"{name}: warning: {warning}", file=sys.stderr)

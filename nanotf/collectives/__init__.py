@@ -1,0 +1,58 @@
+"""Collectives between the workers of one host, through shared memory.
+
+    parent                                   worker `rank`
+      owner = create_group(size)
+      owner.spec (picklable), owner.fd  --->  group = Group.attach(spec, rank, fd)
+      owner.close()                           group.all_reduce(tensor, key)
+      owner.abort("why")                      ... raises CollectiveError("why") on every rank
+
+| file | what is in it |
+| --- | --- |
+| `spec.py` | the parent's side: the memory, its specification, abort |
+| `group.py` | the worker's side, on tensors |
+| `engine.py` | the interface of an implementation, on NumPy arrays |
+| `native_engine.py`, `native_library.py`, `native/` | the implementation in C++; `native/layout.h` states the protocol |
+| `python_engine.py`, `shared_view.py`, `layout.py` | the same protocol in pure Python |
+| `build.py` | compiles `native/` |
+| `latency.py` | measures |
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanotf.collectives.group import Group, failure_message
+    from nanotf.collectives.native_library import native_status
+    from nanotf.collectives.spec import GroupOwner, GroupSpec, create_group
+
+__all__ = [
+    "Group",
+    "GroupOwner",
+    "GroupSpec",
+    "create_group",
+    "failure_message",
+    "native_status",
+]
+
+_HOMES = {
+    "Group": "group",
+    "failure_message": "group",
+    "native_status": "native_library",
+    "GroupOwner": "spec",
+    "GroupSpec": "spec",
+    "create_group": "spec",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,130 @@
+"""Compiles the native library: `python -m nanotf.collectives.build`.
+
+Two files are made beside this module: `_shm.so`, the protocol, which knows nothing of
+TensorFlow, and `_ops.so`, TensorFlow's ops over it. Neither needs TensorFlow's headers; one
+build serves every supported TensorFlow, and Python, of this machine.
+
+Needs nothing but the standard library, because `setup.py` runs it in an empty environment.
+
+Environment variables read: `CXX` (the compiler, default the first of `COMPILERS` that is
+found), `CXXFLAGS`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+COMPILERS = ("c++", "g++", "clang++")
+SOURCES = Path(__file__).with_name("native")
+
+_FLAGS = [
+    *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    # Let comparisons become vector instructions; neither changes a result.
+    *("-fno-trapping-math", "-fno-math-errno"),
+]
+_SHM = ("wait", "group", "call", "collectives", "shm", "reduce", "reduce_baseline")
+_X86_VARIANTS = {
+    "reduce_avx2": ["-mavx2"],
+    "reduce_avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+}
+_OPS = ("ops", "tf_c_api")
+
+
+class BuildError(Exception):
+    """The native library could not be compiled."""
+
+
+def compiler() -> list[str]:
+    """The C++ compiler, as the first words of a command."""
+    if os.environ.get("CXX"):
+        return shlex.split(os.environ["CXX"])
+    for name in COMPILERS:
+        if found := shutil.which(name):
+            return [found]
+    raise BuildError(
+        f"a C++17 compiler is needed. Received: none of {', '.join(COMPILERS)} on PATH. "
+        "Install one, or set CXX."
+    )
+
+
+def build(target: Path | None = None) -> tuple[Path, Path]:
+    """Compiles both files.
+
+    Args:
+        target: directory to put them in; default: beside this module.
+
+    Returns:
+        Their paths.
+
+    Raises:
+        BuildError: with the compiler's message.
+    """
+    target = target or Path(__file__).parent
+    command = compiler()
+    machine = _run([*command, "-dumpmachine"])
+    flags = _FLAGS + shlex.split(os.environ.get("CXXFLAGS", ""))
+    extra: dict[str, list[str]] = {}
+    if machine.startswith(("x86_64", "amd64")):
+        flags = [*flags, "-DNANOTF_X86_VARIANTS"]
+        extra = _X86_VARIANTS
+    with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        directory = Path(name)
+
+        def compile_one(source: str) -> str:
+            out = os.fspath(directory / f"{source}.o")
+            options = extra.get(source, [])
+            _run([*command, *flags, *options, "-c", f"{SOURCES / source}.cc", "-o", out])
+            return out
+
+        shm_objects = pool.map(compile_one, (*_SHM, *extra))
+        ops_objects = pool.map(compile_one, _OPS)
+        shm, ops = directory / "_shm.so", directory / "_ops.so"
+        mac = "apple" in machine
+        # The ops find the protocol beside them, wherever the package is installed.
+        own_name = "-Wl,-install_name,@rpath/_shm.so" if mac else "-Wl,-soname,_shm.so"
+        origin = "@loader_path" if mac else "$ORIGIN"
+        link = [*command, "-shared", "-pthread"]
+        _run([*link, *shm_objects, own_name, "-o", os.fspath(shm)])
+        libraries = [os.fspath(shm), f"-Wl,-rpath,{origin}", *([] if mac else ["-ldl"])]
+        _run([*link, *ops_objects, *libraries, "-o", os.fspath(ops)])
+        return _install(shm, target), _install(ops, target)
+
+
+def _install(source: Path, target: Path) -> Path:
+    """Replaces a library as a whole: a process that has the old one mapped keeps it."""
+    beside = target / f".{source.name}.{os.getpid()}"
+    shutil.copy(source, beside)
+    os.replace(beside, target / source.name)
+    return target / source.name
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{shlex.join(command)}: {error}") from error
+    if done.returncode != 0:
+        raise BuildError(f"{shlex.join(command)}\n{done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def main() -> int:
+    """The command: builds, says what it made; 1 if it could not."""
+    try:
+        for path in build():
+            print(path)
+    except BuildError as error:
+        print(f"nanotf: the native library was not built: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

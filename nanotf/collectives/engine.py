@@ -1,0 +1,118 @@
+"""The interface of an implementation: collectives on NumPy arrays, one object per rank."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.collectives.spec import REDUCTIONS, GroupSpec
+from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
+
+Array = np.ndarray[Any, Any]
+
+# What TensorFlow's own collectives reduce; 16-bit floats are summed in float32.
+REDUCIBLE = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
+MAX_KEY = 2**32 - 1
+
+
+class Engine(abc.ABC):
+    """One rank of a group. Collectives of different keys may run in several threads at once.
+
+    Args:
+        spec: `GroupSpec`.
+        rank: int.
+
+    All collectives raise `CollectiveError` on every rank when ranks differ in what they call,
+    when a rank ends, leaves or aborts, and when the deadline of the group passes.
+    """
+
+    def __init__(self, spec: GroupSpec, rank: int) -> None:
+        if not 0 <= rank < spec.size:
+            raise InvalidArgumentError(
+                f"rank must be 0 to {spec.size - 1}. Received: rank={rank}."
+            )
+        self.spec = spec
+        self.rank = rank
+        self.size = spec.size
+
+    @abc.abstractmethod
+    def all_reduce(self, arrays: Sequence[Array], key: int, op: str = "sum") -> list[Array]:
+        """Reduces arrays of one dtype as if they were one; returns new arrays."""
+
+    @abc.abstractmethod
+    def all_gather(self, array: Array, key: int) -> Array:
+        """Concatenates the ranks' arrays along axis 0; only that dimension may differ."""
+
+    @abc.abstractmethod
+    def broadcast(self, array: Array, key: int, root: int = 0) -> Array:
+        """Returns the root's array; the other ranks' give dtype and shape."""
+
+    @abc.abstractmethod
+    def barrier(self, key: int) -> None:
+        """Returns when every rank has come."""
+
+    @abc.abstractmethod
+    def abort(self, message: str) -> None:
+        """Makes every rank's present and future collectives of the group raise `message`."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Leaves the group; ranks that still wait for this one raise. May be called twice."""
+
+
+def check_key(key: int) -> int:
+    """Returns the key as a Python int.
+
+    Raises:
+        InvalidArgumentError: if it does not fit 32 bits without sign.
+    """
+    key = int(key)
+    if not 0 <= key <= MAX_KEY:
+        raise InvalidArgumentError(
+            f"key must be 0 to {MAX_KEY}. Received: key={key}. Ranks find each other by it."
+        )
+    return key
+
+
+def check_reduction(op: str) -> str:
+    """Returns `op` if it is one of `REDUCTIONS`, else raises `InvalidArgumentError`."""
+    if op not in REDUCTIONS:
+        raise InvalidArgumentError(
+            f"op must be one of {REDUCTIONS}. Received: op={op!r}. "
+            "For a mean, sum and divide by the number of ranks."
+        )
+    return op
+
+
+def check_reducible(dtypes: Sequence[str]) -> None:
+    """Raises `InvalidArgumentTypeError` unless all dtypes are one that can be reduced."""
+    if not dtypes:
+        raise InvalidArgumentError("all_reduce needs at least one tensor. Received: none.")
+    if len(set(dtypes)) > 1 or dtypes[0] not in REDUCIBLE:
+        raise InvalidArgumentTypeError(
+            f"all_reduce needs tensors of one dtype out of {REDUCIBLE}. "
+            f"Received: {', '.join(sorted(set(dtypes)))}. Cast first, or make one call per dtype."
+        )
+
+
+def describe(what: str, arrays: Sequence[Array], any_rows: bool = False) -> str:
+    """Names a call for peers and people; ranks whose texts differ raise."""
+    texts = []
+    for array in arrays:
+        dims = [str(dim) for dim in array.shape]
+        if any_rows:
+            dims[0] = "*"
+        texts.append(f"{array.dtype.name}[{', '.join(dims)}]")
+    return f"{what} of {', '.join(texts)}"
+
+
+def check_rows(dimensions: int) -> None:
+    """Raises `InvalidArgumentError` for a scalar, which has no axis to gather along."""
+    if dimensions == 0:
+        raise InvalidArgumentError(
+            "all_gather needs a tensor with at least one dimension. Received: a scalar. "
+            "Reshape it to [1]."
+        )

@@ -1,0 +1,255 @@
+"""A worker's side of a group: collectives on tensors, eagerly and in `tf.function`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.collectives.engine import (
+    Engine,
+    check_key,
+    check_reducible,
+    check_reduction,
+    check_rows,
+)
+from nanotf.collectives.native_engine import NativeEngine
+from nanotf.collectives.native_library import OPS_LIBRARY
+from nanotf.collectives.python_engine import PythonEngine
+from nanotf.collectives.spec import GroupSpec
+from nanotf.errors import CollectiveError, InvalidArgumentError, InvalidArgumentTypeError
+
+Tensor = Any  # tf.Tensor; TensorFlow ships no usable types
+
+_PREFIX = "nanotf collective: "
+
+
+@functools.cache
+def _ops() -> Any:
+    """TensorFlow's wrappers of the native ops."""
+    return tf.load_op_library(os.fspath(OPS_LIBRARY))
+
+
+def failure_message(error: BaseException) -> str | None:
+    """The message of a collective that failed somewhere below `error`.
+
+    Args:
+        error: what `model.fit`, a `tf.function` or a collective raised.
+
+    Returns:
+        str, or None if no collective failed. TensorFlow raises its own exceptions for ops that
+        fail in a graph and wraps their messages in where and when; this finds ours again.
+    """
+    if isinstance(error, CollectiveError):
+        return str(error)
+    found = re.search(re.escape(_PREFIX) + r"[^\n]*", str(error))
+    if found is None:
+        return None
+    return re.sub(r"\s*(\[\[\{\{node .*|\[Op:\w+\].*)$", "", found.group())
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except tf.errors.OpError as error:
+        message = failure_message(error)
+        if message is None:
+            raise
+        raise CollectiveError(message) from None
+
+
+class Group:
+    """One rank of a group, for TensorFlow. Made by `Group.attach`, once per process and group.
+
+    Attributes:
+        spec: `GroupSpec`.
+        rank, size: int.
+
+    Every collective takes a `key`: int, 0 to 2**32 - 1. The n-th call of a key on one rank
+    meets the n-th call of that key on the others, in whatever order a rank runs different
+    keys. One rank may have one call of a key, and 16 calls in all, in flight; the next waits.
+    A call blocks its thread until all ranks have come.
+
+    All raise `CollectiveError` eagerly, and `tf.errors.OpError` with the same text from a
+    `tf.function` (`failure_message` gets it back), on every rank: when ranks differ in what
+    they call, when a rank ends, leaves or aborts, and when the group's deadline passes. After
+    a difference the group can be used further; after the others it cannot.
+
+    In a `tf.function` collectives are stateful ops: they run in the order in which they were
+    traced, once each, and are never optimised away. The function belongs to this group; with
+    another group it has to be traced again.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.spec = engine.spec
+        self.rank = engine.rank
+        self.size = engine.size
+
+    @classmethod
+    def attach(cls, spec: GroupSpec, rank: int, fd: int) -> Group:
+        """Maps the memory of a group.
+
+        Args:
+            spec: `GroupSpec` from the parent.
+            rank: int, this process's rank; each rank attaches once.
+            fd: int, the descriptor that came with the specification. It stays the caller's and
+                may be closed afterwards.
+
+        Raises:
+            CollectiveError: if the descriptor does not belong to the specification, or the rank
+                is taken.
+        """
+        if spec.implementation == "native":
+            _ops()
+            return cls(NativeEngine(spec, rank, fd))
+        return cls(PythonEngine(spec, rank, fd))
+
+    def all_reduce(self, tensor: Tensor, key: int, op: str = "sum") -> Tensor:
+        """Reduces a tensor over all ranks, in the order of ranks, to equal bits on all.
+
+        Args:
+            tensor: float16, bfloat16 (both summed in float32 and rounded once), float32,
+                float64, int32 or int64, of the same shape on all ranks.
+            key: int, see the class.
+            op: str, "sum", "min" or "max"; a NaN on any rank makes a NaN.
+
+        Returns:
+            Tensor of the same dtype and shape.
+        """
+        return self.all_reduce_many([tensor], key, op)[0]
+
+    def all_reduce_many(
+        self, tensors: Sequence[Tensor], key: int, op: str = "sum"
+    ) -> list[Tensor]:
+        """As `all_reduce`, for tensors of one dtype in one call; they are not packed first."""
+        key, op = check_key(key), check_reduction(op)
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        check_reducible([tensor.dtype.name for tensor in tensors])
+        if self._native:
+            with _translated():
+                return list(
+                    _ops().nanotf_all_reduce(
+                        tensors=tensors, group=self._handle, key=key, reduction=op
+                    )
+                )
+        results = self._in_python(
+            lambda *arrays: self._engine.all_reduce(arrays, key, op),
+            tensors,
+            [tensor.dtype for tensor in tensors],
+        )
+        return _with_shapes(results, [tensor.shape for tensor in tensors])
+
+    def all_gather(self, tensor: Tensor, key: int) -> Tensor:
+        """Concatenates the ranks' tensors along axis 0, in the order of ranks.
+
+        Args:
+            tensor: number or bool, shape `(rows, d1, ...)`; `rows` may differ between ranks.
+            key: int, see the class.
+
+        Returns:
+            Tensor of shape `(all rows, d1, ...)`; at trace time `(None, d1, ...)`.
+        """
+        key = check_key(key)
+        tensor = _movable(tf.convert_to_tensor(tensor), "all_gather")
+        if tensor.shape.rank is not None:
+            check_rows(tensor.shape.rank)
+        if self._native:
+            with _translated():
+                return _ops().nanotf_all_gather(tensor=tensor, group=self._handle, key=key)
+        results = self._in_python(
+            lambda array: [self._engine.all_gather(array, key)], [tensor], [tensor.dtype]
+        )
+        known = tensor.shape.rank is not None
+        shape = tf.TensorShape([None, *tensor.shape[1:]]) if known else tensor.shape
+        return _with_shapes(results, [shape])[0]
+
+    def broadcast(self, tensor: Tensor, key: int, root: int = 0) -> Tensor:
+        """Gives every rank the root's tensor.
+
+        Args:
+            tensor: number or bool; on ranks other than the root it gives dtype and shape.
+            key: int, see the class.
+            root: int, default 0, the rank whose value counts.
+        """
+        key = check_key(key)
+        if not 0 <= root < self.size:
+            raise InvalidArgumentError(
+                f"root must be a rank, 0 to {self.size - 1}. Received: root={root}."
+            )
+        tensor = _movable(tf.convert_to_tensor(tensor), "broadcast")
+        if self._native:
+            with _translated():
+                return _ops().nanotf_broadcast(
+                    tensor=tensor, group=self._handle, key=key, root=root
+                )
+        results = self._in_python(
+            lambda array: [self._engine.broadcast(array, key, root)], [tensor], [tensor.dtype]
+        )
+        return _with_shapes(results, [tensor.shape])[0]
+
+    def barrier(self, key: int) -> Any:
+        """Waits until every rank has come. In a `tf.function` returns the op."""
+        key = check_key(key)
+        if tf.executing_eagerly():
+            return self._engine.barrier(key)
+        if self._native:
+            return _ops().nanotf_barrier(group=self._handle, key=key)
+
+        def run() -> list[Any]:
+            self._engine.barrier(key)
+            return []
+
+        return self._in_python(run, [], [])
+
+    def abort(self, message: str) -> None:
+        """Makes every rank's present and future collectives of this group raise `message`."""
+        self._engine.abort(message)
+
+    def close(self) -> None:
+        """Leaves the group. Ranks that wait for this one raise. May be called twice."""
+        self._engine.close()
+
+    @property
+    def _native(self) -> bool:
+        return isinstance(self._engine, NativeEngine)
+
+    @property
+    def _handle(self) -> int:
+        assert isinstance(self._engine, NativeEngine)
+        return self._engine.handle
+
+    def _in_python(
+        self, function: Callable[..., Any], tensors: Sequence[Tensor], dtypes: Sequence[Any]
+    ) -> Any:
+        if tf.executing_eagerly():
+            results = function(*[tensor.numpy() for tensor in tensors])
+            return [
+                tf.constant(result, dtype)
+                for result, dtype in zip(results, dtypes, strict=True)
+            ]
+        return tf.numpy_function(function, tensors, dtypes)
+
+
+def _movable(tensor: Tensor, what: str) -> Tensor:
+    dtype = tensor.dtype
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex):
+        raise InvalidArgumentTypeError(
+            f"{what} needs a tensor of numbers or bools. Received: dtype={dtype.name}. "
+            "Encode it as numbers first."
+        )
+    return tensor
+
+
+def _with_shapes(tensors: Sequence[Tensor], shapes: Sequence[Any]) -> list[Tensor]:
+    """`tf.numpy_function` forgets shapes."""
+    if not tf.executing_eagerly():
+        for tensor, shape in zip(tensors, shapes, strict=True):
+            tensor.set_shape(shape)
+    return list(tensors)

@@ -1,0 +1,115 @@
+"""TensorFlow's collectives of one replica, moved through shared memory.
+
+All collectives of `MultiWorkerMirroredStrategy` pass through one object per device, its
+`CollectiveReplicaLauncher`: gradients, metrics, `strategy.reduce`, `gather`. This one hands
+them to a `Group`.
+
+Ranks find each other's collective by a key. It is made of the name of the `tf.function` that
+is being traced and the collective's place in it, so that it is the same on a rank that traces
+a function once more than the others (which happens when shapes differ between ranks), and
+collectives of two functions that run at once are told apart. Eager collectives run in the
+order of the program and share one key.
+"""
+
+from __future__ import annotations
+
+import collections
+import weakref
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.collectives.group import Group
+from nanotf.compat import distribute
+
+EAGER_KEY = 1
+INITIAL_VALUE_KEY = 2
+_FIRST_GRAPH_KEY = 16
+
+
+class Keys:
+    """The keys of a process's collectives, by the function that they stand in."""
+
+    def __init__(self) -> None:
+        self._places: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def next(self) -> int:
+        """The key of the collective that is about to be launched."""
+        graph = distribute.function_graph()
+        if graph is None:
+            return EAGER_KEY
+        counter = self._places.setdefault(graph, collections.Counter())
+        place = counter["collectives"]
+        counter["collectives"] += 1
+        code = zlib.crc32(f"{graph.name}:{place}".encode())
+        return max(code, _FIRST_GRAPH_KEY)
+
+
+class ShmLauncher(distribute.Launcher):  # type: ignore[misc]
+    """Launches the collectives of one device on a `Group`.
+
+    Args:
+        group: `Group`.
+        keys: `Keys`, shared by all launchers of a process.
+        device: str.
+    """
+
+    def __init__(self, group: Group, keys: Keys, device: str) -> None:
+        self._group = group
+        self._keys = keys
+        self._device = device
+        self._group_size = group.size
+
+    def can_order_nccl(self) -> bool:
+        """Whether collectives run in the order of the program; they do."""
+        return True
+
+    def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
+        """Sums a dense tensor over all ranks."""
+        return self.batch_all_reduce([[input_tensor]], options)[0]
+
+    def batch_all_reduce(
+        self, input_tensor_packs: Sequence[Sequence[Any]], options: Any = None
+    ) -> list[Any]:
+        """Sums packs of dense tensors; each pack is one collective per dtype, without a copy."""
+        outputs: list[Any] = []
+        with tf.device(self._device):
+            for pack in input_tensor_packs:
+                outputs.extend(self._reduce_pack(list(pack)))
+        return outputs
+
+    def _reduce_pack(self, pack: list[Any]) -> list[Any]:
+        places: dict[Any, list[int]] = {}
+        for place, tensor in enumerate(pack):
+            pack[place] = tf.convert_to_tensor(tensor)
+            places.setdefault(pack[place].dtype, []).append(place)
+        for of_dtype in places.values():
+            reduced = self._group.all_reduce_many([pack[i] for i in of_dtype], self._keys.next())
+            for place, tensor in zip(of_dtype, reduced, strict=True):
+                pack[place] = tensor
+        return pack
+
+    def _all_gather(self, input_tensor: Any, options: Any = None) -> Any:
+        with tf.device(self._device):
+            return self._group.all_gather(input_tensor, self._keys.next())
+
+    def all_gather(self, input_tensor: Any, axis: Any, options: Any = None) -> Any:
+        """Concatenates tensors along `axis`, in which alone they may differ between ranks."""
+        tensor = tf.convert_to_tensor(input_tensor)
+        rank = tf.rank(tensor)
+        # The group gathers along the first axis: bring `axis` there, and back afterwards.
+        there = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, rank)], axis=0)
+        back = tf.concat([tf.range(1, axis + 1), [0], tf.range(axis + 1, rank)], axis=0)
+        return tf.transpose(self._all_gather(tf.transpose(tensor, there)), back)
+
+    def all_reduce_indexed_slices(self, input_slices: Any, options: Any = None) -> Any:
+        """Sums sparse gradients: the rows of all ranks, which may differ in number."""
+        return tf.IndexedSlices(
+            values=self._all_gather(input_slices.values),
+            indices=self._all_gather(input_slices.indices),
+            dense_shape=input_slices.dense_shape,
+        )

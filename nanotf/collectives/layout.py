@@ -1,0 +1,90 @@
+"""How the shared memory of a group is laid out.
+
+The same numbers as in `native/layout.h`, which also states the protocol; a test compares
+them. All offsets and sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+MAGIC = 0x6E616E6F74663031  # "nanotf01": changes with the layout
+SLOTS = 16  # collectives that one rank may have in flight
+BUFFERS = 4  # rounds of one collective that may be under way
+LINE = 64
+PAGE = 4096
+MAX_SIZE = 1024  # ranks
+
+# In the common page.
+ABORTED = 64
+COMMON_RECORD = 1024
+# In a rank's region.
+EVENT = 0
+STATE = 64
+PID = 68
+TAGS = 128
+RANK_RECORD = 1024
+SLOT_HEADERS = PAGE
+# In a slot's header.
+SLOT_HEADER_BYTES = 512
+POSTED = 0
+REDUCED = 64
+SIGNATURE = 128
+ROWS = 136
+TEXT_LENGTH = 144
+TEXT = 148
+TEXT_BYTES = 360
+# In an abort record.
+RECORD_LENGTH = 4
+RECORD_TEXT = 8
+RECORD_TEXT_BYTES = 1016
+# In a rank's region again.
+ACKNOWLEDGEMENTS = SLOT_HEADERS + SLOTS * SLOT_HEADER_BYTES
+
+ABSENT, ATTACHED, CLOSED = 0, 1, 2
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Sizes that depend on the group.
+
+    Args:
+        size: int, number of ranks.
+        chunk_bytes: int, what one round moves; a multiple of `LINE`.
+    """
+
+    size: int
+    chunk_bytes: int
+
+    @property
+    def part_bytes(self) -> int:
+        """A rank's share of a chunk in an all-reduce of two steps."""
+        return _round_up(-(-self.chunk_bytes // self.size), LINE)
+
+    @property
+    def buffers(self) -> int:
+        """Where the buffers begin in a region."""
+        return _round_up(ACKNOWLEDGEMENTS + self.size * SLOTS * 8, PAGE)
+
+    @property
+    def slot_bytes(self) -> int:
+        """The buffers of one slot."""
+        return BUFFERS * (self.chunk_bytes + self.part_bytes)
+
+    @property
+    def region_bytes(self) -> int:
+        """What one rank writes."""
+        return _round_up(self.buffers + SLOTS * self.slot_bytes, PAGE)
+
+    @property
+    def total_bytes(self) -> int:
+        """The size of the file."""
+        return PAGE + self.size * self.region_bytes
+
+    def region(self, rank: int) -> int:
+        """Where the region of `rank` begins in the file."""
+        return PAGE + rank * self.region_bytes

@@ -1,0 +1,231 @@
+// The waits of a collective, and what they report when they end badly.
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include <algorithm>
+
+#include "group.h"
+
+namespace nanotf {
+namespace {
+
+constexpr int kSleepMilliseconds = 50;  // how soon an abort or a death is seen at the latest
+
+uint64_t Signature(const NanotfCall& what) {
+  uint64_t hash = 0xcbf29ce484222325 ^ what.shape_hash;  // FNV-1a
+  for (const char* c = what.text; *c != 0; ++c) {
+    hash = (hash ^ static_cast<unsigned char>(*c)) * 0x100000001b3;
+  }
+  return hash;
+}
+
+std::string Text(const SlotHeader& slot) {
+  return std::string(slot.text, std::min<size_t>(slot.text_length, sizeof(slot.text)));
+}
+
+std::string Seconds(double seconds) {
+  char text[32];
+  snprintf(text, sizeof(text), "%g s", seconds);
+  return text;
+}
+
+uint64_t Tag(uint32_t key, uint32_t number) { return static_cast<uint64_t>(key) << 32 | number; }
+
+}  // namespace
+
+Call::Call(Group& group, const NanotfCall& what, uint64_t rows)
+    : group_(group),
+      what_(what),
+      number_(group.Enter(what.key)),
+      tag_(Tag(what.key, number_)),
+      slots_(group.size(), -1) {
+  try {
+    group_.CheckAborted();
+    ClaimSlot();
+  } catch (...) {
+    group_.Leave(what_.key, -1);
+    throw;
+  }
+  SlotHeader& own = group_.slot(group_.rank(), slots_[group_.rank()]);
+  own.posted.store(0, std::memory_order_relaxed);
+  own.reduced.store(0, std::memory_order_relaxed);
+  own.signature = Signature(what_);
+  own.rows = rows;
+  own.text_length = static_cast<uint32_t>(std::min(strlen(what_.text), sizeof(own.text)));
+  memcpy(own.text, what_.text, own.text_length);
+}
+
+Call::~Call() {
+  if (met_ && group_.size() > 1) {
+    for (int peer = 0; peer < group_.size(); ++peer) {
+      if (peer == group_.rank()) continue;
+      group_.acknowledged(group_.rank(), peer, slots_[peer]).store(tag_, std::memory_order_release);
+    }
+    group_.Announce();
+  }
+  group_.Leave(what_.key, slots_[group_.rank()]);
+}
+
+void Call::ClaimSlot() {
+  int& own = slots_[group_.rank()];
+  auto claimed = [&] { return (own = group_.TryClaim()) >= 0; };
+  if (claimed()) return;
+  const auto start = Clock::now();
+  do {
+    // Threads of this process or any peer may free a slot, and this is rare: just look again.
+    struct timespec pause = {0, 100000};
+    nanosleep(&pause, nullptr);
+    group_.CheckAborted();
+    if (std::chrono::duration<double>(Clock::now() - start).count() >
+        group_.config().deadline_seconds) {
+      const std::string message =
+          "nanotf collective: rank " + std::to_string(group_.rank()) + " waited " +
+          Seconds(group_.config().deadline_seconds) + " to begin " + Describe() + ", because " +
+          std::to_string(kSlots) + " collectives were in flight. Ranks that begin more than " +
+          std::to_string(kSlots) + " at once must begin the same ones.";
+      group_.Abort(message);
+      throw Failure{message};
+    }
+  } while (!claimed());
+}
+
+void Call::PostProduced(uint64_t rounds) {
+  const int index = slots_[group_.rank()];
+  group_.slot(group_.rank(), index).posted.store(rounds, std::memory_order_release);
+  if (rounds == 1) {
+    group_.header(group_.rank()).tags[index].store(tag_, std::memory_order_release);
+  }
+  group_.Announce();
+}
+
+void Call::PostReduced(uint64_t rounds) {
+  group_.slot(group_.rank(), slots_[group_.rank()])
+      .reduced.store(rounds, std::memory_order_release);
+  group_.Announce();
+}
+
+bool Call::Find(int peer) {
+  // Ranks that call in the same order use the same slot, so that one is looked at first.
+  const std::atomic<uint64_t>* tags = group_.header(peer).tags;
+  const int likely = slots_[group_.rank()];
+  for (int i = 0; i < kSlots; ++i) {
+    const int index = (likely + i) % kSlots;
+    if (tags[index].load(std::memory_order_acquire) == tag_) {
+      slots_[peer] = index;
+      return true;
+    }
+  }
+  return false;
+}
+
+void Call::Meet() {
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer != group_.rank()) Await(peer, [&] { return Find(peer); });
+  }
+  met_ = true;
+  const SlotHeader& first = group_.slot(0, slots_[0]);
+  for (int rank = 1; rank < group_.size(); ++rank) {
+    const SlotHeader& other = group_.slot(rank, slots_[rank]);
+    if (other.signature == first.signature) continue;
+    throw Failure{
+        "nanotf collective: all ranks must call the same collective on the same type and shape. "
+        "Received: rank 0: " +
+        Text(first) + "; rank " + std::to_string(rank) + ": " + Text(other) + " (key " +
+        std::to_string(what_.key) + ", call " + std::to_string(number_) +
+        "). Check that every rank runs the same model on batches of the same structure."};
+  }
+}
+
+void Call::AwaitProduced(uint64_t rounds) {
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer == group_.rank()) continue;
+    const auto& posted = group_.slot(peer, slots_[peer]).posted;
+    Await(peer, [&] { return posted.load(std::memory_order_acquire) >= rounds; });
+  }
+}
+
+void Call::AwaitReduced(uint64_t rounds) {
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer == group_.rank()) continue;
+    const auto& reduced = group_.slot(peer, slots_[peer]).reduced;
+    Await(peer, [&] { return reduced.load(std::memory_order_acquire) >= rounds; });
+  }
+}
+
+template <typename Ready>
+void Call::Await(int peer, Ready ready) {
+  if (!SpinUntil(ready, group_.config().spin_seconds)) AwaitAsleep(peer, ready);
+}
+
+template <typename Ready>
+void Call::AwaitAsleep(int peer, Ready ready) {
+  RankHeader& header = group_.header(peer);
+  struct Sleeper {
+    std::atomic<uint32_t>& count;
+    explicit Sleeper(std::atomic<uint32_t>& c) : count(c) { count.fetch_add(1); }
+    ~Sleeper() { count.fetch_sub(1); }
+  } sleeper(header.sleepers);
+  const auto start = Clock::now();
+  auto checked = start;
+  for (;;) {
+    const uint32_t event = header.event.load();
+    if (ready()) return;
+    group_.CheckAborted();
+    const auto now = Clock::now();
+    if (now - checked >= std::chrono::milliseconds(kSleepMilliseconds)) {
+      checked = now;  // seldom: reading /proc costs as much as the usual wait
+      const uint32_t state = header.state.load(std::memory_order_acquire);
+      if (state == kClosed || (state == kAttached && !IsAlive(header.pid))) {
+        if (ready()) return;  // it posted, then ended
+        PeerLost(peer, state == kClosed ? "left the group" : "ended");
+      }
+      if (std::chrono::duration<double>(now - start).count() > group_.config().deadline_seconds) {
+        Expire();
+      }
+    }
+    SleepOn(header.event, event, kSleepMilliseconds);
+  }
+}
+
+void Call::PeerLost(int peer, const char* how) {
+  const std::string message = "nanotf collective: rank " + std::to_string(peer) + " (process " +
+                              std::to_string(group_.header(peer).pid) + ") " + how +
+                              " while rank " + std::to_string(group_.rank()) +
+                              " waited for it in " + Describe() + ". See that rank's log.";
+  group_.Abort(message);
+  throw Failure{message};
+}
+
+void Call::Expire() {
+  const std::string message = "nanotf collective: rank " + std::to_string(group_.rank()) +
+                              " waited " + Seconds(group_.config().deadline_seconds) + " in " +
+                              Describe() + " for " + Missing() +
+                              ". Ranks must call the same collectives; if one is only slow, "
+                              "raise the deadline.";
+  group_.Abort(message);
+  throw Failure{message};
+}
+
+std::string Call::Describe() const {
+  return std::string(what_.text) + " (key " + std::to_string(what_.key) + ", call " +
+         std::to_string(number_) + ")";
+}
+
+// Names the ranks that have not come, or that came and did not go on.
+std::string Call::Missing() const {
+  std::string names;
+  const uint64_t here = group_.slot(group_.rank(), slots_[group_.rank()]).posted.load();
+  for (int peer = 0; peer < group_.size(); ++peer) {
+    if (peer == group_.rank()) continue;
+    const bool found = slots_[peer] >= 0;
+    if (found && group_.slot(peer, slots_[peer]).posted.load() >= here) continue;
+    names += (names.empty() ? "rank " : ", rank ") + std::to_string(peer);
+    if (group_.header(peer).state.load() == kAbsent) names += " (never attached)";
+    else names += found ? " (came, did not finish)" : " (did not come)";
+  }
+  return names.empty() ? "its peers" : names;
+}
+
+}  // namespace nanotf

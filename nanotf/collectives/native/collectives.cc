@@ -1,0 +1,259 @@
+#include "collectives.h"
+
+#include <string.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "reduce.h"
+
+namespace nanotf {
+namespace {
+
+// Several tensors seen as one stream of bytes.
+class Stream {
+ public:
+  Stream(const NanotfFragment* fragments, int64_t count) : fragments_(fragments) {
+    starts_.reserve(count);
+    for (int64_t i = 0; i < count; ++i) {
+      starts_.push_back(bytes_);
+      bytes_ += fragments[i].bytes;
+    }
+  }
+  uint64_t bytes() const { return bytes_; }
+
+  // Calls visit(fragment, offset in fragment, offset from begin, bytes) for each piece of
+  // [begin, end).
+  template <typename Visit>
+  void ForEach(uint64_t begin, uint64_t end, Visit visit) const {
+    if (begin >= end) return;
+    size_t i = std::upper_bound(starts_.begin(), starts_.end(), begin) - starts_.begin() - 1;
+    for (uint64_t at = begin; at < end; ++i) {
+      const uint64_t inside = at - starts_[i];
+      const uint64_t bytes = std::min(fragments_[i].bytes - inside, end - at);
+      if (bytes > 0) visit(fragments_[i], inside, at - begin, bytes);
+      at += bytes;
+    }
+  }
+
+ private:
+  const NanotfFragment* fragments_;
+  std::vector<uint64_t> starts_;
+  uint64_t bytes_ = 0;
+};
+
+uint64_t Rounds(uint64_t bytes, uint64_t chunk) {
+  return std::max<uint64_t>(1, (bytes + chunk - 1) / chunk);
+}
+
+struct Chunk {
+  uint64_t begin;
+  uint64_t end;
+  uint64_t bytes() const { return end - begin; }
+};
+
+Chunk ChunkOf(uint64_t round, uint64_t chunk, uint64_t bytes) {
+  return {std::min(round * chunk, bytes), std::min((round + 1) * chunk, bytes)};
+}
+
+// Steps 2 to 6 of the protocol. `total` is called after the first meeting, when the sizes of all
+// ranks are known, and gives the number of rounds; until then `own` is what this rank can produce.
+template <typename Produce, typename Total, typename Consume>
+void RunRounds(Call& call, uint64_t own, Produce produce, Total total, Consume consume) {
+  uint64_t rounds = own;
+  uint64_t produced = 0;
+  auto produce_until = [&](uint64_t wanted) {
+    while (produced < std::min(wanted, rounds)) {
+      produce(produced);
+      call.PostProduced(++produced);
+    }
+  };
+  for (uint64_t round = 0; round < rounds; ++round) {
+    produce_until(round == 0 ? 1 : round + 2);
+    if (round == 0) {
+      produce_until(2);
+      call.Meet();
+      rounds = total();
+    } else {
+      call.AwaitProduced(round + 1);
+    }
+    consume(round);
+  }
+}
+
+void CopyIn(const Call& call, const Stream& stream, int rank, uint64_t round, const Chunk& chunk) {
+  char* buffer = call.input(rank, round);
+  stream.ForEach(chunk.begin, chunk.end,
+                 [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
+                   memcpy(buffer + at, static_cast<const char*>(f.in) + inside, n);
+                 });
+}
+
+// Every rank reduces everything: one wait per chunk.
+void ReduceSymmetric(Group& group, Call& call, const Stream& stream, NanotfType type,
+                     NanotfReduction reduction) {
+  const uint64_t size_of_chunk = group.config().chunk_bytes;
+  const uint64_t rounds = Rounds(stream.bytes(), size_of_chunk);
+  const int size = group.size();
+  std::vector<const void*> inputs(size);
+  const ReduceFunction reduce = BestReduce().function;
+  RunRounds(
+      call, rounds,
+      [&](uint64_t round) {
+        CopyIn(call, stream, group.rank(), round,
+               ChunkOf(round, size_of_chunk, stream.bytes()));
+      },
+      [&] { return rounds; },
+      [&](uint64_t round) {
+        const Chunk chunk = ChunkOf(round, size_of_chunk, stream.bytes());
+        stream.ForEach(chunk.begin, chunk.end,
+                       [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
+                         for (int rank = 0; rank < size; ++rank) {
+                           inputs[rank] = call.input(rank, round) + at;
+                         }
+                         reduce(type, reduction, inputs.data(), size,
+                                static_cast<char*>(f.out) + inside, n);
+                       });
+      });
+}
+
+// Each rank reduces an N-th of each chunk, and all copy the results: steps 5a and 5b.
+void ReduceTwoStep(Group& group, Call& call, const Stream& stream, NanotfType type,
+                   NanotfReduction reduction) {
+  const uint64_t size_of_chunk = group.config().chunk_bytes;
+  const uint64_t rounds = Rounds(stream.bytes(), size_of_chunk);
+  const int size = group.size();
+  std::vector<const void*> inputs(size);
+  const ReduceFunction reduce = BestReduce().function;
+  auto part_bytes = [&](const Chunk& chunk) {
+    return RoundUp((chunk.bytes() + size - 1) / size, kLine);
+  };
+  auto reduce_own_part = [&](uint64_t round) {
+    const Chunk chunk = ChunkOf(round, size_of_chunk, stream.bytes());
+    const Chunk part = ChunkOf(group.rank(), part_bytes(chunk), chunk.bytes());
+    for (int rank = 0; rank < size; ++rank) inputs[rank] = call.input(rank, round) + part.begin;
+    reduce(type, reduction, inputs.data(), size, call.result(group.rank(), round), part.bytes());
+    call.PostReduced(round + 1);
+  };
+  auto copy_results = [&](uint64_t round) {
+    call.AwaitReduced(round + 1);
+    const Chunk chunk = ChunkOf(round, size_of_chunk, stream.bytes());
+    // Beginning with the own part, so that the ranks do not all read from the same one.
+    for (int i = 0; i < size; ++i) {
+      const int owner = (group.rank() + i) % size;
+      const Chunk part = ChunkOf(owner, part_bytes(chunk), chunk.bytes());
+      const char* result = call.result(owner, round);
+      stream.ForEach(chunk.begin + part.begin, chunk.begin + part.end,
+                     [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
+                       memcpy(static_cast<char*>(f.out) + inside, result + at, n);
+                     });
+    }
+  };
+  RunRounds(
+      call, rounds,
+      [&](uint64_t round) {
+        CopyIn(call, stream, group.rank(), round,
+               ChunkOf(round, size_of_chunk, stream.bytes()));
+      },
+      [&] { return rounds; },
+      [&](uint64_t round) {
+        reduce_own_part(round);
+        if (round > 0) copy_results(round - 1);
+      });
+  copy_results(rounds - 1);
+}
+
+}  // namespace
+
+void AllReduce(Group& group, const NanotfCall& what, NanotfType type, NanotfReduction reduction,
+               const NanotfFragment* fragments, int64_t count) {
+  const Stream stream(fragments, count);
+  const IeeeArithmetic arithmetic;
+  Call call(group, what);
+  // With two ranks both ways read as much from the peer, and one waits half as often.
+  if (stream.bytes() > group.config().symmetric_bytes) {
+    ReduceTwoStep(group, call, stream, type, reduction);
+  } else {
+    ReduceSymmetric(group, call, stream, type, reduction);
+  }
+}
+
+void AllGather(Group& group, const NanotfCall& what, const void* in, uint64_t rows,
+               uint64_t row_bytes, NanotfAllocate allocate, void* context) {
+  const uint64_t size_of_chunk = group.config().chunk_bytes;
+  const uint64_t bytes = rows * row_bytes;
+  const int size = group.size();
+  Call call(group, what, rows);
+  std::vector<uint64_t> starts(size);
+  char* out = nullptr;
+  auto produce = [&](uint64_t round) {
+    const Chunk chunk = ChunkOf(round, size_of_chunk, bytes);
+    if (chunk.bytes() == 0) return;
+    memcpy(call.input(group.rank(), round), static_cast<const char*>(in) + chunk.begin,
+           chunk.bytes());
+  };
+  auto allocate_output = [&] {
+    uint64_t total = 0;
+    uint64_t longest = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      starts[rank] = total * row_bytes;
+      total += call.rows(rank);
+      longest = std::max(longest, call.rows(rank));
+    }
+    void* output = nullptr;
+    if (allocate(context, total, &output) != 0) {
+      const std::string message = "nanotf collective: rank " + std::to_string(group.rank()) +
+                                  " has no memory for the " + std::to_string(total * row_bytes) +
+                                  " bytes that it gathers.";
+      group.Abort(message);
+      throw Failure{message};
+    }
+    out = static_cast<char*>(output);
+    if (bytes > 0) memcpy(out + starts[group.rank()], in, bytes);
+    return Rounds(longest * row_bytes, size_of_chunk);
+  };
+  auto consume = [&](uint64_t round) {
+    for (int rank = 0; rank < size; ++rank) {
+      const Chunk chunk = ChunkOf(round, size_of_chunk, call.rows(rank) * row_bytes);
+      if (rank == group.rank() || chunk.bytes() == 0) continue;
+      memcpy(out + starts[rank] + chunk.begin, call.input(rank, round), chunk.bytes());
+    }
+  };
+  RunRounds(call, Rounds(bytes, size_of_chunk), produce, allocate_output, consume);
+}
+
+void Broadcast(Group& group, const NanotfCall& what, int root, const void* in, void* out,
+               uint64_t bytes) {
+  if (root < 0 || root >= group.size()) {
+    throw Failure{"root must be a rank, 0 to " + std::to_string(group.size() - 1) +
+                  ". Received: root=" + std::to_string(root) + "."};
+  }
+  const uint64_t size_of_chunk = group.config().chunk_bytes;
+  const uint64_t rounds = Rounds(bytes, size_of_chunk);
+  const bool is_root = group.rank() == root;
+  Call call(group, what);
+  RunRounds(
+      call, rounds,
+      [&](uint64_t round) {
+        const Chunk chunk = ChunkOf(round, size_of_chunk, bytes);
+        if (is_root && chunk.bytes() > 0) {
+          memcpy(call.input(root, round), static_cast<const char*>(in) + chunk.begin,
+                 chunk.bytes());
+        }
+      },
+      [&] { return rounds; },
+      [&](uint64_t round) {
+        const Chunk chunk = ChunkOf(round, size_of_chunk, bytes);
+        if (!is_root && chunk.bytes() > 0) {
+          memcpy(static_cast<char*>(out) + chunk.begin, call.input(root, round), chunk.bytes());
+        }
+      });
+  if (is_root && out != nullptr && out != in && bytes > 0) memcpy(out, in, bytes);
+}
+
+void Barrier(Group& group, const NanotfCall& what) {
+  Call call(group, what);
+  RunRounds(call, 1, [](uint64_t) {}, [] { return uint64_t{1}; }, [](uint64_t) {});
+}
+
+}  // namespace nanotf

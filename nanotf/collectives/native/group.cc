@@ -1,0 +1,125 @@
+#include "group.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace nanotf {
+
+Group::Group(const NanotfConfig& config, int fd, int rank)
+    : config_(config), layout_{config.size, config.chunk_bytes}, rank_(rank) {
+  struct stat file;
+  if (fstat(fd, &file) != 0 || static_cast<size_t>(file.st_size) < layout_.total_bytes()) {
+    // Mapping beyond the end would kill the process with SIGBUS at the first access.
+    throw Failure{"the descriptor must be the file of the group. Received: fd=" +
+                  std::to_string(fd) + ". Pass the descriptor that came with the specification."};
+  }
+  void* base = mmap(nullptr, layout_.total_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) {
+    throw Failure{"could not map " + std::to_string(layout_.total_bytes()) +
+                  " bytes of shared memory: " + strerror(errno) + "."};
+  }
+  base_ = static_cast<char*>(base);
+  if (common().magic != kMagic || common().nonce != config.nonce ||
+      common().size != config.size || common().chunk_bytes != config.chunk_bytes) {
+    munmap(base, layout_.total_bytes());
+    throw Failure{"the descriptor belongs to another group than the specification. Pass the "
+                  "descriptor that came with it."};
+  }
+  if (header(rank_).state.load(std::memory_order_acquire) != kAbsent) {
+    const uint32_t pid = header(rank_).pid;
+    munmap(base, layout_.total_bytes());
+    throw Failure{"a rank can be attached once. Received: rank=" + std::to_string(rank) +
+                  ", which process " + std::to_string(pid) + " has."};
+  }
+  // The first write places a page on the writer's NUMA node. Buffers are first written by their
+  // owner anyway; of what peers might read earlier, only the page of the tags cannot be had first.
+  memset(At<char>(rank_, kPage), 0, layout_.buffers() - kPage);
+  header(rank_).pid = static_cast<uint32_t>(getpid());
+  header(rank_).state.store(kAttached, std::memory_order_release);
+  Announce();
+}
+
+Group::~Group() { munmap(base_, layout_.total_bytes()); }
+
+void Group::Announce() {
+  RankHeader& own = header(rank_);
+  own.event.fetch_add(1, std::memory_order_seq_cst);
+  if (own.sleepers.load(std::memory_order_seq_cst) != 0) WakeAll(own.event);
+}
+
+void Group::Abort(const std::string& message) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    AbortRecord& record = header(rank_).record;
+    if (record.set.load(std::memory_order_relaxed) == 0) {
+      record.length = static_cast<uint32_t>(std::min(message.size(), sizeof(record.text)));
+      memcpy(record.text, message.data(), record.length);
+      record.set.store(1, std::memory_order_release);
+    }
+  }
+  common().aborted.store(1, std::memory_order_seq_cst);
+  for (int rank = 0; rank < size(); ++rank) WakeAll(header(rank).event);
+}
+
+void Group::CheckAborted() const {
+  if (closed_.load(std::memory_order_relaxed)) {
+    throw Failure{"the group is closed on rank " + std::to_string(rank_) +
+                  ". Attach to a new group."};
+  }
+  if (common().aborted.load(std::memory_order_acquire) == 0) return;
+  const AbortRecord* record = &common().record;
+  for (int rank = 0; rank < size() && record->set.load(std::memory_order_acquire) == 0; ++rank) {
+    record = &header(rank).record;
+  }
+  throw Failure{std::string(record->text, std::min<size_t>(record->length, sizeof(record->text)))};
+}
+
+void Group::Close() {
+  closed_.store(true);
+  header(rank_).state.store(kClosed, std::memory_order_release);
+  Announce();
+}
+
+uint32_t Group::Enter(uint32_t key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  KeyState& state = keys_[key];
+  if (state.in_flight) {
+    throw Failure{"one rank may have one collective of a key in flight. Received: key=" +
+                  std::to_string(key) + " on rank " + std::to_string(rank_) +
+                  " from two threads at once. Give each its own key."};
+  }
+  state.in_flight = true;
+  if (++state.calls == 0) ++state.calls;  // a tag of 0 means a slot that was never used
+  return state.calls;
+}
+
+void Group::Leave(uint32_t key, int slot) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  keys_[key].in_flight = false;
+  if (slot >= 0) busy_[slot] = false;
+}
+
+int Group::TryClaim() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (int index = 0; index < kSlots; ++index) {
+    if (busy_[index]) continue;
+    const uint64_t tag = header(rank_).tags[index].load(std::memory_order_relaxed);
+    bool free = true;
+    for (int peer = 0; peer < size() && free; ++peer) {
+      free = peer == rank_ ||
+             acknowledged(peer, rank_, index).load(std::memory_order_acquire) == tag;
+    }
+    if (free) {
+      busy_[index] = true;
+      return index;
+    }
+  }
+  return -1;
+}
+
+}  // namespace nanotf

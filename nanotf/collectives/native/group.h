@@ -1,0 +1,140 @@
+// One rank's view of a group: the mapping, the slots, and the waits. See layout.h for the protocol.
+
+#ifndef NANOTF_COLLECTIVES_NATIVE_GROUP_H_
+#define NANOTF_COLLECTIVES_NATIVE_GROUP_H_
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "layout.h"
+#include "shm.h"
+#include "wait.h"
+
+namespace nanotf {
+
+// What a collective throws; becomes the error text at the C interface.
+struct Failure {
+  std::string message;
+};
+
+class Group {
+ public:
+  // Maps the file. Throws Failure.
+  Group(const NanotfConfig& config, int fd, int rank);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  const NanotfConfig& config() const { return config_; }
+  int size() const { return static_cast<int>(layout_.size); }
+  int rank() const { return rank_; }
+
+  RankHeader& header(int rank) const { return *At<RankHeader>(rank, 0); }
+  SlotHeader& slot(int rank, int index) const {
+    return *At<SlotHeader>(rank, Layout::kSlotHeaders + index * sizeof(SlotHeader));
+  }
+  // In `reader`'s region: the last tag of slot `index` of `owner` that it has done with.
+  std::atomic<uint64_t>& acknowledged(int reader, int owner, int index) const {
+    return At<std::atomic<uint64_t>>(reader, Layout::kAcknowledgements)[owner * kSlots + index];
+  }
+  char* input_buffer(int rank, int index, uint64_t round) const {
+    return At<char>(rank, layout_.buffers() + index * layout_.slot_bytes() +
+                              (round % kBuffers) * layout_.chunk_bytes);
+  }
+  char* result_buffer(int rank, int index, uint64_t round) const {
+    return At<char>(rank, layout_.buffers() + index * layout_.slot_bytes() +
+                              kBuffers * layout_.chunk_bytes +
+                              (round % kBuffers) * layout_.part_bytes());
+  }
+
+  // Announces that this rank has posted something.
+  void Announce();
+  // Sets the abort flag, with `message` unless this rank has already given one.
+  void Abort(const std::string& message);
+  // Throws Failure if the group was aborted or closed.
+  void CheckAborted() const;
+  // Stops this rank's part: calls still running fail, peers that wait for it are told.
+  void Close();
+
+ private:
+  friend class Call;
+
+  template <typename T>
+  T* At(int rank, size_t offset) const {
+    return reinterpret_cast<T*>(base_ + kPage + rank * layout_.region_bytes() + offset);
+  }
+  Common& common() const { return *reinterpret_cast<Common*>(base_); }
+
+  // The number of this call of `key`; throws when the key is in flight.
+  uint32_t Enter(uint32_t key);
+  void Leave(uint32_t key, int slot);
+  int TryClaim();
+
+  const NanotfConfig config_;
+  const Layout layout_;
+  const int rank_;
+  char* base_ = nullptr;
+  std::atomic<bool> closed_{false};
+
+  struct KeyState {
+    uint32_t calls = 0;
+    bool in_flight = false;
+  };
+  // Guards what follows and the writing of the abort record. Held for a moment, never in a wait.
+  std::mutex mutex_;
+  std::unordered_map<uint32_t, KeyState> keys_;
+  bool busy_[kSlots] = {};
+};
+
+// One collective from call to return: a slot here, and the peers' slots of the same tag.
+class Call {
+ public:
+  // Claims a slot and writes its header (step 1). `rows` is what this rank gives to a gather.
+  Call(Group& group, const NanotfCall& what, uint64_t rows = 0);
+  ~Call();
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  char* input(int rank, uint64_t round) const {
+    return group_.input_buffer(rank, slots_[rank], round);
+  }
+  char* result(int rank, uint64_t round) const {
+    return group_.result_buffer(rank, slots_[rank], round);
+  }
+  uint64_t rows(int rank) const { return group_.slot(rank, slots_[rank]).rows; }
+
+  void PostProduced(uint64_t rounds);
+  void PostReduced(uint64_t rounds);
+  // Step 4 for the first round: finds the peers' slots, compares what the calls are.
+  void Meet();
+  // Waits until every peer has posted `rounds` rounds.
+  void AwaitProduced(uint64_t rounds);
+  void AwaitReduced(uint64_t rounds);
+
+ private:
+  template <typename Ready>
+  void Await(int peer, Ready ready);
+  template <typename Ready>
+  void AwaitAsleep(int peer, Ready ready);
+  void ClaimSlot();
+  bool Find(int peer);
+  [[noreturn]] void Expire();
+  [[noreturn]] void PeerLost(int peer, const char* how);
+  std::string Describe() const;
+  std::string Missing() const;
+
+  Group& group_;
+  const NanotfCall what_;
+  const uint32_t number_;
+  const uint64_t tag_;
+  std::vector<int> slots_;  // by rank; -1 until found
+  bool met_ = false;        // the peers' slots are known and must be acknowledged
+};
+
+}  // namespace nanotf
+
+#endif  // NANOTF_COLLECTIVES_NATIVE_GROUP_H_

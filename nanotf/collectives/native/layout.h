@@ -1,0 +1,133 @@
+// How the shared memory of a group is laid out, and the protocol that runs over it.
+//
+// ../layout.py holds the same numbers for the pure-Python implementation; a test compares them.
+//
+// One anonymous memory file belongs to a group:
+//
+//   [common page][region of rank 0][region of rank 1] ...
+//
+// A region is written by its own rank alone, so that its pages lie on that rank's NUMA node and
+// no shared word needs a lock. (Two words may be written by anyone: `sleepers`, by atomic
+// addition, and `aborted`, to which everyone writes the same 1.) A region holds a header, 16
+// slots, the acknowledgements that this rank gives to others, and the slots' buffers. A slot
+// carries one collective from call to return. Its tag is (key << 32 | call number of that key):
+// ranks find each other by tag, never by the order in which they happen to call.
+//
+// One collective, seen from one rank ("post" is a release store, "wait" ends in an acquire load):
+//
+//   1. Claim a free slot of the own region: not used by another thread of this process, and
+//      every peer has acknowledged the tag that stands in it. Write what the call is.
+//   2. Produce round 0: copy the first chunk of the input to buffer 0. Post the tag.
+//   3. Produce round k + 1 in buffer (k + 1) mod 4 and post `posted`.
+//   4. Wait until every peer has posted round k; in round 0 find the peers' slots by tag and
+//      compare what the calls are. On a difference go to 7: all ranks compare the same headers
+//      in the same order, so all raise the same error.
+//   5. Consume round k: reduce all ranks' chunks in the order of ranks, or copy from them.
+//   6. Repeat 3 to 5 for the next k.
+//   7. Acknowledge every peer's slot. Return, without waiting for anyone.
+//
+// Why 4 buffers: a rank that produces round k + 1 has seen (step 4 for k - 1) that every peer has
+// posted round k - 1, which a peer does after it consumed round k - 3. So the buffer of round
+// k - 3 = (k + 1) - 4 is the youngest one that surely nobody reads any more.
+//
+// Why no barrier at the end: what peers still read stays in the slot until they acknowledge it;
+// the next call takes another slot. A peer that has still to acknowledge needs nothing more from
+// this rank, so a wait for a free slot always ends. Calls one after another need 2 slots: by the
+// time of call n + 2 every peer has posted call n + 1, thus acknowledged call n. Sixteen allow as
+// many keys at once; the seventeenth waits in step 1.
+//
+// Large all-reduces of more than two ranks have two steps in step 5, so that a rank reads
+// 2 (N - 1) / N instead of N - 1 times the message:
+//
+//   5a. Reduce the own N-th of chunk k to result buffer k mod 4, post `reduced`.
+//   5b. Wait until every peer has posted `reduced` for k - 1; copy all N parts of round k - 1.
+//
+// The same four buffers do. Inputs: producing k + 1 comes after 5b for k - 2, so every peer has
+// reduced k - 2 and reads older inputs no more. Results: reducing k comes after every peer has
+// posted k, so it has finished its iteration k - 2, which copied the results of round k - 3.
+//
+// The wait: a rank bumps its own `event` after everything that it posts; a peer that has spun in
+// vain adds itself to `sleepers` and sleeps in a futex on `event`. Both are sequentially
+// consistent, so either the sleeper sees the new event or the poster sees the sleeper. A sleeper
+// wakes 20 times a second anyway, to look at `aborted`, the peer's process and the deadline.
+
+#ifndef NANOTF_COLLECTIVES_NATIVE_LAYOUT_H_
+#define NANOTF_COLLECTIVES_NATIVE_LAYOUT_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace nanotf {
+
+constexpr uint64_t kMagic = 0x6e616e6f74663031;  // "nanotf01": changes with the layout
+constexpr int kSlots = 16;
+constexpr int kBuffers = 4;
+constexpr size_t kLine = 64;
+constexpr size_t kPage = 4096;
+constexpr size_t kTextBytes = 384;
+
+enum RankState : uint32_t { kAbsent = 0, kAttached = 1, kClosed = 2 };
+
+// Why the group was aborted. Written once by whoever owns the page it lies in.
+struct AbortRecord {
+  std::atomic<uint32_t> set;  // 1 after `text` is complete
+  uint32_t length;
+  char text[1016];
+};
+
+struct Common {
+  uint64_t magic;  // by the parent, before any rank maps
+  uint64_t nonce;
+  uint64_t size;
+  uint64_t chunk_bytes;
+  alignas(kLine) std::atomic<uint32_t> aborted;  // 1 for ever, by anyone, after an AbortRecord
+  alignas(1024) AbortRecord record;              // by the parent
+};
+
+struct RankHeader {
+  std::atomic<uint32_t> event;     // by the rank, after each post
+  std::atomic<uint32_t> sleepers;  // by peers' threads, around a sleep on `event`
+  alignas(kLine) std::atomic<uint32_t> state;  // RankState, by the rank
+  uint32_t pid;                                // by the rank, before `state`
+  alignas(kLine) std::atomic<uint64_t> tags[kSlots];  // by the rank, with the first round
+  alignas(1024) AbortRecord record;                   // by the rank
+};
+
+struct SlotHeader {
+  std::atomic<uint64_t> posted;                  // rounds produced; 0 before the tag is posted
+  alignas(kLine) std::atomic<uint64_t> reduced;  // rounds reduced (two-step all-reduce)
+  alignas(kLine) uint64_t signature;             // equal on all ranks, else the call is an error
+  uint64_t rows;                                 // all-gather: what this rank gives
+  uint32_t text_length;
+  char text[kTextBytes - 24];  // what the call is, for people
+};
+
+static_assert(sizeof(AbortRecord) == 1024);
+static_assert(sizeof(Common) == 2048);
+static_assert(sizeof(RankHeader) == 2048);
+static_assert(sizeof(SlotHeader) == 512);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+constexpr size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Offsets in bytes, from the start of the file or of a region.
+struct Layout {
+  size_t size;         // ranks
+  size_t chunk_bytes;  // a multiple of kLine
+
+  static constexpr size_t kSlotHeaders = kPage;
+  static constexpr size_t kAcknowledgements = kSlotHeaders + kSlots * sizeof(SlotHeader);
+
+  size_t part_bytes() const { return RoundUp((chunk_bytes + size - 1) / size, kLine); }
+  size_t buffers() const {
+    return RoundUp(kAcknowledgements + size * kSlots * sizeof(uint64_t), kPage);
+  }
+  size_t slot_bytes() const { return kBuffers * (chunk_bytes + part_bytes()); }
+  size_t region_bytes() const { return RoundUp(buffers() + kSlots * slot_bytes(), kPage); }
+  size_t total_bytes() const { return kPage + size * region_bytes(); }
+};
+
+}  // namespace nanotf
+
+#endif  // NANOTF_COLLECTIVES_NATIVE_LAYOUT_H_

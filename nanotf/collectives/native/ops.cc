@@ -1,0 +1,413 @@
+// TensorFlow's ops over the collectives of shm.h: NanotfAllReduce, NanotfAllGather,
+// NanotfBroadcast, NanotfBarrier.
+//
+// They are stateful: TensorFlow then neither drops, merges nor pre-computes them, and keeps them
+// in the order in which tf.function traced them. Kernels block the thread that runs them.
+
+#include <stdio.h>
+#include <string.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "shm.h"
+#include "tf_c_api.h"
+
+namespace nanotf {
+namespace {
+
+struct TypeInfo {
+  TF_DataType type;
+  const char* name;
+  size_t bytes;
+  int reducible;  // NanotfType, or -1
+};
+
+constexpr TypeInfo kTypes[] = {
+    {1, "float32", 4, kNanotfFloat32},
+    {2, "float64", 8, kNanotfFloat64},
+    {3, "int32", 4, kNanotfInt32},
+    {4, "uint8", 1, -1},
+    {5, "int16", 2, -1},
+    {6, "int8", 1, -1},
+    {8, "complex64", 8, -1},
+    {9, "int64", 8, kNanotfInt64},
+    {10, "bool", 1, -1},
+    {14, "bfloat16", 2, kNanotfBfloat16},
+    {17, "uint16", 2, -1},
+    {18, "complex128", 16, -1},
+    {19, "float16", 2, kNanotfFloat16},
+    {22, "uint32", 4, -1},
+    {23, "uint64", 8, -1},
+};
+constexpr char kReducible[] = "T: {half, bfloat16, float, double, int32, int64}";
+constexpr char kMovable[] =
+    "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, "
+    "uint64, bool, complex64, complex128}";
+
+const TypeInfo& InfoOf(TF_DataType type) {
+  for (const TypeInfo& info : kTypes) {
+    if (info.type == type) return info;
+  }
+  return kTypes[0];  // the op's definition allows no other
+}
+
+struct TensorDeleter {
+  void operator()(TF_Tensor* tensor) const { tf().DeleteTensor(tensor); }
+};
+using Tensor = std::unique_ptr<TF_Tensor, TensorDeleter>;
+
+struct StatusDeleter {
+  void operator()(TF_Status* status) const { tf().DeleteStatus(status); }
+};
+using Status = std::unique_ptr<TF_Status, StatusDeleter>;
+
+Status NewStatus() { return Status(tf().NewStatus()); }
+bool Ok(const Status& status) { return tf().GetCode(status.get()) == kTfOk; }
+
+std::vector<int64_t> Dims(const TF_Tensor* tensor) {
+  std::vector<int64_t> dims(tf().NumDims(tensor));
+  for (size_t i = 0; i < dims.size(); ++i) dims[i] = tf().Dim(tensor, static_cast<int>(i));
+  return dims;
+}
+
+// Describes a call to peers and people: a text, cut where it gets long, and a hash of every shape.
+class Description {
+ public:
+  explicit Description(std::string text) : text_(std::move(text)) {}
+
+  void Add(const TypeInfo& info, const std::vector<int64_t>& dims, bool any_rows) {
+    constexpr int kShown = 4;
+    for (size_t i = 0; i < dims.size(); ++i) Mix(any_rows && i == 0 ? -1 : dims[i]);
+    Mix(static_cast<int64_t>(dims.size()) + 1000);
+    if (++tensors_ > kShown) return;
+    text_ += tensors_ == 1 ? " of " : ", ";
+    text_ += info.name;
+    text_ += '[';
+    for (size_t i = 0; i < dims.size(); ++i) {
+      if (i > 0) text_ += ", ";
+      text_ += any_rows && i == 0 ? "*" : std::to_string(dims[i]);
+    }
+    text_ += ']';
+  }
+
+  NanotfCall Call(int64_t key) {
+    if (tensors_ > 4) {
+      char more[64];
+      snprintf(more, sizeof(more), ", ... (%d tensors, shapes %08x)", tensors_,
+               static_cast<unsigned>(hash_ ^ (hash_ >> 32)));
+      text_ += more;
+    }
+    return NanotfCall{static_cast<uint32_t>(key), hash_, text_.c_str()};
+  }
+
+ private:
+  void Mix(int64_t value) {
+    hash_ = (hash_ ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15;
+    hash_ ^= hash_ >> 29;
+  }
+
+  std::string text_;
+  uint64_t hash_ = 0;
+  int tensors_ = 0;
+};
+
+// The attributes of an op; one per kernel.
+struct Attributes {
+  int64_t group = 0;
+  int64_t key = 0;
+  int64_t root = 0;
+  NanotfReduction reduction = kNanotfSum;
+};
+
+std::string ReductionName(NanotfReduction reduction) {
+  return reduction == kNanotfSum ? "sum" : reduction == kNanotfMin ? "min" : "max";
+}
+
+template <bool kRoot, bool kReduction>
+void* CreateKernel(TF_OpKernelConstruction* construction) {
+  auto* attributes = new Attributes;
+  const Status status = NewStatus();
+  auto get = [&](const char* name, int64_t* value) {
+    if (Ok(status)) tf().OpKernelConstruction_GetAttrInt64(construction, name, value, status.get());
+  };
+  get("group", &attributes->group);
+  get("key", &attributes->key);
+  if (kRoot) get("root", &attributes->root);
+  if (kReduction && Ok(status)) {
+    char name[8] = {};
+    tf().OpKernelConstruction_GetAttrString(construction, "reduction", name, 3, status.get());
+    attributes->reduction = strcmp(name, "min") == 0   ? kNanotfMin
+                            : strcmp(name, "max") == 0 ? kNanotfMax
+                                                       : kNanotfSum;
+  }
+  if (!Ok(status)) tf().OpKernelConstruction_Failure(construction, status.get());
+  return attributes;
+}
+
+void DeleteKernel(void* kernel) { delete static_cast<Attributes*>(kernel); }
+
+// One execution of a kernel: its inputs, its outputs, and the first thing that went wrong.
+class Execution {
+ public:
+  explicit Execution(TF_OpKernelContext* context) : context_(context), status_(NewStatus()) {}
+  ~Execution() {
+    if (!Ok(status_)) tf().OpKernelContext_Failure(context_, status_.get());
+  }
+
+  bool ok() const { return Ok(status_); }
+  char* error() { return error_; }
+  void Fail(const char* message) { tf().SetStatus(status_.get(), kTfInternal, message); }
+  void Check(int failed) {
+    if (failed != 0) Fail(error_);
+  }
+
+  Tensor Input(int index) {
+    TF_Tensor* tensor = nullptr;
+    tf().GetInput(context_, index, &tensor, status_.get());
+    return Tensor(tensor);
+  }
+  Tensor Output(int index, const Tensor& like, const std::vector<int64_t>& dims) {
+    size_t elements = 1;
+    for (const int64_t dim : dims) elements *= static_cast<size_t>(dim);
+    return Tensor(tf().AllocateOutput(context_, index, tf().TensorType(like.get()), dims.data(),
+                                      static_cast<int>(dims.size()), elements, status_.get()));
+  }
+  // The input's own memory when nobody else needs it, else new memory.
+  Tensor OutputInPlace(int index, const std::vector<int64_t>& dims) {
+    int forwarded = -1;
+    return Tensor(tf().ForwardInputOrAllocateOutput(context_, &index, 1, index, dims.data(),
+                                                    static_cast<int>(dims.size()), &forwarded,
+                                                    status_.get()));
+  }
+  void SetOutput(int index, const Tensor& tensor) {
+    tf().SetOutput(context_, index, tensor.get(), status_.get());
+  }
+
+ private:
+  TF_OpKernelContext* context_;
+  Status status_;
+  char error_[kNanotfErrorBytes] = {};
+};
+
+void ComputeAllReduce(void* kernel, TF_OpKernelContext* context) {
+  const Attributes& attributes = *static_cast<Attributes*>(kernel);
+  Execution run(context);
+  Description description("all_reduce(" + ReductionName(attributes.reduction) + ")");
+  const int count = tf().NumInputs(context);
+  std::vector<Tensor> outputs(count);
+  std::vector<NanotfFragment> fragments(count);
+  int type = kNanotfFloat32;
+  for (int i = 0; i < count; ++i) {
+    const Tensor input = run.Input(i);
+    if (!run.ok()) return;
+    const std::vector<int64_t> dims = Dims(input.get());
+    const TypeInfo& info = InfoOf(tf().TensorType(input.get()));
+    type = info.reducible;
+    description.Add(info, dims, false);
+    fragments[i].in = tf().TensorData(input.get());
+    fragments[i].bytes = tf().TensorByteSize(input.get());
+  }
+  for (int i = 0; i < count; ++i) {
+    // A second time, because holding an input would prevent its memory from being taken over.
+    std::vector<int64_t> dims;
+    {
+      const Tensor input = run.Input(i);
+      dims = Dims(input.get());
+    }
+    outputs[i] = run.OutputInPlace(i, dims);
+    if (!run.ok()) return;
+    fragments[i].out = tf().TensorData(outputs[i].get());
+  }
+  const NanotfCall call = description.Call(attributes.key);
+  run.Check(nanotf_all_reduce(attributes.group, &call, static_cast<NanotfType>(type),
+                              attributes.reduction, fragments.data(), count, run.error()));
+}
+
+struct GatherOutput {
+  Execution* run;
+  const Tensor* input;
+  std::vector<int64_t> dims;
+  Tensor tensor;
+};
+
+int AllocateGathered(void* context, uint64_t rows, void** out) {
+  auto* output = static_cast<GatherOutput*>(context);
+  output->dims[0] = static_cast<int64_t>(rows);
+  output->tensor = output->run->Output(0, *output->input, output->dims);
+  if (!output->run->ok()) return 1;
+  *out = tf().TensorData(output->tensor.get());
+  return 0;
+}
+
+void ComputeAllGather(void* kernel, TF_OpKernelContext* context) {
+  const Attributes& attributes = *static_cast<Attributes*>(kernel);
+  Execution run(context);
+  const Tensor input = run.Input(0);
+  if (!run.ok()) return;
+  GatherOutput output{&run, &input, Dims(input.get()), nullptr};
+  if (output.dims.empty()) {
+    return run.Fail("nanotf collective: all_gather needs a tensor with at least one dimension. "
+                    "Received: a scalar. Reshape it to [1].");
+  }
+  const TypeInfo& info = InfoOf(tf().TensorType(input.get()));
+  Description description("all_gather");
+  description.Add(info, output.dims, true);
+  const uint64_t rows = static_cast<uint64_t>(output.dims[0]);
+  uint64_t row_bytes = info.bytes;
+  for (size_t i = 1; i < output.dims.size(); ++i) row_bytes *= output.dims[i];
+  const NanotfCall call = description.Call(attributes.key);
+  run.Check(nanotf_all_gather(attributes.group, &call, tf().TensorData(input.get()), rows,
+                              row_bytes, AllocateGathered, &output, run.error()));
+}
+
+void ComputeBroadcast(void* kernel, TF_OpKernelContext* context) {
+  const Attributes& attributes = *static_cast<Attributes*>(kernel);
+  Execution run(context);
+  Tensor input = run.Input(0);
+  if (!run.ok()) return;
+  const std::vector<int64_t> dims = Dims(input.get());
+  Description description("broadcast from rank " + std::to_string(attributes.root));
+  description.Add(InfoOf(tf().TensorType(input.get())), dims, false);
+  const NanotfCall call = description.Call(attributes.key);
+  const uint64_t bytes = tf().TensorByteSize(input.get());
+  if (nanotf_rank(attributes.group) == attributes.root) {
+    // The root's output is its input, so that nothing is copied.
+    run.Check(nanotf_broadcast(attributes.group, &call, static_cast<int>(attributes.root),
+                               tf().TensorData(input.get()), nullptr, bytes, run.error()));
+    if (run.ok()) run.SetOutput(0, input);
+    return;
+  }
+  input.reset();
+  const Tensor output = run.OutputInPlace(0, dims);
+  if (!run.ok()) return;
+  run.Check(nanotf_broadcast(attributes.group, &call, static_cast<int>(attributes.root), nullptr,
+                             tf().TensorData(output.get()), bytes, run.error()));
+}
+
+void ComputeBarrier(void* kernel, TF_OpKernelContext* context) {
+  const Attributes& attributes = *static_cast<Attributes*>(kernel);
+  Execution run(context);
+  Description description("barrier");
+  const NanotfCall call = description.Call(attributes.key);
+  run.Check(nanotf_barrier(attributes.group, &call, run.error()));
+}
+
+struct ShapeDeleter {
+  void operator()(TF_ShapeHandle* shape) const { tf().DeleteShapeHandle(shape); }
+};
+using Shape = std::unique_ptr<TF_ShapeHandle, ShapeDeleter>;
+
+void SameShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape shape(tf().NewShapeHandle());
+  const int count = static_cast<int>(tf().ShapeInferenceContextNumInputs(context));
+  for (int i = 0; i < count && tf().GetCode(status) == kTfOk; ++i) {
+    tf().ShapeInferenceContextGetInput(context, i, shape.get(), status);
+    if (tf().GetCode(status) != kTfOk) return;
+    tf().ShapeInferenceContextSetOutput(context, i, shape.get(), status);
+  }
+}
+
+void GatheredShape(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape input(tf().NewShapeHandle());
+  const Shape rest(tf().NewShapeHandle());
+  const Shape output(tf().NewShapeHandle());
+  auto ok = [&] { return tf().GetCode(status) == kTfOk; };
+  tf().ShapeInferenceContextGetInput(context, 0, input.get(), status);
+  if (ok() && !tf().ShapeInferenceContextRankKnown(context, input.get())) {
+    return tf().ShapeInferenceContextSetUnknownShape(context, status);
+  }
+  if (ok()) {
+    tf().ShapeInferenceContextWithRankAtLeast(context, input.get(), 1, input.get(), status);
+  }
+  if (ok()) {
+    // An end beyond the rank means the rank.
+    tf().ShapeInferenceContextSubshape(context, input.get(), 1, 1 << 20, rest.get(), status);
+  }
+  if (!ok()) return;
+  // -1 is how TensorFlow writes an unknown dimension; the C API has no other way to make one.
+  const Shape rows(
+      tf().ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(int64_t{-1})));
+  tf().ShapeInferenceContextConcatenateShapes(context, rows.get(), rest.get(), output.get(),
+                                              status);
+  if (ok()) tf().ShapeInferenceContextSetOutput(context, 0, output.get(), status);
+}
+
+void NoShapes(TF_ShapeInferenceContext*, TF_Status*) {}
+
+struct OpDefinition {
+  const char* name;
+  std::vector<const char*> attributes;
+  const char* input;
+  const char* output;
+  TfShapeFunction shape;
+  void* (*create)(TF_OpKernelConstruction*);
+  void (*compute)(void*, TF_OpKernelContext*);
+};
+
+void Register(const OpDefinition& op, const Status& status) {
+  TF_OpDefinitionBuilder* builder = tf().NewOpDefinitionBuilder(op.name);
+  tf().OpDefinitionBuilderAddAttr(builder, "group: int");
+  tf().OpDefinitionBuilderAddAttr(builder, "key: int");
+  for (const char* attribute : op.attributes) tf().OpDefinitionBuilderAddAttr(builder, attribute);
+  if (op.input != nullptr) tf().OpDefinitionBuilderAddInput(builder, op.input);
+  if (op.output != nullptr) tf().OpDefinitionBuilderAddOutput(builder, op.output);
+  tf().OpDefinitionBuilderSetIsStateful(builder, true);
+  tf().OpDefinitionBuilderSetShapeInferenceFunction(builder, op.shape);
+  tf().RegisterOpDefinition(builder, status.get());
+  if (!Ok(status)) return;
+  tf().RegisterKernelBuilder(
+      op.name, tf().NewKernelBuilder(op.name, "CPU", op.create, op.compute, DeleteKernel),
+      status.get());
+}
+
+// Runs when tf.load_op_library opens this file, which is when TensorFlow collects new ops.
+__attribute__((constructor)) void RegisterAll() {
+  const char* missing = LoadTfApi();
+  if (*missing != 0) {
+    fprintf(stderr, "nanotf: TensorFlow's C API lacks %s; no op was registered.\n", missing);
+    return;
+  }
+  const OpDefinition ops[] = {
+      {"NanotfAllReduce",
+       {"N: int >= 1", kReducible, "reduction: {'sum', 'min', 'max'}"},
+       "tensors: N * T",
+       "reduced: N * T",
+       SameShapes,
+       CreateKernel<false, true>,
+       ComputeAllReduce},
+      {"NanotfAllGather",
+       {kMovable},
+       "tensor: T",
+       "gathered: T",
+       GatheredShape,
+       CreateKernel<false, false>,
+       ComputeAllGather},
+      {"NanotfBroadcast",
+       {kMovable, "root: int"},
+       "tensor: T",
+       "value: T",
+       SameShapes,
+       CreateKernel<true, false>,
+       ComputeBroadcast},
+      {"NanotfBarrier",
+       {},
+       nullptr,
+       nullptr,
+       NoShapes,
+       CreateKernel<false, false>,
+       ComputeBarrier},
+  };
+  for (const OpDefinition& op : ops) {
+    const Status status = NewStatus();
+    Register(op, status);
+    if (!Ok(status)) {
+      fprintf(stderr, "nanotf: %s was not registered: %s\n", op.name,
+              tf().Message(status.get()));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace nanotf

@@ -1,0 +1,4 @@
+// The loops of reduce_loops.h for one instruction set; build.py gives the flags.
+
+#define NANOTF_REDUCE_NAME ReduceAvx512
+#include "reduce_loops.h"

@@ -1,0 +1,82 @@
+// The C interface of _shm.so: what ../native_engine.py (ctypes) and ops.cc call.
+//
+// Functions that can fail return 0 on success; otherwise they write a message that begins with
+// "nanotf collective: " to `error` (at most kErrorBytes, terminated).
+
+#ifndef NANOTF_COLLECTIVES_NATIVE_SHM_H_
+#define NANOTF_COLLECTIVES_NATIVE_SHM_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define NANOTF_EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+enum { kNanotfErrorBytes = 2048 };
+
+// Types that can be reduced; values are part of the interface with native_engine.py.
+enum NanotfType {
+  kNanotfFloat32 = 0,
+  kNanotfFloat64 = 1,
+  kNanotfFloat16 = 2,
+  kNanotfBfloat16 = 3,
+  kNanotfInt32 = 4,
+  kNanotfInt64 = 5,
+};
+
+enum NanotfReduction { kNanotfSum = 0, kNanotfMin = 1, kNanotfMax = 2 };
+
+struct NanotfConfig {
+  uint64_t nonce;
+  uint64_t size;             // ranks
+  uint64_t chunk_bytes;      // a multiple of 64
+  uint64_t symmetric_bytes;  // all-reduces of more than 2 ranks above this take two steps
+  double spin_seconds;       // how long to spin before sleeping
+  double deadline_seconds;   // how long one wait may take
+};
+
+// A tensor of an all-reduce; `in` and `out` may be the same.
+struct NanotfFragment {
+  const void* in;
+  void* out;
+  uint64_t bytes;
+};
+
+// What a call is: ranks whose `shape_hash` or `text` differ raise. `text` is shown to people.
+struct NanotfCall {
+  uint32_t key;
+  uint64_t shape_hash;
+  const char* text;
+};
+
+// Makes the output of a gather of `rows` rows and stores its address; returns 0 on success.
+typedef int (*NanotfAllocate)(void* context, uint64_t rows, void** out);
+
+// Maps the group's file; returns a handle > 0, or 0 with `error` set. `fd` stays the caller's.
+NANOTF_EXPORT int64_t nanotf_attach(const NanotfConfig* config, int fd, int rank, char* error);
+// The rank that a handle was attached as; -1 if it is closed.
+NANOTF_EXPORT int nanotf_rank(int64_t handle);
+NANOTF_EXPORT int nanotf_all_reduce(int64_t handle, const NanotfCall* call, NanotfType type,
+                                    NanotfReduction reduction, const NanotfFragment* fragments,
+                                    int64_t count, char* error);
+// Concatenates what the ranks give, in the order of ranks; `rows` may differ between them.
+NANOTF_EXPORT int nanotf_all_gather(int64_t handle, const NanotfCall* call, const void* in,
+                                    uint64_t rows, uint64_t row_bytes, NanotfAllocate allocate,
+                                    void* context, char* error);
+// `in` is read on the root alone, `out` is written on all others (and on the root if not null).
+NANOTF_EXPORT int nanotf_broadcast(int64_t handle, const NanotfCall* call, int root,
+                                   const void* in, void* out, uint64_t bytes, char* error);
+NANOTF_EXPORT int nanotf_barrier(int64_t handle, const NanotfCall* call, char* error);
+// Every rank that is in a collective, or enters one, fails with `message`.
+NANOTF_EXPORT int nanotf_abort(int64_t handle, const char* message);
+// Calls that are still running fail; the memory is unmapped when the last has returned.
+NANOTF_EXPORT int nanotf_close(int64_t handle);
+// Writes the numbers that layout.py must agree with; returns how many.
+NANOTF_EXPORT int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t* numbers);
+// The name of the vector instructions in use: "avx512", "avx2" or "baseline".
+NANOTF_EXPORT const char* nanotf_vectors(void);
+
+}  // extern "C"
+
+#endif  // NANOTF_COLLECTIVES_NATIVE_SHM_H_

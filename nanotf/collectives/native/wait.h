@@ -1,0 +1,51 @@
+// Waiting for another process: spin, then sleep in the kernel.
+
+#ifndef NANOTF_COLLECTIVES_NATIVE_WAIT_H_
+#define NANOTF_COLLECTIVES_NATIVE_WAIT_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace nanotf {
+
+using Clock = std::chrono::steady_clock;
+
+// Tells the core that this is a spin, so that a sibling hyper-thread gets its resources.
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Sleeps until `word`, in memory shared between processes, is woken; returns at once if it is not
+// `expected`, and after `milliseconds` in any case.
+void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int milliseconds);
+
+// Wakes all that sleep on `word`.
+void WakeAll(const std::atomic<uint32_t>& word);
+
+// Whether a process runs. A zombie does not: its parent may reap it late.
+bool IsAlive(uint32_t pid);
+
+// Spins until `ready()`; returns false after `seconds` without success.
+template <typename Ready>
+bool SpinUntil(Ready ready, double seconds) {
+  if (ready()) return true;
+  if (seconds <= 0) return false;
+  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                      std::chrono::duration<double>(seconds));
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return true;
+      Pause();
+    }
+  } while (Clock::now() < end);
+  return ready();
+}
+
+}  // namespace nanotf
+
+#endif  // NANOTF_COLLECTIVES_NATIVE_WAIT_H_

@@ -1,0 +1,134 @@
+"""The implementation in C++ (`native/`), called through ctypes on NumPy arrays.
+
+`group.py` calls the same library through TensorFlow's ops; both use one handle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.collectives import native_library as native
+from nanotf.collectives.engine import (
+    Array,
+    Engine,
+    check_key,
+    check_reducible,
+    check_reduction,
+    check_rows,
+    describe,
+)
+from nanotf.collectives.spec import GroupSpec
+from nanotf.errors import CollectiveError
+
+
+class NativeEngine(Engine):
+    """One rank of a group, in C++. See `Engine`.
+
+    Args:
+        spec: `GroupSpec`.
+        rank: int.
+        fd: int, the group's file; stays the caller's.
+    """
+
+    def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:
+        super().__init__(spec, rank)
+        self._library = native.load()
+        config = native.Config(
+            spec.nonce,
+            spec.size,
+            spec.chunk_bytes,
+            spec.symmetric_bytes,
+            spec.spin_seconds,
+            spec.deadline,
+        )
+        error = ctypes.create_string_buffer(native.ERROR_BYTES)
+        self.handle: int = self._library.nanotf_attach(config, fd, rank, error)
+        if self.handle == 0:
+            raise CollectiveError(_text(error))
+
+    def all_reduce(self, arrays: Sequence[Array], key: int, op: str = "sum") -> list[Array]:
+        arrays = [np.asarray(array, order="C") for array in arrays]
+        check_reducible([array.dtype.name for array in arrays])
+        check_reduction(op)
+        results = [np.empty_like(array) for array in arrays]
+        fragments = (native.Fragment * len(arrays))(
+            *[
+                (array.ctypes.data, result.ctypes.data, array.nbytes)
+                for array, result in zip(arrays, results, strict=True)
+            ]
+        )
+        self._call(
+            self._library.nanotf_all_reduce,
+            key,
+            describe(f"all_reduce({op})", arrays),
+            native.TYPES[arrays[0].dtype.name],
+            native.REDUCTIONS[op],
+            fragments,
+            len(arrays),
+        )
+        return results
+
+    def all_gather(self, array: Array, key: int) -> Array:
+        array = np.asarray(array, order="C")
+        check_rows(array.ndim)
+        results: list[Array] = []
+
+        def allocate(context: Any, rows: int, out: Any) -> int:
+            with contextlib.suppress(MemoryError):
+                results.append(np.empty((rows, *array.shape[1:]), array.dtype))
+                out[0] = results[0].ctypes.data
+                return 0
+            return 1
+
+        row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        self._call(
+            self._library.nanotf_all_gather,
+            key,
+            describe("all_gather", [array], any_rows=True),
+            array.ctypes.data,
+            array.shape[0],
+            row_bytes,
+            native.Allocate(allocate),
+            None,
+        )
+        return results[0]
+
+    def broadcast(self, array: Array, key: int, root: int = 0) -> Array:
+        array = np.asarray(array, order="C")
+        result = np.empty_like(array)
+        self._call(
+            self._library.nanotf_broadcast,
+            key,
+            describe(f"broadcast from rank {root}", [array]),
+            root,
+            array.ctypes.data,
+            result.ctypes.data,
+            array.nbytes,
+        )
+        return result
+
+    def barrier(self, key: int) -> None:
+        self._call(self._library.nanotf_barrier, key, "barrier")
+
+    def abort(self, message: str) -> None:
+        self._library.nanotf_abort(self.handle, message.encode("utf-8", "replace"))
+
+    def close(self) -> None:
+        self._library.nanotf_close(self.handle)
+
+    def _call(
+        self, function: Callable[..., int], key: int, text: str, *arguments: object
+    ) -> None:
+        call = native.Call(check_key(key), 0, text.encode())
+        error = ctypes.create_string_buffer(native.ERROR_BYTES)
+        if function(self.handle, call, *arguments, error):
+            raise CollectiveError(_text(error))
+
+
+def _text(error: ctypes.Array[ctypes.c_char]) -> str:
+    return error.value.decode("utf-8", "replace")

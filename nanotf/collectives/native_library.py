@@ -1,0 +1,117 @@
+"""The C interface of the compiled library (`native/shm.h`), and whether it can be used."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+from nanotf.collectives import layout
+
+LIBRARY = Path(__file__).with_name("_shm.so")
+OPS_LIBRARY = Path(__file__).with_name("_ops.so")
+
+ERROR_BYTES = 2048
+TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
+REDUCTIONS = {"sum": 0, "min": 1, "max": 2}
+
+
+class Config(ctypes.Structure):
+    """`NanotfConfig`."""
+
+    _fields_ = [
+        ("nonce", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("chunk_bytes", ctypes.c_uint64),
+        ("symmetric_bytes", ctypes.c_uint64),
+        ("spin_seconds", ctypes.c_double),
+        ("deadline_seconds", ctypes.c_double),
+    ]
+
+
+class Fragment(ctypes.Structure):
+    """`NanotfFragment`."""
+
+    _fields_ = [
+        ("source", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("bytes", ctypes.c_uint64),
+    ]
+
+
+class Call(ctypes.Structure):
+    """`NanotfCall`."""
+
+    _fields_ = [
+        ("key", ctypes.c_uint32),
+        ("shape_hash", ctypes.c_uint64),
+        ("text", ctypes.c_char_p),
+    ]
+
+
+Allocate = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)
+)
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library, with the types of its functions declared."""
+    library = ctypes.CDLL(os.fspath(LIBRARY))
+    call, error = ctypes.POINTER(Call), ctypes.c_char_p
+    handle, address, size = ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint64
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "attach": (handle, [ctypes.POINTER(Config), ctypes.c_int, ctypes.c_int, error]),
+        "all_reduce": (
+            ctypes.c_int,
+            [
+                handle,
+                call,
+                ctypes.c_int,
+                ctypes.c_int,
+                ctypes.POINTER(Fragment),
+                handle,
+                error,
+            ],
+        ),
+        "all_gather": (
+            ctypes.c_int,
+            [handle, call, address, size, size, Allocate, address, error],
+        ),
+        "broadcast": (ctypes.c_int, [handle, call, ctypes.c_int, address, address, size, error]),
+        "barrier": (ctypes.c_int, [handle, call, error]),
+        "abort": (ctypes.c_int, [handle, error]),
+        "close": (ctypes.c_int, [handle]),
+        "layout": (ctypes.c_int, [size, size, ctypes.POINTER(size)]),
+        "vectors": (ctypes.c_char_p, []),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"nanotf_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def native_layout(size: int, chunk_bytes: int) -> list[int]:
+    """The numbers of `native/layout.h`, in the order of `nanotf_layout`."""
+    numbers = (ctypes.c_uint64 * 64)()
+    return list(numbers[: load().nanotf_layout(size, chunk_bytes, numbers)])
+
+
+def native_status() -> tuple[bool, str]:
+    """Whether the native implementation can be used, and why or why not. Takes about 1 ms.
+
+    Environment variables read: `NANOTF_NATIVE`; 0 forces the pure-Python implementation.
+    """
+    if os.environ.get("NANOTF_NATIVE") == "0":
+        return False, "NANOTF_NATIVE=0"
+    for path in (LIBRARY, OPS_LIBRARY):
+        if not path.exists():
+            return False, f"{path.name} was not built; run `python -m nanotf.collectives.build`"
+    try:
+        if native_layout(2, 4096)[0] != layout.MAGIC:
+            return False, f"{LIBRARY.name} is of another version; build it again"
+        return True, f"{LIBRARY.name}, {load().nanotf_vectors().decode()}"
+    except (OSError, AttributeError) as error:
+        return False, f"{LIBRARY.name} cannot be loaded: {error}"

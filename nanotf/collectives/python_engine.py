@@ -1,0 +1,378 @@
+"""The implementation in pure Python: the protocol of `native/layout.h`, one-step rounds only.
+
+It is taken where the native library was not built. A sleeping rank polls, since Python has
+no futex; reductions are NumPy's, in the order of ranks, so that all ranks get equal bits.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.collectives import layout
+from nanotf.collectives.engine import (
+    Array,
+    Engine,
+    check_key,
+    check_reducible,
+    check_reduction,
+    check_rows,
+    describe,
+)
+from nanotf.collectives.shared_view import SharedView
+from nanotf.collectives.spec import GroupSpec
+from nanotf.errors import CollectiveError, InvalidArgumentError
+
+_REDUCE: dict[str, Callable[..., Any]] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+
+
+class PythonEngine(Engine):
+    """One rank of a group, in pure Python. See `Engine`.
+
+    Args:
+        spec: `GroupSpec`.
+        rank: int.
+        fd: int, the group's file; stays the caller's.
+    """
+
+    def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:
+        super().__init__(spec, rank)
+        self.view = SharedView(spec, rank, fd)
+        # Guards what follows. Held for a moment, never in a wait.
+        self._lock = threading.Lock()
+        self._calls: dict[int, int] = {}
+        self._in_flight: set[int] = set()
+        self._busy: set[int] = set()
+
+    def all_reduce(self, arrays: Sequence[Array], key: int, op: str = "sum") -> list[Array]:
+        arrays = [np.asarray(array, order="C") for array in arrays]
+        check_reducible([array.dtype.name for array in arrays])
+        check_reduction(op)
+        flat = (
+            arrays[0].reshape(-1)
+            if len(arrays) == 1
+            else np.concatenate([array.reshape(-1) for array in arrays])
+        )
+        result = np.empty_like(flat)
+        source, target = _raw(flat), _raw(result)
+        chunk = self.spec.chunk_bytes
+        ranks = range(self.size)
+        with _Call(self, key, describe(f"all_reduce({op})", arrays)) as call:
+
+            def consume(number: int) -> None:
+                out = target[number * chunk : (number + 1) * chunk]
+                inputs = [
+                    np.frombuffer(call.buffer(rank, number, len(out)), np.uint8).view(flat.dtype)
+                    for rank in ranks
+                ]
+                _reduce(_REDUCE[op], inputs, out.view(flat.dtype))
+
+            call.run(source, call.rounds(flat.nbytes), consume)
+        ends = np.cumsum([array.size for array in arrays])[:-1]
+        parts = np.split(result, ends)
+        return [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)]
+
+    def all_gather(self, array: Array, key: int) -> Array:
+        array = np.asarray(array, order="C")
+        check_rows(array.ndim)
+        text = describe("all_gather", [array], any_rows=True)
+        row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
+        chunk = self.spec.chunk_bytes
+        with _Call(self, key, text, rows=array.shape[0]) as call:
+            results: list[Array] = []
+            targets: list[Array] = []
+
+            def allocate() -> int:
+                rows = [call.rows(rank) for rank in range(self.size)]
+                results.append(np.empty((sum(rows), *array.shape[1:]), array.dtype))
+                ends = np.cumsum([count * row_bytes for count in rows])[:-1]
+                targets.extend(np.split(_raw(results[0]), ends))
+                return call.rounds(max(rows) * row_bytes)
+
+            def consume(number: int) -> None:
+                for rank, target in enumerate(targets):
+                    out = target[number * chunk : (number + 1) * chunk]
+                    out[:] = np.frombuffer(call.buffer(rank, number, len(out)), np.uint8)
+
+            call.run(_raw(array), call.rounds(array.nbytes), consume, allocate)
+        return results[0]
+
+    def broadcast(self, array: Array, key: int, root: int = 0) -> Array:
+        array = np.asarray(array, order="C")
+        if not 0 <= root < self.size:
+            raise InvalidArgumentError(
+                f"root must be a rank, 0 to {self.size - 1}. Received: root={root}."
+            )
+        result = np.empty_like(array)
+        target = _raw(result)
+        chunk = self.spec.chunk_bytes
+        text = describe(f"broadcast from rank {root}", [array])
+        with _Call(self, key, text) as call:
+
+            def consume(number: int) -> None:
+                out = target[number * chunk : (number + 1) * chunk]
+                out[:] = np.frombuffer(call.buffer(root, number, len(out)), np.uint8)
+
+            source = _raw(array) if self.rank == root else _raw(array)[:0]
+            call.run(source, call.rounds(array.nbytes), consume)
+        return result
+
+    def barrier(self, key: int) -> None:
+        with _Call(self, key, "barrier") as call:
+            call.run(np.empty(0, np.uint8), 1, lambda number: None)
+
+    def abort(self, message: str) -> None:
+        prefix = "nanotf collective: "
+        self.view.abort(message if message.startswith(prefix) else prefix + message)
+
+    def close(self) -> None:
+        self.view.close()
+
+    # ---------------------------------------------------------------- for `_Call`
+    def enter(self, key: int) -> int:
+        """The number of this call of `key`."""
+        with self._lock:
+            if key in self._in_flight:
+                raise CollectiveError(
+                    "nanotf collective: one rank may have one collective of a key in flight. "
+                    f"Received: key={key} on rank {self.rank} from two threads at once. "
+                    "Give each its own key."
+                )
+            self._in_flight.add(key)
+            # 0 would be the tag of a slot that was never used.
+            self._calls[key] = self._calls.get(key, 0) % 0xFFFFFFFF + 1
+            return self._calls[key]
+
+    def leave(self, key: int, slot: int | None) -> None:
+        """Ends what `enter` and `try_claim` began."""
+        with self._lock:
+            self._in_flight.discard(key)
+            self._busy.discard(-1 if slot is None else slot)
+
+    def try_claim(self) -> int | None:
+        """A slot that no thread uses and that every peer has done with, None if there is none."""
+        view = self.view
+        peers = [rank for rank in range(self.size) if rank != self.rank]
+        with self._lock:
+            for slot in range(layout.SLOTS):
+                if slot in self._busy:
+                    continue
+                tag = view.word(view.tag(self.rank, slot))
+                if all(view.word(view.acknowledged(p, self.rank, slot)) == tag for p in peers):
+                    self._busy.add(slot)
+                    return slot
+        return None
+
+
+class _Call:
+    """One collective from call to return. The step numbers are those of `native/layout.h`."""
+
+    def __init__(self, engine: PythonEngine, key: int, text: str, rows: int = 0) -> None:
+        self.engine = engine
+        self.view = engine.view
+        self.key = check_key(key)
+        self.text = text
+        self._rows = rows
+        self._slots: dict[int, int] = {}
+        self._met = False
+        self._slot: int | None = None
+
+    def __enter__(self) -> _Call:
+        self.number = self.engine.enter(self.key)
+        self.tag = self.key << 32 | self.number
+        try:
+            self.view.check_aborted()
+            self._claim()
+        except BaseException:
+            self.engine.leave(self.key, None)
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        view, own = self.view, self.engine.rank
+        if self._met:  # step 7
+            for peer in self._peers():
+                view.set_word(view.acknowledged(own, peer, self._slots[peer]), self.tag)
+        self.engine.leave(self.key, self._slot)
+
+    def rounds(self, nbytes: int) -> int:
+        """How many chunks `nbytes` take, at least one."""
+        return max(1, -(-nbytes // self.engine.spec.chunk_bytes))
+
+    def rows(self, rank: int) -> int:
+        """What a rank gives to a gather."""
+        return self.view.word(self._header(rank) + layout.ROWS)
+
+    def buffer(self, rank: int, number: int, nbytes: int) -> memoryview:
+        """What a rank produced in a round."""
+        return self.view.buffer(rank, self._slots[rank], number, nbytes)
+
+    def run(
+        self,
+        source: Array,
+        rounds: int,
+        consume: Callable[[int], None],
+        total: Callable[[], int] | None = None,
+    ) -> None:
+        """Steps 2 to 6: `source` as bytes goes out, `consume` is called for each round.
+
+        `total` is called when all ranks have come, and returns the number of rounds.
+        """
+        chunk = self.engine.spec.chunk_bytes
+        produced = number = 0
+
+        def produce_until(wanted: int) -> None:
+            nonlocal produced
+            while produced < min(wanted, rounds):
+                data = source[produced * chunk : (produced + 1) * chunk]
+                target = self.buffer(self.engine.rank, produced, len(data))
+                np.frombuffer(target, np.uint8)[:] = data
+                produced += 1
+                self._post(produced)
+
+        while number < rounds:
+            produce_until(number + 2)
+            if number == 0:
+                self._meet()
+                rounds = total() if total is not None else rounds
+            else:
+                self._await_posted(number + 1)
+            consume(number)
+            number += 1
+
+    def _peers(self) -> list[int]:
+        return [rank for rank in range(self.engine.size) if rank != self.engine.rank]
+
+    def _header(self, rank: int) -> int:
+        return self.view.slot_header(rank, self._slots[rank])
+
+    def _claim(self) -> None:
+        """Step 1."""
+        claimed: list[int] = []
+
+        def try_claim() -> bool:
+            slot = self.engine.try_claim()
+            claimed.extend([] if slot is None else [slot])
+            return slot is not None
+
+        def look_around(waited: float) -> None:
+            if waited > self.engine.spec.deadline:
+                self._fail(
+                    f"rank {self.engine.rank} waited {self.engine.spec.deadline:g} s to begin "
+                    f"{self._describe()}, because {layout.SLOTS} collectives were in flight. "
+                    f"Ranks that begin more than {layout.SLOTS} at once must begin the same ones."
+                )
+
+        self.view.wait(try_claim, look_around)
+        self._slot = self._slots[self.engine.rank] = claimed[0]
+        view, header = self.view, self._header(self.engine.rank)
+        text = self.text.encode()
+        view.set_word(header + layout.POSTED, 0)
+        # Two checksums, since one of 32 bits would let a difference pass too often.
+        signature = zlib.crc32(text) << 32 | zlib.adler32(text)
+        view.set_word(header + layout.SIGNATURE, signature)
+        view.set_word(header + layout.ROWS, self._rows)
+        text = text[: layout.TEXT_BYTES]
+        view.bytes[header + layout.TEXT : header + layout.TEXT + len(text)] = text
+        view.set_half(header + layout.TEXT_LENGTH, len(text))
+
+    def _post(self, rounds: int) -> None:
+        view, own = self.view, self.engine.rank
+        view.set_word(self._header(own) + layout.POSTED, rounds)
+        if rounds == 1:
+            view.set_word(view.tag(own, self._slots[own]), self.tag)
+
+    def _meet(self) -> None:
+        """Step 4 in round 0."""
+        for peer in self._peers():
+            self._await(peer, lambda peer=peer: self._find(peer))  # type: ignore[misc]
+        self._met = True
+        view = self.view
+        first = view.word(self._header(0) + layout.SIGNATURE)
+        for rank in range(1, self.engine.size):
+            if view.word(self._header(rank) + layout.SIGNATURE) != first:
+                raise CollectiveError(
+                    "nanotf collective: all ranks must call the same collective on the same "
+                    f"type and shape. Received: rank 0: {self._text(0)}; rank {rank}: "
+                    f"{self._text(rank)} (key {self.key}, call {self.number}). Check that "
+                    "every rank runs the same model on batches of the same structure."
+                )
+
+    def _find(self, peer: int) -> bool:
+        view = self.view
+        for slot in range(layout.SLOTS):
+            if view.word(view.tag(peer, slot)) == self.tag:
+                self._slots[peer] = slot
+                return True
+        return False
+
+    def _text(self, rank: int) -> str:
+        header = self._header(rank)
+        begin = header + layout.TEXT
+        length = min(self.view.half(header + layout.TEXT_LENGTH), layout.TEXT_BYTES)
+        return bytes(self.view.bytes[begin : begin + length]).decode("utf-8", "replace")
+
+    def _await_posted(self, rounds: int) -> None:
+        for peer in self._peers():
+            posted = self._header(peer) + layout.POSTED
+            self._await(peer, lambda posted=posted: self.view.word(posted) >= rounds)  # type: ignore[misc]
+
+    def _await(self, peer: int, ready: Callable[[], bool]) -> None:
+        def look_around(waited: float) -> None:
+            how = self.view.lost(peer)
+            if how is not None and not ready():  # it may have posted, then ended
+                pid = self.view.half(self.view.layout.region(peer) + layout.PID)
+                self._fail(
+                    f"rank {peer} (process {pid}) {how} while rank {self.engine.rank} waited "
+                    f"for it in {self._describe()}. See that rank's log."
+                )
+            if waited > self.engine.spec.deadline:
+                self._fail(
+                    f"rank {self.engine.rank} waited {self.engine.spec.deadline:g} s in "
+                    f"{self._describe()} for {self._missing()}. Ranks must call the same "
+                    "collectives; if one is only slow, raise the deadline."
+                )
+
+        self.view.wait(ready, look_around)
+
+    def _fail(self, message: str) -> None:
+        self.engine.abort(message)
+        raise CollectiveError(f"nanotf collective: {message}")
+
+    def _describe(self) -> str:
+        return f"{self.text} (key {self.key}, call {self.number})"
+
+    def _missing(self) -> str:
+        """Names the ranks that have not come, or that came and did not go on."""
+        names = []
+        here = self.view.word(self._header(self.engine.rank) + layout.POSTED)
+        for peer in self._peers():
+            found = peer in self._slots
+            if found and self.view.word(self._header(peer) + layout.POSTED) >= here:
+                continue
+            state = self.view.half(self.view.layout.region(peer) + layout.STATE)
+            how = "came, did not finish" if found else "did not come"
+            names.append(f"rank {peer} ({'never attached' if state == layout.ABSENT else how})")
+        return ", ".join(names) or "its peers"
+
+
+def _raw(array: Array) -> Array:
+    """The bytes of a contiguous array."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def _reduce(function: Callable[..., Any], inputs: Sequence[Array], out: Array) -> None:
+    """out = inputs[0] op inputs[1] op ...; 16-bit floats are accumulated in float32."""
+    wide = out.dtype.itemsize == 2
+    first = inputs[0].astype(np.float32) if wide else inputs[0]
+    total = np.empty(out.shape, np.float32) if wide else out
+    if len(inputs) == 1:
+        total[:] = first
+    for number, other in enumerate(inputs[1:]):
+        function(total if number else first, other.astype(np.float32) if wide else other, total)
+    if wide:
+        out[:] = total.astype(out.dtype)

@@ -1,0 +1,199 @@
+"""A rank's view of the shared memory in pure Python: words, buffers and waits.
+
+Words are read and written through memoryviews, each access one machine instruction. What
+the C++ implementation does with acquire and release, this one gets from the order in which
+x86 makes stores visible, and from `_fence` elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable
+
+from nanotf.collectives import layout
+from nanotf.collectives.spec import GroupSpec, write_abort_record
+from nanotf.errors import CollectiveError
+
+_ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
+_fence_lock = threading.Lock()
+
+_SHORTEST_SLEEP = 20e-6  # s
+_LONGEST_SLEEP = 1e-3
+_LOOK_AROUND_EVERY = 0.05  # s, for an abort, a death, the deadline
+
+
+def _fence() -> None:
+    """Orders all earlier reads and writes before all later ones."""
+    if not _ORDERED_STORES:
+        # Releasing orders what came before, acquiring what comes after, and the processor keeps
+        # an acquire behind an earlier release.
+        for _ in range(2):
+            with _fence_lock:
+                pass
+
+
+class SharedView:
+    """The mapped memory of a group, as one rank sees it.
+
+    Args:
+        spec: `GroupSpec`.
+        rank: int.
+        fd: int, stays the caller's.
+    """
+
+    def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:
+        self.spec = spec
+        self.rank = rank
+        self.layout = spec.layout
+        if os.fstat(fd).st_size < self.layout.total_bytes:
+            raise CollectiveError(
+                "nanotf collective: the descriptor must be the file of the group. "
+                f"Received: fd={fd}. Pass the descriptor that came with the specification."
+            )
+        self._map = mmap.mmap(fd, self.layout.total_bytes)
+        self._words = memoryview(self._map).cast("Q")
+        self._halves = memoryview(self._map).cast("I")
+        self.bytes = memoryview(self._map)
+        self.closed = False
+        expected = [layout.MAGIC, spec.nonce, spec.size, spec.chunk_bytes]
+        if [self._words[i] for i in range(4)] != expected:
+            raise CollectiveError(
+                "nanotf collective: the descriptor belongs to another group than the "
+                "specification. Pass the descriptor that came with it."
+            )
+        region = self.layout.region(rank)
+        if self.half(region + layout.STATE) != layout.ABSENT:
+            raise CollectiveError(
+                "nanotf collective: a rank can be attached once. Received: "
+                f"rank={rank}, which process {self.half(region + layout.PID)} has."
+            )
+        self.set_half(region + layout.PID, os.getpid())
+        self.set_half(region + layout.STATE, layout.ATTACHED)
+
+    def word(self, offset: int) -> int:
+        """An unsigned 64-bit word that another rank may write."""
+        value = self._words[offset // 8]
+        _fence()
+        return value
+
+    def set_word(self, offset: int, value: int) -> None:
+        """Makes everything written before visible no later than this word."""
+        _fence()
+        self._words[offset // 8] = value
+
+    def half(self, offset: int) -> int:
+        """An unsigned 32-bit word that another rank may write."""
+        value = self._halves[offset // 4]
+        _fence()
+        return value
+
+    def set_half(self, offset: int, value: int) -> None:
+        """As `set_word`, 32 bits."""
+        _fence()
+        self._halves[offset // 4] = value
+
+    def tag(self, rank: int, slot: int) -> int:
+        """Where the tag of a slot is."""
+        return self.layout.region(rank) + layout.TAGS + slot * 8
+
+    def acknowledged(self, reader: int, owner: int, slot: int) -> int:
+        """Where `reader` writes the last tag of `owner`'s slot that it has done with."""
+        index = owner * layout.SLOTS + slot
+        return self.layout.region(reader) + layout.ACKNOWLEDGEMENTS + index * 8
+
+    def slot_header(self, rank: int, slot: int) -> int:
+        """Where the header of a slot is."""
+        region = self.layout.region(rank)
+        return region + layout.SLOT_HEADERS + slot * layout.SLOT_HEADER_BYTES
+
+    def buffer(self, rank: int, slot: int, number: int, nbytes: int) -> memoryview:
+        """The first bytes of the buffer of a round."""
+        begin = (
+            self.layout.region(rank)
+            + self.layout.buffers
+            + slot * self.layout.slot_bytes
+            + number % layout.BUFFERS * self.layout.chunk_bytes
+        )
+        return self.bytes[begin : begin + nbytes]
+
+    def check_aborted(self) -> None:
+        """Raises `CollectiveError` if the group was aborted, or closed on this rank."""
+        if self.closed:
+            raise CollectiveError(
+                f"nanotf collective: the group is closed on rank {self.rank}. "
+                "Attach to a new group."
+            )
+        if not self.half(layout.ABORTED):
+            return
+        records = [layout.COMMON_RECORD] + [
+            self.layout.region(rank) + layout.RANK_RECORD for rank in range(self.spec.size)
+        ]
+        record = next((offset for offset in records if self.half(offset)), records[0])
+        begin = record + layout.RECORD_TEXT
+        length = min(self.half(record + layout.RECORD_LENGTH), layout.RECORD_TEXT_BYTES)
+        raise CollectiveError(bytes(self.bytes[begin : begin + length]).decode("utf-8", "replace"))
+
+    def abort(self, message: str) -> None:
+        """Aborts the group, with `message` unless this rank has already given one."""
+        write_abort_record(
+            self._map, self.layout.region(self.rank) + layout.RANK_RECORD, message
+        )
+
+    def wait(
+        self, ready: Callable[[], bool], look_around: Callable[[float], None] | None = None
+    ) -> None:
+        """Returns when `ready()` is true.
+
+        Args:
+            ready: called often.
+            look_around: called now and then with the seconds waited; may raise.
+        """
+        for _ in range(50 if self.spec.spin_seconds else 1):
+            if ready():
+                return
+        start = looked = time.monotonic()
+        pause = _SHORTEST_SLEEP
+        while not ready():
+            self.check_aborted()
+            now = time.monotonic()
+            if now - looked >= _LOOK_AROUND_EVERY and look_around is not None:
+                looked = now
+                look_around(now - start)
+            time.sleep(pause)
+            pause = min(pause * 1.5, _LONGEST_SLEEP)
+
+    def lost(self, rank: int) -> str | None:
+        """How a rank went away, None if it has not."""
+        region = self.layout.region(rank)
+        state = self.half(region + layout.STATE)
+        if state == layout.CLOSED:
+            return "left the group"
+        if state == layout.ATTACHED and not is_alive(self.half(region + layout.PID)):
+            return "ended"
+        return None
+
+    def close(self) -> None:
+        """Tells the peers that this rank is gone. The memory goes with the last view of it."""
+        if not self.closed:
+            self.closed = True
+            self.set_half(self.layout.region(self.rank) + layout.STATE, layout.CLOSED)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs. A zombie does not: its parent may reap it late."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The name in parentheses may contain anything, a parenthesis included.
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    return True

@@ -1,0 +1,243 @@
+"""The parent's side of a group: it owns the memory and can abort.
+
+The memory is an anonymous file (`memfd_create`). It has no name that anybody could open or
+that could stay behind after `kill -9`; only who is handed the descriptor can map it, and the
+size of `/dev/shm` sets no limit. Pages are allocated when they are first written, so the
+size of the file,
+
+    4 KiB + size x (12 KiB + size x 128 B, in whole pages + 16 x 4 x (chunk + chunk / size)),
+
+is address space. What a rank really uses is two slots (of the 16) in ordinary training, at
+most 4 x chunk bytes each: 1 MiB for the native implementation, 8 MiB for the Python one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import mmap
+import os
+import secrets
+import struct
+import tempfile
+import weakref
+from types import TracebackType
+
+from nanotf.collectives import layout
+from nanotf.collectives.native_library import native_status
+from nanotf.errors import InvalidArgumentError
+
+logger = logging.getLogger("nanotf")
+
+IMPLEMENTATIONS = ("native", "python")
+REDUCTIONS = ("sum", "min", "max")
+DEFAULT_DEADLINE = 600.0  # s
+
+# Measured with latency.py; see there.
+_CHUNK_BYTES = {"native": 128 << 10, "python": 1 << 20}
+_SYMMETRIC_BYTES = 256 << 10
+_SPIN_SECONDS = 50e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupSpec:
+    """What a worker needs, beside the file descriptor, to attach to a group.
+
+    Args:
+        size: int, number of ranks.
+        nonce: int, random; a descriptor of another group is refused.
+        implementation: str, one of `IMPLEMENTATIONS`, the same on all ranks.
+        chunk_bytes: int, what one round of the protocol moves; a multiple of 64.
+        symmetric_bytes: int, all-reduces above this take two steps: each rank reduces a part,
+            then all copy the results (native implementation).
+        spin_seconds: float, how long a rank spins before it sleeps in the kernel.
+        deadline: float, seconds that one wait for other ranks may take.
+    """
+
+    size: int
+    nonce: int
+    implementation: str
+    chunk_bytes: int
+    symmetric_bytes: int
+    spin_seconds: float
+    deadline: float
+
+    @property
+    def layout(self) -> layout.Layout:
+        """The offsets in the shared memory."""
+        return layout.Layout(self.size, self.chunk_bytes)
+
+
+def write_abort_record(memory: mmap.mmap, offset: int, message: str) -> None:
+    """Writes an abort record at `offset` unless it is set, then the group's abort flag."""
+    if struct.unpack_from("<I", memory, offset)[0] == 0:
+        text = message.encode("utf-8", "replace")[: layout.RECORD_TEXT_BYTES]
+        begin = offset + layout.RECORD_TEXT
+        memory[begin : begin + len(text)] = text
+        struct.pack_into("<I", memory, offset + layout.RECORD_LENGTH, len(text))
+        struct.pack_into("<I", memory, offset, 1)
+    struct.pack_into("<I", memory, layout.ABORTED, 1)
+
+
+class GroupOwner:
+    """The parent's handle of a group. Made by `create_group`.
+
+    Attributes:
+        spec: `GroupSpec`, to be sent to every worker.
+        fd: int, the descriptor to be sent along. `close` closes it; workers that have
+            attached keep their mapping.
+    """
+
+    def __init__(self, spec: GroupSpec) -> None:
+        self.spec = spec
+        self.fd = _anonymous_file(spec.layout.total_bytes)
+        self._closer = weakref.finalize(self, os.close, self.fd)
+        # The common page alone: the parent has no business in the ranks' regions, and what it
+        # touched there would lie on its NUMA node.
+        self._common = mmap.mmap(self.fd, layout.PAGE)
+        struct.pack_into(
+            "<QQQQ", self._common, 0, layout.MAGIC, spec.nonce, spec.size, spec.chunk_bytes
+        )
+
+    def abort(self, message: str) -> None:
+        """Makes every rank that is in a collective, or enters one, raise `CollectiveError`.
+
+        Args:
+            message: str, why. The first abort of a group counts.
+
+        Blocked ranks notice within 50 ms.
+        """
+        if not self._common.closed:
+            write_abort_record(self._common, layout.COMMON_RECORD, _with_prefix(message))
+
+    def close(self) -> None:
+        """Gives up the parent's mapping and descriptor. May be called twice."""
+        self._common.close()
+        self._closer()
+
+    def __enter__(self) -> GroupOwner:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def create_group(
+    size: int,
+    *,
+    deadline: float = DEFAULT_DEADLINE,
+    implementation: str | None = None,
+    chunk_bytes: int | None = None,
+    symmetric_bytes: int = _SYMMETRIC_BYTES,
+    spin_seconds: float | None = None,
+) -> GroupOwner:
+    """Creates the shared memory of a group, in the parent.
+
+    Args:
+        size: int, number of ranks.
+        deadline: float, default 600 seconds, for each wait for other ranks.
+        implementation: str or None, one of `IMPLEMENTATIONS`. `None` takes "native" where the
+            library was built and `NANOTF_NATIVE` is not 0, else "python", and logs which.
+        chunk_bytes, symmetric_bytes: see `GroupSpec`; the defaults were measured.
+        spin_seconds: float or None. `None` spins 50 us, and not at all if there are more ranks
+            than cores: a spinning rank would keep the one it waits for from running.
+
+    Returns:
+        A `GroupOwner`.
+
+    Environment variables read: `NANOTF_NATIVE`.
+    """
+    if not 1 <= size <= layout.MAX_SIZE:
+        raise InvalidArgumentError(
+            f"size must be 1 to {layout.MAX_SIZE}. Received: size={size}. "
+            "Pass the number of workers."
+        )
+    if not deadline > 0:
+        raise InvalidArgumentError(
+            f"deadline must be positive. Received: deadline={deadline}. Pass seconds."
+        )
+    implementation = _choose(implementation)
+    if chunk_bytes is None:
+        chunk_bytes = _CHUNK_BYTES[implementation]
+    if chunk_bytes < layout.LINE or chunk_bytes % layout.LINE:
+        raise InvalidArgumentError(
+            f"chunk_bytes must be a positive multiple of {layout.LINE}. "
+            f"Received: chunk_bytes={chunk_bytes}. Leave it out for the measured default."
+        )
+    if spin_seconds is None:
+        spin_seconds = _SPIN_SECONDS if size <= _cores() else 0.0
+    # Two ranks read as much from each other either way, and wait half as often in one step.
+    if size == 2 and symmetric_bytes == _SYMMETRIC_BYTES:
+        symmetric_bytes = 1 << 62
+    return GroupOwner(
+        GroupSpec(
+            size=size,
+            nonce=secrets.randbits(63),
+            implementation=implementation,
+            chunk_bytes=chunk_bytes,
+            symmetric_bytes=symmetric_bytes,
+            spin_seconds=spin_seconds,
+            deadline=deadline,
+        )
+    )
+
+
+def _choose(implementation: str | None) -> str:
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        raise InvalidArgumentError(
+            f"implementation must be one of {IMPLEMENTATIONS} or None. "
+            f"Received: implementation={implementation!r}."
+        )
+    if implementation == "python":
+        return implementation
+    available, reason = native_status()
+    if not available and implementation == "native":
+        raise InvalidArgumentError(
+            "implementation='native' needs the compiled library. "
+            f"Received: {reason}. Run `python -m nanotf.collectives.build`."
+        )
+    if implementation is None:
+        logger.info("Collectives: %s (%s).", "native" if available else "pure Python", reason)
+    return "native" if available else "python"
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _with_prefix(message: str) -> str:
+    prefix = "nanotf collective: "
+    return message if message.startswith(prefix) else prefix + message
+
+
+def _anonymous_file(nbytes: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("nanotf-group", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:  # macOS: a temporary file that has already lost its name
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, nbytes)
+        _seal(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _seal(fd: int) -> None:
+    """Fixes the size: a file that shrinks under a mapping kills its readers with SIGBUS."""
+    import fcntl
+
+    if hasattr(fcntl, "F_ADD_SEALS"):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
