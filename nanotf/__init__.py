@@ -15,6 +15,7 @@ _HOMES = {
     "accelerate": "nanotf.models",
     "plan": "nanotf.topology",
     "shutdown": "nanotf.pool",
+    "warm_up": "nanotf.pool",
     "worker_pids": "nanotf.pool",
     "errors": None,
     "keras": None,

@@ -38,6 +38,7 @@ from nanotf import collectives, environment, messages, topology
 from nanotf.channel import Channel, ChannelClosed
 from nanotf.errors import NanoError, WorkerDied, WorkerError, describe_exit
 from nanotf.shipping.blocks import Block
+from nanotf.transports import check_transport
 
 START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 STOP_SECONDS = 2.0
@@ -68,7 +69,8 @@ class Worker:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [sys.executable, "-m", "nanotf.worker", str(theirs.fileno()), str(self.rank)]
-        command.append(",".join(map(str, placement.cores)))
+        pinned = placement.cores if placement.pin else ()
+        command.append(",".join(map(str, pinned)))
         command.append("" if placement.numa_node is None else str(placement.numa_node))
         try:
             # A session of its own: Ctrl-C in the terminal is for the parent to handle.
@@ -298,7 +300,13 @@ class _SetupError(WorkerError):
 
 def _variables(placement: topology.Placement) -> dict[str, str]:
     """The whole environment of a worker."""
-    variables = environment.worker_environment(placement, os.environ).apply(os.environ)
+    found = environment.worker_environment(placement, os.environ)
+    if placement.rank == 0:  # the same for all
+        for warning in found.warnings:
+            logger.warning("%s", warning)
+        for name, value in found.kept.items():
+            logger.info("Workers keep %s=%s, which you have set.", name, value)
+    variables = found.apply(os.environ)
     variables["NANOTF_RANK"] = str(placement.rank)
     root = str(pathlib.Path(__file__).resolve().parent.parent)
     paths = [p for p in variables.get("PYTHONPATH", "").split(os.pathsep) if p]
@@ -356,6 +364,35 @@ def _start(plan: topology.Plan, transport: str) -> Pool:
                 raise
             logger.info("Starting the workers again with other ports: %s", error.message)
     raise AssertionError("unreachable")
+
+
+def warm_up(
+    num_processes: int, cores_per_process: int | None = None, transport: str | None = None
+) -> None:
+    """Starts the workers in the background, while the caller goes on.
+
+    A worker needs some seconds to import TensorFlow; called at the top of a script, this hides
+    them behind what the script does before its first `fit(num_processes=...)`, which waits for
+    the rest. An error in starting is raised by that `fit`.
+
+    Args:
+        num_processes, cores_per_process, transport: as in `fit`; the pool is used by a `fit`
+            with the same ones.
+
+    Raises:
+        NanoError: An argument cannot be used.
+    """
+    transport = check_transport(transport)
+    plan = topology.plan(num_processes, cores_per_process)
+
+    def start() -> None:
+        with _lock:
+            if _pool is None or not _pool.is_alive():
+                with contextlib.suppress(NanoError):
+                    _current(plan, transport)
+                _start_idle_timer()
+
+    threading.Thread(target=start, name="nanotf-warm-up", daemon=True).start()
 
 
 def shutdown() -> None:

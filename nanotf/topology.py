@@ -51,7 +51,8 @@ class Placement:
     Args:
         rank: int, 0..N-1.
         cores: tuple of int, logical CPUs, one per physical core, in ascending order.
-        numa_node: int or None, the node that all of them are on; None for several.
+        numa_node: int or None, the node that all of them are on; None for several, and where
+            the worker is not pinned.
         pin: bool, default True; False where the worker must not be pinned, because the machine
             cannot or because a CPU quota grants a number of cores and not these.
     """
@@ -264,6 +265,6 @@ def _place(
         groups.append(group)
     for rank, group in enumerate(groups):
         on = {core.numa_node for core in group}
-        yield Placement(
-            rank, tuple(sorted(core.id for core in group)), on.pop() if len(on) == 1 else None, pin
-        )
+        # A worker that is not pinned runs on any node, and must not ask for this one's memory.
+        node_of_all = on.pop() if pin and len(on) == 1 else None
+        yield Placement(rank, tuple(sorted(core.id for core in group)), node_of_all, pin)

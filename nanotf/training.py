@@ -27,7 +27,7 @@ from nanotf.errors import (
 from nanotf.shipping import inputs, models, pickling, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.state import State, StateLayout
-from nanotf.transports import DEFAULT_TRANSPORT, TRANSPORTS
+from nanotf.transports import check_transport
 
 logger = logging.getLogger("nanotf")
 
@@ -62,27 +62,17 @@ class FitArguments:
     validation_freq: Any = 1
 
 
-def check_transport(transport: str) -> None:
-    """Raises `InvalidArgumentError` for a transport that does not exist."""
-    if transport not in TRANSPORTS:
-        raise InvalidArgumentError(
-            f"`transport` must be one of {', '.join(map(repr, TRANSPORTS))}. "
-            f"Received: transport={transport!r}."
-        )
-
-
 def needs_workers(num_processes: Any, transport: Any) -> bool:
     """Checks the arguments that nanotf adds to `fit`, and says whether they ask for workers.
 
     Args:
         num_processes: None or an int above 0.
-        transport: None or one of `TRANSPORTS`.
+        transport: None or one of `transports.TRANSPORTS`.
 
     Raises:
         InvalidArgumentError, InvalidArgumentTypeError: They are something else.
     """
-    if transport is not None:
-        check_transport(transport)
+    check_transport(transport)
     if num_processes is None:
         return False
     topology.check_num_processes(num_processes)
@@ -102,7 +92,7 @@ def fit(
         model: a compiled Keras model.
         given: mapping of str to object, the arguments of Keras's `fit` that were given.
         num_processes: int, above 1.
-        transport: str or None for the default, one of `TRANSPORTS`.
+        transport: str or None for the default, one of `transports.TRANSPORTS`.
         cores_per_process: int or None for equal shares of all usable cores.
 
     Returns:
@@ -126,7 +116,7 @@ def fit(
     job = _FitCall(model, _arguments(given), num_processes)
     if gpus:
         return gpu.fit(model, job.recipe, given, num_processes, gpus)
-    with pool.pool_for(plan, transport or DEFAULT_TRANSPORT) as workers:
+    with pool.pool_for(plan, check_transport(transport)) as workers:
         return job.run(workers)
 
 

@@ -5,5 +5,23 @@ collectives, for comparison and for several hosts; its server in each worker lis
 interfaces.
 """
 
+from nanotf.errors import InvalidArgumentError
+
 TRANSPORTS = ("shm", "grpc")
 DEFAULT_TRANSPORT = "shm"
+
+
+def check_transport(transport: str | None) -> str:
+    """The transport to use for an argument `transport`; None means the default.
+
+    Raises:
+        InvalidArgumentError: There is no such transport.
+    """
+    if transport is None:
+        return DEFAULT_TRANSPORT
+    if transport not in TRANSPORTS:
+        raise InvalidArgumentError(
+            f"`transport` must be one of {', '.join(map(repr, TRANSPORTS))}. "
+            f"Received: transport={transport!r}."
+        )
+    return transport

@@ -6,15 +6,13 @@
       owner.close()                           group.all_reduce(tensor, key)
       owner.abort("why")                      ... raises CollectiveError("why") on every rank
 
-| file | what is in it |
-| --- | --- |
-| `spec.py` | the parent's side: the memory, its specification, abort |
-| `group.py` | the worker's side, on tensors |
-| `engine.py` | the interface of an implementation, on NumPy arrays |
-| `native_engine.py`, `native_library.py`, `native/` | the implementation in C++; `native/layout.h` states the protocol |
-| `python_engine.py`, `shared_view.py`, `layout.py` | the same protocol in pure Python |
-| `build.py` | compiles `native/` |
-| `latency.py` | measures |
+- `spec.py`: the parent's side: the memory, its specification, abort.
+- `group.py`: the worker's side, on tensors.
+- `engine.py`: the interface of an implementation, on NumPy arrays.
+- `native/`, `native_library.py`, `native_engine.py`: the implementation in C++.
+  `native/layout.h` states the protocol.
+- `python_engine.py`, `shared_view.py`, `layout.py`: the same protocol in pure Python.
+- `build.py` compiles `native/`; `latency.py` measures.
 """
 
 from __future__ import annotations

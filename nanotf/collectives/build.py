@@ -101,8 +101,7 @@ def _install(source: Path, target: Path) -> Path:
     """Replaces a library as a whole: a process that has the old one mapped keeps it."""
     beside = target / f".{source.name}.{os.getpid()}"
     shutil.copy(source, beside)
-    os.replace(beside, target / source.name)
-    return target / source.name
+    return beside.replace(target / source.name)
 
 
 def _run(command: list[str]) -> str:

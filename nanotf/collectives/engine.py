@@ -31,9 +31,7 @@ class Engine(abc.ABC):
 
     def __init__(self, spec: GroupSpec, rank: int) -> None:
         if not 0 <= rank < spec.size:
-            raise InvalidArgumentError(
-                f"rank must be 0 to {spec.size - 1}. Received: rank={rank}."
-            )
+            raise InvalidArgumentError(f"rank must be 0 to {spec.size - 1}. Received: rank={rank}.")
         self.spec = spec
         self.rank = rank
         self.size = spec.size

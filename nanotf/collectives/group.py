@@ -125,9 +125,7 @@ class Group:
         """
         return self.all_reduce_many([tensor], key, op)[0]
 
-    def all_reduce_many(
-        self, tensors: Sequence[Tensor], key: int, op: str = "sum"
-    ) -> list[Tensor]:
+    def all_reduce_many(self, tensors: Sequence[Tensor], key: int, op: str = "sum") -> list[Tensor]:
         """As `all_reduce`, for tensors of one dtype in one call; they are not packed first."""
         key, op = check_key(key), check_reduction(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -231,8 +229,7 @@ class Group:
         if tf.executing_eagerly():
             results = function(*[tensor.numpy() for tensor in tensors])
             return [
-                tf.constant(result, dtype)
-                for result, dtype in zip(results, dtypes, strict=True)
+                tf.constant(result, dtype) for result, dtype in zip(results, dtypes, strict=True)
             ]
         return tf.numpy_function(function, tensors, dtypes)
 

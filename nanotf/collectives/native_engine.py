@@ -58,7 +58,7 @@ class NativeEngine(Engine):
         results = [np.empty_like(array) for array in arrays]
         fragments = (native.Fragment * len(arrays))(
             *[
-                (array.ctypes.data, result.ctypes.data, array.nbytes)
+                native.Fragment(array.ctypes.data, result.ctypes.data, array.nbytes)
                 for array, result in zip(arrays, results, strict=True)
             ]
         )
@@ -121,9 +121,7 @@ class NativeEngine(Engine):
     def close(self) -> None:
         self._library.nanotf_close(self.handle)
 
-    def _call(
-        self, function: Callable[..., int], key: int, text: str, *arguments: object
-    ) -> None:
+    def _call(self, function: Callable[..., int], key: int, text: str, *arguments: object) -> None:
         call = native.Call(check_key(key), 0, text.encode())
         error = ctypes.create_string_buffer(native.ERROR_BYTES)
         if function(self.handle, call, *arguments, error):

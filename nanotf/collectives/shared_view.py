@@ -7,13 +7,13 @@ x86 makes stores visible, and from `_fence` elsewhere.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import platform
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from nanotf.collectives import layout
 from nanotf.collectives.spec import GroupSpec, write_abort_record
@@ -140,9 +140,7 @@ class SharedView:
 
     def abort(self, message: str) -> None:
         """Aborts the group, with `message` unless this rank has already given one."""
-        write_abort_record(
-            self._map, self.layout.region(self.rank) + layout.RANK_RECORD, message
-        )
+        write_abort_record(self._map, self.layout.region(self.rank) + layout.RANK_RECORD, message)
 
     def wait(
         self, ready: Callable[[], bool], look_around: Callable[[float], None] | None = None
@@ -192,8 +190,9 @@ def is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         pass
-    with contextlib.suppress(OSError):
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in parentheses may contain anything, a parenthesis included.
-            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    return True
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:  # no /proc here, or it just went; then the next look says so
+        return True
+    # The name in parentheses may contain anything, a parenthesis included.
+    return status.rpartition(b")")[2].split()[:1] not in ([b"Z"], [b"X"])

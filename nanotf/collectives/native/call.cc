@@ -222,8 +222,10 @@ std::string Call::Missing() const {
     const bool found = slots_[peer] >= 0;
     if (found && group_.slot(peer, slots_[peer]).posted.load() >= here) continue;
     names += (names.empty() ? "rank " : ", rank ") + std::to_string(peer);
-    if (group_.header(peer).state.load() == kAbsent) names += " (never attached)";
-    else names += found ? " (came, did not finish)" : " (did not come)";
+    if (group_.header(peer).state.load() == kAbsent)
+      names += " (never attached)";
+    else
+      names += found ? " (came, did not finish)" : " (did not come)";
   }
   return names.empty() ? "its peers" : names;
 }

@@ -100,8 +100,7 @@ void ReduceSymmetric(Group& group, Call& call, const Stream& stream, NanotfType 
   RunRounds(
       call, rounds,
       [&](uint64_t round) {
-        CopyIn(call, stream, group.rank(), round,
-               ChunkOf(round, size_of_chunk, stream.bytes()));
+        CopyIn(call, stream, group.rank(), round, ChunkOf(round, size_of_chunk, stream.bytes()));
       },
       [&] { return rounds; },
       [&](uint64_t round) {
@@ -152,8 +151,7 @@ void ReduceTwoStep(Group& group, Call& call, const Stream& stream, NanotfType ty
   RunRounds(
       call, rounds,
       [&](uint64_t round) {
-        CopyIn(call, stream, group.rank(), round,
-               ChunkOf(round, size_of_chunk, stream.bytes()));
+        CopyIn(call, stream, group.rank(), round, ChunkOf(round, size_of_chunk, stream.bytes()));
       },
       [&] { return rounds; },
       [&](uint64_t round) {

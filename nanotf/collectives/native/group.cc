@@ -24,11 +24,12 @@ Group::Group(const NanotfConfig& config, int fd, int rank)
                   " bytes of shared memory: " + strerror(errno) + "."};
   }
   base_ = static_cast<char*>(base);
-  if (common().magic != kMagic || common().nonce != config.nonce ||
-      common().size != config.size || common().chunk_bytes != config.chunk_bytes) {
+  if (common().magic != kMagic || common().nonce != config.nonce || common().size != config.size ||
+      common().chunk_bytes != config.chunk_bytes) {
     munmap(base, layout_.total_bytes());
-    throw Failure{"the descriptor belongs to another group than the specification. Pass the "
-                  "descriptor that came with it."};
+    throw Failure{
+        "the descriptor belongs to another group than the specification. Pass the "
+        "descriptor that came with it."};
   }
   if (header(rank_).state.load(std::memory_order_acquire) != kAbsent) {
     const uint32_t pid = header(rank_).pid;
@@ -111,8 +112,8 @@ int Group::TryClaim() {
     const uint64_t tag = header(rank_).tags[index].load(std::memory_order_relaxed);
     bool free = true;
     for (int peer = 0; peer < size() && free; ++peer) {
-      free = peer == rank_ ||
-             acknowledged(peer, rank_, index).load(std::memory_order_acquire) == tag;
+      free =
+          peer == rank_ || acknowledged(peer, rank_, index).load(std::memory_order_acquire) == tag;
     }
     if (free) {
       busy_[index] = true;

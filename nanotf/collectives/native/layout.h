@@ -65,7 +65,6 @@ constexpr int kSlots = 16;
 constexpr int kBuffers = 4;
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
-constexpr size_t kTextBytes = 384;
 
 enum RankState : uint32_t { kAbsent = 0, kAttached = 1, kClosed = 2 };
 
@@ -86,8 +85,8 @@ struct Common {
 };
 
 struct RankHeader {
-  std::atomic<uint32_t> event;     // by the rank, after each post
-  std::atomic<uint32_t> sleepers;  // by peers' threads, around a sleep on `event`
+  std::atomic<uint32_t> event;                 // by the rank, after each post
+  std::atomic<uint32_t> sleepers;              // by peers' threads, around a sleep on `event`
   alignas(kLine) std::atomic<uint32_t> state;  // RankState, by the rank
   uint32_t pid;                                // by the rank, before `state`
   alignas(kLine) std::atomic<uint64_t> tags[kSlots];  // by the rank, with the first round
@@ -100,7 +99,7 @@ struct SlotHeader {
   alignas(kLine) uint64_t signature;             // equal on all ranks, else the call is an error
   uint64_t rows;                                 // all-gather: what this rank gives
   uint32_t text_length;
-  char text[kTextBytes - 24];  // what the call is, for people
+  char text[360];  // what the call is, for people
 };
 
 static_assert(sizeof(AbortRecord) == 1024);

@@ -248,8 +248,9 @@ void ComputeAllGather(void* kernel, TF_OpKernelContext* context) {
   if (!run.ok()) return;
   GatherOutput output{&run, &input, Dims(input.get()), nullptr};
   if (output.dims.empty()) {
-    return run.Fail("nanotf collective: all_gather needs a tensor with at least one dimension. "
-                    "Received: a scalar. Reshape it to [1].");
+    return run.Fail(
+        "nanotf collective: all_gather needs a tensor with at least one dimension. "
+        "Received: a scalar. Reshape it to [1].");
   }
   const TypeInfo& info = InfoOf(tf().TensorType(input.get()));
   Description description("all_gather");
@@ -391,20 +392,13 @@ __attribute__((constructor)) void RegisterAll() {
        SameShapes,
        CreateKernel<true, false>,
        ComputeBroadcast},
-      {"NanotfBarrier",
-       {},
-       nullptr,
-       nullptr,
-       NoShapes,
-       CreateKernel<false, false>,
-       ComputeBarrier},
+      {"NanotfBarrier", {}, nullptr, nullptr, NoShapes, CreateKernel<false, false>, ComputeBarrier},
   };
   for (const OpDefinition& op : ops) {
     const Status status = NewStatus();
     Register(op, status);
     if (!Ok(status)) {
-      fprintf(stderr, "nanotf: %s was not registered: %s\n", op.name,
-              tf().Message(status.get()));
+      fprintf(stderr, "nanotf: %s was not registered: %s\n", op.name, tf().Message(status.get()));
     }
   }
 }

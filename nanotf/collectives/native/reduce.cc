@@ -1,5 +1,8 @@
 #include "reduce.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -11,11 +14,14 @@ const ReduceVariant& BestReduce() {
 #if defined(NANOTF_X86_VARIANTS)
     // __builtin_cpu_supports also asks whether the operating system saves the wide registers.
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    const char* wanted = getenv("NANOTF_VECTORS");
+    auto allowed = [&](const char* name) { return wanted == nullptr || !strcmp(wanted, name); };
+    if (allowed("avx512") && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
       return ReduceVariant{"avx512", ReduceAvx512};
     }
-    if (__builtin_cpu_supports("avx2")) return ReduceVariant{"avx2", ReduceAvx2};
+    if (allowed("avx2") && __builtin_cpu_supports("avx2")) return ReduceVariant{"avx2", ReduceAvx2};
 #endif
     return ReduceVariant{"baseline", ReduceBaseline};
   }();

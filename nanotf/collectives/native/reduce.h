@@ -29,7 +29,8 @@ struct ReduceVariant {
   ReduceFunction function;
 };
 
-// The best variant that this CPU can run.
+// The best variant that this CPU can run; the environment variable NANOTF_VECTORS ("avx512",
+// "avx2", "baseline"; read once) limits the choice, for tests.
 const ReduceVariant& BestReduce();
 
 // Sets the floating-point environment to IEEE defaults while it lives. TensorFlow flushes

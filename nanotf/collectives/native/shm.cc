@@ -32,8 +32,9 @@ class Registry {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = groups_.find(handle);
     if (found == groups_.end()) {
-      throw Failure{"the group is closed in this process. Trace the function again with the "
-                    "present group."};
+      throw Failure{
+          "the group is closed in this process. Trace the function again with the "
+          "present group."};
     }
     return found->second;
   }
@@ -60,8 +61,8 @@ Registry& Groups() {
 
 void Report(const std::string& message, char* error) {
   static const char kPrefix[] = "nanotf collective: ";
-  std::string text = message.compare(0, strlen(kPrefix), kPrefix) == 0 ? message
-                                                                       : kPrefix + message;
+  std::string text =
+      message.compare(0, strlen(kPrefix), kPrefix) == 0 ? message : kPrefix + message;
   const size_t length = std::min<size_t>(text.size(), kNanotfErrorBytes - 1);
   memcpy(error, text.data(), length);
   error[length] = 0;
@@ -150,7 +151,10 @@ int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t* numbers) {
       sizeof(nanotf::SlotHeader),
       offsetof(nanotf::SlotHeader, reduced),
       offsetof(nanotf::SlotHeader, signature),
+      offsetof(nanotf::SlotHeader, rows),
+      offsetof(nanotf::SlotHeader, text_length),
       offsetof(nanotf::SlotHeader, text),
+      sizeof(nanotf::SlotHeader::text),
       Layout::kAcknowledgements,
       layout.part_bytes(),
       layout.buffers(),

@@ -65,8 +65,8 @@ NANOTF_EXPORT int nanotf_all_gather(int64_t handle, const NanotfCall* call, cons
                                     uint64_t rows, uint64_t row_bytes, NanotfAllocate allocate,
                                     void* context, char* error);
 // `in` is read on the root alone, `out` is written on all others (and on the root if not null).
-NANOTF_EXPORT int nanotf_broadcast(int64_t handle, const NanotfCall* call, int root,
-                                   const void* in, void* out, uint64_t bytes, char* error);
+NANOTF_EXPORT int nanotf_broadcast(int64_t handle, const NanotfCall* call, int root, const void* in,
+                                   void* out, uint64_t bytes, char* error);
 NANOTF_EXPORT int nanotf_barrier(int64_t handle, const NanotfCall* call, char* error);
 // Every rank that is in a collective, or enters one, fails with `message`.
 NANOTF_EXPORT int nanotf_abort(int64_t handle, const char* message);

@@ -21,7 +21,7 @@ void* Framework() {
 
 const char* LoadTfApi() {
   void* library = Framework();
-#define X(result, name, parameters)                                                \
+#define X(result, name, parameters)                                               \
   api.name = reinterpret_cast<result(*) parameters>(dlsym(library, "TF_" #name)); \
   if (api.name == nullptr) return "TF_" #name;
   NANOTF_TF_FUNCTIONS(X)

@@ -1,0 +1,161 @@
+"""Measures the collectives: `python -m nanotf.collectives.latency [--help]`.
+
+Spawns the ranks, pins each to cores of its own, and prints for each size the median time of
+an all-reduce, the bandwidth (message size over that time), and the ratio to one `memcpy` of
+the message, timed between the all-reduces of the same run. Buffers are reused and results are
+written over the inputs, as in a training step, where TensorFlow lends the op its inputs' memory.
+No TensorFlow is involved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import ctypes
+import os
+import pickle
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.collectives import native_library as native
+from nanotf.collectives.native_engine import NativeEngine
+from nanotf.collectives.python_engine import PythonEngine
+from nanotf.collectives.spec import IMPLEMENTATIONS, GroupSpec, create_group
+
+SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 94 << 20)
+_SECONDS_PER_SIZE = 0.7
+
+
+def measure(spec: GroupSpec, rank: int, fd: int, sizes: Sequence[int]) -> list[list[float]]:
+    """One rank's part.
+
+    Returns:
+        For each size: its bytes, median seconds of an all-reduce, median seconds of a memcpy.
+    """
+    engine: Any
+    if spec.implementation == "native":
+        engine = NativeEngine(spec, rank, fd)
+    else:
+        engine = PythonEngine(spec, rank, fd)
+    rows = []
+    for nbytes in sizes:
+        values = np.zeros(nbytes // 4, np.float32)
+        copy = np.zeros_like(values)
+        reduce = _reducer(engine, values)
+        for _ in range(3):
+            reduce()
+        # Every rank must make the same number of calls, so rank 0 decides.
+        start = time.perf_counter()
+        reduce()
+        repeats = _SECONDS_PER_SIZE / 2 / max(time.perf_counter() - start, 1e-5)
+        mine = np.asarray([min(max(repeats, 7), 2000)], np.int64)
+        repeats = int(engine.broadcast(mine, 3)[0])
+        reduces, copies = [], []
+        for _ in range(repeats):
+            engine.barrier(2)
+            reduces.append(_seconds(reduce))
+            engine.barrier(2)
+            if rank == 0:  # alone: what the ratio is against is one memcpy on an idle machine
+                copies.append(_seconds(lambda c=copy, v=values: np.copyto(c, v)))  # type: ignore[misc]
+        engine.barrier(2)
+        rows.append([nbytes, _median(reduces), _median(copies)])
+    engine.close()
+    return rows
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def _reducer(engine: Any, values: np.ndarray[Any, Any]) -> Callable[[], object]:
+    """An all-reduce of `values` in place, with as little Python around it as possible."""
+    if not isinstance(engine, NativeEngine):
+        return lambda: engine.all_reduce([values], 1)
+    call = native.Call(1, 0, f"all_reduce(sum) of float32[{values.size}]".encode())
+    fragment = native.Fragment(values.ctypes.data, values.ctypes.data, values.nbytes)
+    error = ctypes.create_string_buffer(native.ERROR_BYTES)
+    function, handle = native.load().nanotf_all_reduce, engine.handle
+
+    def reduce() -> None:
+        if function(handle, call, 0, 0, fragment, 1, error):
+            raise RuntimeError(error.value.decode())
+
+    return reduce
+
+
+def _cores(rank: int, size: int) -> list[int]:
+    if not hasattr(os, "sched_getaffinity"):
+        return []
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // size)
+    begin = rank * share % len(cores)
+    return cores[begin : begin + share]
+
+
+def run(size: int, implementation: str | None, sizes: Sequence[int], **options: Any) -> None:
+    """Spawns the ranks and prints rank 0's table."""
+    with create_group(size, implementation=implementation, deadline=60.0, **options) as owner:
+        task = base64.b64encode(pickle.dumps((owner.spec, owner.fd, list(sizes))))
+        command = [sys.executable, "-m", "nanotf.collectives.latency", "--task", task.decode()]
+        ranks = [
+            subprocess.Popen(
+                [*command, "--rank", str(rank)],
+                pass_fds=(owner.fd,),
+                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+            )
+            for rank in range(size)
+        ]
+        output, _ = ranks[0].communicate(timeout=300)
+        if any(rank.wait(30) for rank in ranks):
+            raise SystemExit("a rank failed; see above")
+        rows = pickle.loads(base64.b64decode(output))
+        print(
+            f"{size} ranks, {owner.spec.implementation}, chunk {owner.spec.chunk_bytes >> 10} KiB"
+        )
+    print(f"{'bytes':>12} {'all-reduce':>12} {'GB/s':>8} {'memcpy':>12} {'ratio':>7}")
+    for nbytes, reduce, copy in rows:
+        print(
+            f"{int(nbytes):>12,} {reduce * 1e6:>9,.1f} us {nbytes / reduce / 1e9:>8.2f} "
+            f"{copy * 1e6:>9,.1f} us {reduce / copy:>7.2f}"
+        )
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--implementation", choices=IMPLEMENTATIONS)
+    parser.add_argument("--chunk", type=int, help="bytes of a chunk")
+    parser.add_argument("--symmetric", type=int, help="largest all-reduce in one step, in bytes")
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="in bytes")
+    parser.add_argument("--task", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.task:
+        spec, fd, sizes = pickle.loads(base64.b64decode(options.task))
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, _cores(options.rank, spec.size))
+        print(base64.b64encode(pickle.dumps(measure(spec, options.rank, fd, sizes))).decode())
+        return
+    extra = {}
+    if options.chunk is not None:
+        extra["chunk_bytes"] = options.chunk
+    if options.symmetric is not None:
+        extra["symmetric_bytes"] = options.symmetric
+    run(options.ranks, options.implementation, options.sizes, **extra)
+
+
+if __name__ == "__main__":
+    main()

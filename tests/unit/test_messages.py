@@ -1,0 +1,127 @@
+"""Messages survive the channel, with the file descriptors that belong to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from typing import Any
+
+import pytest
+
+from nanotf import messages
+from nanotf.channel import Channel, ChannelClosed
+
+KINDS = sorted(
+    (
+        kind
+        for _, kind in inspect.getmembers(messages, inspect.isclass)
+        if issubclass(kind, messages.Message) and kind is not messages.Message
+    ),
+    key=lambda kind: kind.__name__,
+)
+
+
+def _example(kind: type) -> Any:
+    """A message with every required field set to something."""
+    required = {
+        field.name: f"<{field.name}>"
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+    return kind(**required)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_message_survives_a_pickle(kind: type) -> None:
+    message = _example(kind)
+    assert pickle.loads(pickle.dumps(message)) == message
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_message_is_immutable(kind: type) -> None:
+    assert kind.__dataclass_params__.frozen
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    """The two ends of a channel."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    made = Channel(ours), Channel(theirs)
+    yield made
+    for end in made:
+        end.close()
+
+
+def test_messages_arrive_in_order(ends: tuple[Channel, Channel]) -> None:
+    parent, worker = ends
+    for rank in range(5):
+        worker.send(messages.Ready(rank))
+    assert [parent.receive().rank for _ in range(5)] == list(range(5))
+
+
+def test_descriptors_follow_their_message(ends: tuple[Channel, Channel]) -> None:
+    parent, worker = ends
+    pipes = [os.pipe() for _ in range(2)]
+    parent.send(messages.Job(1, b"", (1, 2)), [reader for reader, _ in pipes])
+    parent.send(messages.Stop())
+    assert isinstance(worker.receive(), messages.Job)
+    received = worker.receive_fds(2)
+    assert isinstance(worker.receive(), messages.Stop)
+    for (_, writer), fd in zip(pipes, received, strict=True):
+        os.write(writer, b"x")
+        assert os.read(fd, 1) == b"x"
+        assert not os.get_inheritable(fd)
+    for fd in [*received, *(fd for pipe in pipes for fd in pipe)]:
+        os.close(fd)
+
+
+def test_poll_tells_whether_a_message_is_there(ends: tuple[Channel, Channel]) -> None:
+    parent, worker = ends
+    assert not parent.poll(0.0)
+    worker.send(messages.Ready(0))
+    assert parent.poll(5.0)
+
+
+def test_closed_end_is_told(ends: tuple[Channel, Channel]) -> None:
+    parent, worker = ends
+    worker.close()
+    assert parent.poll(5.0), "so that receive() gets to say it"
+    with pytest.raises(ChannelClosed):
+        parent.receive()
+    with pytest.raises(ChannelClosed):
+        parent.receive_fds(1)
+    with pytest.raises(ChannelClosed):
+        for _ in range(1000):
+            parent.send(messages.Job(1, b"x" * 4096))
+
+
+@pytest.mark.parametrize("key", [b"the same", b"another"])
+def test_both_ends_show_the_key(ends: tuple[Channel, Channel], key: bytes) -> None:
+    parent, worker = ends
+    failures: list[BaseException] = []
+
+    def answer() -> None:
+        try:
+            worker.show_key_second(b"the same")
+        except (AuthenticationError, EOFError, OSError) as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    if key == b"the same":
+        parent.show_key_first(key)
+        thread.join(10)
+        assert failures == []
+    else:
+        with pytest.raises(AuthenticationError):
+            parent.show_key_first(key)
+        parent.close()
+        thread.join(10)
+        assert failures
+    assert not thread.is_alive()

@@ -1,0 +1,73 @@
+"""The exceptions: their bases, what survives a pickle, how the end of a process is named."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import signal
+
+import pytest
+
+from nanotf import errors
+
+BASES = {
+    "InvalidArgumentError": ValueError,
+    "InvalidArgumentTypeError": TypeError,
+    "PlacementError": ValueError,
+    "ModelError": ValueError,
+    "ShippingError": ValueError,
+    "UnsupportedVersionError": ImportError,
+    "CollectiveError": RuntimeError,
+    "WorkerError": RuntimeError,
+    "WorkerDied": RuntimeError,
+}
+
+
+def test_every_exception_derives_from_one_and_from_pythons_own() -> None:
+    found = {
+        name: kind
+        for name, kind in inspect.getmembers(errors, inspect.isclass)
+        if kind.__module__ == errors.__name__ and kind is not errors.NanoError
+    }
+    assert sorted(found) == sorted(BASES)
+    for name, kind in found.items():
+        assert issubclass(kind, errors.NanoError), name
+        assert issubclass(kind, BASES[name]), name
+
+
+def test_worker_error_survives_a_pickle() -> None:
+    error = errors.WorkerDied(
+        "It ended.",
+        rank=1,
+        pid=4711,
+        cores=(2, 3),
+        exit_code=None,
+        signal=9,
+        remote_traceback="Traceback ...",
+        log_tail="last words",
+    )
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is errors.WorkerDied
+    assert vars(copy) == vars(error)
+    assert str(copy) == str(error)
+    for part in ("It ended.", "Traceback ...", "last words"):
+        assert part in str(copy)
+
+
+ENDS = [
+    (0, "exited with code 0", 0, None),
+    (7, "exited with code 7", 7, None),
+    (-signal.SIGSEGV, "was killed by SIGSEGV", None, signal.SIGSEGV),
+    (-signal.SIGKILL, "was killed by SIGKILL", None, signal.SIGKILL),
+    (-63, "was killed by signal 63", None, 63),
+    (None, "still running", None, None),
+]
+
+
+@pytest.mark.parametrize(("returncode", "text", "exit_code", "number"), ENDS)
+def test_describe_exit(
+    returncode: int | None, text: str, exit_code: int | None, number: int | None
+) -> None:
+    phrase, found_code, found_signal = errors.describe_exit(returncode)
+    assert text in phrase
+    assert (found_code, found_signal) == (exit_code, number)

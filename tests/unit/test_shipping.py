@@ -1,0 +1,145 @@
+"""Shared blocks, arrays in them, and how rows are dealt out: no TensorFlow needed."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import pathlib
+
+import numpy as np
+import pytest
+
+from nanotf.shipping import arrays
+from nanotf.shipping.blocks import ALIGNMENT, Block, aligned
+from nanotf.shipping.inputs import rows_of_rank
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [(0, 0), (1, 64), (63, 64), (64, 64), (65, 128), (2**40 + 1, 2**40 + 64)],
+)
+def test_aligned(nbytes: int, expected: int) -> None:
+    assert aligned(nbytes) == expected
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 64, 4097])
+def test_block_is_zero_filled_and_shared_by_its_descriptor(nbytes: int) -> None:
+    block = Block(nbytes)
+    other = Block(nbytes, os.dup(block.fd))
+    size = max(nbytes, ALIGNMENT)
+    assert block.nbytes == other.nbytes == size
+    assert not block.array(0, (size,), np.uint8).any()
+    block.array(0, (size,), np.uint8)[...] = 7
+    assert (other.array(0, (size,), np.uint8) == 7).all()
+    block.close()
+    other.close()
+
+
+def _named_segments() -> set[pathlib.Path]:
+    directory = pathlib.Path("/dev/shm")
+    return set(directory.glob("*nanotf*")) if directory.is_dir() else set()
+
+
+def test_block_has_no_name() -> None:
+    before = _named_segments()
+    block = Block(4096)
+    assert _named_segments() <= before
+    block.close()
+
+
+def test_array_outlives_its_block() -> None:
+    block = Block(64)
+    view = block.array(0, (8,), np.int64)
+    view[...] = np.arange(8)
+    block.close()
+    del block
+    gc.collect()
+    assert view.tolist() == list(range(8))
+
+
+def test_descriptor_closes_with_the_block() -> None:
+    block = Block(64)
+    fd = block.fd
+    del block
+    gc.collect()
+    with pytest.raises(OSError):
+        os.fstat(fd)
+
+
+def test_closing_twice_closes_once() -> None:
+    block = Block(64)
+    block.close()
+    fd = os.open(os.devnull, os.O_RDONLY)  # takes the number that the block had
+    block.close()
+    os.fstat(fd)
+    os.close(fd)
+
+
+DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool", "complex64"]
+SHAPES: list[tuple[int, ...]] = [(), (1,), (3,), (0, 4), (5, 2, 3)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_arrays_come_back_as_they_were(dtype: str) -> None:
+    originals = [np.arange(np.prod(shape)).reshape(shape).astype(dtype) for shape in SHAPES]
+    packing = arrays.Packing(originals)
+    block = Block(packing.nbytes)
+    packing.write(block)
+    for original, ref in zip(originals, packing.refs, strict=True):
+        found = arrays.view(block, ref)
+        assert found.dtype == original.dtype
+        np.testing.assert_array_equal(found, original)
+        assert ref.offset % ALIGNMENT == 0
+
+
+def test_arrays_that_are_not_contiguous() -> None:
+    base = np.arange(24).reshape(4, 6)
+    originals = [base[:, ::2], base.T, base[::-1], np.broadcast_to(base[0], (3, 6))]
+    packing = arrays.Packing(originals)
+    block = Block(packing.nbytes)
+    packing.write(block)
+    for original, ref in zip(originals, packing.refs, strict=True):
+        np.testing.assert_array_equal(arrays.view(block, ref), original)
+
+
+@pytest.mark.parametrize(
+    "values", [["a", "bb", "ünï"], [b"x", b""], np.array([None, 1, "z"], dtype=object)]
+)
+def test_arrays_of_objects(values: object) -> None:
+    original = np.array(values)
+    packing = arrays.Packing([original, np.arange(3)])
+    block = Block(packing.nbytes)
+    packing.write(block)
+    assert packing.refs[0].shape == original.shape
+    found = arrays.view(block, packing.refs[0])
+    assert found.tolist() == original.tolist()
+    assert arrays.view(block, packing.refs[1]).tolist() == [0, 1, 2]
+
+
+def test_arrays_at_a_distance_from_the_start() -> None:
+    packing = arrays.Packing([np.arange(5)])
+    start = 3 * ALIGNMENT
+    block = Block(start + packing.nbytes)
+    packing.write(block, start)
+    assert not block.array(0, (start,), np.uint8).any()
+    assert block.array(start, (5,), np.int64).tolist() == list(range(5))
+
+
+def test_extension_types_keep_their_name() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    dtype = np.dtype(ml_dtypes.bfloat16)
+    assert arrays.numpy_dtype(arrays.dtype_name(dtype)) == dtype
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("rows", [0, 1, 2, 4, 5, 7, 32, 33, 1001])
+def test_rows_are_dealt_once_each_and_evenly(rows: int, size: int) -> None:
+    shares = [rows_of_rank(rows, rank, size) for rank in range(size)]
+    assert shares[0][0] == 0
+    assert shares[-1][1] == rows
+    for (_, end), (begin, _) in itertools.pairwise(shares):
+        assert end == begin
+    counts = [end - begin for begin, end in shares]
+    assert max(counts) - min(counts) <= 1
+    assert counts == sorted(counts, reverse=True)
