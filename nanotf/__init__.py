@@ -14,14 +14,14 @@ __version__ = "0.1.0"
 _HOMES = {
     "accelerate": "nanotf.models",
     "plan": "nanotf.topology",
-    "shutdown": "nanotf.pool",
-    "warm_up": "nanotf.pool",
-    "worker_pids": "nanotf.pool",
+    "shutdown": "nanotf.warm",
+    "warm_up": "nanotf.warm",
+    "worker_pids": "nanotf.warm",
     "errors": None,
     "keras": None,
 }
 
-__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:

@@ -52,6 +52,8 @@ class ParentCallbacks:
     ) -> None:
         keras = require_tensorflow().keras.callbacks
         list_class = keras_names.callback_list_class()
+        if verbose == "auto":
+            verbose = 1  # what it means to Keras outside of a parameter-server strategy
         if isinstance(callbacks, list_class):
             self.list: Any = callbacks
         else:
@@ -77,6 +79,10 @@ class ParentCallbacks:
 
     def call(self, hook: str, index: int | None, logs: Any) -> None:
         """Calls a hook of all callbacks, in Keras's order."""
+        if hook.endswith("_batch_end"):
+            begin = hook.replace("_end", "_begin")
+            if begin not in self.waits:  # Keras 2 times batches from one to the other
+                getattr(self.list, begin)(index)
         method = getattr(self.list, hook)
         if index is None:
             method(logs)

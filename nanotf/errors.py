@@ -7,8 +7,8 @@ keeps catching them.
 
 from __future__ import annotations
 
-import os
 import signal as signals
+import sys
 
 
 class NanoError(Exception):
@@ -123,6 +123,6 @@ def describe_exit(returncode: int | None) -> tuple[str, int | None, int | None]:
     except ValueError:
         name = f"signal {number}"
     phrase = f"was killed by {name}"
-    if number == signals.SIGKILL and os.path.exists("/proc/meminfo"):
+    if number == signals.SIGKILL and sys.platform == "linux":
         phrase += " (the kernel does this when memory runs out; see `dmesg`)"
     return phrase, None, number

@@ -77,8 +77,15 @@ def _relay(model: Any, replica: Any, callbacks: ParentCallbacks) -> Any:
     def hook_of(name: str) -> Any:
         def hook(_: Any, *arguments: Any, **named: Any) -> None:
             values = [*arguments, *named.values()]
-            index = values.pop(0) if values and not isinstance(values[0], (dict, type(None))) else None
-            with_state = name in ("on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end")
+            index = (
+                values.pop(0) if values and not isinstance(values[0], (dict, type(None))) else None
+            )
+            with_state = name in (
+                "on_train_begin",
+                "on_epoch_begin",
+                "on_epoch_end",
+                "on_train_end",
+            )
             if with_state:
                 _copy_state(replica, model)
             callbacks.call(name, index, values[0] if values else None)

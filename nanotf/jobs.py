@@ -40,6 +40,7 @@ class FitJob:
         recipe: bytes, the pickled `shipping.models.ModelRecipe`. Equal bytes mean that a worker
             can go on with the model that it has, and with its traced functions.
         settings: `KerasSettings`.
+        specs: nested structure of `tf.TensorSpec`, of one global batch.
         train: `ArrayInput` or `StreamInput`.
         validation: same, or None.
         epochs: int, index of the epoch after the last.
@@ -56,6 +57,7 @@ class FitJob:
 
     recipe: bytes
     settings: KerasSettings
+    specs: Any
     train: Any
     validation: Any
     epochs: int

@@ -60,7 +60,7 @@ class Accelerated:
             finally:
                 iterators.let_go(self.train_function, self.test_function)
         given = inspect.signature(keras_fit).bind(*args, **kwargs).arguments
-        return training.fit(self, given, num_processes, transport, cores_per_process)
+        return training.fit(self, given, num_processes or 1, transport, cores_per_process)
 
     def make_train_function(self, force: bool = False) -> Any:
         """As in Keras; the function does not make epochs wait for their iterators' end."""
@@ -86,7 +86,7 @@ class Model(Accelerated, _KerasModel):  # type: ignore[misc]
         if _is_functional_call(args, kwargs) and cls is Model:
             return _KerasModel.__new__(Functional)
         made = super().__new__(cls)
-        if "_nanotf_arguments" not in vars(made):
+        if "_nanotf_arguments" not in vars(made) and not _is_functional_call(args, kwargs):
             object.__setattr__(made, "_nanotf_arguments", (args, kwargs))
         return made
 
@@ -165,5 +165,6 @@ def accelerate(model: Any) -> Any:
             "If it is a model of another Keras generation, see TF_USE_LEGACY_KERAS."
         )
     if not isinstance(model, Accelerated):
-        object.__setattr__(model, "__class__", _accelerated_class(type(model)))
+        cls: Any = type(model)
+        object.__setattr__(model, "__class__", _accelerated_class(cls))
     return model

@@ -21,7 +21,7 @@ from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_names
 from nanotf.shipping import models, pickling, state, streams
 from nanotf.shipping.blocks import Block
-from nanotf.strategy import WorkerStrategy, mark_as_share
+from nanotf.strategy import Turns, WorkerStrategy, mark_as_share
 
 MODELS_KEPT = 2
 PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
@@ -41,9 +41,7 @@ class Session:
         fds: list of int, the descriptor of the group's memory if `setup` names a group.
     """
 
-    def __init__(
-        self, rank: int, channel: Channel, setup: messages.Setup, fds: list[int]
-    ) -> None:
+    def __init__(self, rank: int, channel: Channel, setup: messages.Setup, fds: list[int]) -> None:
         self.rank = rank
         self.channel = channel
         self.share = keras_names.LossShare()
@@ -60,16 +58,16 @@ class Session:
         """Runs a job and reports its end."""
         try:
             job = pickling.loads(message.body)
-            result = _FitRun(self, inbox, message.job, job, blocks).run()
-            answer: messages.Message = messages.JobDone(message.job, self.rank, result)
+            _FitRun(self, inbox, message.job, job, blocks).run()
+            answer: messages.Message = messages.JobDone(message.job, self.rank)
         except JobCancelled:
             answer = messages.JobDone(message.job, self.rank)
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
         self.channel.send(answer)
 
-    def model(self, recipe: bytes, seed: int) -> Any:
-        """The model of a recipe, built now or by an earlier job.
+    def model(self, recipe: bytes, seed: int, specs: Any) -> Any:
+        """The model of a recipe, built now or by an earlier job, with metrics and optimizer.
 
         TensorFlow's own seed is set only when a model is built, since setting it makes
         TensorFlow forget every function that it has prepared, which takes seconds.
@@ -79,7 +77,8 @@ class Session:
             tf.random.set_seed(_sequence(seed, self.rank)[0])
             with self.strategy.known_values():
                 model = models.rebuild(pickling.loads(recipe))
-                keras_names.build_optimizer(model)
+                keras_names.build_for_training(model, specs)
+                keras_names.weigh_output_losses(model, self.share)
             replica.become_replica(model, self.share)
             self._models[key] = model
         self._models.move_to_end(key)
@@ -118,7 +117,7 @@ class _FitRun:
         tf.keras.backend.set_floatx(job.settings.floatx)
         tf.keras.backend.set_image_data_format(job.settings.image_data_format)
         _seed(job.seed, session.rank)
-        self.model = session.model(job.recipe, job.seed)
+        self.model = session.model(job.recipe, job.seed, job.specs)
         size = session.strategy.size
         type(self.model)._nanotf_may_be_empty = job.train.may_be_empty(size) or (
             job.validation is not None and job.validation.may_be_empty(size)
@@ -145,7 +144,8 @@ class _FitRun:
     def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
         rank, size = self.session.rank, self.session.strategy.size
         if isinstance(source, streams.StreamInput):
-            return mark_as_share(source.dataset(self.reader, rank, size))
+            make = source.datasets(self.reader, rank, size)
+            return mark_as_share(make(-1), Turns(make))
         return mark_as_share(source.dataset(self.blocks, rank, size, first_epoch))
 
     def _reporter(self) -> Any:
@@ -188,7 +188,9 @@ class _FitRun:
             self.state.store_rank(self.turn, self.session.rank)
         rank = self.session.rank
         self.session.channel.send(
-            messages.Waiting(self.number, rank, name, index, logs if rank == 0 else None, with_state)
+            messages.Waiting(
+                self.number, rank, name, index, logs if rank == 0 else None, with_state
+            )
         )
         answer = self.inbox.answer()
         if answer.cancel:
@@ -207,12 +209,16 @@ def _plain(logs: Any) -> messages.Logs | None:
     for name, value in logs.items():
         with contextlib.suppress(AttributeError):
             value = value.numpy()
-        plain[name] = value.item() if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0 else value
+        plain[name] = (
+            value.item()
+            if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0
+            else value
+        )
     return plain
 
 
 def _sequence(seed: int, rank: int) -> list[int]:
-    return np.random.SeedSequence([seed, rank]).generate_state(2).tolist()
+    return [int(word) for word in np.random.SeedSequence([seed, rank]).generate_state(2)]
 
 
 def _seed(seed: int, rank: int) -> None:

@@ -24,9 +24,33 @@ from nanotf.collectives import launcher
 from nanotf.compat import distribute
 
 
-def mark_as_share(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Marks a dataset as yielding this worker's share, so that it is not sharded again."""
-    dataset._nanotf_is_share = True
+class Turns:
+    """Makes a new dataset for every iteration of another.
+
+    Args:
+        make: callable of an int, which counts the iterators that Keras makes, read or not.
+    """
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self._make = make
+        self._turn = 0
+
+    def __iter__(self) -> Any:
+        turn, self._turn = self._turn, self._turn + 1
+        return iter(self._make(turn))
+
+
+def mark_as_share(dataset: Any, iterable: Any = None) -> Any:
+    """Marks a dataset as yielding this worker's share, so that it is not sharded again.
+
+    Args:
+        dataset: `tf.data.Dataset`.
+        iterable: what is iterated in its place; None for the dataset itself.
+
+    Returns:
+        The dataset.
+    """
+    dataset._nanotf_share = dataset if iterable is None else iterable
     return dataset
 
 
@@ -108,6 +132,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """As in TensorFlow, except that a worker's own share is returned as it is."""
-        if getattr(dataset, "_nanotf_is_share", False):
-            return dataset
+        share = getattr(dataset, "_nanotf_share", None)
+        if share is not None:
+            return share
         return super().experimental_distribute_dataset(dataset, options)

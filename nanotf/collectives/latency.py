@@ -1,8 +1,9 @@
 """Measures the collectives: `python -m nanotf.collectives.latency [--help]`.
 
-Spawns the ranks, pins each to cores of its own, and prints for each size the median time of
-an all-reduce, the bandwidth (message size over that time), and the ratio to one `memcpy` of
-the message, timed between the all-reduces of the same run. Buffers are reused and results are
+Spawns the ranks, pins each to cores of its own, and prints for each size the time of an
+all-reduce, the bandwidth (message size over that time), and the ratio to one `memcpy` of the
+message, timed by one rank alone between the all-reduces of the same run; as medians, and the
+best, which is what a machine shared with others can still tell. Buffers are reused and results are
 written over the inputs, as in a training step, where TensorFlow lends the op its inputs' memory.
 No TensorFlow is involved.
 """
@@ -31,12 +32,14 @@ from nanotf.collectives.spec import IMPLEMENTATIONS, GroupSpec, create_group
 SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 94 << 20)
 _SECONDS_PER_SIZE = 0.7
 
+Row = tuple[int, list[float], list[float]]
 
-def measure(spec: GroupSpec, rank: int, fd: int, sizes: Sequence[int]) -> list[list[float]]:
+
+def measure(spec: GroupSpec, rank: int, fd: int, sizes: Sequence[int]) -> list[Row]:
     """One rank's part.
 
     Returns:
-        For each size: its bytes, median seconds of an all-reduce, median seconds of a memcpy.
+        For each size: its bytes, the times of all-reduces, the times of memcpys, in seconds.
     """
     engine: Any
     if spec.implementation == "native":
@@ -64,13 +67,9 @@ def measure(spec: GroupSpec, rank: int, fd: int, sizes: Sequence[int]) -> list[l
             if rank == 0:  # alone: what the ratio is against is one memcpy on an idle machine
                 copies.append(_seconds(lambda c=copy, v=values: np.copyto(c, v)))  # type: ignore[misc]
         engine.barrier(2)
-        rows.append([nbytes, _median(reduces), _median(copies)])
+        rows.append((nbytes, reduces, copies))
     engine.close()
     return rows
-
-
-def _median(values: list[float]) -> float:
-    return statistics.median(values) if values else 0.0
 
 
 def _seconds(function: Callable[[], object]) -> float:
@@ -124,12 +123,19 @@ def run(size: int, implementation: str | None, sizes: Sequence[int], **options: 
         print(
             f"{size} ranks, {owner.spec.implementation}, chunk {owner.spec.chunk_bytes >> 10} KiB"
         )
-    print(f"{'bytes':>12} {'all-reduce':>12} {'GB/s':>8} {'memcpy':>12} {'ratio':>7}")
-    for nbytes, reduce, copy in rows:
-        print(
-            f"{int(nbytes):>12,} {reduce * 1e6:>9,.1f} us {nbytes / reduce / 1e9:>8.2f} "
-            f"{copy * 1e6:>9,.1f} us {reduce / copy:>7.2f}"
-        )
+    print(f"{'':>12} {'median':>34}      {'best':>33}")
+    columns = f"{'all-reduce':>12} {'GB/s':>6} {'memcpy':>12} {'ratio':>6}"
+    print(f"{'bytes':>12} {columns} {columns}")
+    for nbytes, reduces, copies in rows:
+        print(f"{nbytes:>12,}", end="")
+        for summary in (statistics.median, min):
+            reduce, copy = summary(reduces), summary(copies)
+            print(
+                f" {reduce * 1e6:>9,.1f} us {nbytes / reduce / 1e9:>6.2f} "
+                f"{copy * 1e6:>9,.1f} us {reduce / copy:>6.2f}",
+                end="",
+            )
+        print()
 
 
 def main() -> None:

@@ -7,6 +7,8 @@
 | `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585) |
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
+| `Model.compiled_loss.build`, `compiled_metrics.build` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
+| `Trainer._compile_loss`, `CompileLoss.metrics` | 3; 3.10-3.15 | see `weigh_output_losses` |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter` | 2 | step counts that the progress bar reads |
 | `Optimizer._learning_rate`, legacy `_create_all_weights` | 2 | optimizer state outside `variables` |
@@ -97,6 +99,29 @@ def build_optimizer(model: Any) -> None:
         optimizer.build(model.trainable_variables)
 
 
+def build_for_training(model: Any, specs: Any) -> None:
+    """Creates the variables of metrics and optimizer, which `fit` would at its first step.
+
+    Args:
+        model: a built and compiled model.
+        specs: nested structure of `tf.TensorSpec`, of one batch as `fit` sees it.
+    """
+    tf = require_tensorflow()
+    if is_keras_3():
+        model._symbolic_build(data_batch=specs)
+    elif isinstance(specs, tuple) and len(specs) > 1 and not model.compiled_metrics.built:
+        outputs = getattr(model, "outputs", None)
+        if outputs is None:
+            trace = tf.function(model).get_concrete_function(specs[0])
+            outputs = trace.structured_outputs
+        else:
+            outputs = tf.nest.pack_sequence_as(model.output, outputs)
+        outputs = tf.nest.map_structure(lambda o: tf.TensorSpec(o.shape, o.dtype), outputs)
+        model.compiled_loss.build(outputs)
+        model.compiled_metrics.build(outputs, specs[1])
+    build_optimizer(model)
+
+
 class LossShare:
     """Replaces Keras's division of a loss by the number of replicas.
 
@@ -107,11 +132,11 @@ class LossShare:
     """
 
     def __init__(self) -> None:
-        self._share: Any = None
+        self.current: Any = None
 
     def set(self, share: Any) -> Any:
         """Sets the factor (a scalar float tensor or None) and returns the one before."""
-        before, self._share = self._share, share
+        before, self.current = self.current, share
         return before
 
     def install(self) -> None:
@@ -125,19 +150,41 @@ class LossShare:
         stock_scale = module.scale_loss_for_distribution
 
         def scale_loss_for_distribution(value: Any) -> Any:
-            if self._share is None:
+            if self.current is None:
                 return stock_scale(value)
-            return value * tf.cast(self._share, value.dtype)
+            return value * tf.cast(self.current, value.dtype)
 
         def unscale_loss_for_distribution(value: Any) -> Any:
-            if self._share is None:
+            if self.current is None:
                 return stock_unscale(value)
             # A worker without samples has share 0; what it would report is not counted.
-            return tf.math.divide_no_nan(value, tf.cast(self._share, value.dtype))
+            return tf.math.divide_no_nan(value, tf.cast(self.current, value.dtype))
 
         module.scale_loss_for_distribution = scale_loss_for_distribution
         if is_keras_3():
             module.unscale_loss_for_distribution = unscale_loss_for_distribution
+
+
+def weigh_output_losses(model: Any, share: LossShare) -> None:
+    """Makes the losses of single outputs means over global batches, as in one process.
+
+    Keras 3 weighs them by a batch's number of rows only where it is known when a step is
+    traced, and otherwise counts every batch alike; then every worker's part of a batch must
+    count as much as its part of the rows.
+
+    Args:
+        model: a model for which `build_for_training` was called.
+        share: `LossShare`.
+    """
+    if not is_keras_3() or model._compile_loss is None:
+        return
+    for metric in model._compile_loss.metrics:
+        stock = metric.update_state
+
+        def update_state(values: Any, sample_weight: Any = None, stock: Any = stock) -> Any:
+            return stock(values, share.current if sample_weight is None else sample_weight)
+
+        metric.update_state = update_state
 
 
 def install_worker_overrides(share: LossShare) -> None:

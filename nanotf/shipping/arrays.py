@@ -50,9 +50,9 @@ def lay_out(arrays: Sequence[Any]) -> tuple[list[ArrayRef], int]:
 
 def dtype_name(dtype: Any) -> str:
     """The name by which `numpy_dtype` finds a dtype again in another process."""
-    dtype = np.dtype(dtype)
+    found: np.dtype[Any] = np.dtype(dtype)
     # Extension types such as ml_dtypes' bfloat16 show up as opaque bytes in `dtype.str`.
-    return dtype.name if dtype.kind == "V" else dtype.str
+    return str(found.name if found.kind == "V" else found.str)
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -62,7 +62,8 @@ def numpy_dtype(name: str) -> np.dtype:
     except TypeError:
         import ml_dtypes  # comes with TensorFlow
 
-        return np.dtype(getattr(ml_dtypes, name))
+        extension: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return extension
 
 
 def view(block: Block, ref: ArrayRef) -> np.ndarray:

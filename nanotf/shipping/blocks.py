@@ -58,7 +58,7 @@ class Block:
             self._closer()
             raise
 
-    def array(self, offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    def array(self, offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         """A view of part of the block.
 
         Args:
@@ -69,7 +69,10 @@ class Block:
         Returns:
             A writable `numpy.ndarray` that shares the block's memory.
         """
-        return np.ndarray(shape, dtype=dtype, buffer=self._map, offset=offset)
+        array: np.ndarray[Any, Any] = np.ndarray(
+            shape, dtype=dtype, buffer=self._map, offset=offset
+        )
+        return array
 
     def close(self) -> None:
         """Closes the descriptor; the memory goes with the last view of it."""

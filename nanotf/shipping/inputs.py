@@ -106,7 +106,7 @@ class ArrayInput:
             dataset = tf.data.Dataset.range(first_epoch, np.iinfo(np.int64).max).flat_map(epoch)
         else:
             dataset = tf.data.Dataset.range(self.steps).repeat().map(element)
-        return _tuned(dataset.prefetch(2))
+        return tuned(dataset.prefetch(2))
 
 
 def _tensor_over(array: np.ndarray) -> Any:
@@ -131,7 +131,7 @@ def _share_of_step(step: Any, rows: int, batch_size: int, rank: int, size: int) 
     return first, tf.maximum(count, 1), share
 
 
-def _tuned(dataset: Any) -> Any:
+def tuned(dataset: Any) -> Any:
     """Sets the options with which a dataset does not steal time from its worker.
 
     With the autotuner on, dropping an iterator waits for its sleep of 10 ms x 2^k: the
@@ -176,6 +176,14 @@ def to_numpy(value: Any, what: str) -> np.ndarray:
     return array
 
 
+def _without_lists(structure: Any) -> Any:
+    if isinstance(structure, dict):
+        return {key: _without_lists(value) for key, value in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return tuple(_without_lists(value) for value in structure)
+    return structure
+
+
 def pack_arrays(
     data: tuple[Any, ...],
     block: int,
@@ -211,7 +219,8 @@ def pack_arrays(
         raise InvalidArgumentError(
             "Training needs at least one sample. Received: arrays of length 0."
         )
-    structure = tf.nest.pack_sequence_as(data, list(range(len(flat))))
+    places = tf.nest.pack_sequence_as(data, list(range(len(flat))))
+    structure = _without_lists(places)  # tf.data would make one tensor of a list
     packing = Packing(flat)
     return (
         ArrayInput(structure, tuple(packing.refs), block, rows, batch_size, shuffle, seed),

@@ -7,6 +7,7 @@ built it once keeps the model and its traced functions.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from typing import Any
@@ -178,7 +179,8 @@ def rebuild(recipe: ModelRecipe) -> Any:
                 args, kwargs = recipe.arguments
                 model = recipe.cls(*args, **kwargs)
             else:
-                model = recipe.cls.from_config(recipe.config)  # type: ignore[attr-defined]
+                config = copy.deepcopy(recipe.config)  # Keras empties what it is given
+                model = recipe.cls.from_config(config)  # type: ignore[attr-defined]
             if not _is_built(model) and recipe.build_config:
                 _build(model, recipe.build_config)
         except Exception as error:
@@ -239,9 +241,9 @@ def check_can_be_rebuilt(model: Any, recipe: ModelRecipe) -> None:
     """
     if not recipe.custom_objects and not _is_foreign(recipe.cls):
         return
-    copy = rebuild(dataclasses.replace(recipe, compile_arguments=None))
+    twin = rebuild(dataclasses.replace(recipe, compile_arguments=None))
     ours = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(model)]
-    theirs = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(copy)]
+    theirs = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(twin)]
     if ours != theirs:
         raise _cannot_rebuild(
             recipe.cls,

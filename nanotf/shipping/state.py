@@ -93,7 +93,7 @@ class StateLayout:
             raise ModelError(
                 "A worker's copy of the model must have the variables of the original. Received: "
                 f"{len(theirs)} variables instead of {len(ours)}; the first that differs is "
-                f"number {differing}, {[e.name for e in self.variables][differing : differing + 1]}. "
+                f"number {differing}, {[e.name for e in self.variables[differing:][:1]]}. "
                 "Make the model's get_config() (or the arguments of its __init__) complete."
             )
 

@@ -8,14 +8,16 @@
       a slot is free when all have read it
 
 The number of slots bounds the memory, and waiting for a free one is the back-pressure. A
-worker that starts an iterator says OpenStream; the first to do so makes the parent start its
-own, and all workers' n-th iterators read the parent's n-th.
+worker that starts to read its n-th iterator says OpenStream; the first to do so makes the
+parent read its own n-th. Keras makes iterators that it never reads; the parent makes those,
+too, so that a shuffled dataset draws the orders that it would draw in a single process.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -28,7 +30,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.blocks import Block
-from nanotf.shipping.inputs import _tuned, rows_of_rank
+from nanotf.shipping.inputs import rows_of_rank, tuned
 
 SLOTS = 3
 
@@ -40,23 +42,29 @@ class StreamInput:
     Args:
         stream: int, its number within the job.
         signature: nested structure of `tf.TensorSpec`, of one batch.
-        steps: int or None, batches per iteration, where that is known.
+        cardinality: int, batches per iteration, or TensorFlow's codes for endless and unknown.
     """
 
     stream: int
     signature: Any
-    steps: int | None
+    cardinality: int
+
+    @property
+    def steps(self) -> int | None:
+        """Batches per iteration, where that is known."""
+        return self.cardinality if self.cardinality > 0 else None
 
     def may_be_empty(self, size: int) -> bool:
         """Whether some batch may have fewer rows than there are workers."""
         return True
 
-    def dataset(self, reader: StreamReader, rank: int, size: int) -> Any:
-        """The worker's `tf.data.Dataset`: one iteration is one of the parent's."""
+    def datasets(self, reader: StreamReader, rank: int, size: int) -> Callable[[int], Any]:
+        """The worker's datasets: a function of `turn`, which counts the parent's iterations."""
         tf = require_tensorflow()
+        signature = (self.signature, tf.TensorSpec([], tf.float64))
 
-        def generate() -> Iterator[Any]:
-            for arrays, rows in reader.iterate(self.stream):
+        def generate(turn: int) -> Iterator[Any]:
+            for arrays, rows in reader.iterate(self.stream, turn):
                 first, last = rows_of_rank(rows, rank, size)
                 share = (last - first) / rows
                 if first == last:  # a row to stand in, see `inputs`
@@ -64,10 +72,15 @@ class StreamInput:
                 flat = [np.array(array[first:last]) for array in arrays]
                 yield tf.nest.pack_sequence_as(self.signature, flat), share
 
-        signature = (self.signature, tf.TensorSpec([], tf.float64))
-        return _tuned(
-            tf.data.Dataset.from_generator(generate, output_signature=signature).prefetch(2)
-        )
+        def dataset(turn: int) -> Any:
+            made = tf.data.Dataset.from_generator(
+                functools.partial(generate, turn), output_signature=signature
+            )
+            # Keras runs one step too many where it does not know the number.
+            made = made.apply(tf.data.experimental.assert_cardinality(self.cardinality))
+            return tuned(made.prefetch(2))
+
+        return dataset
 
 
 def signature_of(dataset: Any, what: str) -> Any:
@@ -103,6 +116,11 @@ class Channel(Protocol):
     def send(self, message: messages.Message) -> None: ...
 
 
+def _flat_arrays(batch: Any) -> list[np.ndarray[Any, Any]]:
+    flat = require_tensorflow().nest.flatten(batch)
+    return [np.asarray(item.numpy() if hasattr(item, "numpy") else item) for item in flat]
+
+
 class StreamReader:
     """A worker's side: turns messages into batches.
 
@@ -111,7 +129,6 @@ class StreamReader:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._turns: collections.Counter[int] = collections.Counter()
         self._queues: dict[tuple[int, int], queue.SimpleQueue[Any]] = {}
         self._blocks: dict[int, Block] = {}
         self._lock = threading.Lock()
@@ -124,10 +141,8 @@ class StreamReader:
         with self._lock:
             return self._queues.setdefault((stream, turn), queue.SimpleQueue())
 
-    def iterate(self, stream: int) -> Iterator[tuple[list[np.ndarray], int]]:
+    def iterate(self, stream: int, turn: int) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
         """Yields the arrays of each global batch, valid until the next, and its rows."""
-        turn = self._turns[stream]
-        self._turns[stream] += 1
         inbox = self._queue(stream, turn)
         self._channel.send(messages.OpenStream(stream, turn))
         try:
@@ -178,7 +193,7 @@ class StreamWriter:
         # Guards all below; the job's thread reports what workers said, the writer waits for it.
         self._changed = threading.Condition()
         self._unread = [0] * SLOTS  # workers that have not read a slot yet
-        self._opened = -1  # the latest turn that some worker has opened
+        self._opened: set[int] = set()  # the turns that some worker has begun to read
         self._closed: collections.Counter[int] = collections.Counter()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"nanotf-stream-{stream}")
@@ -189,7 +204,7 @@ class StreamWriter:
         """Takes what a worker said of this stream."""
         with self._changed:
             if isinstance(message, messages.OpenStream):
-                self._opened = max(self._opened, message.turn)
+                self._opened.add(message.turn)
             elif isinstance(message, messages.CloseStream):
                 self._closed[message.turn] += 1
             elif isinstance(message, messages.SlotRead):
@@ -204,39 +219,46 @@ class StreamWriter:
         self._thread.join()
 
     def _run(self) -> None:
-        turn = 0
+        made = 0  # iterators made so far
         try:
-            while self._wait(lambda: self._opened >= turn):
+            while (turn := self._wait_for_turn(made)) is not None:
+                for _ in range(turn - made):
+                    self._iterate()  # made and dropped unread, as in a worker
                 self._write_turn(turn)
-                turn += 1
+                made = turn + 1
         except BaseException as error:  # the user's dataset; raised again in fit()
             self._fail(error)
 
-    def _wait(self, condition: Callable[[], bool]) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or condition())
-            return not self._stopped
+    def _wait_for_turn(self, made: int) -> int | None:
+        """The next turn that a worker has begun to read; None when stopped."""
+
+        def next_turn() -> int | None:
+            return min((turn for turn in self._opened if turn >= made), default=None)
+
+        return next_turn() if self._wait(lambda: next_turn() is not None) else None
 
     def _write_turn(self, turn: int) -> None:
-        tf = require_tensorflow()
         slot = 0
         for batch in self._iterate():
-            flat = [np.asarray(a.numpy() if hasattr(a, "numpy") else a) for a in tf.nest.flatten(batch)]
-            unread = self._unread
-
-            def slot_is_free(slot: int = slot) -> bool:
-                return unread[slot] <= 0 or self._closed[turn] == self._size
-
-            if not self._wait(slot_is_free) or self._closed[turn] == self._size:
+            if not self._wait(functools.partial(self._may_write, slot, turn)):
                 return
-            self._write_batch(turn, slot, flat)
+            if self._is_closed(turn):
+                break
+            self._write_batch(turn, slot, _flat_arrays(batch))
             slot = (slot + 1) % SLOTS
-        self._send(messages.EndOfStream(self.stream, turn), None)
-        self._wait(lambda: self._closed[turn] == self._size)
+        else:
+            self._send(messages.EndOfStream(self.stream, turn), None)
+        self._wait(lambda: self._is_closed(turn))
         with self._changed:
             self._unread = [0] * SLOTS
 
-    def _write_batch(self, turn: int, slot: int, flat: list[np.ndarray]) -> None:
+    def _may_write(self, slot: int, turn: int) -> bool:
+        return self._unread[slot] <= 0 or self._is_closed(turn)
+
+    def _is_closed(self, turn: int) -> bool:
+        return self._closed[turn] == self._size
+
+    def _write_batch(self, turn: int, slot: int, flat: list[np.ndarray[Any, Any]]) -> None:
         packing = Packing(flat)
         new_block = None
         if self._block is None or packing.nbytes > self._slot_nbytes:

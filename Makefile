@@ -1,0 +1,64 @@
+# Everything that a fresh clone needs: Python 3.10 to 3.13, gcc and make.
+#
+#   make demo                train a small CNN on two worker processes, next to one process
+#   make test                lint, then every test, with the newest supported TensorFlow
+#   make test TF=2.15.1      same, with another TensorFlow, in a virtual environment of its own
+#   make lint                ruff, mypy, shellcheck, clang-format
+#   make format              let ruff and clang-format rewrite the files
+#   make test-fast           unit tests alone
+#   make clean               remove what these commands made
+#
+# PYTHON=python3.11 chooses the interpreter, ARGS="-k parity -x" goes to pytest.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+NEWEST_TF := 2.21.*
+TF ?=
+ARGS ?=
+
+VENV := .venv$(if $(TF),-$(TF))
+BIN := $(VENV)/bin
+# Touched when the installation is complete, so that a second call installs nothing.
+STAMP := $(VENV)/.installed
+
+SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- .ci/run 'tools/*' 'scripts/*' '*.sh')
+CPP_SOURCES = $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cpp' '*.h' '*.hpp' '*.c')
+
+.PHONY: demo test test-fast lint format clean venv
+.DELETE_ON_ERROR:
+
+demo: $(STAMP)
+	$(BIN)/python examples/digits.py
+
+# TensorFlow 2.15 has one Keras generation; later versions have Keras 3 and, as tf_keras, Keras 2.
+# The generation is fixed when TensorFlow is imported, hence one run for each.
+test: lint
+	$(BIN)/python -m pytest tests $(ARGS)
+ifeq ($(filter 2.15%,$(TF)),)
+	TF_USE_LEGACY_KERAS=1 $(BIN)/python -m pytest tests/e2e $(ARGS)
+endif
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(if $(SHELL_SCRIPTS),$(BIN)/shellcheck $(SHELL_SCRIPTS))
+	$(if $(CPP_SOURCES),$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES))
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(if $(CPP_SOURCES),$(BIN)/clang-format -i $(CPP_SOURCES))
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml tools/make-venv $(wildcard setup.py nanotf/collectives/native/*.cc nanotf/collectives/native/*.h)
+	tools/make-venv $(VENV) '$(or $(TF),$(NEWEST_TF))' $(PYTHON)
+	touch $@
+
+clean:
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

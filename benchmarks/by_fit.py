@@ -1,0 +1,66 @@
+"""Trains by Keras's `fit`: plain, ideal, and nanotf. Runs in the contestants' processes."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from benchmarks.clock import make_clock
+from benchmarks.models import Model, share
+
+
+class ByFit:
+    """A contestant that calls `fit`.
+
+    Args:
+        role: str, "plain", "ideal", "shm" or "grpc".
+        spec: `Model`.
+        rank, size: int, of this process among those of "ideal"; `size` is the number of workers
+            of nanotf.
+    """
+
+    def __init__(self, role: str, spec: Model, rank: int, size: int) -> None:
+        import tensorflow as tf
+
+        self.keras = tf.keras
+        self.role = role
+        self.rank = rank
+        self.size = size
+        self.model_class = tf.keras.Model
+        self.extra: dict = {}  # type: ignore[type-arg]
+        if role in ("shm", "grpc"):
+            from nanotf.keras import Model as NanoModel
+
+            os.environ["NANOTF_IDLE_SECONDS"] = "86400"  # the others' blocks take long
+            self.model_class = NanoModel
+            self.extra = {"num_processes": size, "transport": role}
+        self.use(spec)
+
+    def use(self, spec: Model) -> None:
+        """Makes another model the one that is trained."""
+        self.spec = spec
+        self.batch_size = self.spec.batch_size
+        if self.role == "ideal":
+            self.batch_size = share(self.batch_size, self.rank, self.size)
+        self.model = self.spec.compiled(self.keras, self.model_class)
+
+    def prepare(self, steps: int) -> None:
+        """Makes the data of an epoch of `steps` steps."""
+        self.x, self.y = self.spec.data(steps * self.batch_size, self.rank)
+
+    def run(self, steps: int, epochs: int) -> dict:  # type: ignore[type-arg]
+        """Trains, and says when what happened, as `timeline.read` takes it."""
+        rows = steps * self.batch_size
+        x, y = self.x[:rows], self.y[:rows]
+        clock = make_clock(self.keras)
+        call = time.monotonic()
+        self.model.fit(
+            x,
+            y,
+            batch_size=self.batch_size,
+            epochs=epochs,
+            verbose=0,
+            callbacks=[clock],
+            **self.extra,
+        )
+        return {"call": call, "ends": clock.ends, "steps": clock.steps, "done": time.monotonic()}

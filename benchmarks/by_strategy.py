@@ -1,0 +1,82 @@
+"""Trains under the stock `MultiWorkerMirroredStrategy`, in a custom loop.
+
+Keras 3's own `fit` fails under that strategy. The loop has no callbacks and no metrics, and its
+data come from memory without shuffling, so it does less than `fit` would.
+
+Environment variables: `TF_CONFIG` is set by `contestants` and read by TensorFlow.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from benchmarks.models import Model, share
+
+
+class ByStrategy:
+    """One rank of the stock contestant. Arguments as of `by_fit.ByFit`."""
+
+    def __init__(self, role: str, spec: Model, rank: int, size: int) -> None:
+        import tensorflow as tf
+
+        self.tf = tf
+        self.spec = spec
+        self.rank = rank
+        self.batch_size = share(self.spec.batch_size, rank, size)
+        # Connects to the other ranks; must come before anything else of TensorFlow.
+        self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with self.strategy.scope():
+            self.model = self.spec.compiled(tf.keras, tf.keras.Model)
+            self.optimizer = tf.keras.optimizers.Adam()
+            self.optimizer.build(self.model.trainable_variables)
+        self.step = self._step_function()
+
+    def _step_function(self) -> Any:
+        tf, model, optimizer = self.tf, self.model, self.optimizer
+        loss_of = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+        rows = self.spec.batch_size
+
+        def in_replica(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_of(y, model(x, training=True)) / rows
+            variables = model.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            optimizer.apply_gradients(zip(gradients, variables))  # noqa: B905 - Python 3.8
+            return loss
+
+        @tf.function  # type: ignore[untyped-decorator,unused-ignore]
+        def step(iterator: Any) -> Any:
+            return self.strategy.run(in_replica, args=next(iterator))
+
+        return step
+
+    def prepare(self, steps: int) -> None:
+        """Makes the data of `steps` steps, and an endless iterator over them."""
+        tf, size = self.tf, self.batch_size
+        x, y = (tf.constant(a) for a in self.spec.data(steps * size, self.rank))
+        dataset = tf.data.Dataset.range(steps).repeat()
+
+        def batch(step: Any) -> Any:
+            return tuple(a[step * size : (step + 1) * size] for a in (x, y))
+
+        dataset = dataset.map(batch)
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        self.iterator = iter(
+            self.strategy.distribute_datasets_from_function(
+                lambda _: dataset.prefetch(2).with_options(options)
+            )
+        )
+
+    def run(self, steps: int, epochs: int) -> dict:  # type: ignore[type-arg]
+        """Trains, and says when what happened, as `timeline.read` takes it."""
+        call = time.monotonic()
+        ends, times = [], []
+        for epoch in range(epochs):
+            for step in range(steps):
+                self.step(self.iterator)
+                times.append([epoch, step, time.monotonic()])
+            ends.append(time.monotonic())
+        return {"call": call, "ends": ends, "steps": times, "done": time.monotonic()}

@@ -1,0 +1,111 @@
+"""`python -m benchmarks`: measures, prints the report, writes JSON and a chart."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import nanotf
+from benchmarks import chart, collectives, memory, options, report, start_up
+from benchmarks.contestants import ContestantError, Setting
+from benchmarks.rounds import ModelRun
+from nanotf import errors
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the benchmark. Returns 0, 1 if something did not work, 2 if an option is wrong."""
+    chosen = options.parse(arguments)
+    try:
+        nanotf.plan(chosen.num_processes)
+    except errors.NanoError as error:
+        print(f"python -m benchmarks: {error}", file=sys.stderr)
+        return 2
+    chosen.output.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - started:6.1f} s] {line}", file=sys.stderr, flush=True)
+
+    result = measure(chosen, say)
+    text = report.render(result)
+    (chosen.output / "results.json").write_text(json.dumps(result, indent=1) + "\n")
+    (chosen.output / "report.txt").write_text(text + "\n")
+    print(text)
+    try:
+        chart.draw(result, chosen.output / "chart.png")
+    except ImportError:
+        print(
+            "No chart: matplotlib is not installed. pip install 'matplotlib>=3.8'", file=sys.stderr
+        )
+    print(f"\nresults.json, report.txt and chart.png are in {chosen.output}")
+    return 1 if result["problems"] else 0
+
+
+def measure(chosen: options.Options, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measures all that was chosen. Returns what is written to `results.json`."""
+    problems: list[str] = []
+    result: dict[str, Any] = {
+        "options": {**dataclasses.asdict(chosen), "output": str(chosen.output)},
+        "machine": _machine(),
+        "models": {},
+        "problems": problems,
+    }
+
+    def attempt(what: str, action: Callable[[], Any]) -> Any:
+        say(what)
+        try:
+            return action()
+        except (ContestantError, RuntimeError, errors.NanoError) as error:
+            problems.append(f"{what}: {error}")
+            say(problems[-1])
+            return None
+
+    size = chosen.num_processes
+    logs = chosen.output / "logs"
+    setting = Setting(size, logs, chosen.optimizer, chosen.batch_size)
+    at_start = dataclasses.replace(setting, logs=logs / "start-up")
+    if "collectives" in chosen.parts:
+        sizes = collectives.QUICK_SIZES if chosen.quick else collectives.SIZES
+        result["collectives"] = attempt("all-reduce", lambda: collectives.measure(size, sizes))
+    if "start-up" in chosen.parts:
+        found = {}
+        for name in start_up.NAMES[:2] if chosen.quick else start_up.NAMES:
+            run = attempt(f"start-up of {name}", lambda n=name: start_up.measure(n, at_start))  # type: ignore[misc]
+            if run is not None:
+                found[name] = run
+        result["start_up"] = found
+    if "memory" in chosen.parts:
+        result["memory"] = attempt("memory for a 1 GB array", lambda: memory.measure(size))
+    for model in chosen.models if "models" in chosen.parts else ():
+        run = ModelRun(model, setting, chosen.peer_python, say)
+        made = run.run(chosen.contestants, chosen.rounds, chosen.epoch_seconds)
+        result["models"][model] = made
+        problems += [f"{model} {name}: {why}" for name, why in made["failed"].items()]
+        for contestant in made["contestants"].values():
+            for name in ("tensorflow", "keras"):
+                result["machine"].setdefault(name, contestant["ready"][name])
+    return result
+
+
+def _machine() -> dict[str, Any]:
+    cpu = platform.processor()
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
+        cpu = names[0].partition(":")[2].strip() if names else cpu
+    return {
+        "cpu": cpu,
+        "cores": len(nanotf.plan(1).cores()),
+        "load": ", ".join(f"{load:.1f}" for load in os.getloadavg()),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "nanotf": nanotf.__version__,
+        "date": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }

@@ -1,0 +1,168 @@
+"""What nanotf promises, next to what was measured. Pure functions of a result."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks import ratios
+from benchmarks.ratios import Maybe
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """A ratio of rates between two contestants, taken within rounds.
+
+    Args:
+        title: str, for the table.
+        above, below: tuple of a contestant and what counts, "steps" or "epochs".
+    """
+
+    title: str
+    above: tuple[str, str]
+    below: tuple[str, str]
+
+
+RATIOS = {
+    "ideal": Ratio("steps / ideal", ("shm", "steps"), ("ideal", "steps")),
+    "epochs": Ratio("epochs / plain epochs", ("shm", "epochs"), ("plain", "epochs")),
+    "epochs_to_steps": Ratio("epochs / plain steps", ("shm", "epochs"), ("plain", "steps")),
+    "steps": Ratio("steps / plain steps", ("shm", "steps"), ("plain", "steps")),
+    "stock": Ratio("steps / stock", ("shm", "steps"), ("stock", "steps")),
+    "grpc": Ratio("steps / nanotf grpc", ("shm", "steps"), ("grpc", "steps")),
+    "headroom": Ratio("ideal / plain steps", ("ideal", "steps"), ("plain", "steps")),
+    "peer": Ratio("epochs / peer epochs", ("shm", "epochs"), ("peer", "epochs")),
+}
+
+
+def seconds_per_step(contestant: Mapping[str, Any] | None, kind: str) -> list[Maybe]:
+    """Seconds per step in each round: of steps alone, or of whole epochs."""
+    if contestant is None:
+        return []
+    if kind == "steps":
+        return [block["step"] for block in contestant["blocks"]]
+    epochs = [block["epoch"] for block in contestant["blocks"]]
+    return [None if epoch is None else epoch / contestant["steps"] for epoch in epochs]
+
+
+def ratio_by_round(model: Mapping[str, Any], key: str) -> list[Maybe]:
+    """The ratio `RATIOS[key]` of a model in each round; empty if a contestant is missing."""
+    (above, above_kind), (below, below_kind) = RATIOS[key].above, RATIOS[key].below
+    fast = seconds_per_step(model["contestants"].get(above), above_kind)
+    slow = seconds_per_step(model["contestants"].get(below), below_kind)
+    pairs = zip(slow, fast, strict=False)
+    return [s / f if s is not None and f else None for s, f in pairs]
+
+
+def ratio(model: Mapping[str, Any], key: str) -> Maybe:
+    """The median of the ratio over the rounds."""
+    return ratios.median(ratio_by_round(model, key))
+
+
+def of_blocks(model: Mapping[str, Any], name: str, what: str) -> Maybe:
+    """The median over the rounds of one time of one contestant, in seconds."""
+    contestant = model["contestants"].get(name)
+    return ratios.median(b[what] for b in contestant["blocks"]) if contestant else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """A goal and its measurement.
+
+    Args:
+        text: str, what is measured.
+        target: float.
+        at_least: bool, whether more is better.
+        measured: float or None if it was not measured.
+        unit: str.
+        where: str, which model it is that is worst, where that is meant.
+    """
+
+    text: str
+    target: float
+    at_least: bool
+    measured: Maybe
+    unit: str = "x"
+    where: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met; None if it was not measured."""
+        if self.measured is None:
+            return None
+        return self.measured >= self.target if self.at_least else self.measured <= self.target
+
+
+def goals(result: Mapping[str, Any]) -> list[Goal]:
+    """All goals, with what a result says about them."""
+    models = result.get("models", {})
+
+    def mean(key: str) -> Maybe:
+        return ratios.geometric_mean(ratio(model, key) for model in models.values())
+
+    def worst(
+        value: Callable[[Any], Maybe], choose: Callable[..., tuple[float, str]]
+    ) -> tuple[Maybe, str]:
+        known = [
+            (v, name) for name, v in ((n, value(m)) for n, m in models.items()) if v is not None
+        ]
+        return choose(known) if known else (None, "")
+
+    def waited(model: Any) -> Maybe:
+        first, step = of_blocks(model, "shm", "first_batch"), of_blocks(model, "shm", "step")
+        return None if first is None or step is None else first - step
+
+    def of_memory() -> Maybe:
+        found = result.get("memory")
+        return found["extra_bytes"] / 1e9 if found and found["array_bytes"] == 1 << 30 else None
+
+    small, large = _all_reduce(result, 1 << 10), _all_reduce(result, 94 << 20)
+    ideal, ideal_where = worst(lambda m: ratio(m, "ideal"), min)
+    strict, strict_where = worst(lambda m: ratio(m, "epochs_to_steps"), min)
+    first, first_where = worst(waited, max)
+    boundary, boundary_where = worst(lambda m: of_blocks(m, "shm", "boundary"), max)
+    return [
+        Goal("steps against ideal, geometric mean", 0.90, True, mean("ideal")),
+        Goal("steps against ideal, worst model", 0.80, True, ideal, where=ideal_where),
+        Goal("epochs against plain Keras's epochs, geometric mean", 1.25, True, mean("epochs")),
+        Goal(
+            "epochs against plain Keras's steps alone, geometric mean",
+            1.1,
+            True,
+            mean("epochs_to_steps"),
+        ),
+        Goal(
+            "epochs against plain Keras's steps alone, worst model",
+            0.9,
+            True,
+            strict,
+            where=strict_where,
+        ),
+        Goal("steps against stock gRPC, geometric mean", 2.0, True, mean("stock")),
+        Goal("warm pool: the first batch begins after", 0.5, False, first, "s", first_where),
+        Goal("epoch boundary", 20.0, False, _times(boundary, 1e3), "ms", boundary_where),
+        Goal("all-reduce of 1 KB", 60.0, False, _times(small and small["seconds"], 1e6), "us"),
+        Goal(
+            "all-reduce of 94 MB, against one memcpy",
+            2.5,
+            False,
+            large and large["seconds"] / large["memcpy_seconds"],
+        ),
+        Goal("1 GB array: memory beyond the parent's copy", 1.1, False, of_memory(), "GB"),
+    ]
+
+
+def _all_reduce(result: Mapping[str, Any], nbytes: int) -> Any:
+    return next((row for row in result.get("collectives") or () if row["bytes"] == nbytes), None)
+
+
+def _times(value: Maybe, factor: float) -> Maybe:
+    return None if value is None else value * factor
+
+
+def spread(values: list[Maybe]) -> tuple[float, float, float] | None:
+    """Median, least and most of the values that are there."""
+    known = [value for value in values if value is not None]
+    return (statistics.median(known), min(known), max(known)) if known else None

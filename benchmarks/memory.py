@@ -1,0 +1,120 @@
+"""Memory of all processes of a contestant, and the price of a 1 GB array.
+
+The sum of proportional set sizes counts a page once however many processes map it. It is read
+from `/proc/PID/smaps_rollup`, which holds up a process for some milliseconds, so nothing is
+timed meanwhile.
+
+The 1 GB array: a fresh process trains a small model on 16 MB and then on 1 GB of rows, with
+nanotf. What the second takes beyond the first is the array as the user holds it, and what nanotf
+adds; both calls run on the same warm workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROW_FLOATS = 1024
+SMALL_BYTES = 16 << 20
+SAMPLING_SECONDS = 0.05
+
+
+def used_bytes(pids: Sequence[int]) -> int:
+    """The sum of the proportional set sizes of processes and all their descendants."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            root = psutil.Process(pid)
+            for process in [root, *root.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error):
+                    total += process.memory_full_info().pss
+    return total
+
+
+class Sampler:
+    """Within `with`, samples the memory of processes; `peak` is the most, in bytes.
+
+    Args:
+        pids: sequence of int; their descendants count too.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self.pids = list(pids)
+        self.peak = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="memory-sampler", daemon=True)
+
+    def _sample(self) -> None:
+        while not self._end.is_set():
+            self.peak = max(self.peak, used_bytes(self.pids))
+            self._end.wait(SAMPLING_SECONDS)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+def measure(num_processes: int, nbytes: int = 1 << 30) -> dict[str, Any]:
+    """What training on an array costs beyond the parent's own copy.
+
+    Returns:
+        A dict of `array_bytes`, `extra_bytes` (at the peak, beyond the user's array) and
+        `seconds` (of the call, with one epoch).
+
+    Raises:
+        RuntimeError: The process failed.
+    """
+    command = [sys.executable, "-m", "benchmarks.memory", str(num_processes), str(nbytes)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"the memory measurement failed: {done.stderr.strip()[-500:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _main(num_processes: int, nbytes: int) -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import numpy as np
+    import tensorflow as tf
+
+    from nanotf.keras import Sequential
+
+    layers = tf.keras.layers
+    model = Sequential([layers.Input((ROW_FLOATS,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+
+    def fit(array_bytes: int) -> tuple[int, float]:
+        rows = array_bytes // (4 * ROW_FLOATS)
+        x, y = np.ones((rows, ROW_FLOATS), np.float32), np.ones(rows, np.float32)
+        begin = time.monotonic()
+        with Sampler([os.getpid()]) as sampler:
+            model.fit(x, y, batch_size=1024, verbose=0, num_processes=num_processes)
+        return sampler.peak, time.monotonic() - begin
+
+    fit(SMALL_BYTES)
+    before, _ = fit(SMALL_BYTES)
+    after, seconds = fit(nbytes)
+    # Each peak holds the user's array as well as what nanotf adds to it.
+    extra = after - before - (nbytes - SMALL_BYTES)
+    print(json.dumps({"array_bytes": nbytes, "extra_bytes": extra, "seconds": seconds}))
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,137 @@
+"""The options of `python -m benchmarks`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+
+from benchmarks.contestants import CONTESTANTS
+from benchmarks.models import MODELS, OPTIMIZERS
+
+PARTS = ("models", "start-up", "collectives", "memory")
+DEFAULT_OUTPUT = pathlib.Path(__file__).resolve().parent / "results"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What to measure.
+
+    Args:
+        models: tuple of str, keys of `MODELS`.
+        contestants: tuple of str, of `CONTESTANTS`, and "peer" if there is an interpreter.
+        parts: tuple of str, of `PARTS`.
+        num_processes: int, at least 2.
+        optimizer: str, one of `OPTIMIZERS`.
+        batch_size: int, 0 for each model's own.
+        rounds: int.
+        epoch_seconds: float, about how long an epoch of plain Keras shall take.
+        quick: bool, whether the other parts are shortened too.
+        output: path of a directory.
+        peer_python: str, path of an interpreter, or "".
+    """
+
+    models: tuple[str, ...] = tuple(MODELS)
+    contestants: tuple[str, ...] = CONTESTANTS
+    parts: tuple[str, ...] = PARTS
+    num_processes: int = 2
+    optimizer: str = "adam"
+    batch_size: int = 0
+    rounds: int = 5
+    epoch_seconds: float = 1.0
+    quick: bool = False
+    output: pathlib.Path = DEFAULT_OUTPUT
+    peer_python: str = ""
+
+
+def parse(arguments: Sequence[str] | None = None) -> Options:
+    """Parses the command line; a wrong one ends the program with a line that says what is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Trains models with plain Keras, nanotf and others, interleaved, and compares.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--models", type=_names(MODELS), metavar="A,B", help=f"of {', '.join(MODELS)}; all")
+    add(
+        "--contestants",
+        type=_names(CONTESTANTS),
+        metavar="A,B",
+        help=f"of {', '.join(CONTESTANTS)}; all",
+    )
+    add("--parts", type=_names(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)}; all")
+    add("--num-processes", type=_whole(2), default=2, metavar="N", help="default 2")
+    add("--optimizer", choices=OPTIMIZERS, default="adam", help="default adam")
+    add("--batch-size", type=_whole(2), metavar="N", help="of all; default: each model's own")
+    add("--rounds", type=_whole(1), metavar="N", help="of each model; default 5, quick 3")
+    add("--quick", action="store_true", help="shorter epochs, fewer rounds; the figures are rough")
+    add(
+        "--output",
+        type=pathlib.Path,
+        default=DEFAULT_OUTPUT,
+        metavar="DIR",
+        help="for results.json, report.txt, chart.png and logs; default benchmarks/results",
+    )
+    add(
+        "--peer-python",
+        type=_interpreter,
+        metavar="PATH",
+        help="an interpreter that has BigDL-Nano, which gets a column",
+    )
+    given = parser.parse_args(arguments)
+    if given.output.exists() and not given.output.is_dir():
+        parser.error(f"--output must be a directory. Received: {given.output}, which is a file.")
+    if given.batch_size is not None and given.batch_size < given.num_processes:
+        parser.error(
+            "--batch-size must be at least --num-processes, so that every process has a row. "
+            f"Received: --batch-size {given.batch_size} --num-processes {given.num_processes}."
+        )
+    names = given.contestants or CONTESTANTS
+    return Options(
+        models=given.models or tuple(MODELS),
+        contestants=(*names, "peer") if given.peer_python else names,
+        parts=given.parts or PARTS,
+        num_processes=given.num_processes,
+        optimizer=given.optimizer,
+        batch_size=given.batch_size or 0,
+        rounds=given.rounds or (3 if given.quick else 5),
+        epoch_seconds=0.6 if given.quick else 1.0,
+        quick=given.quick,
+        output=given.output.resolve(),
+        peer_python=given.peer_python or "",
+    )
+
+
+def _names(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    choices = tuple(known)
+
+    def parse_names(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        unknown = [name for name in names if name not in choices]
+        if unknown or not names:
+            what = f"unknown: {', '.join(unknown)}" if unknown else "no name given"
+            raise argparse.ArgumentTypeError(f"{what}. Choose from {', '.join(choices)}.")
+        # In the benchmark's order, whatever order they were asked for in.
+        return tuple(choice for choice in choices if choice in names)
+
+    return parse_names
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def parse_whole(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(
+                f"must be a whole number of at least {least}. Received: {text!r}."
+            )
+        return int(text)
+
+    return parse_whole
+
+
+def _interpreter(text: str) -> str:
+    found = shutil.which(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"must be a Python interpreter. Received: {text!r}.")
+    return str(pathlib.Path(found).absolute())

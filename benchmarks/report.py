@@ -1,0 +1,188 @@
+"""The tables that are printed. Pure functions of a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks import goals, ratios
+from benchmarks.ratios import Maybe
+
+TITLES = {
+    "plain": "plain",
+    "ideal": "ideal",
+    "shm": "nanotf shm",
+    "grpc": "nanotf grpc",
+    "stock": "stock gRPC",
+    "peer": "BigDL-Nano",
+}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of text, the first column flush left, the others flush right."""
+    lines = [list(header), *map(list, rows)]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True)]
+        return "  ".join([cells[0].ljust(widths[0]), *padded]).rstrip()
+
+    return "\n".join([line(lines[0]), "  ".join("-" * w for w in widths), *map(line, lines[1:])])
+
+
+def number(value: Maybe, digits: int = 2) -> str:
+    """A number for a cell; `-` for none."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """The whole report."""
+    parts = [_heading(result)]
+    models = result.get("models", {})
+    if models:
+        names = _contestants(models)
+        parts += [
+            "Samples per second (median of rounds)\n" + _rates(models, names),
+            "Ratios (median of ratios within a round, least and most)\n" + _ratios(models),
+            "Step alone, ms per global batch\n"
+            + _times(models, [n for n in names if n != "peer"], "step", 1e3),
+            "Epoch boundary, ms\n"
+            + _times(models, _with(names, "plain shm grpc"), "boundary", 1e3),
+            "First batch on a warm start: call to end of the first step, s\n"
+            + _times(models, _with(names, "plain ideal shm grpc"), "first_batch", 1.0),
+            "First batch on a cold start: import, build, call to end of the first step, s\n"
+            + _cold(models, [n for n in names if n != "peer"]),
+            "Peak memory of all processes, MB\n" + _peaks(models, names),
+        ]
+    if result.get("start_up"):
+        parts.append("Start-up, s: call to end of the first step\n" + _start_up(result["start_up"]))
+    if result.get("collectives"):
+        parts.append("All-reduce through shared memory\n" + _collectives(result["collectives"]))
+    if result.get("memory"):
+        found = result["memory"]
+        parts.append(
+            f"Training on an array of {found['array_bytes'] / 1e9:.2f} GB: "
+            f"{found['extra_bytes'] / 1e9:.2f} GB beyond the user's own copy, "
+            f"{found['seconds']:.1f} s"
+        )
+    parts.append("Goals\n" + _goals(result))
+    problems = result.get("problems") or []
+    if problems:
+        parts.append("Did not work\n" + "\n".join(problems))
+    return "\n\n".join(parts)
+
+
+def _heading(result: Mapping[str, Any]) -> str:
+    machine, options = result.get("machine", {}), result.get("options", {})
+    return (
+        f"nanotf {machine.get('nanotf', '?')}, TensorFlow {machine.get('tensorflow', '?')}, "
+        f"Keras {machine.get('keras') or '?'}; {machine.get('cpu', '?')}, "
+        f"{machine.get('cores', '?')} cores; num_processes={options.get('num_processes', '?')}, "
+        f"{options.get('optimizer', '?')}, {options.get('rounds', '?')} rounds; load average at the start {machine.get('load', '?')}"
+    )
+
+
+def _contestants(models: Mapping[str, Any]) -> list[str]:
+    found = {name for model in models.values() for name in model["contestants"]}
+    return [name for name in TITLES if name in found]
+
+
+def _with(names: Sequence[str], wanted: str) -> list[str]:
+    return [name for name in names if name in wanted.split()]
+
+
+def rate(model: Mapping[str, Any], name: str, kind: str) -> Maybe:
+    """Median samples per second of a contestant, by steps alone or by whole epochs."""
+    seconds = ratios.median(goals.seconds_per_step(model["contestants"].get(name), kind))
+    return model["batch_size"] / seconds if seconds else None
+
+
+def _rates(models: Mapping[str, Any], names: Sequence[str]) -> str:
+    columns = [(name, "steps") for name in names if name != "peer"]
+    columns += [(name, "epochs") for name in _with(names, "plain shm peer")]
+    header = ["model", *(f"{TITLES[name]} {kind}" for name, kind in columns)]
+    rows = [
+        [model["title"], *(number(rate(model, name, kind), 0) for name, kind in columns)]
+        for model in models.values()
+    ]
+    return table(header, rows)
+
+
+def _ratios(models: Mapping[str, Any]) -> str:
+    keys = [k for k in goals.RATIOS if any(goals.ratio_by_round(m, k) for m in models.values())]
+
+    def cell(model: Mapping[str, Any], key: str) -> str:
+        found = goals.spread(goals.ratio_by_round(model, key))
+        return "-" if found is None else "{:.2f} ({:.2f}-{:.2f})".format(*found)
+
+    rows = [[model["title"], *(cell(model, key) for key in keys)] for model in models.values()]
+    means = [
+        ratios.geometric_mean(goals.ratio(model, key) for model in models.values()) for key in keys
+    ]
+    rows.append(["geometric mean", *(number(mean) for mean in means)])
+    return table(["model", *(goals.RATIOS[key].title for key in keys)], rows)
+
+
+def _times(models: Mapping[str, Any], names: Sequence[str], what: str, factor: float) -> str:
+    def cell(model: Mapping[str, Any], name: str) -> str:
+        value = goals.of_blocks(model, name, what)
+        return number(None if value is None else value * factor)
+
+    rows = [[m["title"], *(cell(m, name) for name in names)] for m in models.values()]
+    return table(["model", *(TITLES[name] for name in names)], rows)
+
+
+def _cold(models: Mapping[str, Any], names: Sequence[str]) -> str:
+    def cell(model: Mapping[str, Any], name: str) -> str:
+        found = model["contestants"].get(name)
+        if found is None or found["cold"]["first_batch"] is None:
+            return "-"
+        ready = found["ready"]
+        return number(ready["import_s"] + ready["build_s"] + found["cold"]["first_batch"], 1)
+
+    rows = [[m["title"], *(cell(m, name) for name in names)] for m in models.values()]
+    return table(["model", *(TITLES[name] for name in names)], rows)
+
+
+def _peaks(models: Mapping[str, Any], names: Sequence[str]) -> str:
+    def cell(model: Mapping[str, Any], name: str) -> str:
+        peak = (model["contestants"].get(name) or {}).get("peak_bytes")
+        return number(None if peak is None else peak / 1e6, 0)
+
+    rows = [[m["title"], *(cell(m, name) for name in names)] for m in models.values()]
+    return table(["model", *(TITLES[name] for name in names)], rows)
+
+
+def _start_up(start_up: Mapping[str, Mapping[str, float]]) -> str:
+    columns = ("import", "cold", "warm", "new_model")
+    header = ["", "import TensorFlow", "cold", "warm", "warm, new model"]
+    rows = [[TITLES[n], *(number(s[column]) for column in columns)] for n, s in start_up.items()]
+    return table(header, rows)
+
+
+def _collectives(rows: Sequence[Mapping[str, float]]) -> str:
+    return table(
+        ["bytes", "all-reduce us", "GB/s", "memcpy us", "ratio"],
+        [
+            [
+                f"{row['bytes']:,.0f}",
+                number(row["seconds"] * 1e6, 1),
+                number(row["bytes"] / row["seconds"] / 1e9),
+                number(row["memcpy_seconds"] * 1e6, 1),
+                number(row["seconds"] / row["memcpy_seconds"] if row["memcpy_seconds"] else None),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _goals(result: Mapping[str, Any]) -> str:
+    words = {True: "met", False: "MISSED", None: "not measured"}
+    rows = []
+    for goal in goals.goals(result):
+        sign = ">=" if goal.at_least else "<="
+        measured = "-" if goal.measured is None else f"{goal.measured:.3g} {goal.unit}"
+        where = f" ({goal.where})" if goal.where else ""
+        wanted = f"{sign} {goal.target:g} {goal.unit}"
+        rows.append([goal.text + where, wanted, measured, words[goal.met]])
+    return table(["goal", "wanted", "measured", ""], rows)

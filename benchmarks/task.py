@@ -1,0 +1,88 @@
+"""A contestant's process: `python -m benchmarks.task SETUP`, a JSON object.
+
+Reads commands from standard input, one JSON object per line, and answers each with one on
+standard output. What libraries print goes to standard error. The process ends when its input
+does, so it does not outlive the benchmark.
+
+| command | what it does |
+| --- | --- |
+| `{"do": "use", "model": NAME, ...}` | goes on with another model |
+| `{"do": "prepare", "steps": S}` | makes the data |
+| `{"do": "run", "steps": S, "epochs": E, "at": T}` | trains, from `time.monotonic() == T` on |
+
+Environment variables set here: `TF_CPP_MIN_LOG_LEVEL` (2 if unset).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from typing import Any
+
+
+def _make(setup: Any) -> Any:
+    role = setup["role"]
+    if role == "stock":
+        from benchmarks.by_strategy import ByStrategy as Maker
+    elif role == "peer":
+        from benchmarks.by_peer import ByPeer as Maker  # type: ignore[assignment]
+    else:
+        from benchmarks.by_fit import ByFit as Maker  # type: ignore[assignment]
+    return Maker(role, _model(setup), setup["rank"], setup["size"])
+
+
+def _model(setup: Any) -> Any:
+    from benchmarks.models import chosen
+
+    return chosen(setup["model"], setup["optimizer"], setup["batch_size"])
+
+
+def _obey(contestant: Any, command: Any) -> Any:
+    if command["do"] == "use":
+        contestant.use(_model(command))
+        return {}
+    if command["do"] == "prepare":
+        contestant.prepare(command["steps"])
+        return {}
+    while time.monotonic() < command.get("at", 0.0):
+        time.sleep(0.0005)
+    return contestant.run(command["steps"], command["epochs"])
+
+
+def main(arguments: list) -> int:  # type: ignore[type-arg]
+    """Serves one contestant until its input ends. Returns the exit code."""
+    started = time.monotonic()
+    setup = json.loads(arguments[0])
+    if setup["cores"] and hasattr(os, "sched_setaffinity"):
+        # Before TensorFlow comes, which sizes its thread pools by what it finds.
+        os.sched_setaffinity(0, setup["cores"])
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        try:
+            import tensorflow as tf
+
+            imported = time.monotonic()
+            contestant = _make(setup)
+            ready = {
+                "import_s": imported - started,
+                "build_s": time.monotonic() - imported,
+                "tensorflow": tf.__version__,
+                "keras": getattr(tf.keras, "__version__", ""),
+            }
+            print(json.dumps(ready), file=answers, flush=True)
+            for line in sys.stdin:
+                print(json.dumps(_obey(contestant, json.loads(line))), file=answers, flush=True)
+        except BaseException as error:
+            traceback.print_exc()
+            failure = {"error": "%s: %s" % (type(error).__name__, error)}  # noqa: UP031
+            print(json.dumps(failure), file=answers, flush=True)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,73 @@
+"""From what a contestant's clock noted to times of a block: plain arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Times of one block of one contestant, in seconds; None for what it cannot tell.
+
+    Args:
+        step: of a training step at its steady rate.
+        epoch: of a whole epoch, from the end of one to the end of the next.
+        boundary: of a whole epoch less its steps.
+        first_batch: from the call to the end of the first step.
+        call: of the whole call.
+    """
+
+    step: float | None = None
+    epoch: float | None = None
+    boundary: float | None = None
+    first_batch: float | None = None
+    call: float | None = None
+
+
+def read(noted: dict[str, Any], steps: int) -> Block:
+    """A block of a contestant that has a clock.
+
+    Args:
+        noted: dict with `call` and `done` (float, seconds), `ends` (list of float) and `steps`
+            (list of `[epoch, step, seconds]`).
+        steps: int, of an epoch.
+    """
+    seconds, count = 0.0, 0
+    for epoch in range(len(noted["ends"])):
+        of_epoch = [(step, at) for e, step, at in noted["steps"] if e == epoch]
+        if len(of_epoch) > 1:
+            (first, begin), (last, end) = of_epoch[0], of_epoch[-1]
+            seconds, count = seconds + end - begin, count + last - first
+    step = seconds / count if count else None
+    ends = noted["ends"]
+    intervals = [later - sooner for sooner, later in itertools.pairwise(ends)]
+    epoch_time = statistics.fmean(intervals) if intervals else None
+    boundary = None
+    if epoch_time is not None and step is not None:
+        boundary = epoch_time - steps * step
+    first_batch = noted["steps"][0][2] - noted["call"] if noted["steps"] else None
+    return Block(step, epoch_time, boundary, first_batch, noted["done"] - noted["call"])
+
+
+def read_calls(calls: Sequence[Sequence[float]]) -> Block:
+    """A block of a contestant that tells no more than how long two calls took.
+
+    Args:
+        calls: two pairs of epochs and seconds.
+    """
+    (few, short), (many, long) = calls
+    return Block(epoch=(long - short) / (many - few), call=long)
+
+
+def slowest(blocks: Sequence[Block]) -> Block:
+    """The block of processes that run together and wait for the slowest."""
+
+    def worst(name: str) -> float | None:
+        values = [getattr(block, name) for block in blocks]
+        return None if None in values else max(values)
+
+    return Block(**{field.name: worst(field.name) for field in dataclasses.fields(Block)})

@@ -1,0 +1,39 @@
+"""Fashion-MNIST: the Keras program that everybody knows, with one argument more.
+
+    python examples/fashion_mnist.py
+
+Downloads 30 MB the first time.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from nanotf.keras import Sequential  # was: from tensorflow.keras import Sequential
+
+(x_train, y_train), (x_test, y_test) = tf.keras.datasets.fashion_mnist.load_data()
+x_train, x_test = x_train[..., None] / 255.0, x_test[..., None] / 255.0
+
+model = Sequential(
+    [
+        tf.keras.layers.Input((28, 28, 1)),
+        tf.keras.layers.Conv2D(32, 3, activation="relu"),
+        tf.keras.layers.MaxPooling2D(),
+        tf.keras.layers.Conv2D(64, 3, activation="relu"),
+        tf.keras.layers.MaxPooling2D(),
+        tf.keras.layers.Flatten(),
+        tf.keras.layers.Dense(128, activation="relu"),
+        tf.keras.layers.Dense(10, activation="softmax"),
+    ]
+)
+model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])
+model.fit(
+    x_train,
+    y_train,
+    batch_size=128,
+    epochs=3,
+    validation_split=0.1,
+    callbacks=[tf.keras.callbacks.EarlyStopping("val_accuracy", patience=1)],
+    num_processes=2,  # the argument more
+)
+print("accuracy on the test images:", model.evaluate(x_test, y_test, verbose=0)[1])

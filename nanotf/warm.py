@@ -1,0 +1,161 @@
+"""The pool of this process, kept warm between jobs. There is one: its workers own the cores."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+
+from nanotf import topology
+from nanotf.errors import NanoError
+from nanotf.pool import Pool, SetupError
+from nanotf.transports import check_transport
+
+IDLE_SECONDS = 600.0
+START_TRIES = 3  # a port that was free may be taken before TensorFlow binds it
+
+logger = logging.getLogger("nanotf")
+
+_lock = threading.RLock()
+_pool: Pool | None = None
+_idle_timer: threading.Timer | None = None
+
+
+@contextlib.contextmanager
+def pool_for(plan: topology.Plan, transport: str) -> Iterator[Pool]:
+    """Lends the warm pool, or a new one where plan or transport differ or a worker died.
+
+    There is one pool per process, since its workers own the cores. A second thread waits
+    until the first has ended its job.
+    """
+    _stop_idle_timer()
+    with _lock:
+        pool = _current(plan, transport)
+        try:
+            yield pool
+        except BaseException:
+            # What a job left unfinished would answer the next one.
+            if not pool.is_alive():
+                shutdown()
+            raise
+        finally:
+            _start_idle_timer()
+
+
+def _current(plan: topology.Plan, transport: str) -> Pool:
+    global _pool
+    if _pool is not None and _pool.owner != os.getpid():
+        _pool = None  # forked: the workers are the other process's
+    if _pool is not None and (
+        (_pool.plan, _pool.transport) != (plan, transport) or not _pool.is_alive()
+    ):
+        shutdown()
+    if _pool is None:
+        _pool = _start(plan, transport)
+    return _pool
+
+
+def _start(plan: topology.Plan, transport: str) -> Pool:
+    for attempt in range(START_TRIES):
+        try:
+            return Pool(plan, transport)
+        except SetupError as error:
+            if not error.retry or attempt == START_TRIES - 1:
+                raise
+            logger.info("Starting the workers again with other ports: %s", error.message)
+    raise AssertionError("unreachable")
+
+
+def warm_up(
+    num_processes: int, cores_per_process: int | None = None, transport: str | None = None
+) -> None:
+    """Starts the workers in the background, while the caller goes on.
+
+    A worker needs some seconds to import TensorFlow; called at the top of a script, this hides
+    them behind what the script does before its first `fit(num_processes=...)`, which waits for
+    the rest. An error in starting is raised by that `fit`.
+
+    Args:
+        num_processes, cores_per_process, transport: as in `fit`; the pool is used by a `fit`
+            with the same ones.
+
+    Raises:
+        NanoError: An argument cannot be used.
+    """
+    transport = check_transport(transport)
+    plan = topology.plan(num_processes, cores_per_process)
+
+    def start() -> None:
+        with _lock:
+            if _pool is None or not _pool.is_alive():
+                with contextlib.suppress(NanoError):
+                    _current(plan, transport)
+                _start_idle_timer()
+
+    threading.Thread(target=start, name="nanotf-warm-up", daemon=True).start()
+
+
+def shutdown() -> None:
+    """Ends the workers of this process, if there are any. The next job starts new ones."""
+    global _pool
+    _stop_idle_timer()
+    with _lock:
+        pool, _pool = _pool, None
+        if pool is not None:
+            pool.close()
+
+
+def _stop_idle_timer() -> None:
+    global _idle_timer
+    timer, _idle_timer = _idle_timer, None
+    if timer is not None:
+        timer.cancel()
+
+
+def _start_idle_timer() -> None:
+    global _idle_timer
+    _stop_idle_timer()
+    _idle_timer = threading.Timer(idle_seconds(), _close_if_idle)
+    _idle_timer.daemon = True
+    _idle_timer.start()
+
+
+def _close_if_idle() -> None:
+    if _lock.acquire(blocking=False):  # held by a job that has just begun
+        try:
+            shutdown()
+        finally:
+            _lock.release()
+
+
+def idle_seconds() -> float:
+    """How long a warm pool waits for the next job: NANOTF_IDLE_SECONDS, 600 by default.
+
+    Raises:
+        NanoError: The variable is not a number above 0.
+    """
+    text = os.environ.get("NANOTF_IDLE_SECONDS", str(IDLE_SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds > 0:
+        raise NanoError(
+            "NANOTF_IDLE_SECONDS must be a number of seconds above 0. "
+            f"Received: NANOTF_IDLE_SECONDS={text!r}. Set another, or unset it."
+        )
+    return seconds
+
+
+def worker_pids() -> tuple[int, ...]:
+    """The process ids of the live workers, by rank; empty when there is no pool."""
+    pool = _pool
+    if pool is None or pool.owner != os.getpid():
+        return ()
+    return tuple(worker.process.pid for worker in pool.workers)
+
+
+atexit.register(shutdown)

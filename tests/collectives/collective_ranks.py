@@ -1,0 +1,313 @@
+"""What the ranks of the tests run: plain functions of (spec, rank, fd, ...)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from collective_runner import make_engine, wait_for
+
+from nanotf.errors import CollectiveError
+
+try:  # comes with TensorFlow
+    from ml_dtypes import bfloat16
+
+    BFLOAT16: tuple[Any, ...] = (np.dtype(bfloat16),)
+except ImportError:
+    BFLOAT16 = ()
+
+REDUCIBLE = (*map(np.dtype, ("f4", "f8", "f2", "i4", "i8")), *BFLOAT16)
+MOVABLE = (*REDUCIBLE, *map(np.dtype, ("?", "i1", "u1", "i2", "u2", "u4", "u8", "c8", "c16")))
+CHUNK = 4096
+SYMMETRIC = 4 * CHUNK
+
+
+@contextlib.contextmanager
+def engine_of(spec: Any, rank: int, fd: int) -> Iterator[Any]:
+    engine = make_engine(spec, rank, fd)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def error_of(function: Any, *arguments: Any) -> str:
+    """The text of the CollectiveError that `function` must raise."""
+    try:
+        function(*arguments)
+    except CollectiveError as error:
+        return str(error)
+    raise AssertionError("no CollectiveError")
+
+
+def lengths(itemsize: int) -> list[int]:
+    """Numbers of elements on either side of every threshold, and odd ones."""
+    edges = [CHUNK, 2 * CHUNK, 4 * CHUNK, SYMMETRIC, 5 * CHUNK, 11 * CHUNK]
+    around = {edge // itemsize + step for edge in edges for step in (-1, 0, 1)}
+    return [0, 1, 2, 7, 63, 65, 1023, 1025, *sorted(around)]
+
+
+def sample(dtype: Any, shape: Any, seed: int) -> Any:
+    """Values of every kind; the same in every process."""
+    random_state = np.random.RandomState(seed % 2**31)
+    if dtype.kind == "b":
+        return np.asarray(random_state.rand(*shape) < 0.5)
+    if dtype.kind in "iu":
+        return np.asarray(random_state.randint(0, 100, shape)).astype(dtype)
+    values = random_state.standard_normal(shape) * 10.0 ** random_state.randint(-6, 5, shape)
+    if dtype.kind == "c":
+        values = values + 1j
+    with np.errstate(all="ignore"):
+        array = np.asarray(values).astype(dtype)
+    flat = array.reshape(-1)
+    for number, special in enumerate((np.inf, -np.inf, np.nan, -0.0, 1e-7, 6e-5, 65519.0)):
+        with np.errstate(all="ignore"):
+            flat[number + seed % 3 :: 97] = np.asarray(special).astype(dtype)
+    return array
+
+
+def expected_reduction(inputs: list[Any], op: str) -> Any:
+    """In the order of ranks; 16-bit floats in float32, rounded once."""
+    function = {"sum": np.add, "min": np.minimum, "max": np.maximum}[op]
+    dtype = inputs[0].dtype
+    wide = [x.astype(np.float32) if dtype.itemsize == 2 else x for x in inputs]
+    total = wide[0].copy()
+    with np.errstate(all="ignore"):
+        for other in wide[1:]:
+            total = function(total, other)
+        return total.astype(dtype)
+
+
+def same(a: Any, b: Any) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype.itemsize == 2 and a.dtype.kind not in "iu":
+        a, b = a.astype(np.float32), b.astype(np.float32)
+    return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
+
+
+def reduce_everything(spec: Any, rank: int, fd: int) -> str:
+    """Every dtype, reduction and length. Returns a digest of all bits of all results."""
+    digest = hashlib.sha256()
+    with engine_of(spec, rank, fd) as engine:
+        for dtype in REDUCIBLE:
+            for op in ("sum", "min", "max"):
+                for count in lengths(dtype.itemsize) if op == "sum" else (0, 1, 1025, 9 * CHUNK):
+                    inputs = [sample(dtype, (count,), count + r) for r in range(spec.size)]
+                    (result,) = engine.all_reduce([inputs[rank]], 1, op)
+                    assert same(result, expected_reduction(inputs, op)), (dtype, op, count)
+                    digest.update(result.tobytes())
+            scalar = np.asarray(rank + 1).astype(dtype)
+            assert engine.all_reduce([scalar], 2)[0].shape == ()
+    return digest.hexdigest()
+
+
+def reduce_many(spec: Any, rank: int, fd: int) -> None:
+    """Several tensors in one call, empty ones and ones across chunk borders among them."""
+    shapes = [(3, 5), (0,), (), (CHUNK // 4 - 7,), (17, 0, 2), (3 * CHUNK // 4 + 1, 2), (1,)]
+    with engine_of(spec, rank, fd) as engine:
+        for repeat in range(3):
+            inputs = [
+                [sample(np.dtype("f4"), shape, 31 * repeat + i + 7 * r) for r in range(spec.size)]
+                for i, shape in enumerate(shapes)
+            ]
+            results = engine.all_reduce([values[rank] for values in inputs], 9)
+            for result, values in zip(results, inputs, strict=True):
+                assert same(result, expected_reduction(values, "sum"))
+
+
+def gather_and_broadcast(spec: Any, rank: int, fd: int) -> None:
+    with engine_of(spec, rank, fd) as engine:
+        for dtype in MOVABLE:
+            for base, rest in [(0, ()), (1, ()), (1, (3,)), (1500, ()), (2000, (3,)), (5, (0,))]:
+                rows = [(base + 700 * r) % 2600 if r else base for r in range(spec.size)]
+                inputs = [sample(dtype, (n, *rest), n + r) for r, n in enumerate(rows)]
+                result = engine.all_gather(inputs[rank], 3)
+                assert same(result, np.concatenate(inputs)), (dtype, rows, rest)
+            for root in range(spec.size):
+                for shape in [(), (0, 4), (7,), (CHUNK + 1,), (31, 377)]:
+                    inputs = [sample(dtype, shape, 5 * r + 1) for r in range(spec.size)]
+                    result = engine.broadcast(inputs[rank], 4, root)
+                    assert same(result, inputs[root]), (dtype, root, shape)
+
+
+def barrier(spec: Any, rank: int, fd: int, directory: Path) -> None:
+    with engine_of(spec, rank, fd) as engine:
+        for step in range(20):
+            (directory / f"{step}-{rank}").touch()
+            engine.barrier(7)
+            assert all((directory / f"{step}-{r}").exists() for r in range(spec.size))
+
+
+def repeated(spec: Any, rank: int, fd: int, calls: int) -> None:
+    """One key again and again, lengths going up and down: slots and buffers are reused."""
+    random_state = random.Random(5)
+    with engine_of(spec, rank, fd) as engine:
+        for call in range(calls):
+            count = random_state.choice([1, 30, CHUNK // 4, CHUNK, 3 * CHUNK + 5, 6 * CHUNK])
+            values = np.arange(count, dtype=np.int32) + call
+            (result,) = engine.all_reduce([values + rank], 1)
+            total = values * spec.size + sum(range(spec.size))
+            assert np.array_equal(result, total), call
+
+
+def many_threads(spec: Any, rank: int, fd: int, threads: int, calls: int) -> None:
+    """Each thread has a key; ranks start the threads in different orders."""
+    failures = []
+    with engine_of(spec, rank, fd) as engine:
+
+        def work(key: int) -> None:
+            try:
+                for call in range(calls):
+                    values = np.full(1 + key * 300, key * 1000 + call, np.float64)
+                    (result,) = engine.all_reduce([values + rank], key)
+                    assert (result == values * spec.size + sum(range(spec.size))).all()
+                    gathered = engine.all_gather(np.full(key, rank, np.int8), 1000 + key)
+                    assert gathered.tolist() == np.repeat(range(spec.size), key).tolist()
+            except BaseException as error:
+                failures.append((key, error))
+
+        keys = list(range(threads))
+        random.Random(rank).shuffle(keys)
+        workers = [threading.Thread(target=work, args=(key,)) for key in keys]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert not failures, failures[0]
+
+
+def one_key_twice(spec: Any, rank: int, fd: int, directory: Path) -> str:
+    """A second call of a key that is in flight on this rank is refused."""
+    with engine_of(spec, rank, fd) as engine:
+        if rank == 0:
+            first = threading.Thread(target=engine.barrier, args=(5,))
+            first.start()
+            text = ""
+            end = time.monotonic() + 20
+            while not text and time.monotonic() < end:
+                # Until the thread has entered, this call may come first; then it is refused.
+                with contextlib.suppress(AssertionError):
+                    text = _refused(engine)
+            (directory / "go").touch()
+            first.join()
+            return text
+        wait_for((directory / "go").exists)
+        engine.barrier(5)
+        return ""
+
+
+def _refused(engine: Any) -> str:
+    # Rank 1 has not come, so a barrier that is not refused would block: look before.
+    time.sleep(0.2)
+    return error_of(engine.barrier, 5)
+
+
+def mismatches(spec: Any, rank: int, fd: int) -> list[str]:
+    """The errors of calls in which the last rank differs; the group goes on after each."""
+    last = rank == spec.size - 1
+    ones = np.ones
+    with engine_of(spec, rank, fd) as engine:
+        texts = [
+            error_of(engine.all_reduce, [ones((2, 3 if last else 4), np.float32)], 1),
+            error_of(engine.all_reduce, [ones(9, np.int32 if last else np.int64)], 1),
+            error_of(engine.all_reduce, [ones(9, np.int32)], 1, "max" if last else "sum"),
+            error_of(engine.broadcast, ones(9), 1, 1 if last else 0),
+            error_of(engine.all_gather, ones((2, 3 if last else 4)), 1),
+            error_of(engine.all_reduce, [ones(1 if last else 300_000)], 1),
+        ]
+        if last:
+            texts.append(error_of(engine.all_gather, ones(9), 1))
+        else:
+            texts.append(error_of(engine.all_reduce, [ones(9)], 1))
+        assert engine.all_reduce([ones(9)], 1)[0][0] == spec.size
+    return texts
+
+
+def last_rank_dies(spec: Any, rank: int, fd: int, how: str) -> list[str]:
+    """The last rank ends while others are in the middle of large all-reduces."""
+    engine = make_engine(spec, rank, fd)
+    values = np.ones(200_000, np.float32)
+    for _ in range(3):
+        engine.all_reduce([values], 1)
+    if rank == spec.size - 1:
+        if how == "raise":
+            raise RuntimeError("a user's error")
+        if how == "close":
+            engine.close()
+            engine.barrier(2)
+        done = threading.Event()
+
+        def work() -> None:
+            while True:
+                engine.all_reduce([values], 1)
+                done.set()
+
+        threading.Thread(target=work, daemon=True).start()
+        done.wait(20)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def go_on() -> None:
+        while True:
+            engine.all_reduce([values], 1)
+
+    return [error_of(go_on), error_of(engine.barrier, 2)]
+
+
+def aborted(spec: Any, rank: int, fd: int, directory: Path) -> list[str]:
+    """All but the last rank are blocked when the abort comes; the last enters after it."""
+    with engine_of(spec, rank, fd) as engine:
+        if rank == spec.size - 1:
+            wait_for((directory / "aborted").exists)
+            return [error_of(engine.barrier, 1)]
+        (directory / f"entering-{rank}").touch()
+        return [error_of(engine.barrier, 1), error_of(engine.all_reduce, [np.ones(3)], 2)]
+
+
+def rank_aborts(spec: Any, rank: int, fd: int) -> str:
+    with engine_of(spec, rank, fd) as engine:
+        if rank == 0:
+            engine.abort("rank 0 had enough")
+        return error_of(engine.barrier, 1)
+
+
+def absent(spec: Any, rank: int, fd: int, directory: Path) -> str:
+    """The last rank attaches and does not come."""
+    with engine_of(spec, rank, fd) as engine:
+        if rank == spec.size - 1:
+            wait_for((directory / "expired").exists)
+            return error_of(engine.all_reduce, [np.ones(3)], 42)
+        text = error_of(engine.all_reduce, [np.ones(3)], 42)
+        (directory / "expired").touch()
+        return text
+
+
+def never_attached(spec: Any, rank: int, fd: int) -> str:
+    with engine_of(spec, rank, fd) as engine:
+        return error_of(engine.barrier, 8)
+
+
+def attach_twice(spec: Any, rank: int, fd: int) -> str:
+    engine = make_engine(spec, rank, fd)
+    text = error_of(make_engine, spec, rank, fd)
+    engine.close()
+    engine.close()
+    assert "closed" in error_of(engine.barrier, 1)
+    return text
+
+
+def wrong_descriptor(spec: Any, rank: int, fd: int, nonce: int) -> list[str]:
+    import dataclasses
+
+    other = dataclasses.replace(spec, nonce=nonce)
+    with Path(os.devnull).open("rb") as small:
+        return [error_of(make_engine, other, 0, fd), error_of(make_engine, spec, 0, small.fileno())]

@@ -1,0 +1,155 @@
+"""Runs a function in several spawned ranks of one group and collects what they return."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+IMPLEMENTATIONS = ("native", "python")
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    spec: Any
+    rank: int
+    fd: int
+    result_fd: int
+    function: tuple[str, str]
+    arguments: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    value: Any = None
+    error: str = ""  # of an exception that left the function
+    traceback: str = ""
+    returncode: int | None = None
+
+
+def make_engine(spec: Any, rank: int, fd: int) -> Any:
+    from nanotf.collectives.native_engine import NativeEngine
+    from nanotf.collectives.python_engine import PythonEngine
+
+    return (NativeEngine if spec.implementation == "native" else PythonEngine)(spec, rank, fd)
+
+
+def run_ranks(
+    owner: Any,
+    function: Callable[..., Any],
+    *arguments: Any,
+    meanwhile: Callable[[], None] = lambda: None,
+    ranks: Sequence[int] | None = None,
+    environment: dict[str, str] | None = None,
+    deadline: float = 60.0,
+) -> list[Outcome]:
+    """Runs `function(spec, rank, fd, *arguments)` in one process per rank.
+
+    Args:
+        meanwhile: called in this process after the ranks were started.
+        deadline: float, seconds; ranks that run longer print their stacks and are killed.
+    """
+    started = []
+    try:
+        for rank in range(owner.spec.size) if ranks is None else ranks:
+            started.append(_start(owner, rank, function, arguments, environment or {}))
+        meanwhile()
+        return _collect(started, time.monotonic() + deadline)
+    finally:
+        for process, reader in started:
+            if process.poll() is None:
+                process.send_signal(signal.SIGABRT)  # faulthandler prints the stacks
+                process.wait()
+            os.close(reader)
+
+
+def values(outcomes: Sequence[Outcome]) -> list[Any]:
+    """What the ranks returned; fails with the traceback of one that did not."""
+    for rank, outcome in enumerate(outcomes):
+        assert not outcome.error, f"rank {rank}: {outcome.traceback}"
+        assert outcome.returncode == 0, f"rank {rank} ended with {outcome.returncode}"
+    return [outcome.value for outcome in outcomes]
+
+
+def wait_for(condition: Callable[[], bool], deadline: float = 30.0) -> None:
+    """Returns when `condition()` is true; fails after `deadline` seconds."""
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, "the condition did not become true in time"
+        time.sleep(0.002)
+
+
+def _start(
+    owner: Any,
+    rank: int,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    environment: dict[str, str],
+) -> tuple[subprocess.Popen[bytes], int]:
+    reader, writer = os.pipe()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-c",
+            "import collective_runner as r; r.rank_main()",
+        ],
+        stdin=subprocess.PIPE,
+        pass_fds=(owner.fd, writer),
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}", "OMP_NUM_THREADS": "1", **environment},
+    )
+    os.close(writer)
+    name = (function.__module__, function.__name__)
+    task = Task(owner.spec, rank, owner.fd, writer, name, arguments)
+    assert process.stdin is not None
+    process.stdin.write(pickle.dumps(task))
+    process.stdin.close()
+    return process, reader
+
+
+def _collect(started: list[tuple[subprocess.Popen[bytes], int]], end: float) -> list[Outcome]:
+    outcomes = []
+    for process, reader in started:
+        data = _read_all(reader, end)
+        outcome = pickle.loads(data) if data else Outcome()
+        returncode = process.wait(max(0.1, end - time.monotonic()))
+        outcomes.append(dataclasses.replace(outcome, returncode=returncode))
+    return outcomes
+
+
+def _read_all(fd: int, end: float) -> bytes:
+    import select
+
+    data = b""
+    while True:
+        ready, _, _ = select.select([fd], [], [], max(0.0, end - time.monotonic()))
+        assert ready, "a rank did not finish before the deadline"
+        piece = os.read(fd, 1 << 20)
+        if not piece:
+            return data
+        data += piece
+
+
+def rank_main() -> None:
+    """One rank: a pickled `Task` comes on stdin, a pickled `Outcome` goes to its descriptor."""
+    task = pickle.loads(sys.stdin.buffer.read())
+    try:
+        function = getattr(importlib.import_module(task.function[0]), task.function[1])
+        outcome = Outcome(value=function(task.spec, task.rank, task.fd, *task.arguments))
+    except BaseException as error:
+        text = f"{type(error).__name__}: {error}"
+        outcome = Outcome(error=text, traceback=traceback.format_exc())
+    with os.fdopen(task.result_fd, "wb") as file:
+        file.write(pickle.dumps(outcome))

@@ -1,0 +1,216 @@
+"""What the ranks of test_tensorflow.py run. Importing TensorFlow costs seconds: few, long tests."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import numpy as np
+import tensorflow as tf
+
+from nanotf.collectives import Group, failure_message
+from nanotf.errors import CollectiveError, InvalidArgumentError, InvalidArgumentTypeError
+
+REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+def everything(spec: Any, rank: int, fd: int) -> list[str]:
+    """Runs every check below; returns the texts of errors."""
+    tf.config.threading.set_inter_op_parallelism_threads(4)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    group = Group.attach(spec, rank, fd)
+    try:
+        _eager(group)
+        _in_function(group)
+        _unknown_shapes(group)
+        _each_call_runs_once(group)
+        _in_loop(group)
+        _from_threads(group)
+        _argument_errors(group)
+        return _differences(group)
+    finally:
+        group.close()
+
+
+def _eager(group: Group) -> None:
+    ranks_sum = sum(range(1, group.size + 1))
+    for dtype in REDUCIBLE:
+        for shape in [(), (0,), (3, 5), (70_001,)]:
+            ones = tf.ones(shape, dtype) * tf.cast(group.rank + 1, dtype)
+            result = group.all_reduce(ones, 1)
+            assert result.dtype == dtype and result.shape == ones.shape
+            assert np.all(tf.cast(result, tf.float64).numpy() == ranks_sum)
+            assert np.all(tf.cast(ones, tf.float64).numpy() == group.rank + 1), "input changed"
+    assert group.all_reduce(tf.constant(group.rank), 1, "max").numpy() == group.size - 1
+    assert group.all_reduce(tf.constant(float(group.rank)), 1, "min").numpy() == 0.0
+    for dtype in (*REDUCIBLE, tf.bool, tf.int8, tf.uint8, tf.uint32, tf.complex64):
+        mine = tf.cast(tf.fill([group.rank + 1, 2], group.rank), dtype)
+        gathered = group.all_gather(mine, 2)
+        rows = np.repeat(range(group.size), range(1, group.size + 1))
+        expected = tf.cast(np.stack([rows, rows], 1), dtype)
+        assert np.array_equal(gathered.numpy(), expected.numpy()) and gathered.dtype == dtype
+        value = group.broadcast(mine[:1], 3, group.size - 1)
+        assert np.array_equal(value.numpy(), tf.fill([1, 2], expected[-1, 0]).numpy())
+    empty = group.all_gather(tf.zeros([3, 0, 2]), 2)
+    assert empty.shape == (3 * group.size, 0, 2)
+    group.barrier(4)
+
+
+def _in_function(group: Group) -> None:
+    @tf.function
+    def step(x: Any) -> Any:
+        total = group.all_reduce(x, 11)
+        many = group.all_reduce_many([x * 2.0, x[0]], 12, "max")
+        rows = group.all_gather(x, 13)
+        group.barrier(14)
+        first = group.broadcast(x, 15)
+        assert total.shape == x.shape and rows.shape.as_list() == [None, 3], "static shapes"
+        assert first.shape == x.shape and many[1].shape == x.shape[1:]
+        return total, many, rows, first
+
+    for repeat in range(3):
+        x = tf.ones([2, 3]) * float(group.rank + repeat)
+        total, many, rows, first = step(x)
+        assert np.all(total.numpy() == sum(r + repeat for r in range(group.size)))
+        assert np.all(many[0].numpy() == 2.0 * (group.size - 1 + repeat))
+        assert np.all(many[1].numpy() == group.size - 1 + repeat)
+        assert rows.shape == (2 * group.size, 3) and rows.numpy()[-1, 0] == group.size - 1 + repeat
+        assert np.all(first.numpy() == repeat)
+
+
+def _unknown_shapes(group: Group) -> None:
+    reduce = tf.function(
+        lambda x: group.all_reduce(x, 21), input_signature=[tf.TensorSpec(None, tf.int32)]
+    )
+    gather = tf.function(
+        lambda x: group.all_gather(x, 22), input_signature=[tf.TensorSpec(None, tf.bool)]
+    )
+    for shape in [(), (5,), (2, 0), (3, 4)]:
+        assert np.all(reduce(tf.ones(shape, tf.int32)).numpy() == group.size)
+    assert gather(tf.ones([group.rank, 2], tf.bool)).shape[1] == 2
+
+
+def _each_call_runs_once(group: Group) -> None:
+    """Equal calls are not merged, calls on constants not pre-computed, unused ones not dropped."""
+    calls = tf.Variable(0.0)
+
+    @tf.function
+    def step() -> Any:
+        one = tf.constant(1.0)
+        first = group.all_reduce(one, 31)
+        second = group.all_reduce(one, 31)
+        group.all_reduce(one, 31)  # its result is not used
+        calls.assign_add(second)
+        return first
+
+    for _ in range(3):
+        step()
+    assert calls.numpy() == 3.0 * group.size
+
+    @tf.function
+    def unequal() -> Any:
+        # One rank traces the unused call, the other uses it: if either lost a call, the numbers
+        # of the calls of this key would differ, and the sums below with them.
+        unused = group.all_reduce(tf.constant(1.0), 32)
+        used = group.all_reduce(tf.constant(10.0), 32)
+        return used if group.rank else used + 0.0 * unused
+
+    for _ in range(3):
+        assert unequal().numpy() == 10.0 * group.size
+
+
+def _in_loop(group: Group) -> None:
+    @tf.function
+    def loop(count: Any) -> Any:
+        total = tf.zeros([1000])
+        for _ in tf.range(count):
+            total += group.all_reduce(tf.ones([1000]), 41)
+        return total
+
+    assert np.all(loop(tf.constant(20)).numpy() == 20 * group.size)
+
+
+def _from_threads(group: Group) -> None:
+    """Two functions in two threads, begun in opposite orders on even and odd ranks."""
+    functions = [tf.function(lambda x, key=key: group.all_reduce(x, key)) for key in (51, 52)]
+    failures: list[BaseException] = []
+
+    def run(function: Callable[[Any], Any]) -> None:
+        try:
+            for _ in range(20):
+                assert np.all(function(tf.ones([30_000])).numpy() == group.size)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=run, args=(function,))
+        for function in functions[:: 1 if group.rank % 2 else -1]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+def _argument_errors(group: Group) -> None:
+    _raises(InvalidArgumentTypeError, lambda: group.all_reduce(tf.constant([True]), 1))
+    _raises(InvalidArgumentTypeError, lambda: group.broadcast(tf.constant("text"), 1))
+    _raises(InvalidArgumentError, lambda: group.all_reduce(tf.ones(3), 1, "mean"))
+    _raises(InvalidArgumentError, lambda: group.all_reduce(tf.ones(3), -1))
+    _raises(InvalidArgumentError, lambda: group.all_gather(tf.constant(1.0), 1))
+    _raises(InvalidArgumentError, lambda: group.broadcast(tf.constant(1.0), 1, group.size))
+
+
+def _raises(kind: type[Exception], function: Callable[[], Any]) -> None:
+    try:
+        function()
+    except kind:
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def _differences(group: Group) -> list[str]:
+    last = group.rank == group.size - 1
+    texts = []
+    try:
+        group.all_reduce(tf.ones([2, 3 if last else 4]), 61)
+    except CollectiveError as error:
+        texts.append(str(error))
+    many = [tf.ones([5])] * 6 + [tf.ones([2 if last else 3])]
+    for function in (
+        tf.function(lambda: group.all_reduce(tf.ones([2, 3 if last else 4]), 62)),
+        tf.function(lambda: group.all_reduce_many(many, 63)),
+    ):
+        try:
+            function()
+        except tf.errors.OpError as error:
+            texts.append(failure_message(error) or str(error))
+    assert group.all_reduce(tf.ones([]), 64).numpy() == group.size, "usable afterwards"
+    group.barrier(65)
+    if last:
+        group.abort("enough")
+    try:
+        while True:
+            group.all_reduce(tf.ones([3]), 66)
+    except CollectiveError as error:
+        texts.append(str(error))
+    return texts
+
+
+def rank_that_raises(spec: Any, rank: int, fd: int) -> str:
+    """An exception of the user's in one rank, while the other is in a tf.function."""
+    group = Group.attach(spec, rank, fd)
+    function = tf.function(lambda: group.all_reduce(tf.ones([100_000]), 1))
+    function()
+    if rank == 1:
+        raise RuntimeError("a user's error")
+    try:
+        function()
+    except tf.errors.OpError as error:
+        return failure_message(error) or str(error)
+    return ""

@@ -1,0 +1,230 @@
+"""Both implementations, without TensorFlow: real processes, every collective and every end."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import collective_ranks as ranks
+import pytest
+from collective_runner import IMPLEMENTATIONS, Outcome, run_ranks, values, wait_for
+
+from nanotf.collectives import create_group, native_status
+from nanotf.errors import CollectiveError, InvalidArgumentError
+
+BOTH = pytest.mark.parametrize(
+    "implementation",
+    [
+        pytest.param(
+            name,
+            marks=pytest.mark.skipif(
+                name == "native" and not native_status()[0], reason=native_status()[1]
+            ),
+        )
+        for name in IMPLEMENTATIONS
+    ],
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """No descriptor stays open here, and no name appears in /dev/shm."""
+
+    def state():
+        names = {path.name for path in Path("/dev/shm").glob("*nanotf*")}
+        return len(list(Path("/proc/self/fd").iterdir())), names
+
+    before = state()
+    yield
+    assert state() == before
+
+
+def group(size, implementation, **options):
+    options = {"chunk_bytes": ranks.CHUNK, "symmetric_bytes": ranks.SYMMETRIC} | options
+    return create_group(size, implementation=implementation, deadline=30, **options)
+
+
+@BOTH
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_all_reduce_gives_equal_bits_on_all_ranks(implementation, size):
+    with group(size, implementation) as owner:
+        digests = values(run_ranks(owner, ranks.reduce_everything))
+    assert len(set(digests)) == 1
+
+
+@pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
+@pytest.mark.parametrize("vectors", ["baseline", "avx2"])
+def test_all_reduce_with_other_vector_instructions(vectors):
+    with group(3, "native") as owner:
+        limits = {"NANOTF_VECTORS": vectors}
+        digests = values(run_ranks(owner, ranks.reduce_everything, environment=limits))
+    assert len(set(digests)) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_reduce_of_many_tensors(implementation, size):
+    with group(size, implementation) as owner:
+        values(run_ranks(owner, ranks.reduce_many))
+
+
+@BOTH
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_gather_and_broadcast(implementation, size):
+    with group(size, implementation) as owner:
+        values(run_ranks(owner, ranks.gather_and_broadcast))
+
+
+@BOTH
+def test_barrier(implementation, tmp_path):
+    with group(3, implementation) as owner:
+        values(run_ranks(owner, ranks.barrier, tmp_path))
+
+
+@BOTH
+@pytest.mark.parametrize("size", [2, 3])
+def test_repeated_calls(implementation, size):
+    calls = 3000 if implementation == "native" else 300
+    with group(size, implementation) as owner:
+        values(run_ranks(owner, ranks.repeated, calls))
+
+
+@BOTH
+@pytest.mark.parametrize("threads", [2, 20])
+def test_keys_in_different_orders(implementation, threads):
+    """20 threads: more than a rank has slots."""
+    with group(3, implementation) as owner:
+        values(run_ranks(owner, ranks.many_threads, threads, 30 if threads == 2 else 5))
+
+
+@BOTH
+def test_one_key_twice_is_refused(implementation, tmp_path):
+    with group(2, implementation) as owner:
+        text, _ = values(run_ranks(owner, ranks.one_key_twice, tmp_path))
+    assert "key=5 on rank 0 from two threads at once" in text
+
+
+@BOTH
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_difference_is_an_error_on_every_rank(implementation, size):
+    with group(size, implementation) as owner:
+        per_rank = values(run_ranks(owner, ranks.mismatches))
+    last = size - 1
+    expected = [
+        ("all_reduce(sum) of float32[2, 4]", "all_reduce(sum) of float32[2, 3]"),
+        ("all_reduce(sum) of int64[9]", "all_reduce(sum) of int32[9]"),
+        ("all_reduce(sum) of int32[9]", "all_reduce(max) of int32[9]"),
+        ("broadcast from rank 0 of float64[9]", "broadcast from rank 1 of float64[9]"),
+        ("all_gather of float64[*, 4]", "all_gather of float64[*, 3]"),
+        ("all_reduce(sum) of float64[300000]", "all_reduce(sum) of float64[1]"),
+        ("all_reduce(sum) of float64[9]", "all_gather of float64[*]"),
+    ]
+    for texts in per_rank:
+        for text, (first, other) in zip(texts, expected, strict=True):
+            assert text.startswith("nanotf collective: all ranks must call the same collective")
+            assert f"Received: rank 0: {first}; rank {last}: {other} (key 1, call " in text
+    assert len({tuple(texts) for texts in per_rank}) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["kill", "raise", "close"])
+def test_a_rank_that_goes_away(implementation, how):
+    size = 3
+    with group(size, implementation) as owner:
+        *others, last = run_ranks(owner, ranks.last_rank_dies, how)
+    way = "left the group" if how == "close" else "ended"
+    if how == "kill":
+        assert last.returncode == -9
+    for texts in values(others):
+        for text in texts:
+            assert text.startswith("nanotf collective: rank 2 (process ")
+            assert f") {way} while rank " in text
+
+
+@BOTH
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_parent_aborts(implementation, size, tmp_path):
+    with group(size, implementation) as owner:
+
+        def abort() -> None:
+            wait_for(lambda: len(list(tmp_path.glob("entering-*"))) == size - 1)
+            owner.abort("the user pressed Ctrl-C")
+            owner.abort("a later reason does not count")
+            (tmp_path / "aborted").touch()
+
+        per_rank = values(run_ranks(owner, ranks.aborted, tmp_path, meanwhile=abort))
+    expected = "nanotf collective: the user pressed Ctrl-C"
+    assert {text for texts in per_rank for text in texts} == {expected}
+
+
+@BOTH
+def test_a_rank_aborts(implementation):
+    with group(3, implementation) as owner:
+        texts = values(run_ranks(owner, ranks.rank_aborts))
+    assert set(texts) == {"nanotf collective: rank 0 had enough"}
+
+
+@BOTH
+def test_the_deadline_names_who_is_missing(implementation, tmp_path):
+    with create_group(3, implementation=implementation, deadline=0.7) as owner:
+        texts = values(run_ranks(owner, ranks.absent, tmp_path))
+    for text in texts:
+        assert "waited 0.7 s in all_reduce(sum) of float64[3] (key 42, call 1) for rank 2" in text
+        assert "rank 2 (did not come)" in text
+
+
+@BOTH
+def test_the_deadline_names_who_never_attached(implementation):
+    with create_group(2, implementation=implementation, deadline=0.5) as owner:
+        (text,) = values(run_ranks(owner, ranks.never_attached, ranks=[0]))
+    assert "for rank 1 (never attached)" in text
+
+
+@BOTH
+def test_a_rank_attaches_once(implementation):
+    with group(1, implementation) as owner:
+        (text,) = values(run_ranks(owner, ranks.attach_twice))
+    assert "a rank can be attached once. Received: rank=0, which process" in text
+
+
+@BOTH
+def test_a_wrong_descriptor_is_refused(implementation):
+    with group(1, implementation) as owner:
+        nonce = owner.spec.nonce ^ 1
+        ((nonce_text, size_text),) = values(run_ranks(owner, ranks.wrong_descriptor, nonce))
+    assert "belongs to another group" in nonce_text
+    assert "must be the file of the group. Received: fd=" in size_text
+
+
+def test_the_memory_is_private_and_has_no_name():
+    with group(2, "python") as owner:
+        status = os.fstat(owner.fd)
+        assert stat.S_IMODE(status.st_mode) == 0o600
+        assert status.st_size == owner.spec.layout.total_bytes
+        if hasattr(os, "memfd_create"):
+            assert Path(f"/proc/self/fd/{owner.fd}").readlink().name.endswith("(deleted)")
+            with pytest.raises(OSError):
+                os.ftruncate(owner.fd, 0)
+    owner.close()
+    owner.abort("nothing happens after close")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"size": 0}, "size must be 1 to 1024. Received: size=0"),
+        ({"size": 2, "deadline": 0}, "deadline must be positive. Received: deadline=0"),
+        ({"size": 2, "implementation": "gpu"}, "Received: implementation='gpu'"),
+        ({"size": 2, "chunk_bytes": 100}, "multiple of 64. Received: chunk_bytes=100"),
+    ],
+)
+def test_wrong_arguments(options, text):
+    with pytest.raises(InvalidArgumentError, match=text):
+        create_group(**options)
+
+
+def test_outcomes_of_failed_ranks_are_seen():
+    with pytest.raises(AssertionError, match="rank 0: trace"):
+        values([Outcome(error="E", traceback="trace", returncode=0)])
+    assert issubclass(CollectiveError, RuntimeError)

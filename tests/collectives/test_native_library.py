@@ -1,0 +1,81 @@
+"""The compiled library: found, refused, built, and agreeing with the Python constants."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+
+import pytest
+
+from nanotf.collectives import build, create_group, layout, native_library, native_status
+
+needs_native = pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
+
+
+@needs_native
+@pytest.mark.parametrize("size", [1, 2, 3, 64])
+@pytest.mark.parametrize("chunk_bytes", [64, 4096, 131072])
+def test_both_layouts_agree(size, chunk_bytes):
+    sizes = layout.Layout(size, chunk_bytes)
+    assert native_library.native_layout(size, chunk_bytes) == [
+        layout.MAGIC,
+        layout.SLOTS,
+        layout.BUFFERS,
+        layout.PAGE,
+        layout.ABORTED,
+        layout.COMMON_RECORD,
+        layout.STATE,
+        layout.TAGS,
+        layout.RANK_RECORD,
+        layout.SLOT_HEADERS,
+        layout.SLOT_HEADER_BYTES,
+        layout.REDUCED,
+        layout.SIGNATURE,
+        layout.ROWS,
+        layout.TEXT_LENGTH,
+        layout.TEXT,
+        layout.TEXT_BYTES,
+        layout.ACKNOWLEDGEMENTS,
+        sizes.part_bytes,
+        sizes.buffers,
+        sizes.slot_bytes,
+        sizes.region_bytes,
+        sizes.total_bytes,
+    ]
+
+
+@needs_native
+def test_status_names_the_library_and_its_vectors():
+    available, reason = native_status()
+    assert available
+    assert reason.startswith("_shm.so, ")
+
+
+def test_the_environment_forces_python(monkeypatch, caplog):
+    monkeypatch.setenv("NANOTF_NATIVE", "0")
+    assert native_status() == (False, "NANOTF_NATIVE=0")
+    with caplog.at_level(logging.INFO, logger="nanotf"), create_group(2) as owner:
+        assert owner.spec.implementation == "python"
+    assert caplog.messages == ["Collectives: pure Python (NANOTF_NATIVE=0)."]
+
+
+def test_a_library_that_was_not_built(monkeypatch, tmp_path):
+    monkeypatch.setattr(native_library, "LIBRARY", tmp_path / "_shm.so")
+    available, reason = native_status()
+    assert not available
+    assert "_shm.so was not built; run `python -m nanotf.collectives.build`" in reason
+
+
+def test_build_without_a_compiler(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert build.main() == 1
+    assert "a C++17 compiler is needed. Received: none of" in capsys.readouterr().err
+
+
+@needs_native
+def test_errors_fit_their_buffer():
+    error = ctypes.create_string_buffer(native_library.ERROR_BYTES)
+    call = native_library.Call(1, 0, b"x" * 5000)
+    assert native_library.load().nanotf_barrier(12345, call, error) == 1
+    assert b"the group is closed in this process" in error.value

@@ -1,0 +1,69 @@
+"""End-to-end tests: real TensorFlow, real worker processes.
+
+The Keras generation is fixed when TensorFlow is imported, so a run tests one of them:
+
+    pytest tests/e2e                            the TensorFlow's own: Keras 3 from 2.16 on
+    TF_USE_LEGACY_KERAS=1 pytest tests/e2e      tf_keras
+
+`make test` runs both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+import nanotf
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def pytest_report_header() -> str:
+    import tensorflow as tf
+
+    package = tf.keras.Model.__module__.split(".")[0]
+    version = importlib.import_module(package).__version__
+    return f"tensorflow {tf.__version__}, tf.keras is {package} {version}"
+
+
+def _why_not() -> str | None:
+    """Why these tests cannot run here, if so."""
+    if os.environ.get("TF_USE_LEGACY_KERAS") == "1" and not importlib.util.find_spec("tf_keras"):
+        return "TF_USE_LEGACY_KERAS=1, and tf_keras is not installed"
+    try:
+        nanotf.plan(2)
+    except nanotf.errors.PlacementError as error:
+        return f"two workers need two cores: {error}"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = pathlib.Path(__file__).parent
+    reason = _why_not()
+    if reason is not None:
+        for item in items:
+            if here in item.path.parents:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _keras_as_new() -> Iterator[None]:
+    """Puts Keras's global settings back after a test that changed them."""
+    import tensorflow as tf
+
+    yield
+    tf.keras.backend.set_floatx("float32")
+    tf.keras.mixed_precision.set_global_policy("float32")
+
+
+@pytest.fixture
+def float64() -> None:
+    """Makes the test compute in float64; the next one is back at float32."""
+    import tensorflow as tf
+
+    tf.keras.backend.set_floatx("float64")
+    tf.keras.mixed_precision.set_global_policy("float64")

@@ -1,0 +1,212 @@
+"""Every private name of TensorFlow and Keras that nanotf uses is where nanotf looks for it.
+
+These tests fail first when TensorFlow or Keras moves one, and say which.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from nanotf.compat import distribute, keras_names, versions
+
+IS_KERAS_3 = versions.is_keras_3()
+L = tf.keras.layers
+
+
+def _module(path: str) -> Any:
+    return importlib.import_module(f"tensorflow.python.distribute.{path}")
+
+
+DISTRIBUTE = [
+    ("collective_all_reduce_strategy", "CollectiveAllReduceExtended"),
+    ("cross_device_ops", "CollectiveAllReduce"),
+    ("cross_device_utils", "CollectiveReplicaLauncher"),
+    ("cluster_resolver.cluster_resolver", "SimpleClusterResolver"),
+    ("cluster_resolver.cluster_resolver", "ClusterSpec"),
+]
+
+
+@pytest.mark.parametrize(("module", "name"), DISTRIBUTE)
+def test_tensorflow_module(module: str, name: str) -> None:
+    assert inspect.isclass(getattr(_module(module), name))
+
+
+@pytest.mark.parametrize(
+    "name", ["_initialize_local", "_get_variable_creator_initial_value", "_initialize_multi_worker"]
+)
+def test_methods_of_the_strategy(name: str) -> None:
+    assert callable(getattr(distribute.Extended, name))
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "batch_all_reduce", "_all_gather", "all_gather"])
+def test_methods_of_the_launcher(name: str) -> None:
+    assert callable(getattr(distribute.Launcher, name))
+
+
+@pytest.fixture(scope="module")
+def local_strategy() -> Any:
+    """A strategy in its local mode: no server, one worker."""
+    resolver = distribute.empty_cluster()
+    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+
+
+ATTRIBUTES = [
+    "_num_workers",
+    "_id_in_cluster",
+    "_is_chief",
+    "_task_type",
+    "_task_id",
+    "_cross_device_ops",
+    "_host_cross_device_ops",
+    "_collective_keys",
+    "_communication_options",
+    "_worker_device",
+]
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_attributes_of_a_local_strategy(local_strategy: Any, name: str) -> None:
+    assert hasattr(local_strategy.extended, name)
+
+
+def test_attributes_of_the_collectives(local_strategy: Any) -> None:
+    operations = local_strategy.extended._cross_device_ops
+    assert list(operations._devices)
+    launcher = operations._launchers[0]
+    assert launcher._device
+
+
+def test_collectives_are_rebuilt_with_another_launcher() -> None:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        cluster_resolver=distribute.empty_cluster()
+    )
+    devices: list[str] = []
+    distribute.use_launcher(strategy.extended, 3, lambda device: devices.append(device) or device)
+    operations = strategy.extended._cross_device_ops
+    assert operations._launchers == list(operations._devices)
+    assert operations._group_size == 3 * len(operations._devices)
+    assert len(devices) == len(operations._devices) + 1, "the host's collectives as well"
+
+
+def test_graph_of_the_function_behind_a_loop() -> None:
+    graphs: list[Any] = []
+
+    @tf.function
+    def function(n: Any) -> Any:
+        graphs.append(tf.compat.v1.get_default_graph())
+
+        def body(i: Any) -> Any:
+            graphs.append(distribute.function_graph())
+            return i + 1
+
+        return tf.while_loop(lambda i: i < n, body, [tf.constant(0)])
+
+    function(tf.constant(3))
+    assert graphs[1:]
+    assert all(graph is graphs[0] for graph in graphs)
+    assert distribute.function_graph() is None
+
+
+def test_rank_can_be_told() -> None:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        cluster_resolver=distribute.empty_cluster()
+    )
+    distribute.set_rank(strategy.extended, 1, 2)
+    assert strategy.num_replicas_in_sync == 2
+
+
+def _compiled() -> Any:
+    model = tf.keras.Sequential([L.Input((3,)), L.Dense(2), L.Dropout(0.1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def test_keras_classes() -> None:
+    assert inspect.isclass(keras_names.functional_class())
+    assert issubclass(keras_names.functional_class(), tf.keras.Model)
+    assert inspect.isclass(keras_names.callback_list_class())
+
+
+def test_compile_state() -> None:
+    model = _compiled()
+    assert keras_names.is_compiled(model)
+    assert not keras_names.is_compiled(tf.keras.Sequential([L.Dense(1)]))
+    arguments = keras_names.compile_arguments(model)
+    assert arguments["loss"] == "mse"
+    assert arguments["metrics"] == ["mae"]
+
+
+def test_layers_of_a_model_in_order() -> None:
+    layers = list(_compiled()._flatten_layers(include_self=False))
+    assert [type(layer).__name__ for layer in layers if layer.weights] == ["Dense"]
+
+
+OPTIMIZERS = ["SGD", "Adam"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizer_variables(name: str) -> None:
+    model = _compiled()
+    model.compile(getattr(tf.keras.optimizers, name)(0.01), "mse")
+    keras_names.build_optimizer(model)
+    found = keras_names.optimizer_variables(model.optimizer)
+    assert all(isinstance(variable, tf.Variable) for variable in found)
+    slots = {"SGD": (0, 1, 2), "Adam": (2,)}[name]  # of each trainable variable
+    extra = len(found) - 2  # the step count and the learning rate
+    assert extra in {s * len(model.trainable_variables) for s in slots}
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 2 alone has tf.keras.optimizers.legacy")
+def test_legacy_optimizer_variables() -> None:
+    model = _compiled()
+    model.compile(tf.keras.optimizers.legacy.Adam(0.01), "mse")
+    keras_names.build_optimizer(model)
+    assert len(keras_names.optimizer_variables(model.optimizer)) >= 5
+
+
+def test_model_variables_are_tensorflows() -> None:
+    model = _compiled()
+    model.build((None, 3))
+    assert all(isinstance(v, tf.Variable) for v in keras_names.model_variables(model))
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
+def test_keras_3_names() -> None:
+    losses = keras_names.source_module("losses.loss")
+    assert list(inspect.signature(losses.scale_loss_for_distribution).parameters) == ["value"]
+    assert list(inspect.signature(losses.unscale_loss_for_distribution).parameters) == ["value"]
+    trainer = keras_names.source_module("backend.tensorflow.trainer")
+    parameters = list(inspect.signature(trainer.reduce_per_replica).parameters)
+    assert parameters == ["values", "strategy", "reduction"]
+    assert callable(tf.keras.Model._maybe_symbolic_build)
+    assert callable(keras_names.source_module("backend").compute_output_spec)
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
+def test_keras_2_names() -> None:
+    utils = keras_names.source_module("utils.losses_utils")
+    assert callable(utils.scale_loss_for_distribution)
+
+
+def test_versions() -> None:
+    versions.check_keras()
+    assert versions.keras_version() >= (2, 15)
+    assert versions.parse_version("3.10.0rc1") == (3, 10, 0)
+
+
+def test_autograph_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nanotf.compat import autograph
+
+    rules = autograph.config.CONVERSION_RULES
+    named = [rule for rule in rules if getattr(rule, "_prefix", None) == "tensorflow"]
+    assert named, "rules name the packages that they are about"
+    without = tuple(rule for rule in rules if getattr(rule, "_prefix", None) != "tf_keras")
+    monkeypatch.setattr(autograph.config, "CONVERSION_RULES", without)
+    for _ in range(2):
+        autograph.leave_tf_keras_alone()
+        assert len(autograph.config.CONVERSION_RULES) == len(without) + 1

@@ -1,0 +1,229 @@
+"""Workers that raise, exit or are killed: one clear error, nothing left, the next fit works."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+from parity import digits, small_cnn
+from waiting import wait_until
+
+import nanotf
+from nanotf.errors import WorkerDied, WorkerError
+
+FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2}
+
+
+def _next_fit_works(pids: tuple[int, ...]) -> None:
+    for pid in pids:
+        assert not psutil.pid_exists(pid), f"worker {pid} stayed behind"
+    x, y = digits(100)
+    history = small_cnn().fit(x, y, **FIT)
+    assert np.isfinite(history.history["loss"][0])
+    assert len(nanotf.worker_pids()) == 2
+
+
+def _failing_loss(action: Callable[[], Any]) -> Any:
+    """A loss that fails in workers, and there alone, while a step runs."""
+
+    def loss(y_true: Any, y_pred: Any) -> Any:
+        def fail(value: Any) -> Any:
+            if "NANOTF_RANK" in os.environ:
+                action()
+            return value
+
+        checked = tf.numpy_function(fail, [y_pred], y_pred.dtype)
+        checked.set_shape(y_pred.shape)
+        return tf.reduce_mean(checked, axis=-1)
+
+    return loss
+
+
+def _raise_now() -> None:
+    raise ArithmeticError("a loss of the user's")
+
+
+def test_loss_that_raises_in_a_worker() -> None:
+    x, y = digits(100)
+    small_cnn().fit(x, y, **FIT)
+    pids = nanotf.worker_pids()
+    model = small_cnn()
+    model.compile("sgd", _failing_loss(_raise_now))
+    before = model.get_weights()
+    with pytest.raises(WorkerError, match="a loss of the user's") as caught:
+        model.fit(x, y, **FIT)
+    error = caught.value
+    assert error.rank in (0, 1)
+    assert error.pid in pids
+    assert "Traceback in the worker:" in str(error)
+    assert "ArithmeticError" in error.remote_traceback
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+    _next_fit_works(() if nanotf.worker_pids() == pids else pids)
+
+
+def _loss_that_cannot_be_traced(y_true: Any, y_pred: Any) -> Any:
+    if "NANOTF_RANK" in os.environ:
+        raise LookupError("while it is traced")
+    return tf.reduce_mean(y_pred, axis=-1)
+
+
+def test_loss_that_raises_while_it_is_traced() -> None:
+    x, y = digits(100)
+    model = small_cnn()
+    model.compile("sgd", _loss_that_cannot_be_traced)
+    with pytest.raises(WorkerError, match="while it is traced"):
+        model.fit(x, y, **FIT)
+    _next_fit_works(())
+
+
+ENDS: dict[str, tuple[Callable[[], Any], int | None, int | None, str]] = {
+    "exit": (lambda: os._exit(7), 7, None, "exited with code 7"),
+    "segfault": (lambda: os.kill(os.getpid(), signal.SIGSEGV), None, signal.SIGSEGV, "SIGSEGV"),
+    "abort": (os.abort, None, signal.SIGABRT, "SIGABRT"),
+    "kill": (lambda: os.kill(os.getpid(), signal.SIGKILL), None, signal.SIGKILL, "SIGKILL"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_worker_that_ends_in_a_step(name: str) -> None:
+    action, exit_code, number, text = ENDS[name]
+    x, y = digits(100)
+    small_cnn().fit(x, y, **FIT)
+    pids = nanotf.worker_pids()
+    model = small_cnn()
+    model.compile("sgd", _failing_loss(action))
+    with pytest.raises(WorkerDied, match=text) as caught:
+        model.fit(x, y, **FIT)
+    error = caught.value
+    assert (error.exit_code, error.signal) == (exit_code, number)
+    assert error.pid == pids[error.rank or 0]
+    assert error.cores == tuple(nanotf.plan(2).placements[error.rank or 0].cores)
+    assert f"Worker {error.rank}" in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.rank, copy.pid, copy.signal) == (error.rank, error.pid, error.signal)
+    _next_fit_works(pids)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_worker_killed_from_outside(rank: int) -> None:
+    """SIGKILL during a fit, as the kernel's OOM killer sends it."""
+    x, y = digits(100)
+    killed = threading.Event()
+
+    def kill(epoch: int, logs: Any) -> None:
+        if epoch == 1:
+            os.kill(nanotf.worker_pids()[rank], signal.SIGKILL)
+            killed.set()
+
+    pids: list[int] = []
+    note = tf.keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: pids.extend(nanotf.worker_pids()),
+        on_epoch_end=kill,
+    )
+    model = small_cnn()
+    with pytest.raises(WorkerDied, match="SIGKILL") as caught:
+        model.fit(x, y, **FIT, epochs=50, callbacks=[note])
+    assert killed.is_set()
+    assert caught.value.rank == rank
+    assert caught.value.signal == signal.SIGKILL
+    _next_fit_works(tuple(pids))
+
+
+def test_worker_killed_between_fits() -> None:
+    x, y = digits(100)
+    small_cnn().fit(x, y, **FIT)
+    pids = nanotf.worker_pids()
+    os.kill(pids[1], signal.SIGKILL)
+    wait_until(lambda: not _is_running(pids[1]), "the worker is dead")
+    small_cnn().fit(x, y, **FIT)
+    assert not set(pids) & set(nanotf.worker_pids())
+    _next_fit_works(pids)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process runs; one that waits for its exit code to be read does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class _Unpicklable(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__("needs two arguments")
+        self.lock = threading.Lock()
+
+
+def _raise_unpicklable() -> None:
+    raise _Unpicklable(1, 2)
+
+
+def test_exception_that_cannot_be_pickled() -> None:
+    x, y = digits(100)
+    model = small_cnn()
+    model.compile("sgd", _failing_loss(_raise_unpicklable))
+    with pytest.raises(WorkerError, match="needs two arguments"):
+        model.fit(x, y, **FIT)
+    _next_fit_works(())
+
+
+def test_dataset_that_raises_in_the_parent() -> None:
+    x, y = digits(100)
+
+    def fail(value: Any) -> Any:
+        raise ValueError("from the dataset")
+
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(50)
+    data = data.map(
+        lambda a, b: (tf.ensure_shape(tf.numpy_function(fail, [a], a.dtype), a.shape), b)
+    )
+    with pytest.raises(Exception, match="from the dataset"):
+        small_cnn().fit(data, verbose=0, num_processes=2)
+    _next_fit_works(())
+
+
+def test_keyboard_interrupt() -> None:
+    """Ctrl-C reaches the parent alone; the call ends, and the next works."""
+    x, y = digits(100)
+    pids: list[int] = []
+
+    def interrupt(epoch: int, logs: Any) -> None:
+        pids.extend(nanotf.worker_pids())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    callback = tf.keras.callbacks.LambdaCallback(on_epoch_begin=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        small_cnn().fit(x, y, **FIT, epochs=50, callbacks=[callback])
+    _next_fit_works(tuple(pids) if set(pids) != set(nanotf.worker_pids()) else ())
+
+
+def _named_segments() -> list[pathlib.Path]:
+    return list(pathlib.Path("/dev/shm").glob("*nanotf*"))
+
+
+def test_nothing_listens_and_nothing_is_named() -> None:
+    """Shared memory has no name in /dev/shm, and with transport "shm" no socket listens."""
+    from nanotf.transports import DEFAULT_TRANSPORT
+
+    x, y = digits(100)
+    before = set(_named_segments())
+    small_cnn().fit(x, y, **FIT)
+    assert set(_named_segments()) == before
+    if DEFAULT_TRANSPORT == "shm":
+        for pid in nanotf.worker_pids():
+            listening = [
+                c
+                for c in psutil.Process(pid).net_connections(kind="inet")
+                if c.status == psutil.CONN_LISTEN
+            ]
+            assert listening == []

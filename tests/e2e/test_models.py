@@ -1,0 +1,112 @@
+"""Models of every make, among them those that nanotf did not make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from parity import digits, small_cnn
+
+import nanotf
+from nanotf.errors import InvalidArgumentTypeError
+from nanotf.keras import Model, Sequential
+
+L = tf.keras.layers
+
+
+def test_accelerate_takes_a_model_of_keras_applications() -> None:
+    original = tf.keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3), classes=10)
+    model = nanotf.accelerate(original)
+    assert model is original
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    images = np.random.default_rng(0).random((16, 32, 32, 3), dtype=np.float32)
+    labels = np.arange(16) % 10
+    before = model.get_weights()
+    history = model.fit(images, labels, batch_size=8, epochs=1, verbose=0, num_processes=2)
+    assert np.isfinite(history.history["loss"][0])
+    assert int(model.optimizer.iterations.numpy()) == 2
+    after = model.get_weights()
+    changed = sum(not np.array_equal(a, b) for a, b in zip(after, before, strict=True))
+    assert changed > len(after) * 0.9, "weights and moving statistics come home"
+    assert all(np.isfinite(a).all() for a in after)
+
+
+def test_accelerate_refuses_what_is_no_model() -> None:
+    with pytest.raises(InvalidArgumentTypeError, match=r"takes a tf\.keras model.*object of class"):
+        nanotf.accelerate(object())
+
+
+def test_batch_normalisation_and_dropout_train() -> None:
+    x, y = digits(300)
+    tf.keras.utils.set_random_seed(0)
+    model = Sequential(
+        [
+            L.Input((8, 8, 1)),
+            L.Flatten(),
+            L.Dense(32, activation="relu"),
+            L.BatchNormalization(),
+            L.Dropout(0.1),
+            L.Dense(10, activation="softmax"),
+        ]
+    )
+    optimizer = tf.keras.optimizers.Adam(0.01)
+    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    history = model.fit(x, y, batch_size=50, epochs=5, verbose=0, num_processes=2).history
+    assert history["accuracy"][-1] > history["accuracy"][0]
+    moving_mean = model.layers[2].moving_mean
+    assert np.abs(np.asarray(moving_mean)).sum() > 0
+
+
+def test_unbuilt_sequential_is_built_by_its_first_fit() -> None:
+    x, y = digits(100)
+    model = Sequential([L.Flatten(), L.Dense(10)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss)
+    model.fit(x, y, batch_size=50, verbose=0, num_processes=2)
+    assert model.built
+    assert model.predict(x[:3], verbose=0).shape == (3, 10)
+
+
+def test_embedding_gets_sparse_gradients() -> None:
+    words = np.random.default_rng(0).integers(0, 50, (101, 7))
+    labels = (words.sum(1) % 2).astype("float32")
+    weights = []
+    for processes in (None, 2):
+        tf.keras.utils.set_random_seed(2)
+        model = Sequential(
+            [L.Input((7,)), L.Embedding(50, 4), L.GlobalAveragePooling1D(), L.Dense(1)]
+        )
+        model.compile(tf.keras.optimizers.SGD(1.0), "mse")
+        model.fit(
+            words, labels, batch_size=20, epochs=2, shuffle=False, verbose=0,
+            num_processes=processes,
+        )  # fmt: skip
+        weights.append(model.get_weights())
+    for ours, theirs in zip(weights[1], weights[0], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_classes_and_names_are_keras_own() -> None:
+    inputs = L.Input((4,))
+    model = Model(inputs, L.Dense(1)(inputs))
+    assert isinstance(model, tf.keras.Model)
+    assert isinstance(small_cnn(), tf.keras.Sequential)
+    assert type(model).__name__ == "Functional"
+    again = tf.keras.models.model_from_json(model.to_json())
+    assert [w.shape for w in again.get_weights()] == [(4, 1), (1,)]
+    assert isinstance(tf.keras.models.clone_model(small_cnn()), tf.keras.Sequential)
+
+
+def test_pandas_and_tensors_as_input() -> None:
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.default_rng(0)
+    frame = pandas.DataFrame(rng.normal(size=(60, 3)), columns=list("abc"))
+    target = frame["a"] * 2
+    for x, y in ((frame, target), (tf.constant(frame.values), tf.constant(target.values))):
+        tf.keras.utils.set_random_seed(0)
+        model = Sequential([L.Input((3,)), L.Dense(1)])
+        model.compile("sgd", "mse")
+        history: Any = model.fit(x, y, epochs=2, verbose=0, num_processes=2).history
+        assert history["loss"][1] < history["loss"][0]

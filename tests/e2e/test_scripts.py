@@ -1,0 +1,238 @@
+"""Programs as users write them: no main guard, everything in `__main__`, models saved."""
+
+from __future__ import annotations
+
+import pathlib
+
+import psutil
+from processes import last_json, run_script
+from waiting import wait_until
+
+import nanotf
+
+NO_GUARD = """
+import json, pathlib, re
+from sklearn.datasets import load_digits
+import tensorflow as tf
+import nanotf
+from nanotf.keras import Sequential
+
+x, y = load_digits(return_X_y=True)
+model = Sequential([
+    tf.keras.layers.Input((64,)),
+    tf.keras.layers.Dense(32, activation="relu"),
+    tf.keras.layers.Dense(10, activation="softmax"),
+])
+model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+print("started before", nanotf.worker_pids())
+history = model.fit(x / 16, y, epochs=2, num_processes=2)
+pids = nanotf.worker_pids()
+status = [pathlib.Path(f"/proc/{pid}/status").read_text() for pid in pids]
+model.fit(x / 16, y, epochs=1, num_processes=2, verbose=0)
+print()
+print(json.dumps({
+    "pids": pids,
+    "pids_after_second_fit": nanotf.worker_pids(),
+    "cores": [re.search(r"Cpus_allowed_list:\\s*(\\S+)", text)[1] for text in status],
+    "epochs": history.epoch,
+    "keys": list(history.history),
+}))
+"""
+
+
+def _cores_of_list(text: str) -> list[int]:
+    """The kernel's list format: "0-2,5" is [0, 1, 2, 5]."""
+    cores: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        cores.extend(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def test_script_without_main_guard(tmp_path: pathlib.Path) -> None:
+    done = run_script(tmp_path, NO_GUARD)
+    told = last_json(done)
+    assert done.stdout.count("started before ()") == 1, "the script ran once, in one process"
+    assert told["epochs"] == [0, 1]
+    assert told["keys"] == ["accuracy", "loss"] or told["keys"] == ["loss", "accuracy"]
+    for mask, placement in zip(told["cores"], nanotf.plan(2).placements, strict=True):
+        if placement.pin:
+            assert _cores_of_list(mask) == sorted(placement.cores)
+    assert told["pids_after_second_fit"] == told["pids"], "the warm pool is used again"
+    for pid in told["pids"]:
+        assert not psutil.pid_exists(pid), f"worker {pid} outlived its parent"
+
+
+OBJECTS_OF_MAIN = """
+import numpy as np
+import tensorflow as tf
+from nanotf.keras import Model, Sequential
+import nanotf
+
+SCALE = 2.0
+
+def helper(x):
+    return x * SCALE
+
+class Doubled(tf.keras.layers.Layer):
+    def __init__(self, factor=1.0, **kwargs):
+        super().__init__(**kwargs)
+        self.factor = factor
+    def call(self, inputs):
+        return helper(inputs) * self.factor
+    def get_config(self):
+        return {**super().get_config(), "factor": self.factor}
+
+class Off(tf.keras.metrics.Metric):
+    def __init__(self, name="off", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.worst = self.add_weight(name="worst", initializer="zeros")
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.worst.assign_add(tf.reduce_sum(tf.abs(y_true - y_pred)))
+    def result(self):
+        return self.worst + 0.0
+
+def own_loss(y_true, y_pred):
+    return tf.reduce_mean(tf.square(helper(y_true) - helper(y_pred)), axis=-1)
+
+class OwnLoss(tf.keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return own_loss(y_true, y_pred)
+
+def within(y_true, y_pred):
+    return tf.cast(tf.abs(y_true - y_pred) < 0.5, "float32")
+
+class OwnModel(Model):
+    def __init__(self, width):
+        super().__init__()
+        self.a = tf.keras.layers.Dense(width, activation=lambda v: tf.nn.relu(v) * SCALE)
+        self.b = Doubled(0.5)
+        self.c = tf.keras.layers.Dense(1)
+    def call(self, inputs):
+        return self.c(self.b(self.a(inputs)))
+
+x = np.random.default_rng(0).normal(size=(101, 4)).astype("float32")
+y = x.sum(1, keepdims=True)
+
+def sequential():
+    tf.keras.utils.set_random_seed(1)
+    return Sequential([
+        tf.keras.layers.Input((4,)), tf.keras.layers.Dense(8), Doubled(0.25),
+        tf.keras.layers.Dense(1),
+    ])
+
+def own():
+    tf.keras.utils.set_random_seed(1)
+    model = OwnModel(8)
+    model(x[:1])
+    return model
+
+for make in (sequential, own):
+    for loss in (own_loss, OwnLoss()):
+        histories = []
+        for processes in (None, 2):
+            model = make()
+            model.compile("sgd", loss, metrics=[Off(), within])
+            fit = dict(batch_size=20, epochs=2, shuffle=False, verbose=0)
+            histories.append(model.fit(x, y, **fit, num_processes=processes).history)
+        for key in histories[0]:
+            np.testing.assert_allclose(histories[1][key], histories[0][key], rtol=1e-4, err_msg=key)
+print("all agree")
+"""
+
+
+def test_objects_defined_in_main_travel_by_value(tmp_path: pathlib.Path) -> None:
+    done = run_script(tmp_path, OBJECTS_OF_MAIN)
+    assert done.stdout.strip().endswith("all agree")
+
+
+SAVE = """
+import sys
+import numpy as np
+import tensorflow as tf
+from nanotf.keras import Model, Sequential
+
+L = tf.keras.layers
+x = np.arange(40, dtype="float32").reshape(10, 4)
+y = x.sum(1, keepdims=True)
+sequential = Sequential([L.Input((4,)), L.Dense(3), L.Dense(1)])
+inputs = L.Input((4,))
+functional = Model(inputs, L.Dense(1)(L.Dense(3)(inputs)))
+for name, model in (("sequential", sequential), ("functional", functional)):
+    model.compile("adam", "mse")
+    model.fit(x, y, epochs=1, verbose=0, num_processes=2)
+    for end in ("keras", "h5"):
+        model.save(f"{name}.{end}")
+    again = tf.keras.models.load_model(f"{name}.keras")
+    assert int(again.optimizer.iterations.numpy()) == 1
+    np.savez(f"{name}.npz", predicted=model.predict(x, verbose=0))
+"""
+
+LOAD = """
+import numpy as np
+import tensorflow as tf
+
+try:
+    import nanotf
+except ImportError:
+    pass
+else:
+    raise AssertionError("nanotf is not to be found here")
+x = np.arange(40, dtype="float32").reshape(10, 4)
+y = x.sum(1, keepdims=True)
+for name in ("sequential", "functional"):
+    for end in ("keras", "h5"):
+        model = tf.keras.models.load_model(f"{name}.{end}", compile=end == "keras")
+        expected = np.load(f"{name}.npz")["predicted"]
+        np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-5)
+        if end == "keras":
+            model.fit(x, y, epochs=1, verbose=0)
+    print(type(model).__module__.split(".")[0], type(model).__name__)
+"""
+
+
+def test_saved_models_load_without_nanotf(tmp_path: pathlib.Path) -> None:
+    run_script(tmp_path, SAVE)
+    done = run_script(tmp_path, LOAD, with_nanotf=False)
+    lines = done.stdout.split()
+    assert lines[1::2] == ["Sequential", "Functional"]
+
+
+KILLED = """
+import os, signal
+import numpy as np
+import tensorflow as tf
+import nanotf
+from nanotf.keras import Sequential
+
+model = Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+
+class Kill(tf.keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print(*nanotf.worker_pids(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+x = np.ones((100, 4), "float32")
+model.fit(x, x[:, :1], epochs=3, verbose=0, callbacks=[Kill()], num_processes=2)
+"""
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: pathlib.Path) -> None:
+    done = run_script(tmp_path, KILLED, check=False)
+    assert done.returncode == -9, done.stderr
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2
+
+    def ended() -> bool:
+        return not any(_is_running(pid) for pid in pids)
+
+    wait_until(ended, f"workers {pids} end after their parent")
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process runs; one that only waits for somebody to read its exit code does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

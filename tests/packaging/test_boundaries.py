@@ -1,0 +1,123 @@
+"""Rules of the source tree: public names, where private ones may stand, what an import costs."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import nanotf
+
+PACKAGE = pathlib.Path(nanotf.__file__).parent
+ROOT = PACKAGE.parent
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+PUBLIC = {
+    "nanotf": [
+        "__version__",
+        "accelerate",
+        "errors",
+        "keras",
+        "plan",
+        "shutdown",
+        "warm_up",
+        "worker_pids",
+    ],
+    "nanotf.keras": ["Model", "Sequential"],
+}
+SHARED_MEMORY = {"memfd_create", "shm_open", "SharedMemory"}
+
+
+def _run(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names(module: str) -> None:
+    code = f"import {module} as m; print(*sorted(m.__all__)); [getattr(m, n) for n in m.__all__]"
+    assert _run(code).split() == sorted(PUBLIC[module])
+
+
+def test_import_takes_no_tensorflow() -> None:
+    code = "import sys, nanotf; print(*sorted(sys.modules))"
+    loaded = {name.split(".")[0] for name in _run(code).split()}
+    assert not loaded & {"tensorflow", "keras", "tf_keras", "numpy", "psutil", "cloudpickle"}
+
+
+def test_import_changes_nothing() -> None:
+    code = """
+import os, signal, sys, threading
+before = dict(os.environ), threading.active_count(), [signal.getsignal(s) for s in (2, 15, 17)]
+import nanotf
+after = dict(os.environ), threading.active_count(), [signal.getsignal(s) for s in (2, 15, 17)]
+print(before == after)
+"""
+    assert _run(code) == "True"
+
+
+def test_keras_without_tensorflow_says_what_to_install() -> None:
+    code = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "tensorflow" else find(name, *rest)
+sys.modules["tensorflow"] = None
+try:
+    import nanotf.keras
+except ImportError as error:
+    print(error)
+"""
+    said = _run(code)
+    for extra in ("nanotf[cpu]", "nanotf[intel]", "nanotf[gpu]"):
+        assert extra in said
+
+
+def _imports(path: pathlib.Path) -> set[str]:
+    """The modules that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def _shares_memory(node: ast.AST) -> bool:
+    """Whether code makes or maps shared memory; a file mapped for reading alone does not."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "mmap.mmap":
+        return "mmap.ACCESS_READ" not in [ast.unparse(k.value) for k in node.keywords]
+    return isinstance(node, ast.Attribute) and node.attr in SHARED_MEMORY
+
+
+def _is_below(path: pathlib.Path, *folders: str) -> bool:
+    return path.relative_to(PACKAGE).parts[0] in folders
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_private_names_stand_in_compat_alone(path: pathlib.Path) -> None:
+    if _is_below(path, "compat"):
+        return
+    private = ("tensorflow.python", "tensorflow.core", "keras.src", "tf_keras.src")
+    assert [name for name in _imports(path) if name.startswith(private)] == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_shared_memory_stands_in_two_packages_alone(path: pathlib.Path) -> None:
+    if _is_below(path, "shipping", "collectives"):
+        return
+    assert _imports(path) & {"multiprocessing.shared_memory", "_posixshmem"} == set()
+    shared = [node for node in ast.walk(ast.parse(path.read_text())) if _shares_memory(node)]
+    assert [f"{path}:{node.lineno}" for node in shared] == []
