@@ -11,6 +11,7 @@ import base64
 import os
 import pathlib
 import pickle
+import statistics
 import subprocess
 import sys
 from typing import Any
@@ -61,8 +62,14 @@ def measure(num_processes: int, sizes: tuple[int, ...] = SIZES) -> list[dict[str
             last = errors.decode(errors="replace").strip().splitlines()[-1:]
             raise RuntimeError(f"a rank of the all-reduce measurement failed: {last}")
     rows = pickle.loads(base64.b64decode(outputs[0][0]))
-    names = ("bytes", "seconds", "memcpy_seconds")
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    return [
+        {
+            "bytes": nbytes,
+            "seconds": statistics.median(reduces),
+            "memcpy_seconds": statistics.median(copies),
+        }
+        for nbytes, reduces, copies in rows
+    ]
 
 
 def _main(code: str) -> None:

@@ -17,6 +17,8 @@ TITLES = {
     "peer": "BigDL-Nano",
 }
 
+QUIET_SHARE = 0.03  # of all cores; what other programs may use while nothing is disturbed
+
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of text, the first column flush left, the others flush right."""
@@ -78,8 +80,25 @@ def _heading(result: Mapping[str, Any]) -> str:
         f"nanotf {machine.get('nanotf', '?')}, TensorFlow {machine.get('tensorflow', '?')}, "
         f"Keras {machine.get('keras') or '?'}; {machine.get('cpu', '?')}, "
         f"{machine.get('cores', '?')} cores; num_processes={options.get('num_processes', '?')}, "
-        f"{options.get('optimizer', '?')}, {options.get('rounds', '?')} rounds; load average at the start {machine.get('load', '?')}"
+        f"{options.get('optimizer', '?')}, {options.get('rounds', '?')} rounds\n{_quiet(result)}"
     )
+
+
+def _quiet(result: Mapping[str, Any]) -> str:
+    """Whether the figures can be trusted."""
+    shares = [
+        share
+        for model in result.get("models", {}).values()
+        for contestant in model["contestants"].values()
+        for share in contestant.get("others", ())
+    ]
+    if not shares:
+        return f"Load average at the start: {result.get('machine', {}).get('load', '?')}"
+    median, most = ratios.median(shares) or 0.0, max(shares)
+    text = f"Other programs used {median:.0%} of all cores during the blocks, at most {most:.0%}"
+    if median > QUIET_SHARE or most > 4 * QUIET_SHARE:
+        text += ". THE MACHINE WAS NOT QUIET: do not trust these figures"
+    return text
 
 
 def _contestants(models: Mapping[str, Any]) -> list[str]:

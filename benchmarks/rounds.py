@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks import memory
 from benchmarks.contestants import Contestant, ContestantError, Setting
 from benchmarks.models import Model, chosen
+from benchmarks.others import Others
 from benchmarks.timeline import Block
 
 WARM_UP_STEPS = 8
@@ -29,6 +30,7 @@ class Track:
         steps, epochs: int, of a block.
         cold: `Block`, the first `fit` of its processes.
         blocks: list of `Block`, one per round.
+        others: list of float, per round the share of all cores that other programs used.
         peak_bytes: int or None, peak memory.
     """
 
@@ -38,6 +40,7 @@ class Track:
     epochs: int = 1
     cold: Block = dataclasses.field(default_factory=Block)
     blocks: list[Block] = dataclasses.field(default_factory=list)
+    others: list[float] = dataclasses.field(default_factory=list)
     peak_bytes: int | None = None
 
 
@@ -143,7 +146,10 @@ class ModelRun:
 
     def _block(self, name: str) -> None:
         track = self.tracks[name]
-        track.blocks.append(track.contestant.run(track.steps, track.epochs))
+        with Others(track.contestant.pids()) as others:
+            block = track.contestant.run(track.steps, track.epochs)
+        track.blocks.append(block)
+        track.others.append(others.share)
 
     def _weigh(self, name: str) -> None:
         track = self.tracks[name]
@@ -168,5 +174,6 @@ def _as_json(track: Track) -> dict[str, Any]:
         "ready": track.contestant.ready,
         "cold": dataclasses.asdict(track.cold),
         "blocks": [dataclasses.asdict(block) for block in track.blocks],
+        "others": track.others,
         "peak_bytes": track.peak_bytes,
     }

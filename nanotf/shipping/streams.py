@@ -237,6 +237,11 @@ class StreamWriter:
 
         return next_turn() if self._wait(lambda: next_turn() is not None) else None
 
+    def _wait(self, condition: Callable[[], bool]) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or condition())
+            return not self._stopped
+
     def _write_turn(self, turn: int) -> None:
         slot = 0
         for batch in self._iterate():
