@@ -6,6 +6,7 @@
 #   make lint                ruff, mypy, shellcheck, clang-format
 #   make format              let ruff and clang-format rewrite the files
 #   make test-fast           unit tests alone
+#   make bench               compare with plain Keras and others; results in benchmarks/results
 #   make clean               remove what these commands made
 #
 # PYTHON=python3.11 chooses the interpreter, ARGS="-k parity -x" goes to pytest.
@@ -62,3 +63,10 @@ $(STAMP): pyproject.toml tools/make-venv $(wildcard setup.py nanotf/collectives/
 clean:
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Trains models with plain Keras, nanotf and others, interleaved; some 20 minutes on 2 cores, for a
+# quiet machine. ARGS="--models mlp,cnn --quick" takes under 3; see `python -m benchmarks --help`.
+.PHONY: bench
+bench: $(STAMP)
+	$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet 'matplotlib>=3.8'
+	$(BIN)/python -m benchmarks $(ARGS)

@@ -17,7 +17,7 @@ class ByPeer:
 
     def __init__(self, role: str, spec: Model, rank: int, size: int) -> None:
         import tensorflow as tf
-        from bigdl.nano.tf.keras import Model as NanoModel  # type: ignore[import-not-found]
+        from bigdl.nano.tf.keras import Model as NanoModel
 
         self.spec = spec
         self.size = size

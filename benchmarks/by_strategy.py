@@ -45,7 +45,7 @@ class ByStrategy:
             optimizer.apply_gradients(zip(gradients, variables))  # noqa: B905 - Python 3.8
             return loss
 
-        @tf.function  # type: ignore[untyped-decorator,unused-ignore]
+        @tf.function
         def step(iterator: Any) -> Any:
             return self.strategy.run(in_replica, args=next(iterator))
 

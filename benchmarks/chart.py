@@ -66,9 +66,7 @@ def _throughput(axes: Any, result: Mapping[str, Any]) -> None:
     axes.set_ylabel("training throughput,\nplain Keras's steps alone = 1")
     size = result.get("options", {}).get("num_processes", "?")
     axes.set_title(f"Training with {size} processes, median of ratios within a round")
-    axes.legend(
-        fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False
-    )
+    axes.legend(fontsize=8, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
 
 

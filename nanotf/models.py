@@ -86,7 +86,8 @@ class Model(Accelerated, _KerasModel):  # type: ignore[misc]
         if _is_functional_call(args, kwargs) and cls is Model:
             return _KerasModel.__new__(Functional)
         made = super().__new__(cls)
-        if "_nanotf_arguments" not in vars(made) and not _is_functional_call(args, kwargs):
+        takes_graph = cls.__init__ in (Model.__init__, _KerasFunctional.__init__)
+        if "_nanotf_arguments" not in vars(made) and not takes_graph:
             object.__setattr__(made, "_nanotf_arguments", (args, kwargs))
         return made
 

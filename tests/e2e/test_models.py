@@ -110,3 +110,41 @@ def test_pandas_and_tensors_as_input() -> None:
         model.compile("sgd", "mse")
         history: Any = model.fit(x, y, epochs=2, verbose=0, num_processes=2).history
         assert history["loss"][1] < history["loss"][0]
+
+
+class TwoSizes(Model):
+    """Neither get_config() nor plain arguments: workers rebuild it from what it was given."""
+
+    def __init__(self, units: int, activation: Any) -> None:
+        super().__init__()
+        self.hidden = L.Dense(units, activation=activation)
+        self.out = L.Dense(10)
+        self.flatten = L.Flatten()
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.hidden(self.flatten(x)))
+
+
+def test_subclass_remembers_the_arguments_of_its_init() -> None:
+    x, y = digits(100)
+    losses = []
+    for processes in (None, 2):
+        tf.keras.utils.set_random_seed(1)
+        model = TwoSizes(8, lambda values: tf.nn.relu(values))  # two arguments, as in Model(x, y)
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss)
+        history = model.fit(
+            x, y, batch_size=30, epochs=2, shuffle=False, verbose=0, num_processes=processes
+        )
+        losses.append(history.history["loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+def test_plain_fit_drops_iterators_without_waiting() -> None:
+    x, y = digits(100)
+    model = small_cnn()
+    model.fit(x, y, batch_size=50, epochs=2, verbose=0, validation_data=(x, y))
+    assert model.train_function._nanotf_held is not None
+    kept = model.train_function
+    model.fit(x, y, batch_size=50, verbose=0)
+    assert model.train_function is kept, "traced once, wrapped once"

@@ -1,0 +1,73 @@
+"""The fallback for GPUs, shown with two logical CPU devices in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+
+SCRIPT = """
+import json
+import numpy as np
+import tensorflow as tf
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+import nanotf
+from nanotf import gpu
+from nanotf.keras import Sequential
+
+gpu.devices = lambda: ["/cpu:0", "/cpu:1"]
+rng = np.random.default_rng(0)
+x, y = rng.random((200, 8), dtype="float32"), rng.random((200, 2), dtype="float32")
+
+
+def model():
+    tf.keras.utils.set_random_seed(1)
+    made = Sequential([tf.keras.layers.Input((8,)), tf.keras.layers.Dense(2)])
+    made.compile(tf.keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return made
+
+
+seen = []
+note = tf.keras.callbacks.LambdaCallback(
+    on_epoch_end=lambda epoch, logs: seen.append([epoch, float(ours.get_weights()[0].sum())])
+)
+one, ours = model(), model()
+common = dict(batch_size=50, epochs=2, shuffle=False)
+expected = one.fit(x, y, **common, verbose=0).history
+got = ours.fit(x, y, **common, verbose=2, callbacks=[note], num_processes=2).history
+print("RESULT " + json.dumps({
+    "expected": expected,
+    "got": got,
+    "seen": seen,
+    "steps": int(ours.optimizer.iterations.numpy()),
+    "difference": max(
+        float(np.abs(a - b).max()) for a, b in zip(one.get_weights(), ours.get_weights())
+    ),
+    "final": float(ours.get_weights()[0].sum()),
+    "pids": nanotf.worker_pids(),
+}))
+"""
+
+
+def test_falls_back_to_mirrored_strategy_in_this_process() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    lines = run.stdout.splitlines()
+    note = [line for line in lines if line.startswith("nanotf: TensorFlow sees 2 GPU(s)")]
+    assert len(note) == 1
+    assert "MirroredStrategy" in note[0]
+    result = json.loads(next(line for line in lines if line.startswith("RESULT "))[7:])
+    assert result["got"].keys() == result["expected"].keys()
+    for name, values in result["expected"].items():
+        np.testing.assert_allclose(result["got"][name], values, rtol=1e-4)
+    assert result["difference"] < 1e-5
+    assert result["steps"] == 8
+    assert result["pids"] == [], "no worker was started"
+    assert [epoch for epoch, _ in result["seen"]] == [0, 1]
+    assert result["seen"][-1][1] == result["final"], "the callback saw the user's model"

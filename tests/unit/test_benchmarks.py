@@ -1,0 +1,270 @@
+"""The arithmetic, the options, the tables and the chart of `benchmarks`; nothing is trained."""
+
+from __future__ import annotations
+
+import copy
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks import chart, goals, options, ratios, report, rounds, timeline
+from benchmarks.contestants import CONTESTANTS
+from benchmarks.models import MODELS, OPTIMIZERS, share
+
+
+# --------------------------------------------------------------------------- statistics
+def test_ratios_are_taken_within_a_round() -> None:
+    # The machine was twice as slow in the second round; the ratio was the same.
+    assert ratios.median_ratio([2.0, 4.0, 3.0], [1.0, 2.0, 1.0]) == 2.0
+
+
+def test_a_round_in_which_one_is_missing_does_not_count() -> None:
+    assert ratios.median_ratio([2.0, None, 6.0], [1.0, 1.0, 2.0]) == 2.5
+    assert ratios.median_ratio([None], [1.0]) is None
+
+
+def test_rounds_must_match() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        ratios.median_ratio([1.0, 2.0], [1.0])
+
+
+def test_geometric_mean() -> None:
+    assert ratios.geometric_mean([2.0, None, 8.0]) == pytest.approx(4.0)
+    assert ratios.geometric_mean([]) is None
+    with pytest.raises(ValueError, match=r"values above 0. Received: \[1.0, 0.0\]"):
+        ratios.geometric_mean([1.0, 0.0])
+
+
+# ----------------------------------------------------------------------------- timelines
+def test_steps_alone_leave_out_what_happens_between_epochs() -> None:
+    # Two epochs of 4 steps of 1 s; the first step of each takes 3 s, the boundary 5 s.
+    noted = {
+        "call": 10.0,
+        "steps": [[0, n, 13.0 + n] for n in range(4)] + [[1, n, 24.0 + n] for n in range(4)],
+        "ends": [16.0, 27.0],
+        "done": 28.0,
+    }
+    assert timeline.read(noted, 4) == timeline.Block(
+        step=1.0, epoch=11.0, boundary=7.0, first_batch=3.0, call=18.0
+    )
+
+
+def test_steps_that_were_not_reported_are_counted() -> None:
+    noted = {"call": 0.0, "steps": [[0, 0, 1.0], [0, 8, 5.0]], "ends": [6.0], "done": 6.0}
+    block = timeline.read(noted, 10)
+    assert block.step == 0.5
+    assert block.epoch is None and block.boundary is None
+
+
+def test_calls_without_a_clock_are_timed_by_difference() -> None:
+    assert timeline.read_calls([[1, 10.0], [4, 16.0]]).epoch == 2.0
+
+
+def test_processes_together_are_as_fast_as_the_slowest() -> None:
+    blocks = [timeline.Block(step=1.0, call=5.0), timeline.Block(step=2.0, call=4.0)]
+    assert timeline.slowest(blocks) == timeline.Block(step=2.0, call=5.0)
+
+
+# ------------------------------------------------------------------------------- options
+def test_defaults() -> None:
+    chosen = options.parse([])
+    assert chosen.models == tuple(MODELS) and chosen.contestants == CONTESTANTS
+    assert chosen.num_processes == 2 and chosen.rounds == 5 and not chosen.quick
+
+
+def test_choices_come_in_the_order_of_the_benchmark() -> None:
+    chosen = options.parse(["--models", "cnn,mlp", "--contestants", "shm, plain", "--quick"])
+    assert chosen.models == ("mlp", "cnn") and chosen.contestants == ("plain", "shm")
+    assert chosen.rounds == 3 and chosen.epoch_seconds < options.Options().epoch_seconds
+
+
+def test_a_peer_is_one_more_contestant() -> None:
+    chosen = options.parse(["--contestants", "plain", "--peer-python", sys.executable])
+    assert chosen.contestants == ("plain", "peer")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--models", "mlp,vgg"], r"--models: unknown: vgg. Choose from mlp, cnn"),
+        (["--models", ","], "no name given"),
+        (["--contestants", "horovod"], "Choose from plain, ideal, shm, grpc, stock"),
+        (["--parts", "all"], "Choose from models, start-up, collectives, memory"),
+        (["--rounds", "0"], "--rounds: must be a whole number of at least 1. Received: '0'"),
+        (["--num-processes", "1"], "at least 2. Received: '1'"),
+        (["--num-processes", "4", "--batch-size", "2"], "so that every process has a row"),
+        (["--optimizer", "lamb"], "invalid choice: 'lamb'"),
+        (["--peer-python", "/nowhere/python"], "must be a Python interpreter. Received"),
+        (["--output", __file__], "must be a directory"),
+        (["--round", "2"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_options_say_what_is_wrong(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        options.parse(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_too_many_processes_are_refused_before_anything_starts() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "--num-processes", "5000"],
+        cwd=pathlib.Path(options.__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Received: num_processes=5000" in done.stderr and "Traceback" not in done.stderr
+
+
+# -------------------------------------------------------------------------------- blocks
+def test_whole_epochs_are_compared_at_the_same_length() -> None:
+    steps = {"plain": 0.01, "ideal": 0.006, "shm": 0.007, "grpc": 0.05, "stock": 0.1}
+    tracks: Any = {name: rounds.Track(None, step) for name, step in steps.items()}  # type: ignore[arg-type]
+    rounds.lay_out(tracks, 1.0, MODELS["cnn"])
+    laid_out = {name: (track.steps, track.epochs) for name, track in tracks.items()}
+    assert laid_out == {
+        "plain": (100, 3),
+        "ideal": (200, 1),
+        "shm": (100, 3),
+        "grpc": (20, 2),
+        "stock": (10, 2),
+    }
+
+
+def test_an_epoch_has_some_steps_and_its_data_fit_into_memory() -> None:
+    model = MODELS["cnn180"]
+    assert rounds.steps_of_epoch(9.0, 1.0, model) == rounds.MIN_STEPS
+    steps = rounds.steps_of_epoch(1e-6, 1.0, model)
+    assert steps * model.batch_size * model.row_bytes <= rounds.MAX_DATA_BYTES
+
+
+def test_shares_make_the_whole_batch() -> None:
+    assert [share(64, rank, 3) for rank in range(3)] == [22, 21, 21]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_data_are_the_same_in_every_process(name: str) -> None:
+    (x, y), (again, _), (other, _) = (MODELS[name].data(3, rank) for rank in (0, 0, 1))
+    assert x.shape == (3, *MODELS[name].shape) and y.max() < MODELS[name].classes
+    assert (x == again).all() and not (x == other).all()
+    assert MODELS[name].row_bytes * 3 == x.nbytes + y.nbytes
+    assert MODELS[name].optimizer in OPTIMIZERS
+
+
+# ---------------------------------------------------------------------------- the report
+def _contestant(step: float | None, epoch: float | None = None) -> dict[str, Any]:
+    block = {"step": step, "epoch": epoch, "boundary": None, "first_batch": 0.1, "call": 1.0}
+    if epoch is not None and step is not None:
+        block["boundary"] = epoch - 10 * step
+    return {
+        "steps": 10,
+        "epochs": 3,
+        "ready": {"import_s": 2.0, "build_s": 0.5, "tensorflow": "2.21.0", "keras": "3.15.1"},
+        "cold": dict(block, first_batch=1.5),
+        # The second round ran on a machine at half the speed.
+        "blocks": [block, {k: v and 2 * v for k, v in block.items()}],
+        "others": [0.0, 0.01],
+        "peak_bytes": 500_000_000,
+    }
+
+
+def _result() -> dict[str, Any]:
+    model = {
+        "title": "CNN 32x32",
+        "batch_size": 64,
+        "contestants": {
+            "plain": _contestant(0.02, 0.3),
+            "ideal": _contestant(0.01),
+            "shm": _contestant(0.0125, 0.15),
+            "stock": _contestant(0.05),
+        },
+        "failed": {"grpc": "ended with exit code -9"},
+    }
+    slow = copy.deepcopy(model)
+    slow["title"] = "LSTM 50x32"
+    slow["contestants"]["shm"] = _contestant(0.025, 0.26)
+    del slow["contestants"]["ideal"]
+    return {
+        "options": {"num_processes": 2, "rounds": 2, "optimizer": "adam"},
+        "machine": {"cpu": "a CPU", "cores": 2, "load": "0.0", "nanotf": "0.1.0"},
+        "models": {"cnn": model, "lstm": slow},
+        "start_up": {"shm": {"import": 2.0, "cold": 6.0, "warm": 0.1, "new_model": 1.0}},
+        "collectives": [
+            {"bytes": 1 << 10, "seconds": 20e-6, "memcpy_seconds": 1e-7},
+            {"bytes": 94 << 20, "seconds": 0.03, "memcpy_seconds": 0.01},
+        ],
+        "memory": {"array_bytes": 1 << 30, "extra_bytes": 1_090_000_000, "seconds": 4.0},
+        "problems": ["cnn grpc: ended with exit code -9"],
+    }
+
+
+def test_ratios_of_contestants() -> None:
+    model = _result()["models"]["cnn"]
+    assert goals.ratio(model, "ideal") == pytest.approx(0.8)
+    assert goals.ratio(model, "epochs") == pytest.approx(2.0)
+    assert goals.ratio(model, "epochs_to_steps") == pytest.approx(0.2 / 0.15)
+    assert goals.ratio(model, "stock") == pytest.approx(4.0)
+    assert goals.ratio(model, "grpc") is None
+
+
+def test_goals() -> None:
+    found = {goal.text: goal for goal in goals.goals(_result())}
+    worst = found["epochs against plain Keras's steps alone, worst model"]
+    assert worst.where == "lstm" and worst.met is False
+    assert found["steps against ideal, worst model"].where == "cnn"
+    assert found["epochs against plain Keras's epochs, geometric mean"].met is True
+    assert found["all-reduce of 94 MB, against one memcpy"].met is False
+    assert found["1 GB array: memory beyond the parent's copy"].met is True
+    assert [goal.met for goal in goals.goals({})] == [None] * len(found)
+
+
+def test_a_table_is_aligned() -> None:
+    text = report.table(["model", "a"], [["mlp", "1.00"], ["resnet50", "-"]])
+    assert text.splitlines() == [
+        "model        a",
+        "--------  ----",
+        "mlp       1.00",
+        "resnet50     -",
+    ]
+
+
+def test_the_report_shows_everything() -> None:
+    text = report.render(_result())
+    for part in (
+        "num_processes=2, adam, 2 rounds",
+        "Other programs used 0% of all cores during the blocks",
+        "0.80 (0.80-0.80)",
+        "geometric mean",
+        "MISSED",
+        "Did not work\ncnn grpc: ended with exit code -9",
+        "1.09 GB beyond the user's own copy",
+        "98,566,144",
+    ):
+        assert part in text
+
+
+def test_a_noisy_machine_is_said_to_be_noisy() -> None:
+    result = _result()
+    result["models"]["cnn"]["contestants"]["shm"]["others"] = [0.4, 0.5]
+    assert "THE MACHINE WAS NOT QUIET" in report.render(result)
+
+
+def test_the_report_of_nothing() -> None:
+    assert "not measured" in report.render({})
+
+
+# ----------------------------------------------------------------------------- the chart
+@pytest.mark.parametrize("parts", [("models", "collectives"), ("models",), ("collectives",)])
+def test_the_chart_is_drawn(parts: tuple[str, ...], tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = {key: value for key, value in _result().items() if key in (*parts, "options")}
+    chart.draw(result, tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
