@@ -79,6 +79,7 @@ class Session:
                 model = models.rebuild(pickling.loads(recipe))
                 keras_names.build_for_training(model, specs)
                 keras_names.weigh_output_losses(model, self.share)
+                keras_names.sum_gradients_first(model.optimizer)
             replica.become_replica(model, self.share)
             self._models[key] = model
         self._models.move_to_end(key)

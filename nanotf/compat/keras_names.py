@@ -9,6 +9,7 @@
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, `compiled_metrics.build` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Trainer._compile_loss`, `CompileLoss.metrics` | 3; 3.10-3.15 | see `weigh_output_losses` |
+| `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `sum_gradients_first` |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter` | 2 | step counts that the progress bar reads |
 | `Optimizer._learning_rate`, legacy `_create_all_weights` | 2 | optimizer state outside `variables` |
@@ -185,6 +186,38 @@ def weigh_output_losses(model: Any, share: LossShare) -> None:
             return stock(values, share.current if sample_weight is None else sample_weight)
 
         metric.update_state = update_state
+
+
+def sum_gradients_first(optimizer: Any) -> None:
+    """Makes an optimizer of Keras 3 sum gradients over workers before it looks at them.
+
+    Keras 3 sums them after clipping and accumulating, and after a loss-scaling optimizer has
+    looked for infinities, so that each worker would clip its own part of the gradient and
+    decide by itself whether to take the step. Keras 2 sums them first.
+
+    Args:
+        optimizer: the model's optimizer, in a worker; None does nothing.
+    """
+    if not is_keras_3() or optimizer is None:
+        return
+    tf = require_tensorflow()
+    stock = optimizer.apply
+
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        context = tf.distribute.get_replica_context()
+        present = [i for i, grad in enumerate(grads) if grad is not None]
+        if context is not None and present:
+            summed = context.all_reduce(tf.distribute.ReduceOp.SUM, [grads[i] for i in present])
+            for i, grad in zip(present, summed, strict=True):
+                grads[i] = grad
+        return stock(grads, trainable_variables)
+
+    optimizer.apply = apply
+    while optimizer is not None:
+        # They are summed already; the step itself shall not do it again.
+        optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
+        optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
 def install_worker_overrides(share: LossShare) -> None:

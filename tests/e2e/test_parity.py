@@ -10,6 +10,7 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, fit_both, small_cnn, weights
 
 from nanotf.keras import Model, Sequential
+from nanotf.transports import TRANSPORTS
 
 L = tf.keras.layers
 
@@ -23,6 +24,22 @@ SIZES = [(200, 50), (210, 50), (201, 50), (50, 50), (3, 1), (30, 64)]
 def test_arrays_float64(float64: None, rows: int, batch_size: int) -> None:
     x, y = digits(rows)
     fit_both(small_cnn, x=x, y=y, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_transports_float64(float64: None, transport: str) -> None:
+    # One test, since every other transport starts other workers.
+    x, y = digits(201)
+    fit_both(small_cnn, x=x, y=y, batch_size=50, transport=transport, validation_data=(x, y))
+    fit_both(small_cnn, x=x[:3], y=y[:3], batch_size=1, transport=transport)
+    fit_both(small_cnn, x=_dataset(x, y, 50), transport=transport)
+    fit_both(
+        lambda: small_cnn(OPTIMIZERS["clipped_in_all"]()),
+        x=x,
+        y=y,
+        batch_size=50,
+        transport=transport,
+    )
 
 
 def test_arrays_float32() -> None:
@@ -40,6 +57,9 @@ OPTIMIZERS = {
     "momentum": lambda: tf.keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
     "adam": lambda: tf.keras.optimizers.Adam(0.01),
     "adam_amsgrad_clipped": lambda: tf.keras.optimizers.Adam(0.01, amsgrad=True, global_clipnorm=1),
+    "clipped_each": lambda: tf.keras.optimizers.SGD(0.1, clipnorm=0.05),
+    "clipped_in_all": lambda: tf.keras.optimizers.SGD(0.1, global_clipnorm=0.05),
+    "clipped_values": lambda: tf.keras.optimizers.SGD(0.1, clipvalue=0.003),
     "rmsprop": lambda: tf.keras.optimizers.RMSprop(0.005),
     "decayed": lambda: tf.keras.optimizers.SGD(
         tf.keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
