@@ -55,7 +55,7 @@ def dtype_name(dtype: Any) -> str:
     return str(found.name if found.kind == "V" else found.str)
 
 
-def numpy_dtype(name: str) -> np.dtype:
+def numpy_dtype(name: str) -> np.dtype[Any]:
     """The dtype of a name made by `dtype_name`, or of a TensorFlow dtype's name."""
     try:
         return np.dtype(name)
@@ -66,11 +66,11 @@ def numpy_dtype(name: str) -> np.dtype:
         return extension
 
 
-def view(block: Block, ref: ArrayRef) -> np.ndarray:
+def view(block: Block, ref: ArrayRef) -> np.ndarray[Any, Any]:
     """The array that `ref` describes, sharing the block's memory unless it is pickled."""
     if ref.dtype == PICKLED:
         raw = block.array(ref.offset, (ref.nbytes,), np.uint8)
-        array: np.ndarray = pickle.loads(raw.data)
+        array: np.ndarray[Any, Any] = pickle.loads(raw.data)
         return array
     return block.array(ref.offset, ref.shape, numpy_dtype(ref.dtype))
 
@@ -82,7 +82,7 @@ class Packing:
         arrays: sequence of `numpy.ndarray`.
     """
 
-    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+    def __init__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
         self._raw = [_raw(array) for array in arrays]
         places, self.nbytes = lay_out(self._raw)
         self.refs = [
@@ -99,7 +99,7 @@ class Packing:
             view(block, dataclasses.replace(place, offset=place.offset + start))[...] = raw
 
 
-def _raw(array: np.ndarray) -> np.ndarray:
+def _raw(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if array.dtype.kind in "OUS":
         objects = np.array(array, dtype=object)
         return np.frombuffer(pickle.dumps(objects, protocol=5), dtype=np.uint8)

@@ -109,7 +109,7 @@ class ArrayInput:
         return tuned(dataset.prefetch(2))
 
 
-def _tensor_over(array: np.ndarray) -> Any:
+def _tensor_over(array: np.ndarray[Any, Any]) -> Any:
     """A tensor that shares the array's memory where TensorFlow can, and a copy elsewhere."""
     tf = require_tensorflow()
     if array.dtype.kind in "iufc" and array.size and array.flags.c_contiguous:
@@ -145,7 +145,7 @@ def tuned(dataset: Any) -> Any:
     return dataset.with_options(options)
 
 
-def to_numpy(value: Any, what: str) -> np.ndarray:
+def to_numpy(value: Any, what: str) -> np.ndarray[Any, Any]:
     """An array-like argument of `fit` as the NumPy array that Keras would use.
 
     Args:

@@ -101,7 +101,7 @@ class StateLayout:
 @dataclasses.dataclass(frozen=True)
 class _Spec:
     shape: tuple[int, ...]
-    dtype: np.dtype
+    dtype: np.dtype[Any]
 
     @property
     def nbytes(self) -> int:
@@ -135,11 +135,11 @@ class State:
             # assigning it takes a tenth of the time, and no collective.
             self.variables = [strategy.experimental_local_results(v)[0] for v in variables]
 
-    def _values(self, turn: int) -> list[np.ndarray]:
+    def _values(self, turn: int) -> list[np.ndarray[Any, Any]]:
         start = (turn % 2) * self.layout.values_nbytes
         return [view(self.block, _moved(e.value, start)) for e in self.layout.variables]
 
-    def _locals(self, rank: int) -> list[np.ndarray | None]:
+    def _locals(self, rank: int) -> list[np.ndarray[Any, Any] | None]:
         start = 2 * self.layout.values_nbytes + rank * self.layout.local_nbytes
         return [
             None if e.local is None else view(self.block, _moved(e.local, start))
@@ -187,7 +187,7 @@ class State:
         )
 
 
-def _accumulator(dtype: np.dtype) -> Any:
+def _accumulator(dtype: np.dtype[Any]) -> Any:
     return np.float64 if dtype.kind in "fV" else dtype
 
 
