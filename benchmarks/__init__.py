@@ -31,8 +31,12 @@ one long epoch, so that no process is stalled while the others enjoy the memory 
 is that of the slowest process, for the samples of all.
 
 **Whole epochs** are the times from one `on_epoch_end` to the next in one call of `fit`: the steps,
-and all that happens between epochs. **Epoch boundary** is a whole epoch less its steps alone.
-**First batch** is the time from the call of `fit` to the end of the first step.
+and all that happens between epochs. **Epoch boundary** is the time from the end of an epoch's last
+step to the end of the next epoch's first, less one step alone. **First batch** is the time from the
+call of `fit` to the end of the first step, with all that the call ships.
+
+**Noise.** The report says how much of the cores other programs used during the blocks, and warns
+when that is too much. The spread over the rounds stands behind each ratio.
 
 **Memory** is the sum of the proportional set sizes (PSS) of all processes of a contestant, which
 counts shared pages once. It is sampled in an extra block that is not timed.

@@ -76,7 +76,7 @@ def measure(chosen: options.Options, say: Callable[[str], None]) -> dict[str, An
         result["collectives"] = attempt("all-reduce", lambda: collectives.measure(size, sizes))
     if "start-up" in chosen.parts:
         found = {}
-        for name in start_up.NAMES[:2] if chosen.quick else start_up.NAMES:
+        for name in start_up.NAMES:
             run = attempt(f"start-up of {name}", lambda n=name: start_up.measure(n, at_start))  # type: ignore[misc]
             if run is not None:
                 found[name] = run

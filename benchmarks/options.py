@@ -12,6 +12,7 @@ from benchmarks.contestants import CONTESTANTS
 from benchmarks.models import MODELS, OPTIMIZERS
 
 PARTS = ("models", "start-up", "collectives", "memory")
+QUICK_PARTS = ("models", "collectives", "memory")
 DEFAULT_OUTPUT = pathlib.Path(__file__).resolve().parent / "results"
 
 
@@ -61,12 +62,17 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         metavar="A,B",
         help=f"of {', '.join(CONTESTANTS)}; all",
     )
-    add("--parts", type=_names(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)}; all")
+    add(
+        "--parts",
+        type=_names(PARTS),
+        metavar="A,B",
+        help=f"of {', '.join(PARTS)}; all, quick: without start-up",
+    )
     add("--num-processes", type=_whole(2), default=2, metavar="N", help="default 2")
     add("--optimizer", choices=OPTIMIZERS, default="adam", help="default adam")
     add("--batch-size", type=_whole(2), metavar="N", help="of all; default: each model's own")
-    add("--rounds", type=_whole(1), metavar="N", help="of each model; default 5, quick 3")
-    add("--quick", action="store_true", help="shorter epochs, fewer rounds; the figures are rough")
+    add("--rounds", type=_whole(1), metavar="N", help="of each model; default 5, quick 2")
+    add("--quick", action="store_true", help="shorter and fewer rounds; rough figures")
     add(
         "--output",
         type=pathlib.Path,
@@ -92,11 +98,11 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     return Options(
         models=given.models or tuple(MODELS),
         contestants=(*names, "peer") if given.peer_python else names,
-        parts=given.parts or PARTS,
+        parts=given.parts or (QUICK_PARTS if given.quick else PARTS),
         num_processes=given.num_processes,
         optimizer=given.optimizer,
         batch_size=given.batch_size or 0,
-        rounds=given.rounds or (3 if given.quick else 5),
+        rounds=given.rounds or (2 if given.quick else 5),
         epoch_seconds=0.6 if given.quick else 1.0,
         quick=given.quick,
         output=given.output.resolve(),

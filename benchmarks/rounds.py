@@ -12,7 +12,7 @@ from benchmarks.models import Model, chosen
 from benchmarks.others import Others
 from benchmarks.timeline import Block
 
-WARM_UP_STEPS = 8
+WARM_UP_STEPS = 4
 WARM_UP_SECONDS = 0.3  # of the epoch that tells about how long a step takes
 MIN_STEPS = 6
 MAX_DATA_BYTES = 512 << 20  # of one contestant's copy of an epoch
@@ -137,7 +137,7 @@ class ModelRun:
         track.cold = contestant.run(WARM_UP_STEPS, 1)
         if track.cold.step is None:  # the peer's calls are as long as they are, and tell nothing
             return
-        steps = max(2 * WARM_UP_STEPS, round(WARM_UP_SECONDS / track.cold.step))
+        steps = max(WARM_UP_STEPS, round(WARM_UP_SECONDS / track.cold.step))
         contestant.prepare(steps)
         track.rough_step = contestant.run(steps, 1).step
 

@@ -16,7 +16,7 @@ class Block:
     Args:
         step: of a training step at its steady rate.
         epoch: of a whole epoch, from the end of one to the end of the next.
-        boundary: of a whole epoch less its steps.
+        boundary: between epochs, beyond the steps.
         first_batch: from the call to the end of the first step.
         call: of the whole call.
     """
@@ -36,21 +36,33 @@ def read(noted: dict[str, Any], steps: int) -> Block:
             (list of `[epoch, step, seconds]`).
         steps: int, of an epoch.
     """
-    seconds, count = 0.0, 0
-    for epoch in range(len(noted["ends"])):
-        of_epoch = [(step, at) for e, step, at in noted["steps"] if e == epoch]
-        if len(of_epoch) > 1:
-            (first, begin), (last, end) = of_epoch[0], of_epoch[-1]
-            seconds, count = seconds + end - begin, count + last - first
-    step = seconds / count if count else None
     ends = noted["ends"]
+    epochs = [[(n, at) for e, n, at in noted["steps"] if e == epoch] for epoch in range(len(ends))]
+    seconds = sum(epoch[-1][1] - epoch[0][1] for epoch in epochs if epoch)
+    count = sum(epoch[-1][0] - epoch[0][0] for epoch in epochs if epoch)
+    step = seconds / count if count else None
     intervals = [later - sooner for sooner, later in itertools.pairwise(ends)]
-    epoch_time = statistics.fmean(intervals) if intervals else None
-    boundary = None
-    if epoch_time is not None and step is not None:
-        boundary = epoch_time - steps * step
     first_batch = noted["steps"][0][2] - noted["call"] if noted["steps"] else None
-    return Block(step, epoch_time, boundary, first_batch, noted["done"] - noted["call"])
+    return Block(
+        step,
+        statistics.fmean(intervals) if intervals else None,
+        None if step is None else _boundary(epochs, steps, step),
+        first_batch,
+        noted["done"] - noted["call"],
+    )
+
+
+def _boundary(epochs: Sequence[Sequence[Any]], steps: int, step: float) -> float | None:
+    """From the end of an epoch's last step to the end of the next one's first, less that step.
+
+    Where the last step was not reported, the time since the last reported one is steps, too.
+    """
+    gaps = [
+        later[0][1] - sooner[-1][1] - (steps - sooner[-1][0] + later[0][0]) * step
+        for sooner, later in itertools.pairwise(epochs)
+        if sooner and later
+    ]
+    return statistics.fmean(gaps) if gaps else None
 
 
 def read_calls(calls: Sequence[Sequence[float]]) -> Block:

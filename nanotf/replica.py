@@ -17,9 +17,10 @@ class ReplicaMixin:
     stand in for none, and must leave no trace in metrics or moving statistics.
     """
 
-    # Both are set on the class that `become_replica` makes.
+    # All are set on the class that `become_replica` makes, one for each model.
     _nanotf_share: keras_names.LossShare
     _nanotf_may_be_empty: bool
+    _nanotf_metrics_result: Any
 
     def train_step(self, data: Any) -> Any:
         return self._nanotf_step(super().train_step, data)  # type: ignore[misc]
@@ -45,6 +46,19 @@ class ReplicaMixin:
             variable.assign(tf.where(share > 0, variable.read_value(), value))
         return result
 
+    def get_metrics_result(self) -> Any:
+        """As in Keras; between steps, in one prepared function.
+
+        There every metric variable is summed over the workers, and TensorFlow makes a new
+        thread pool for each sum that is asked for eagerly.
+        """
+        stock = super().get_metrics_result  # type: ignore[misc]
+        if not tf.executing_eagerly() or self.run_eagerly:  # type: ignore[attr-defined]
+            return stock()
+        if self._nanotf_metrics_result is None:
+            type(self)._nanotf_metrics_result = staticmethod(tf.function(stock))
+        return self._nanotf_metrics_result()
+
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Does nothing: `session` has built model, metrics and optimizer (Keras 3)."""
 
@@ -60,5 +74,10 @@ def _variables_of_this_rank(model: Any) -> list[Any]:
 def become_replica(model: Any, share: keras_names.LossShare) -> None:
     """Turns a model into one whose steps take `(data, share)`; it stays the same object."""
     cls = type(model)
-    body = {"__module__": cls.__module__, "_nanotf_share": share, "_nanotf_may_be_empty": True}
+    body = {
+        "__module__": cls.__module__,
+        "_nanotf_share": share,
+        "_nanotf_may_be_empty": True,
+        "_nanotf_metrics_result": None,
+    }
     object.__setattr__(model, "__class__", type(cls.__name__, (ReplicaMixin, cls), body))

@@ -111,6 +111,7 @@ class _FitRun:
         self.blocks = blocks
         self.turn = 0
         self._last_progress = 0.0
+        self._last_wait = ""
         inbox.streams = self.reader = streams.StreamReader(session.channel)
 
     def run(self) -> None:
@@ -182,11 +183,21 @@ class _FitRun:
         self._last_progress = now
         return True
 
+    def _is_stored(self, name: str) -> bool:
+        """Whether nothing has changed since the state was stored.
+
+        Between the end of the last epoch and the end of training only an optimizer that
+        keeps averages of the weights changes something: it puts them in place.
+        """
+        averages = getattr(self.model.optimizer, "use_ema", False)
+        return (self._last_wait, name) == ("on_epoch_end", "on_train_end") and not averages
+
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
-        with_state = name not in jobs.BATCH_HOOKS
+        with_state = name not in jobs.BATCH_HOOKS and not self._is_stored(name)
         if with_state:
             self.turn += 1
             self.state.store_rank(self.turn, self.session.rank)
+        self._last_wait = name
         rank = self.session.rank
         self.session.channel.send(
             messages.Waiting(

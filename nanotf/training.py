@@ -167,15 +167,21 @@ class _FitCall:
         self.writers: list[streams.StreamWriter] = []
         try:
             workers.send(self._message(blocks), blocks)
+            for block in blocks:
+                block.close_fd()
             self.writers = [self._writer(i, d) for i, d in enumerate(self.data.datasets)]
             self._follow()
         except BaseException:
             # The workers are somewhere in a step; the next job needs them at rest.
             workers.kill()
+            if self.turn > 0:  # the model gets what the last completed epoch left
+                self.state.load(self.turn)
             raise
         finally:
             for writer in self.writers:
                 writer.stop()
+            for block in blocks:
+                block.discard()
         return self.model.history
 
     def _message(self, blocks: list[Block]) -> messages.Job:
@@ -209,6 +215,8 @@ class _FitCall:
     def _writer(self, stream: int, dataset: Any) -> streams.StreamWriter:
         def send(message: messages.Message, block: Block | None) -> None:
             self.workers.send(message, [] if block is None else [block])
+            if block is not None:
+                block.close_fd()
 
         return streams.StreamWriter(
             stream, lambda: iter(dataset), self.size, send, self.workers.post
@@ -247,8 +255,8 @@ class _FitCall:
         if first.state:
             self.turn += 1
             self.state.combine(self.turn)
-            if self.callbacks.look_at_model or first.hook == "on_train_end":
-                self.state.load(self.turn)
+        if first.hook == "on_train_end" or (first.state and self.callbacks.look_at_model):
+            self.state.load(self.turn)
         self.callbacks.call(first.hook, first.index, first.logs)
         reload = False
         if first.state and self.callbacks.look_at_model:

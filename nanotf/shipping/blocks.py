@@ -42,8 +42,9 @@ class Block:
 
     Args:
         nbytes: int, size in bytes; 0 is rounded up, since nothing cannot be mapped.
-        fd: int or None, a descriptor received from the process that created the block.
-            The block closes it. `None` creates a new block, zero-filled.
+        fd: int or None, a descriptor received from the process that created the block, which
+            is closed when the block is mapped. `None` creates a new block, zero-filled, and
+            keeps a descriptor to hand out until `close_fd`.
 
     The mapping lives as long as an array over it does, whatever happens to this object.
     """
@@ -57,6 +58,8 @@ class Block:
         except BaseException:
             self._closer()
             raise
+        if fd is not None:
+            self.close_fd()
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         """A view of part of the block.
@@ -69,11 +72,19 @@ class Block:
         Returns:
             A writable `numpy.ndarray` that shares the block's memory.
         """
-        array: np.ndarray[Any, Any] = np.ndarray(
-            shape, dtype=dtype, buffer=self._map, offset=offset
-        )
-        return array
+        view: np.ndarray[Any, Any]
+        view = np.ndarray(shape, dtype=dtype, buffer=self._map, offset=offset)
+        return view
 
-    def close(self) -> None:
+    def close_fd(self) -> None:
         """Closes the descriptor; the memory goes with the last view of it."""
         self._closer()
+
+    def discard(self) -> None:
+        """Gives the memory back at once; who still maps the block reads zeros from now on.
+
+        A dataset that captured a tensor may live on in a worker until Python collects the
+        cycle that it hangs in, and would keep a gigabyte with it.
+        """
+        if hasattr(mmap, "MADV_REMOVE"):
+            self._map.madvise(mmap.MADV_REMOVE)

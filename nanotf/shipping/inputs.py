@@ -142,6 +142,8 @@ def tuned(dataset: Any) -> Any:
     options.threading.private_threadpool_size = 1
     options.threading.max_intra_op_parallelism = 1
     options.deterministic = True
+    # tf.data's default rewrites copy every captured tensor, the whole of the shared arrays.
+    options.experimental_optimization.apply_default_optimizations = False
     return dataset.with_options(options)
 
 

@@ -217,6 +217,8 @@ class StreamWriter:
             self._stopped = True
             self._changed.notify_all()
         self._thread.join()
+        if self._block is not None:
+            self._block.discard()
 
     def _run(self) -> None:
         made = 0  # iterators made so far

@@ -227,3 +227,21 @@ def test_nothing_listens_and_nothing_is_named() -> None:
                 if c.status == psutil.CONN_LISTEN
             ]
             assert listening == []
+
+
+def test_model_keeps_the_last_completed_epoch() -> None:
+    x, y = digits(100)
+    model, after_each = small_cnn(), []
+
+    class KillInThirdEpoch(tf.keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            after_each.append([np.array(w) for w in self.model.get_weights()])
+            if epoch == 1:
+                os.kill(nanotf.worker_pids()[1], signal.SIGKILL)
+
+    with pytest.raises(WorkerDied):
+        model.fit(x, y, **FIT, epochs=50, callbacks=[KillInThirdEpoch()])
+    assert len(after_each) == 2
+    for now, then in zip(model.get_weights(), after_each[1], strict=True):
+        np.testing.assert_array_equal(now, then)
+    assert int(model.optimizer.iterations.numpy()) == 4

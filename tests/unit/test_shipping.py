@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import mmap
 import os
 import pathlib
 
@@ -32,8 +33,7 @@ def test_block_is_zero_filled_and_shared_by_its_descriptor(nbytes: int) -> None:
     assert not block.array(0, (size,), np.uint8).any()
     block.array(0, (size,), np.uint8)[...] = 7
     assert (other.array(0, (size,), np.uint8) == 7).all()
-    block.close()
-    other.close()
+    block.close_fd()
 
 
 def _named_segments() -> set[pathlib.Path]:
@@ -45,14 +45,14 @@ def test_block_has_no_name() -> None:
     before = _named_segments()
     block = Block(4096)
     assert _named_segments() <= before
-    block.close()
+    block.close_fd()
 
 
 def test_array_outlives_its_block() -> None:
     block = Block(64)
     view = block.array(0, (8,), np.int64)
     view[...] = np.arange(8)
-    block.close()
+    block.close_fd()
     del block
     gc.collect()
     assert view.tolist() == list(range(8))
@@ -67,11 +67,30 @@ def test_descriptor_closes_with_the_block() -> None:
         os.fstat(fd)
 
 
+def test_a_received_descriptor_is_closed_once_it_is_mapped() -> None:
+    block = Block(64)
+    fd = os.dup(block.fd)
+    Block(64, fd)
+    with pytest.raises(OSError):
+        os.fstat(fd)
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="no MADV_REMOVE on this system")
+def test_discarded_memory_is_given_back_and_reads_as_zeros() -> None:
+    block = Block(1 << 20)
+    other = Block(1 << 20, os.dup(block.fd))
+    block.array(0, (1 << 20,), np.uint8)[...] = 7
+    assert os.fstat(block.fd).st_blocks * 512 >= 1 << 20
+    block.discard()
+    assert os.fstat(block.fd).st_blocks == 0
+    assert not other.array(0, (1 << 20,), np.uint8).any()
+
+
 def test_closing_twice_closes_once() -> None:
     block = Block(64)
-    block.close()
+    block.close_fd()
     fd = os.open(os.devnull, os.O_RDONLY)  # takes the number that the block had
-    block.close()
+    block.close_fd()
     os.fstat(fd)
     os.close(fd)
 
