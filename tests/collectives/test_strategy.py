@@ -1,0 +1,32 @@
+"""`WorkerStrategy` with transport "shm" is a MultiWorkerMirroredStrategy in all that users call."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from collective_runner import run_ranks, values
+from test_tensorflow import Lazily, needs_native
+
+from nanotf.collectives import create_group
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+
+
+class InStrategy(Lazily):
+    """Names a function of strategy_ranks without importing TensorFlow here."""
+
+    __module__ = "strategy_ranks"
+
+
+@pytest.mark.parametrize(
+    ("implementation", "size"),
+    [pytest.param("native", 2, marks=needs_native), ("python", 3)],
+)
+def test_everything(implementation, size):
+    with create_group(size, implementation=implementation, deadline=60) as owner:
+        per_rank = values(run_ranks(owner, InStrategy("everything"), deadline=120))
+    for other in per_rank[1:]:
+        assert other == per_rank[0], "ranks agree to the last bit"
