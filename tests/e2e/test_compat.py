@@ -187,10 +187,39 @@ def test_keras_3_names() -> None:
     assert callable(keras_names.source_module("backend").compute_output_spec)
 
 
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
+def test_keras_3_names_of_a_trained_model() -> None:
+    model = _compiled()
+    specs = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2]))
+    keras_names.build_for_training(model, specs)
+    assert model.optimizer.built
+    assert keras_names.metric_variables(model)
+    assert isinstance(model._compile_loss.metrics, list)
+    parameters = list(inspect.signature(model.optimizer.apply).parameters)
+    assert parameters == ["grads", "trainable_variables"]
+    parameters = list(inspect.signature(model.optimizer._all_reduce_sum_gradients).parameters)
+    assert parameters == ["grads_and_vars"]
+    assert model.optimizer.use_ema is False
+
+
+def test_metrics_are_there_before_the_first_step() -> None:
+    model = _compiled()
+    before = len(keras_names.metric_variables(model))
+    keras_names.build_for_training(
+        model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2], tf.float32))
+    )
+    assert len(keras_names.metric_variables(model)) > before
+    model.fit(tf.zeros([4, 3]), tf.zeros([4, 2]), verbose=0)
+
+
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
 def test_keras_2_names() -> None:
     utils = keras_names.source_module("utils.losses_utils")
     assert callable(utils.scale_loss_for_distribution)
+    model = _compiled()
+    assert int(model._train_counter) == int(model._test_counter) == 0
+    assert callable(model.compiled_loss.build)
+    assert callable(model.compiled_metrics.build)
 
 
 def test_versions() -> None:
