@@ -28,6 +28,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from multiprocessing import connection
 from typing import Any
 
 from nanotf import collectives, messages, topology
@@ -90,18 +91,33 @@ class Pool:
         except (EOFError, OSError) as error:
             raise worker.died("starting") from error
 
-    def _expect(self, worker: WorkerProcess, kind: type, doing: str, deadline: float) -> Any:
-        while not worker.channel.poll(0.2):
-            if worker.process.poll() is not None:
-                raise worker.died(doing)
+    def _expect(self, kind: type, doing: str, deadline: float) -> list[Any]:
+        """Waits until every worker has sent a message of one kind; returns them by rank.
+
+        Whoever fails first is heard first, since the others may be waiting for it.
+        """
+        found: dict[int, Any] = {}
+        while len(found) < self.size:
+            missing = [worker for worker in self.workers if worker.rank not in found]
+            channels: list[Any] = [worker.channel for worker in missing]
+            ready = connection.wait(channels, timeout=0.2)
+            for worker in missing:
+                if worker.channel in ready:
+                    found[worker.rank] = self._first_message(worker, kind, doing)
+                elif worker.process.poll() is not None:
+                    raise worker.died(doing)
             if time.monotonic() > deadline:
                 raise WorkerError(
-                    f"Worker {worker.rank} did not finish {doing} within {START_SECONDS:.0f} s.",
-                    rank=worker.rank,
-                    pid=worker.process.pid,
-                    cores=worker.cores,
-                    log_tail=worker.log_tail(),
+                    f"Workers {[w.rank for w in missing]} did not finish {doing} within "
+                    f"{START_SECONDS:.0f} s.",
+                    rank=missing[0].rank,
+                    pid=missing[0].process.pid,
+                    cores=missing[0].cores,
+                    log_tail=missing[0].log_tail(),
                 )
+        return [found[rank] for rank in range(self.size)]
+
+    def _first_message(self, worker: WorkerProcess, kind: type, doing: str) -> Any:
         try:
             message = worker.channel.receive()
         except ChannelClosed as error:
@@ -113,7 +129,7 @@ class Pool:
 
     def _set_up(self) -> None:
         deadline = time.monotonic() + START_SECONDS
-        hellos = [self._expect(w, messages.Hello, "starting", deadline) for w in self.workers]
+        hellos = self._expect(messages.Hello, "starting", deadline)
         for worker, hello in zip(self.workers, hellos, strict=True):
             for warning in hello.warnings:
                 logger.warning("Worker %d: %s", worker.rank, warning)
@@ -128,8 +144,7 @@ class Pool:
             fds = [self.group.fd]
         for worker in self.workers:
             worker.channel.send(setup, fds)
-        for worker in self.workers:
-            self._expect(worker, messages.Ready, "importing TensorFlow", deadline)
+        self._expect(messages.Ready, "importing TensorFlow", deadline)
 
     # ----------------------------------------------------------------------- talking
     def _read(self, worker: WorkerProcess) -> None:

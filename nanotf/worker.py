@@ -21,6 +21,9 @@ from typing import Any
 from nanotf import messages
 from nanotf.channel import Channel, ChannelClosed
 
+# What TensorFlow says when its server cannot bind the port (2.15 to 2.21).
+PORT_TAKEN = ("Could not start gRPC server", "Address already in use")
+
 
 def pin(cores: tuple[int, ...]) -> list[str]:
     """Restricts this process to `cores`. Returns what could not be done, for people."""
@@ -122,9 +125,9 @@ def _setup(channel: Channel, rank: int, cores: tuple[int, ...], warnings: list[s
 
         made = session.Session(rank, channel, setup, fds)
     except BaseException as error:
-        text = traceback.format_exc()
-        retry = "bind" in text.lower() or "Could not start gRPC server" in text
-        channel.send(messages.SetupFailed(rank, retry, f"{type(error).__name__}: {error}", text))
+        retry = any(text in str(error) for text in PORT_TAKEN)
+        summary = f"{type(error).__name__}: {error}"
+        channel.send(messages.SetupFailed(rank, retry, summary, traceback.format_exc()))
         return None
     return made
 

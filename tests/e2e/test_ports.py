@@ -1,0 +1,74 @@
+"""Transport "grpc": a port that was free may be taken before TensorFlow binds it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from nanotf import messages, topology, warm
+from nanotf.errors import WorkerError
+from nanotf.pool import SetupError
+from nanotf.worker import PORT_TAKEN
+
+TAKEN = """
+import socket
+from nanotf.strategy import WorkerStrategy
+
+taken = socket.socket()
+taken.bind(("0.0.0.0", 0))
+taken.listen()
+try:
+    WorkerStrategy(0, 2, cluster=(f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1"))
+except Exception as error:
+    print("RESULT", error)
+"""
+
+
+def test_tensorflow_says_that_a_port_is_taken() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", TAKEN], capture_output=True, text=True, timeout=200, check=False
+    )
+    (line,) = [line for line in run.stdout.splitlines() if line.startswith("RESULT")]
+    assert any(text in line for text in PORT_TAKEN)
+
+
+class _Worker:
+    cores = (0,)
+
+    class process:
+        pid = 1
+
+    @staticmethod
+    def log_tail() -> str:
+        return ""
+
+
+def _failing_pool(failures: int, retry: bool, made: list[int]) -> Any:
+    def make(plan: Any, transport: str) -> str:
+        made.append(len(made))
+        if len(made) <= failures:
+            failed = messages.SetupFailed(0, retry, "no port", "")
+            raise SetupError(failed, _Worker)  # type: ignore[arg-type]
+        return "a pool"
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("failures", "retry", "tries"), [(2, True, 3), (9, True, 3), (1, False, 1)]
+)
+def test_workers_start_again_with_other_ports(
+    monkeypatch: pytest.MonkeyPatch, failures: int, retry: bool, tries: int
+) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(warm, "Pool", _failing_pool(failures, retry, made))
+    plan = topology.Plan(())
+    if failures < tries:
+        assert warm._start(plan, "grpc") == "a pool"
+    else:
+        with pytest.raises(WorkerError, match="no port"):
+            warm._start(plan, "grpc")
+    assert len(made) == tries
