@@ -100,7 +100,7 @@ class Pool:
         while len(found) < self.size:
             missing = [worker for worker in self.workers if worker.rank not in found]
             channels: list[Any] = [worker.channel for worker in missing]
-            ready = connection.wait(channels, timeout=0.2)
+            ready: list[Any] = connection.wait(channels, timeout=0.2)
             for worker in missing:
                 if worker.channel in ready:
                     found[worker.rank] = self._first_message(worker, kind, doing)
