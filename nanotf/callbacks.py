@@ -70,8 +70,7 @@ class ParentCallbacks:
         users = [c for c in self.list.callbacks if not isinstance(c, own)]
         self.look_at_model = bool(users) or steps is None
         self.waits = self._hooks_of(users) | {"on_epoch_end", "on_train_end"}
-        self.events = self._hooks_of(self.list.callbacks) - self.waits | {"on_epoch_begin"}
-        self.events -= self.waits
+        self.events = (self._hooks_of(self.list.callbacks) | {"on_epoch_begin"}) - self.waits
 
     @staticmethod
     def _hooks_of(callbacks: Iterable[Any]) -> frozenset[str]:

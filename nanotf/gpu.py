@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nanotf import jobs
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
-from nanotf.jobs import HOOKS
 from nanotf.shipping import models, pickling
 
 
@@ -62,12 +62,9 @@ def fit(
     return model.history
 
 
-def _variables(model: Any) -> list[Any]:
-    return keras_names.model_variables(model) + keras_names.optimizer_variables(model.optimizer)
-
-
 def _copy_state(source: Any, target: Any) -> None:
-    for value, variable in zip(_variables(source), _variables(target), strict=True):
+    values, variables = map(keras_names.training_variables, (source, target))
+    for value, variable in zip(values, variables, strict=True):
         variable.assign(value.numpy())
 
 
@@ -76,10 +73,7 @@ def _relay(model: Any, replica: Any, callbacks: ParentCallbacks) -> Any:
 
     def hook_of(name: str) -> Any:
         def hook(_: Any, *arguments: Any, **named: Any) -> None:
-            values = [*arguments, *named.values()]
-            index = (
-                values.pop(0) if values and not isinstance(values[0], (dict, type(None))) else None
-            )
+            index, logs = jobs.index_and_logs(name, *arguments, **named)
             with_state = name in (
                 "on_train_begin",
                 "on_epoch_begin",
@@ -88,7 +82,7 @@ def _relay(model: Any, replica: Any, callbacks: ParentCallbacks) -> Any:
             )
             if with_state:
                 _copy_state(replica, model)
-            callbacks.call(name, index, values[0] if values else None)
+            callbacks.call(name, index, logs)
             if with_state:
                 _copy_state(model, replica)
             if model.stop_training:
@@ -96,6 +90,9 @@ def _relay(model: Any, replica: Any, callbacks: ParentCallbacks) -> Any:
 
         return hook
 
-    names = {"on_train_begin", *(callbacks.events | callbacks.waits)} & {"on_train_begin", *HOOKS}
+    names = {"on_train_begin", *(callbacks.events | callbacks.waits)} & {
+        "on_train_begin",
+        *jobs.HOOKS,
+    }
     body = {name: hook_of(name) for name in names}
     return type("Relay", (require_tensorflow().keras.callbacks.Callback,), body)()

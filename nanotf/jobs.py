@@ -19,6 +19,13 @@ PLAIN_HOOKS = ("on_test_begin", "on_test_end", "on_train_end")
 HOOKS = EPOCH_HOOKS + BATCH_HOOKS + PLAIN_HOOKS
 
 
+def index_and_logs(hook: str, *arguments: Any, **named: Any) -> tuple[int | None, Any]:
+    """The epoch or batch (None for a hook without one) and the logs (or None) of a hook's call."""
+    values = [*arguments, *named.values()]
+    index = values.pop(0) if hook in EPOCH_HOOKS + BATCH_HOOKS else None
+    return index, values[0] if values else None
+
+
 @dataclasses.dataclass(frozen=True)
 class KerasSettings:
     """Keras's global settings, which a worker takes over from the parent.

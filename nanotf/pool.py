@@ -201,8 +201,6 @@ class Pool:
         if self.owner != os.getpid():  # after a fork, the workers belong to the parent
             return
         self.usable = False
-        for worker in self.workers:
-            worker.stopping = True
         self.send(messages.Stop())
         deadline = time.monotonic() + STOP_SECONDS
         for worker in self.workers:

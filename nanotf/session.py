@@ -124,8 +124,7 @@ class _FitRun:
         type(self.model)._nanotf_may_be_empty = job.train.may_be_empty(size) or (
             job.validation is not None and job.validation.may_be_empty(size)
         )
-        variables = keras_names.model_variables(self.model)
-        variables += keras_names.optimizer_variables(self.model.optimizer)
+        variables = keras_names.training_variables(self.model)
         self.state = state.State(
             job.layout, self.blocks[job.state_block], variables, session.strategy
         )
@@ -159,13 +158,10 @@ class _FitRun:
         return reporter()
 
     def _hook(self, name: str) -> Any:
-        takes_index = name in jobs.EPOCH_HOOKS or name in jobs.BATCH_HOOKS
         waits = name in self.job.waits
 
         def hook(_: Any, *arguments: Any, **named: Any) -> None:
-            values = (*arguments, *named.values())
-            index = values[0] if takes_index else None
-            logs = values[1 if takes_index else 0] if len(values) > takes_index else None
+            index, logs = jobs.index_and_logs(name, *arguments, **named)
             if waits:
                 self._wait(name, index, _plain(logs))
             elif self.session.rank == 0 and self._is_due(name):

@@ -110,8 +110,7 @@ class _FitCall:
             recipe = models.recipe_of(model)
             models.check_can_be_rebuilt(model, recipe)
             self.recipe = pickling.dumps(recipe)
-        self.variables = keras_names.model_variables(model)
-        self.variables += keras_names.optimizer_variables(model.optimizer)
+        self.variables = keras_names.training_variables(model)
         self.layout = StateLayout.of(self.variables, size)
         self.turn = 0
 

@@ -32,7 +32,6 @@ class WorkerProcess:
     def __init__(self, placement: topology.Placement, key: bytes) -> None:
         self.rank = placement.rank
         self.cores = placement.cores
-        self.stopping = False  # set by the parent before it asks the worker to end
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [sys.executable, "-m", "nanotf.worker", str(theirs.fileno()), str(self.rank)]

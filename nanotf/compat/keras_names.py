@@ -88,6 +88,11 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     return variables
 
 
+def training_variables(model: Any) -> list[Any]:
+    """All that a `fit` changes in a model and its optimizer, metrics apart, in a fixed order."""
+    return model_variables(model) + optimizer_variables(model.optimizer)
+
+
 def build_optimizer(model: Any) -> None:
     """Creates the optimizer's slots for the model's trainable variables, if missing."""
     optimizer = model.optimizer
