@@ -90,9 +90,6 @@ def _relay(model: Any, replica: Any, callbacks: ParentCallbacks) -> Any:
 
         return hook
 
-    names = {"on_train_begin", *(callbacks.events | callbacks.waits)} & {
-        "on_train_begin",
-        *jobs.HOOKS,
-    }
+    names = {"on_train_begin", *callbacks.events, *callbacks.waits}
     body = {name: hook_of(name) for name in names}
     return type("Relay", (require_tensorflow().keras.callbacks.Callback,), body)()

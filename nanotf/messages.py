@@ -159,22 +159,19 @@ class Proceed(Message):
         job: int.
         stop: bool, whether `model.stop_training` was set.
         reload: bool, whether the parent changed variables; they stand in the state block.
-        cancel: bool, whether the job ends here, unfinished, without an error of the worker's.
     """
 
     job: int
     stop: bool = False
     reload: bool = False
-    cancel: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class JobDone(Message):
-    """Worker -> parent: the job ended; `result` is picklable."""
+    """Worker -> parent: the job ended."""
 
     job: int
     rank: int
-    result: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +184,6 @@ class JobFailed(Message):
         summary: str, the exception in one line.
         traceback: str.
         exception: bytes, the pickled exception; empty when it cannot be pickled.
-        usable: bool, whether the worker can take the next job.
     """
 
     job: int
@@ -195,7 +191,6 @@ class JobFailed(Message):
     summary: str
     traceback: str
     exception: bytes = b""
-    usable: bool = False
 
 
 # ---------------------------------------------------- batches that the parent hands out

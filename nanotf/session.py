@@ -27,10 +27,6 @@ MODELS_KEPT = 2
 PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
 
 
-class JobCancelled(Exception):
-    """The parent ended the job; nobody waits for its result."""
-
-
 class Session:
     """What a worker keeps between jobs: its strategy, and the models that it has built.
 
@@ -60,8 +56,6 @@ class Session:
             job = pickling.loads(message.body)
             _FitRun(self, inbox, message.job, job, blocks).run()
             answer: messages.Message = messages.JobDone(message.job, self.rank)
-        except JobCancelled:
-            answer = messages.JobDone(message.job, self.rank)
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
         self.channel.send(answer)
@@ -201,8 +195,6 @@ class _FitRun:
             )
         )
         answer = self.inbox.answer()
-        if answer.cancel:
-            raise JobCancelled
         if answer.reload:
             self.state.load(self.turn)
         if answer.stop:
