@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from nanotf.optimizer_shards import OptimizerShards
 from nanotf.shipping.state import StateLayout
 
 # Keras's callback hooks, in the words of `tf.keras.callbacks.Callback`.
@@ -57,6 +58,7 @@ class FitJob:
         validation_freq: int or list of int, as `fit` takes it.
         layout: `StateLayout` of the model's variables, then the optimizer's.
         state_block: int, which of the job's blocks holds the state.
+        shards: `OptimizerShards`, or None where each worker makes the whole update.
         events: frozenset of str, hooks that rank 0 reports.
         waits: frozenset of str, hooks at which all ranks wait for the parent's answer.
         seed: int, of the job's random numbers.
@@ -74,6 +76,7 @@ class FitJob:
     validation_freq: Any
     layout: StateLayout
     state_block: int
+    shards: OptimizerShards | None
     events: frozenset[str]
     waits: frozenset[str]
     seed: int

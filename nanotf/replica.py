@@ -19,6 +19,7 @@ class ReplicaMixin:
 
     # All are set on the class that `become_replica` makes, one for each model.
     _nanotf_share: keras_names.LossShare
+    _nanotf_update: Any
     _nanotf_may_be_empty: bool
     _nanotf_metrics_result: Any
 
@@ -71,12 +72,19 @@ def _variables_of_this_rank(model: Any) -> list[Any]:
     return [v for v in variables if v.synchronization == tf.VariableSynchronization.ON_READ]
 
 
-def become_replica(model: Any, share: keras_names.LossShare) -> None:
-    """Turns a model into one whose steps take `(data, share)`; it stays the same object."""
+def become_replica(model: Any, share: keras_names.LossShare, update: Any = None) -> None:
+    """Turns a model into one whose steps take `(data, share)`; it stays the same object.
+
+    Args:
+        model: a Keras model, in a worker.
+        share: `LossShare`.
+        update: `optimizer_shards.ShardedUpdate`, or None where each worker updates everything.
+    """
     cls = type(model)
     body = {
         "__module__": cls.__module__,
         "_nanotf_share": share,
+        "_nanotf_update": update,
         "_nanotf_may_be_empty": True,
         "_nanotf_metrics_result": None,
     }

@@ -19,6 +19,7 @@ from nanotf import jobs, messages, replica
 from nanotf.channel import Channel
 from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_names
+from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate
 from nanotf.shipping import models, pickling, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.strategy import Turns, WorkerStrategy, mark_as_share
@@ -60,21 +61,28 @@ class Session:
             answer = _failure(message.job, self.rank, error)
         self.channel.send(answer)
 
-    def model(self, recipe: bytes, seed: int, specs: Any) -> Any:
+    def model(
+        self, recipe: bytes, seed: int, specs: Any, shards: OptimizerShards | None = None
+    ) -> Any:
         """The model of a recipe, built now or by an earlier job, with metrics and optimizer.
 
         TensorFlow's own seed is set only when a model is built, since setting it makes
         TensorFlow forget every function that it has prepared, which takes seconds.
         """
-        key = hashlib.sha256(recipe).digest()
+        key = hashlib.sha256(recipe + repr(shards).encode()).digest()
         if key not in self._models:
             tf.random.set_seed(_sequence(seed, self.rank)[0])
             with self.strategy.known_values():
                 model = models.rebuild(pickling.loads(recipe))
+                update = None
+                if shards is not None:
+                    trainable = model.trainable_variables
+                    update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
                 keras_names.build_for_training(model, specs)
                 keras_names.weigh_output_losses(model, self.share)
-                keras_names.sum_gradients_first(model.optimizer)
-            replica.become_replica(model, self.share)
+                if update is None:
+                    keras_names.sum_gradients_first(model.optimizer)
+            replica.become_replica(model, self.share, update)
             self._models[key] = model
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
@@ -113,15 +121,12 @@ class _FitRun:
         tf.keras.backend.set_floatx(job.settings.floatx)
         tf.keras.backend.set_image_data_format(job.settings.image_data_format)
         _seed(job.seed, session.rank)
-        self.model = session.model(job.recipe, job.seed, job.specs)
+        self.model = session.model(job.recipe, job.seed, job.specs, job.shards)
         size = session.strategy.size
         type(self.model)._nanotf_may_be_empty = job.train.may_be_empty(size) or (
             job.validation is not None and job.validation.may_be_empty(size)
         )
-        variables = keras_names.training_variables(self.model)
-        self.state = state.State(
-            job.layout, self.blocks[job.state_block], variables, session.strategy
-        )
+        self.state = _state(self.model, job, self.blocks[job.state_block], session.strategy)
         self.state.load(self.turn)
         self.model.fit(
             self._dataset(job.train, job.initial_epoch),
@@ -199,6 +204,15 @@ class _FitRun:
             self.state.load(self.turn)
         if answer.stop:
             self.model.stop_training = True
+
+
+def _state(model: Any, job: jobs.FitJob, block: Block, strategy: WorkerStrategy) -> state.State:
+    """The state of a worker's model: variables that it has as a whole, and parts of others."""
+    update = model._nanotf_update
+    parts = [] if update is None else [state.Part(*part) for part in update.variables()]
+    partial = {id(part.variable) for part in parts}
+    variables = [v for v in keras_names.training_variables(model) if id(v) not in partial]
+    return state.State(job.layout, block, variables, strategy, parts)
 
 
 def _plain(logs: Any) -> messages.Logs | None:

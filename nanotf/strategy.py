@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from nanotf.collectives import launcher
+from nanotf.collectives import engine, launcher
 from nanotf.compat import distribute
 
 
@@ -111,13 +111,27 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         if group is not None:
             extended.group = group
             distribute.set_rank(extended, rank, size)
-            keys = launcher.Keys()
+            self._keys = keys = launcher.Keys()
             distribute.use_launcher(
                 extended, size, lambda device: launcher.ShmLauncher(group, keys, device)
             )
         tf.distribute.Strategy.__init__(self, extended)
         self.rank = rank
         self.size = size
+
+    # For `optimizer_shards`; transport "shm" alone.
+    def part_of(self, elements: int) -> tuple[int, int]:
+        """This rank's part of a vector: its first element, and the element after its last."""
+        return engine.part_of(self.rank, self.size, elements)
+
+    def reduce_scatter(self, tensors: Sequence[Any]) -> Any:
+        """Sums dense tensors, seen as one vector, over the ranks; returns this rank's part."""
+        return self.extended.group.reduce_scatter(tensors, self._keys.next())
+
+    def gather_parts(self, part: Any, likes: Sequence[Any]) -> list[Any]:
+        """Tensors of the shapes of `likes`, from the parts of all ranks."""
+        gathered: list[Any] = self.extended.group.gather_parts(part, likes, self._keys.next())
+        return gathered
 
     @contextlib.contextmanager
     def known_values(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from nanotf.errors import (
     WorkerError,
 )
 from nanotf.fit_data import FitArguments, FitData
+from nanotf.optimizer_shards import OptimizerShards
 from nanotf.pool import Pool
 from nanotf.shipping import inputs, models, pickling, streams
 from nanotf.shipping.blocks import Block
@@ -166,6 +167,7 @@ class _FitCall:
         self.writers: list[streams.StreamWriter] = []
         try:
             workers.send(self._message(blocks), blocks)
+            self.state.reserve(self.turn + 1)
             for block in blocks:
                 block.close_fd()
             self.writers = [self._writer(i, d) for i, d in enumerate(self.data.datasets)]
@@ -205,11 +207,17 @@ class _FitCall:
             validation_freq=a.validation_freq,
             layout=self.layout,
             state_block=STATE_BLOCK,
+            shards=self._shards(),
             events=self.callbacks.events,
             waits=self.callbacks.waits,
             seed=self.seed,
         )
         return messages.Job(self.number, pickling.dumps(job), tuple(b.nbytes for b in blocks))
+
+    def _shards(self) -> OptimizerShards | None:
+        if self.workers.transport != "shm":
+            return None  # TensorFlow's own collectives know no reduce-scatter of this kind
+        return OptimizerShards.of(self.model, self.variables)
 
     def _writer(self, stream: int, dataset: Any) -> streams.StreamWriter:
         def send(message: messages.Message, block: Block | None) -> None:

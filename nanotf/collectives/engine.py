@@ -41,6 +41,14 @@ class Engine(abc.ABC):
         """Reduces arrays of one dtype as if they were one; returns new arrays."""
 
     @abc.abstractmethod
+    def reduce_scatter(self, arrays: Sequence[Array], key: int) -> Array:
+        """Sums arrays of one dtype, seen as one vector; returns this rank's part of it."""
+
+    @abc.abstractmethod
+    def gather_parts(self, part: Array, likes: Sequence[Array], key: int) -> list[Array]:
+        """The way back: arrays of the shapes of `likes`, from the parts of all ranks."""
+
+    @abc.abstractmethod
     def all_gather(self, array: Array, key: int) -> Array:
         """Concatenates the ranks' arrays along axis 0; only that dimension may differ."""
 
@@ -59,6 +67,21 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Leaves the group; ranks that still wait for this one raise. May be called twice."""
+
+
+def part_of(rank: int, size: int, elements: int) -> tuple[int, int]:
+    """The part of a vector that a rank gets in a reduce-scatter.
+
+    Args:
+        rank: int.
+        size: int, number of ranks.
+        elements: int, of the vector.
+
+    Returns:
+        A tuple of the first element and the element after the last.
+    """
+    each = -(-elements // size)
+    return min(rank * each, elements), min((rank + 1) * each, elements)
 
 
 def check_key(key: int) -> int:
@@ -93,6 +116,16 @@ def check_reducible(dtypes: Sequence[str]) -> None:
         raise InvalidArgumentTypeError(
             f"all_reduce needs tensors of one dtype out of {REDUCIBLE}. "
             f"Received: {', '.join(sorted(set(dtypes)))}. Cast first, or make one call per dtype."
+        )
+
+
+def check_parts(part: Array, likes: Sequence[Array], rank: int, size: int) -> None:
+    """Raises `InvalidArgumentError` unless `part` is the rank's part of arrays like `likes`."""
+    begin, end = part_of(rank, size, sum(like.size for like in likes))
+    if part.shape != (end - begin,) or any(like.dtype != part.dtype for like in likes):
+        raise InvalidArgumentError(
+            f"gather_parts needs a part of {end - begin} elements, of the dtype of the whole. "
+            f"Received: {part.dtype.name}{list(part.shape)}."
         )
 
 

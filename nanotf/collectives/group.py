@@ -17,6 +17,7 @@ from nanotf.collectives.engine import (
     check_reducible,
     check_reduction,
     check_rows,
+    part_of,
 )
 from nanotf.collectives.native_engine import NativeEngine
 from nanotf.collectives.native_library import OPS_LIBRARY
@@ -143,6 +144,62 @@ class Group:
             [tensor.dtype for tensor in tensors],
         )
         return _with_shapes(results, [tensor.shape for tensor in tensors])
+
+    def reduce_scatter(self, tensors: Sequence[Tensor], key: int) -> Tensor:
+        """Sums tensors over all ranks, and gives each rank its part of the sum.
+
+        Args:
+            tensors: of one dtype (see `all_reduce`), of the same shapes on all ranks, known when
+                a function is traced. They are seen as one vector, flattened in order.
+            key: int, see the class.
+
+        Returns:
+            Tensor of one dimension, the elements of this rank (`engine.part_of`).
+        """
+        key = check_key(key)
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        check_reducible([tensor.dtype.name for tensor in tensors])
+        begin, end = part_of(
+            self.rank, self.size, sum(tensor.shape.num_elements() for tensor in tensors)
+        )
+        if self._native:
+            with _translated():
+                part = _ops().nanotf_reduce_scatter(
+                    tensors=tensors, group=self._handle, key=key, length=end - begin
+                )
+                return tf.ensure_shape(part, [end - begin])
+        results = self._in_python(
+            lambda *arrays: [self._engine.reduce_scatter(arrays, key)],
+            tensors,
+            [tensors[0].dtype],
+        )
+        return _with_shapes(results, [tf.TensorShape([end - begin])])[0]
+
+    def gather_parts(self, part: Tensor, likes: Sequence[Tensor], key: int) -> list[Tensor]:
+        """The way back from `reduce_scatter`: every rank gives its part, and gets all.
+
+        Args:
+            part: tensor of one dimension.
+            likes: tensors that give the shapes, and may give their memory.
+            key: int, see the class.
+
+        Returns:
+            list of tensors.
+        """
+        key = check_key(key)
+        part = tf.convert_to_tensor(part)
+        likes = [tf.convert_to_tensor(tensor) for tensor in likes]
+        if self._native:
+            with _translated():
+                return list(
+                    _ops().nanotf_gather_parts(part=part, like=likes, group=self._handle, key=key)
+                )
+        results = self._in_python(
+            lambda array, *arrays: self._engine.gather_parts(array, arrays, key),
+            [part, *likes],
+            [tensor.dtype for tensor in likes],
+        )
+        return _with_shapes(results, [tensor.shape for tensor in likes])
 
     def all_gather(self, tensor: Tensor, key: int) -> Tensor:
         """Concatenates the ranks' tensors along axis 0, in the order of ranks.

@@ -17,10 +17,12 @@ from nanotf.collectives.engine import (
     Array,
     Engine,
     check_key,
+    check_parts,
     check_reducible,
     check_reduction,
     check_rows,
     describe,
+    part_of,
 )
 from nanotf.collectives.spec import GroupSpec
 from nanotf.errors import CollectiveError
@@ -56,20 +58,47 @@ class NativeEngine(Engine):
         check_reducible([array.dtype.name for array in arrays])
         check_reduction(op)
         results = [np.empty_like(array) for array in arrays]
-        fragments = (native.Fragment * len(arrays))(
-            *[
-                native.Fragment(array.ctypes.data, result.ctypes.data, array.nbytes)
-                for array, result in zip(arrays, results, strict=True)
-            ]
-        )
         self._call(
             self._library.nanotf_all_reduce,
             key,
             describe(f"all_reduce({op})", arrays),
             native.TYPES[arrays[0].dtype.name],
             native.REDUCTIONS[op],
-            fragments,
+            _fragments(list(zip(arrays, results, strict=True))),
             len(arrays),
+        )
+        return results
+
+    def reduce_scatter(self, arrays: Sequence[Array], key: int) -> Array:
+        arrays = [np.asarray(array, order="C") for array in arrays]
+        check_reducible([array.dtype.name for array in arrays])
+        begin, end = part_of(self.rank, self.size, sum(array.size for array in arrays))
+        result = np.empty(end - begin, arrays[0].dtype)
+        self._call(
+            self._library.nanotf_reduce_scatter,
+            key,
+            describe("reduce_scatter", arrays),
+            native.TYPES[arrays[0].dtype.name],
+            _fragments([(array, None) for array in arrays]),
+            len(arrays),
+            result.ctypes.data,
+            result.nbytes,
+        )
+        return result
+
+    def gather_parts(self, part: Array, likes: Sequence[Array], key: int) -> list[Array]:
+        part = np.asarray(part, order="C")
+        check_parts(part, likes, self.rank, self.size)
+        results = [np.empty(like.shape, like.dtype) for like in likes]
+        self._call(
+            self._library.nanotf_gather_parts,
+            key,
+            describe("gather_parts", results),
+            part.ctypes.data,
+            part.nbytes,
+            part.dtype.itemsize,
+            _fragments([(None, result) for result in results]),
+            len(results),
         )
         return results
 
@@ -126,6 +155,18 @@ class NativeEngine(Engine):
         error = ctypes.create_string_buffer(native.ERROR_BYTES)
         if function(self.handle, call, *arguments, error):
             raise CollectiveError(_text(error))
+
+
+def _fragments(pairs: Sequence[tuple[Array | None, Array | None]]) -> Any:
+    """The C array for pairs of what is read and what is written, either of which may be None."""
+
+    def fragment(source: Array | None, target: Array | None) -> native.Fragment:
+        known = source if source is not None else target
+        assert known is not None
+        addresses = [None if array is None else array.ctypes.data for array in (source, target)]
+        return native.Fragment(*addresses, known.nbytes)
+
+    return (native.Fragment * len(pairs))(*[fragment(*pair) for pair in pairs])
 
 
 def _text(error: ctypes.Array[ctypes.c_char]) -> str:

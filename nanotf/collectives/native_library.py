@@ -76,6 +76,23 @@ def load() -> ctypes.CDLL:
                 error,
             ],
         ),
+        "reduce_scatter": (
+            ctypes.c_int,
+            [
+                handle,
+                call,
+                ctypes.c_int,
+                ctypes.POINTER(Fragment),
+                handle,
+                address,
+                size,
+                error,
+            ],
+        ),
+        "gather_parts": (
+            ctypes.c_int,
+            [handle, call, address, size, size, ctypes.POINTER(Fragment), handle, error],
+        ),
         "all_gather": (
             ctypes.c_int,
             [handle, call, address, size, size, Allocate, address, error],

@@ -18,10 +18,12 @@ from nanotf.collectives.engine import (
     Array,
     Engine,
     check_key,
+    check_parts,
     check_reducible,
     check_reduction,
     check_rows,
     describe,
+    part_of,
 )
 from nanotf.collectives.shared_view import SharedView
 from nanotf.collectives.spec import GroupSpec
@@ -75,6 +77,19 @@ class PythonEngine(Engine):
         ends = np.cumsum([array.size for array in arrays])[:-1]
         parts = np.split(result, ends)
         return [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)]
+
+    def reduce_scatter(self, arrays: Sequence[Array], key: int) -> Array:
+        # The same traffic as an all-reduce; the protocol in Python is not worth a second one.
+        flat = np.concatenate([array.reshape(-1) for array in self.all_reduce(arrays, key)])
+        begin, end = part_of(self.rank, self.size, flat.size)
+        return flat[begin:end]
+
+    def gather_parts(self, part: Array, likes: Sequence[Array], key: int) -> list[Array]:
+        check_parts(part, likes, self.rank, self.size)
+        flat = self.all_gather(part, key)
+        ends = np.cumsum([like.size for like in likes])[:-1]
+        pieces = np.split(flat, ends)
+        return [piece.reshape(like.shape) for piece, like in zip(pieces, likes, strict=True)]
 
     def all_gather(self, array: Array, key: int) -> Array:
         array = np.asarray(array, order="C")

@@ -165,9 +165,9 @@ def create_group(
     implementation = _choose(implementation)
     if chunk_bytes is None:
         chunk_bytes = _CHUNK_BYTES[implementation]
-    if chunk_bytes < layout.LINE or chunk_bytes % layout.LINE:
+    if chunk_bytes < layout.LINE * size or chunk_bytes % layout.LINE:
         raise InvalidArgumentError(
-            f"chunk_bytes must be a positive multiple of {layout.LINE}. "
+            f"chunk_bytes must be a multiple of {layout.LINE}, at least one for each rank. "
             f"Received: chunk_bytes={chunk_bytes}. Leave it out for the measured default."
         )
     if spin_seconds is None:

@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
@@ -86,6 +87,42 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     if not is_keras_3() and hasattr(rate, "assign") and not any(rate is v for v in variables):
         variables.append(rate)
     return variables
+
+
+def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
+    """The optimizer's lists of slots, by attribute: one slot for each variable it was built with.
+
+    Both generations keep each kind of slot in a list of its own, in the order of the variables;
+    they differ in the order of `optimizer.variables`.
+    """
+    own = {id(variable) for variable in optimizer_variables(optimizer)}
+    return {
+        name: list(value)
+        for name, value in vars(optimizer).items()
+        if isinstance(value, (list, tuple))
+        and name not in ("_variables", "_trainable_variables")
+        and len(value) > 0
+        and all(hasattr(v, "assign") and id(tf_variable(v)) in own for v in value)
+    }
+
+
+def make_variable(value: Any, name: str) -> Any:
+    """A trainable variable of the installed generation, which its optimizers accept."""
+    tf = require_tensorflow()
+    if is_keras_3():
+        return tf.keras.Variable(value, name=name)
+    return tf.Variable(value, name=name)
+
+
+def is_keras_object(value: Any) -> bool:
+    """Whether an object is of one of Keras's own classes."""
+    return type(value).__module__.split(".")[0] == keras_module_name()
+
+
+def is_keras_function(cls: type, name: str) -> bool:
+    """Whether a class has Keras's own method of that name."""
+    owner = next(c for c in cls.__mro__ if name in vars(c))
+    return owner.__module__.split(".")[0] == keras_module_name()
 
 
 def training_variables(model: Any) -> list[Any]:
@@ -193,6 +230,19 @@ def weigh_output_losses(model: Any, share: LossShare) -> None:
         metric.update_state = update_state
 
 
+def sum_over_workers(grads: Sequence[Any]) -> list[Any]:
+    """Sums gradients over the workers, in replica context; a None stays one."""
+    tf = require_tensorflow()
+    context = tf.distribute.get_replica_context()
+    present = [i for i, grad in enumerate(grads) if grad is not None]
+    result = list(grads)
+    if context is not None and present:
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, [grads[i] for i in present])
+        for i, grad in zip(present, summed, strict=True):
+            result[i] = grad
+    return result
+
+
 def sum_gradients_first(optimizer: Any) -> None:
     """Makes an optimizer of Keras 3 sum gradients over workers before it looks at them.
 
@@ -205,24 +255,48 @@ def sum_gradients_first(optimizer: Any) -> None:
     """
     if not is_keras_3() or optimizer is None:
         return
-    tf = require_tensorflow()
     stock = optimizer.apply
 
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
-        grads = list(grads)
-        context = tf.distribute.get_replica_context()
-        present = [i for i, grad in enumerate(grads) if grad is not None]
-        if context is not None and present:
-            summed = context.all_reduce(tf.distribute.ReduceOp.SUM, [grads[i] for i in present])
-            for i, grad in zip(present, summed, strict=True):
-                grads[i] = grad
-        return stock(grads, trainable_variables)
+        return stock(sum_over_workers(list(grads)), trainable_variables)
 
     optimizer.apply = apply
     while optimizer is not None:
         # They are summed already; the step itself shall not do it again.
         optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
         optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
+    """Makes an optimizer hand gradients to a function instead of summing and applying them.
+
+    Args:
+        optimizer: the model's optimizer, in a worker.
+        apply: function of `update` (the stock function, of lists of summed gradients and of
+            variables), the list of gradients and the list of variables.
+    """
+    if is_keras_3():
+        stock = optimizer.apply
+        optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
+
+        def apply_3(grads: Any, trainable_variables: Any = None) -> Any:
+            apply(stock, list(grads), list(trainable_variables))
+            return optimizer.iterations
+
+        optimizer.apply = apply_3
+        return
+    stock_gradients = optimizer.apply_gradients
+
+    def update(grads: Any, variables: Any) -> None:
+        pairs = zip(grads, variables, strict=True)
+        stock_gradients(list(pairs), skip_gradients_aggregation=True)
+
+    def apply_gradients(grads_and_vars: Any, *_: Any, **__: Any) -> Any:
+        grads, variables = zip(*grads_and_vars, strict=True)
+        apply(update, list(grads), list(variables))
+        return optimizer.iterations
+
+    optimizer.apply_gradients = apply_gradients
 
 
 def install_worker_overrides(share: LossShare) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import threading
 import weakref
 from typing import Any
 
@@ -75,6 +76,36 @@ class Block:
         view: np.ndarray[Any, Any]
         view = np.ndarray(shape, dtype=dtype, buffer=self._map, offset=offset)
         return view
+
+    def write(self, offset: int, array: np.ndarray[Any, Any]) -> None:
+        """Copies a contiguous array to byte `offset`, in the process that created the block.
+
+        The kernel need not clear the pages that it allocates for this, as it must when they are
+        touched through the mapping; that takes half the time.
+        """
+        data = memoryview(array.reshape(-1).view(np.uint8).data) if array.size else b""
+        done = 0
+        while done < len(data):
+            done += os.pwrite(self.fd, data[done:], offset + done)
+
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Allocates memory for a part of the block, in a thread of its own.
+
+        Pages that are allocated only when they are written make the first epoch's end slow.
+        """
+        if nbytes == 0 or not hasattr(os, "posix_fallocate"):
+            return
+        fd = os.dup(self.fd)
+
+        def allocate() -> None:
+            try:
+                os.posix_fallocate(fd, offset, nbytes)
+            except OSError:
+                pass  # no memory: whoever needs the pages will say so
+            finally:
+                os.close(fd)
+
+        threading.Thread(target=allocate, name="nanotf-reserve", daemon=True).start()
 
     def close_fd(self) -> None:
         """Closes the descriptor; the memory goes with the last view of it."""

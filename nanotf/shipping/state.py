@@ -2,7 +2,8 @@
 
     [ values, turn 0 | values, turn 1 | local values of rank 0 | ... | of rank N-1 ]
 
-A mirrored variable is equal on all ranks, so rank 0 alone writes it. A variable that is
+A mirrored variable is equal on all ranks; each rank writes an N-th of it. Where the update is
+divided (`optimizer_shards`), a rank writes the part that it has. A variable that is
 synchronised when it is read (metrics, moving averages of batch normalisation) differs between
 ranks: every rank writes its own value, and the parent combines them as the variable's
 aggregation says. The values exist twice and are written in turn, so that a worker that dies
@@ -17,11 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from nanotf.collectives.engine import part_of
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
+from nanotf.optimizer_shards import pieces_of
 from nanotf.shipping.arrays import ArrayRef, lay_out, numpy_dtype, view
 from nanotf.shipping.blocks import Block, aligned
 
+_WHOLE = 16384  # elements; what is smaller is written by one rank
 _REDUCTIONS = {"SUM": "sum", "MEAN": "mean", "ONLY_FIRST_REPLICA": "first", "NONE": "first"}
 
 
@@ -76,9 +80,10 @@ class StateLayout:
         """The block's size in bytes."""
         return 2 * self.values_nbytes + self.size * self.local_nbytes
 
-    def check(self, variables: Sequence[Any]) -> None:
-        """Raises `ModelError` unless `variables` are of the layout's shapes and dtypes."""
-        ours = [(e.value.shape, e.value.dtype) for e in self.variables]
+    def check(self, variables: Sequence[Any], places: Sequence[int]) -> None:
+        """Raises `ModelError` unless `variables` are those at `places`, by shapes and dtypes."""
+        entries = [self.variables[place] for place in places]
+        ours = [(e.value.shape, e.value.dtype) for e in entries]
         theirs = [
             (r.shape, r.dtype)
             for r in lay_out([_Spec(tuple(v.shape), numpy_dtype(v.dtype.name)) for v in variables])[
@@ -93,7 +98,7 @@ class StateLayout:
             raise ModelError(
                 "A worker's copy of the model must have the variables of the original. Received: "
                 f"{len(theirs)} variables instead of {len(ours)}; the first that differs is "
-                f"number {differing}, {[e.name for e in self.variables[differing:][:1]]}. "
+                f"number {differing}, {[e.name for e in entries[differing:][:1]]}. "
                 "Make the model's get_config() (or the arguments of its __init__) complete."
             )
 
@@ -113,30 +118,64 @@ def _is_local(variable: Any) -> bool:
     return bool(variable.synchronization == tf.VariableSynchronization.ON_READ)
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A variable that holds a part of others, seen as one vector.
+
+    Args:
+        variable: `tf.Variable` of one dimension.
+        places: tuple of int, the places in the layout of what it is a part of.
+        bounds: its first element in that vector, and the element after its last.
+        only: bool, whether no other variable of this process holds those elements.
+    """
+
+    variable: Any
+    places: tuple[int, ...]
+    bounds: tuple[int, int]
+    only: bool
+
+
 class State:
     """Variables on one side, the block on the other.
 
     Args:
         layout: `StateLayout`.
         block: `Block` of `layout.nbytes` bytes.
-        variables: sequence of `tf.Variable`, as the layout lists them.
+        variables: sequence of `tf.Variable`, as the layout lists them, without those that are
+            there in parts only.
         strategy: the `tf.distribute.Strategy` that the variables belong to, or None.
+        parts: sequence of `Part`.
     """
 
     def __init__(
-        self, layout: StateLayout, block: Block, variables: Sequence[Any], strategy: Any = None
+        self,
+        layout: StateLayout,
+        block: Block,
+        variables: Sequence[Any],
+        strategy: Any = None,
+        parts: Sequence[Part] = (),
     ) -> None:
-        layout.check(variables)
+        in_parts = {place for part in parts if part.only for place in part.places}
+        self.places = [i for i in range(len(layout.variables)) if i not in in_parts]
+        layout.check(variables, self.places)
         self.layout = layout
         self.block = block
         self.variables = list(variables)
+        self.parts = list(parts)
         if strategy is not None:
             # The plain variable that this process holds of a distributed one: reading and
             # assigning it takes a tenth of the time, and no collective.
             self.variables = [strategy.experimental_local_results(v)[0] for v in variables]
+            self.parts = [
+                dataclasses.replace(p, variable=strategy.experimental_local_results(p.variable)[0])
+                for p in parts
+            ]
+
+    def _start(self, turn: int) -> int:
+        return (turn % 2) * self.layout.values_nbytes
 
     def _values(self, turn: int) -> list[np.ndarray[Any, Any]]:
-        start = (turn % 2) * self.layout.values_nbytes
+        start = self._start(turn)
         return [view(self.block, _moved(e.value, start)) for e in self.layout.variables]
 
     def _locals(self, rank: int) -> list[np.ndarray[Any, Any] | None]:
@@ -148,22 +187,41 @@ class State:
 
     def load(self, turn: int) -> None:
         """Sets the variables from the block's values of `turn`."""
-        for variable, value in zip(self.variables, self._values(turn), strict=True):
-            variable.assign(value)
+        values = self._values(turn)
+        for place, variable in zip(self.places, self.variables, strict=True):
+            variable.assign(values[place])
+        for part in self.parts:
+            pieces = _pieces(part, values)
+            part.variable.assign(np.concatenate([piece for piece, _ in pieces]))
 
     def store(self, turn: int) -> None:
-        """Writes all variables to the block's values of `turn`."""
-        for variable, value in zip(self.variables, self._values(turn), strict=True):
-            value[...] = variable.numpy()
+        """Writes all variables to the block's values of `turn`, which no process uses yet."""
+        start = self._start(turn)
+        for place, variable in zip(self.places, self.variables, strict=True):
+            self.block.write(start + self.layout.variables[place].value.offset, _array(variable))
+
+    def reserve(self, turn: int) -> None:
+        """Makes sure that there is memory for the values of `turn`, so that writing is quick."""
+        self.block.reserve(self._start(turn), self.layout.values_nbytes)
 
     def store_rank(self, turn: int, rank: int) -> None:
-        """Writes what `rank` has to write: its local values, and as rank 0 all others."""
+        """Writes what `rank` has to write: its local values, and its part of all others."""
         values, locals_ = self._values(turn), self._locals(rank)
-        for variable, value, local in zip(self.variables, values, locals_, strict=True):
+        for place, variable in zip(self.places, self.variables, strict=True):
+            local = locals_[place]
             if local is not None:
-                local[...] = variable.numpy()
-            elif rank == 0:
-                value[...] = variable.numpy()
+                local[...] = _array(variable)
+            elif values[place].size < _WHOLE:
+                if place % self.layout.size == rank:
+                    values[place][...] = _array(variable)
+            else:
+                first, last = part_of(rank, self.layout.size, values[place].size)
+                values[place].reshape(-1)[first:last] = _array(variable).reshape(-1)[first:last]
+        for part in self.parts:
+            if part.only:
+                array = _array(part.variable)
+                for piece, inside in _pieces(part, values):
+                    piece[...] = array[inside]
 
     def combine(self, turn: int) -> None:
         """Completes the values of `turn` with the combined local values of all ranks."""
@@ -181,10 +239,38 @@ class State:
 
     def differs(self, turn: int) -> bool:
         """Whether any variable differs from the block's values of `turn`."""
+        values = self._values(turn)
         return any(
-            not np.array_equal(v.numpy(), value, equal_nan=value.dtype.kind == "f")
-            for v, value in zip(self.variables, self._values(turn), strict=True)
+            not np.array_equal(_bits(_array(variable)), _bits(values[place]))
+            for place, variable in zip(self.places, self.variables, strict=True)
         )
+
+
+def _array(variable: Any) -> np.ndarray[Any, Any]:
+    """The value of a variable, without a copy; to be let go before the variable changes."""
+    tensor = variable.read_value()
+    dtype = numpy_dtype(tensor.dtype.name)
+    if tensor.shape.num_elements() == 0:
+        return np.empty(tensor.shape, dtype)
+    array = np.frombuffer(tensor, np.uint8).view(dtype)
+    shaped: np.ndarray[Any, Any] = array.reshape(tensor.shape)
+    return shaped
+
+
+def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _pieces(
+    part: Part, values: Sequence[np.ndarray[Any, Any]]
+) -> list[tuple[np.ndarray[Any, Any], slice]]:
+    """The pieces of the values that a part consists of, and where each lies in the part."""
+    wholes = [values[place] for place in part.places]
+    pieces, at = [], 0
+    for index, first, last in pieces_of(part.bounds, [whole.shape for whole in wholes]):
+        pieces.append((wholes[index].reshape(-1)[first:last], slice(at, at + last - first)))
+        at += last - first
+    return pieces
 
 
 def _accumulator(dtype: np.dtype[Any]) -> Any:

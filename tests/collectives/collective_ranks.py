@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from collective_runner import make_engine, wait_for
 
+from nanotf.collectives.engine import part_of
 from nanotf.errors import CollectiveError
 
 try:  # comes with TensorFlow
@@ -123,6 +124,27 @@ def reduce_many(spec: Any, rank: int, fd: int) -> None:
             results = engine.all_reduce([values[rank] for values in inputs], 9)
             for result, values in zip(results, inputs, strict=True):
                 assert same(result, expected_reduction(values, "sum"))
+
+
+def scatter_and_gather(spec: Any, rank: int, fd: int) -> None:
+    """Every dtype; fewer elements than ranks, empty tensors, tensors across parts and chunks."""
+    many = [(3, 5), (0,), (), (CHUNK // 4 - 7,), (17, 0, 2), (3 * CHUNK // 4 + 1, 2), (1,)]
+    with engine_of(spec, rank, fd) as engine:
+        for dtype in REDUCIBLE:
+            for shapes in ([()], [(0,), (3,)], [(CHUNK,)], [(2, 7), (5 * CHUNK + 3,)], many):
+                inputs = [
+                    [sample(dtype, shape, 3 * i + r) for i, shape in enumerate(shapes)]
+                    for r in range(spec.size)
+                ]
+                sums = [
+                    expected_reduction(list(values), "sum") for values in zip(*inputs, strict=True)
+                ]
+                whole = np.concatenate([array.reshape(-1) for array in sums])
+                begin, end = part_of(rank, spec.size, whole.size)
+                part = engine.reduce_scatter(inputs[rank], 11)
+                assert same(part, whole[begin:end]), (dtype, shapes)
+                for found, array in zip(engine.gather_parts(part, sums, 12), sums, strict=True):
+                    assert same(found, array), (dtype, shapes)
 
 
 def gather_and_broadcast(spec: Any, rank: int, fd: int) -> None:

@@ -44,6 +44,9 @@ def _eager(group: Group) -> None:
             result = group.all_reduce(ones, 1)
             assert result.dtype == dtype and result.shape == ones.shape
             assert np.all(tf.cast(result, tf.float64).numpy() == ranks_sum)
+            part = group.reduce_scatter([ones, ones], 5)
+            back = group.gather_parts(part, [ones, ones], 6)
+            assert all(np.array_equal(b.numpy(), result.numpy()) for b in back)
             assert np.all(tf.cast(ones, tf.float64).numpy() == group.rank + 1), "input changed"
     assert group.all_reduce(tf.constant(group.rank), 1, "max").numpy() == group.size - 1
     assert group.all_reduce(tf.constant(float(group.rank)), 1, "min").numpy() == 0.0
@@ -61,6 +64,19 @@ def _eager(group: Group) -> None:
 
 
 def _in_function(group: Group) -> None:
+    @tf.function
+    def there_and_back(x: Any) -> Any:
+        given = [x * 2.0, x[0]]
+        part = group.reduce_scatter(given, 17)
+        back = group.gather_parts(part * 3.0, given, 18)
+        assert part.shape.is_fully_defined() and back[0].shape == x.shape, "static shapes"
+        return back
+
+    for repeat in range(3):
+        doubled, row = there_and_back(tf.ones([2, 3]) * float(group.rank + repeat))
+        total = 3 * sum(r + repeat for r in range(group.size))
+        assert np.all(doubled.numpy() == 2.0 * total) and np.all(row.numpy() == total)
+
     @tf.function
     def step(x: Any) -> Any:
         total = group.all_reduce(x, 11)

@@ -70,6 +70,13 @@ def test_all_reduce_of_many_tensors(implementation, size):
 
 
 @BOTH
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_reduce_scatter_and_back(implementation, size):
+    with group(size, implementation) as owner:
+        values(run_ranks(owner, ranks.scatter_and_gather))
+
+
+@BOTH
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_gather_and_broadcast(implementation, size):
     with group(size, implementation) as owner:
@@ -216,7 +223,7 @@ def test_the_memory_is_private_and_has_no_name():
         ({"size": 0}, "size must be 1 to 1024. Received: size=0"),
         ({"size": 2, "deadline": 0}, "deadline must be positive. Received: deadline=0"),
         ({"size": 2, "implementation": "gpu"}, "Received: implementation='gpu'"),
-        ({"size": 2, "chunk_bytes": 100}, "multiple of 64. Received: chunk_bytes=100"),
+        ({"size": 2, "chunk_bytes": 100}, "multiple of 64, .*Received: chunk_bytes=100"),
     ],
 )
 def test_wrong_arguments(options, text):

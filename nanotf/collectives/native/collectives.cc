@@ -177,6 +177,31 @@ void ReduceTwoStep(Group& group, Call& call, const Stream& stream, NanotfType ty
   copy_results(rounds - 1);
 }
 
+uint64_t ElementBytes(NanotfType type) {
+  switch (type) {
+    case kNanotfFloat64:
+    case kNanotfInt64:
+      return 8;
+    case kNanotfFloat16:
+    case kNanotfBfloat16:
+      return 2;
+    default:
+      return 4;
+  }
+}
+
+// The bytes of a rank's part, of `total` bytes in elements of `element` bytes.
+Chunk PartOf(int rank, int size, uint64_t total, uint64_t element) {
+  const uint64_t elements = total / element;
+  return ChunkOf(rank, (elements + size - 1) / size * element, total);
+}
+
+void CheckPart(const Chunk& part, uint64_t given) {
+  if (part.bytes() == given) return;
+  throw Failure{"a rank's part must be of its size. Received: " + std::to_string(given) +
+                " bytes instead of " + std::to_string(part.bytes()) + "."};
+}
+
 }  // namespace
 
 void AllReduce(Group& group, const NanotfCall& what, NanotfType type, NanotfReduction reduction,
@@ -190,6 +215,88 @@ void AllReduce(Group& group, const NanotfCall& what, NanotfType type, NanotfRedu
   } else {
     ReduceSymmetric(group, call, stream, type, reduction);
   }
+}
+
+// In round j every rank reads the j-th piece of its own part from all others, so that all reduce
+// equally much at any time.
+void ReduceScatter(Group& group, const NanotfCall& what, NanotfType type,
+                   const NanotfFragment* fragments, int64_t count, void* out, uint64_t out_bytes) {
+  const Stream stream(fragments, count);
+  const IeeeArithmetic arithmetic;
+  const int size = group.size();
+  const uint64_t element = ElementBytes(type);
+  const uint64_t piece = group.config().chunk_bytes / size / kLine * kLine;
+  auto part = [&](int rank) { return PartOf(rank, size, stream.bytes(), element); };
+  auto piece_of = [&](int rank, uint64_t round) {
+    const Chunk whole = part(rank);
+    const Chunk found = ChunkOf(round, piece, whole.bytes());
+    return Chunk{whole.begin + found.begin, whole.begin + found.end};
+  };
+  CheckPart(part(group.rank()), out_bytes);
+  std::vector<const void*> inputs(size);
+  const ReduceFunction reduce = BestReduce().function;
+  Call call(group, what);
+  const uint64_t rounds = Rounds(part(0).bytes(), piece);
+  RunRounds(
+      call, rounds,
+      [&](uint64_t round) {
+        for (int reader = 0; reader < size; ++reader) {
+          if (reader == group.rank()) continue;
+          const Chunk given = piece_of(reader, round);
+          char* buffer = call.input(group.rank(), round) + reader * piece;
+          stream.ForEach(given.begin, given.end,
+                         [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
+                           memcpy(buffer + at, static_cast<const char*>(f.in) + inside, n);
+                         });
+        }
+      },
+      [&] { return rounds; },
+      [&](uint64_t round) {
+        const Chunk own = piece_of(group.rank(), round);
+        char* target = static_cast<char*>(out) + (own.begin - part(group.rank()).begin);
+        stream.ForEach(own.begin, own.end,
+                       [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
+                         for (int rank = 0; rank < size; ++rank) {
+                           inputs[rank] = rank == group.rank()
+                                              ? static_cast<const char*>(f.in) + inside
+                                              : call.input(rank, round) + group.rank() * piece + at;
+                         }
+                         reduce(type, kNanotfSum, inputs.data(), size, target + at, n);
+                       });
+      });
+}
+
+void GatherParts(Group& group, const NanotfCall& what, const void* part, uint64_t part_bytes,
+                 uint64_t element_bytes, const NanotfFragment* fragments, int64_t count) {
+  const Stream stream(fragments, count);
+  const int size = group.size();
+  const uint64_t size_of_chunk = group.config().chunk_bytes;
+  auto part_of = [&](int rank) { return PartOf(rank, size, stream.bytes(), element_bytes); };
+  CheckPart(part_of(group.rank()), part_bytes);
+  Call call(group, what);
+  const uint64_t rounds = Rounds(part_of(0).bytes(), size_of_chunk);
+  RunRounds(
+      call, rounds,
+      [&](uint64_t round) {
+        const Chunk chunk = ChunkOf(round, size_of_chunk, part_bytes);
+        if (chunk.bytes() == 0) return;
+        memcpy(call.input(group.rank(), round), static_cast<const char*>(part) + chunk.begin,
+               chunk.bytes());
+      },
+      [&] { return rounds; },
+      [&](uint64_t round) {
+        for (int rank = 0; rank < size; ++rank) {
+          const Chunk whole = part_of(rank);
+          const Chunk chunk = ChunkOf(round, size_of_chunk, whole.bytes());
+          const char* source = rank == group.rank()
+                                   ? static_cast<const char*>(part) + chunk.begin
+                                   : call.input(rank, round);
+          stream.ForEach(whole.begin + chunk.begin, whole.begin + chunk.end,
+                         [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
+                           memcpy(static_cast<char*>(f.out) + inside, source + at, n);
+                         });
+        }
+      });
 }
 
 void AllGather(Group& group, const NanotfCall& what, const void* in, uint64_t rows,

@@ -10,6 +10,11 @@ namespace nanotf {
 // All throw Failure.
 void AllReduce(Group& group, const NanotfCall& what, NanotfType type, NanotfReduction reduction,
                const NanotfFragment* fragments, int64_t count);
+// Writes this rank's part of the sum to `out`: see nanotf_reduce_scatter.
+void ReduceScatter(Group& group, const NanotfCall& what, NanotfType type,
+                   const NanotfFragment* fragments, int64_t count, void* out, uint64_t out_bytes);
+void GatherParts(Group& group, const NanotfCall& what, const void* part, uint64_t part_bytes,
+                 uint64_t element_bytes, const NanotfFragment* fragments, int64_t count);
 void AllGather(Group& group, const NanotfCall& what, const void* in, uint64_t rows,
                uint64_t row_bytes, NanotfAllocate allocate, void* context);
 void Broadcast(Group& group, const NanotfCall& what, int root, const void* in, void* out,

@@ -1,5 +1,5 @@
-// TensorFlow's ops over the collectives of shm.h: NanotfAllReduce, NanotfAllGather,
-// NanotfBroadcast, NanotfBarrier.
+// TensorFlow's ops over the collectives of shm.h: NanotfAllReduce, NanotfReduceScatter,
+// NanotfGatherParts, NanotfAllGather, NanotfBroadcast, NanotfBarrier.
 //
 // They are stateful: TensorFlow then neither drops, merges nor pre-computes them, and keeps them
 // in the order in which tf.function traced them. Kernels block the thread that runs them.
@@ -118,6 +118,7 @@ struct Attributes {
   int64_t group = 0;
   int64_t key = 0;
   int64_t root = 0;
+  int64_t length = 0;
   NanotfReduction reduction = kNanotfSum;
 };
 
@@ -125,7 +126,9 @@ std::string ReductionName(NanotfReduction reduction) {
   return reduction == kNanotfSum ? "sum" : reduction == kNanotfMin ? "min" : "max";
 }
 
-template <bool kRoot, bool kReduction>
+enum Extra { kNoExtra, kRoot, kLength, kReduction };
+
+template <Extra kExtra>
 void* CreateKernel(TF_OpKernelConstruction* construction) {
   auto* attributes = new Attributes;
   const Status status = NewStatus();
@@ -134,8 +137,9 @@ void* CreateKernel(TF_OpKernelConstruction* construction) {
   };
   get("group", &attributes->group);
   get("key", &attributes->key);
-  if (kRoot) get("root", &attributes->root);
-  if (kReduction && Ok(status)) {
+  if (kExtra == kRoot) get("root", &attributes->root);
+  if (kExtra == kLength) get("length", &attributes->length);
+  if (kExtra == kReduction && Ok(status)) {
     char name[8] = {};
     tf().OpKernelConstruction_GetAttrString(construction, "reduction", name, 3, status.get());
     attributes->reduction = strcmp(name, "min") == 0   ? kNanotfMin
@@ -174,10 +178,10 @@ class Execution {
     return Tensor(tf().AllocateOutput(context_, index, tf().TensorType(like.get()), dims.data(),
                                       static_cast<int>(dims.size()), elements, status_.get()));
   }
-  // The input's own memory when nobody else needs it, else new memory.
-  Tensor OutputInPlace(int index, const std::vector<int64_t>& dims) {
+  // The memory of an input of the same type when nobody else needs it, else new memory.
+  Tensor OutputInPlace(int input, int index, const std::vector<int64_t>& dims) {
     int forwarded = -1;
-    return Tensor(tf().ForwardInputOrAllocateOutput(context_, &index, 1, index, dims.data(),
+    return Tensor(tf().ForwardInputOrAllocateOutput(context_, &input, 1, index, dims.data(),
                                                     static_cast<int>(dims.size()), &forwarded,
                                                     status_.get()));
   }
@@ -216,7 +220,7 @@ void ComputeAllReduce(void* kernel, TF_OpKernelContext* context) {
       const Tensor input = run.Input(i);
       dims = Dims(input.get());
     }
-    outputs[i] = run.OutputInPlace(i, dims);
+    outputs[i] = run.OutputInPlace(i, i, dims);
     if (!run.ok()) return;
     fragments[i].out = tf().TensorData(outputs[i].get());
   }
@@ -263,6 +267,63 @@ void ComputeAllGather(void* kernel, TF_OpKernelContext* context) {
                               row_bytes, AllocateGathered, &output, run.error()));
 }
 
+// Sums tensors over the ranks; this rank gets its part of them, seen as one vector.
+void ComputeReduceScatter(void* kernel, TF_OpKernelContext* context) {
+  const Attributes& attributes = *static_cast<Attributes*>(kernel);
+  Execution run(context);
+  Description description("reduce_scatter");
+  const int count = tf().NumInputs(context);
+  std::vector<Tensor> inputs;
+  std::vector<NanotfFragment> fragments(count);
+  int type = kNanotfFloat32;
+  for (int i = 0; i < count; ++i) {
+    inputs.push_back(run.Input(i));
+    if (!run.ok()) return;
+    const TypeInfo& info = InfoOf(tf().TensorType(inputs[i].get()));
+    type = info.reducible;
+    description.Add(info, Dims(inputs[i].get()), false);
+    fragments[i] = {tf().TensorData(inputs[i].get()), nullptr,
+                    tf().TensorByteSize(inputs[i].get())};
+  }
+  const Tensor part = run.Output(0, inputs[0], {attributes.length});
+  if (!run.ok()) return;
+  const NanotfCall call = description.Call(attributes.key);
+  run.Check(nanotf_reduce_scatter(attributes.group, &call, static_cast<NanotfType>(type),
+                                  fragments.data(), count, tf().TensorData(part.get()),
+                                  tf().TensorByteSize(part.get()), run.error()));
+}
+
+// The way back: tensors of the shapes of inputs 1 to N, from the ranks' parts (input 0).
+void ComputeGatherParts(void* kernel, TF_OpKernelContext* context) {
+  const Attributes& attributes = *static_cast<Attributes*>(kernel);
+  Execution run(context);
+  Description description("gather_parts");
+  const Tensor part = run.Input(0);
+  if (!run.ok()) return;
+  const TypeInfo& info = InfoOf(tf().TensorType(part.get()));
+  const int count = tf().NumInputs(context) - 1;
+  std::vector<Tensor> outputs;
+  std::vector<NanotfFragment> fragments(count);
+  for (int i = 0; i < count; ++i) {
+    std::vector<int64_t> dims;
+    {
+      // Let go at once: holding an input would prevent its memory from being taken over.
+      const Tensor like = run.Input(i + 1);
+      if (!run.ok()) return;
+      dims = Dims(like.get());
+    }
+    description.Add(info, dims, false);
+    outputs.push_back(run.OutputInPlace(i + 1, i, dims));
+    if (!run.ok()) return;
+    fragments[i] = {nullptr, tf().TensorData(outputs[i].get()),
+                    tf().TensorByteSize(outputs[i].get())};
+  }
+  const NanotfCall call = description.Call(attributes.key);
+  run.Check(nanotf_gather_parts(attributes.group, &call, tf().TensorData(part.get()),
+                                tf().TensorByteSize(part.get()), info.bytes, fragments.data(),
+                                count, run.error()));
+}
+
 void ComputeBroadcast(void* kernel, TF_OpKernelContext* context) {
   const Attributes& attributes = *static_cast<Attributes*>(kernel);
   Execution run(context);
@@ -281,7 +342,7 @@ void ComputeBroadcast(void* kernel, TF_OpKernelContext* context) {
     return;
   }
   input.reset();
-  const Tensor output = run.OutputInPlace(0, dims);
+  const Tensor output = run.OutputInPlace(0, 0, dims);
   if (!run.ok()) return;
   run.Check(nanotf_broadcast(attributes.group, &call, static_cast<int>(attributes.root), nullptr,
                              tf().TensorData(output.get()), bytes, run.error()));
@@ -335,12 +396,29 @@ void GatheredShape(TF_ShapeInferenceContext* context, TF_Status* status) {
   if (ok()) tf().ShapeInferenceContextSetOutput(context, 0, output.get(), status);
 }
 
+// The length is an attribute, which the C API cannot read here; group.py knows it.
+void SomeVector(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape shape(
+      tf().ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(int64_t{-1})));
+  tf().ShapeInferenceContextSetOutput(context, 0, shape.get(), status);
+}
+
+void ShapesAfterFirst(TF_ShapeInferenceContext* context, TF_Status* status) {
+  const Shape shape(tf().NewShapeHandle());
+  const int count = static_cast<int>(tf().ShapeInferenceContextNumInputs(context)) - 1;
+  for (int i = 0; i < count && tf().GetCode(status) == kTfOk; ++i) {
+    tf().ShapeInferenceContextGetInput(context, i + 1, shape.get(), status);
+    if (tf().GetCode(status) != kTfOk) return;
+    tf().ShapeInferenceContextSetOutput(context, i, shape.get(), status);
+  }
+}
+
 void NoShapes(TF_ShapeInferenceContext*, TF_Status*) {}
 
 struct OpDefinition {
   const char* name;
   std::vector<const char*> attributes;
-  const char* input;
+  std::vector<const char*> inputs;
   const char* output;
   TfShapeFunction shape;
   void* (*create)(TF_OpKernelConstruction*);
@@ -352,7 +430,7 @@ void Register(const OpDefinition& op, const Status& status) {
   tf().OpDefinitionBuilderAddAttr(builder, "group: int");
   tf().OpDefinitionBuilderAddAttr(builder, "key: int");
   for (const char* attribute : op.attributes) tf().OpDefinitionBuilderAddAttr(builder, attribute);
-  if (op.input != nullptr) tf().OpDefinitionBuilderAddInput(builder, op.input);
+  for (const char* input : op.inputs) tf().OpDefinitionBuilderAddInput(builder, input);
   if (op.output != nullptr) tf().OpDefinitionBuilderAddOutput(builder, op.output);
   tf().OpDefinitionBuilderSetIsStateful(builder, true);
   tf().OpDefinitionBuilderSetShapeInferenceFunction(builder, op.shape);
@@ -373,26 +451,40 @@ __attribute__((constructor)) void RegisterAll() {
   const OpDefinition ops[] = {
       {"NanotfAllReduce",
        {"N: int >= 1", kReducible, "reduction: {'sum', 'min', 'max'}"},
-       "tensors: N * T",
+       {"tensors: N * T"},
        "reduced: N * T",
        SameShapes,
-       CreateKernel<false, true>,
+       CreateKernel<kReduction>,
        ComputeAllReduce},
+      {"NanotfReduceScatter",
+       {"N: int >= 1", kReducible, "length: int"},
+       {"tensors: N * T"},
+       "part: T",
+       SomeVector,
+       CreateKernel<kLength>,
+       ComputeReduceScatter},
+      {"NanotfGatherParts",
+       {"N: int >= 1", kReducible},
+       {"part: T", "like: N * T"},
+       "tensors: N * T",
+       ShapesAfterFirst,
+       CreateKernel<kNoExtra>,
+       ComputeGatherParts},
       {"NanotfAllGather",
        {kMovable},
-       "tensor: T",
+       {"tensor: T"},
        "gathered: T",
        GatheredShape,
-       CreateKernel<false, false>,
+       CreateKernel<kNoExtra>,
        ComputeAllGather},
       {"NanotfBroadcast",
        {kMovable, "root: int"},
-       "tensor: T",
+       {"tensor: T"},
        "value: T",
        SameShapes,
-       CreateKernel<true, false>,
+       CreateKernel<kRoot>,
        ComputeBroadcast},
-      {"NanotfBarrier", {}, nullptr, nullptr, NoShapes, CreateKernel<false, false>, ComputeBarrier},
+      {"NanotfBarrier", {}, {}, nullptr, NoShapes, CreateKernel<kNoExtra>, ComputeBarrier},
   };
   for (const OpDefinition& op : ops) {
     const Status status = NewStatus();

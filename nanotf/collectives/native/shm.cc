@@ -106,6 +106,23 @@ int nanotf_all_reduce(int64_t handle, const NanotfCall* call, NanotfType type,
   });
 }
 
+int nanotf_reduce_scatter(int64_t handle, const NanotfCall* call, NanotfType type,
+                          const NanotfFragment* fragments, int64_t count, void* out,
+                          uint64_t out_bytes, char* error) {
+  return Guard(error, [&] {
+    nanotf::ReduceScatter(*Groups().Get(handle), *call, type, fragments, count, out, out_bytes);
+  });
+}
+
+int nanotf_gather_parts(int64_t handle, const NanotfCall* call, const void* part,
+                        uint64_t part_bytes, uint64_t element_bytes,
+                        const NanotfFragment* fragments, int64_t count, char* error) {
+  return Guard(error, [&] {
+    nanotf::GatherParts(*Groups().Get(handle), *call, part, part_bytes, element_bytes, fragments,
+                        count);
+  });
+}
+
 int nanotf_all_gather(int64_t handle, const NanotfCall* call, const void* in, uint64_t rows,
                       uint64_t row_bytes, NanotfAllocate allocate, void* context, char* error) {
   return Guard(error, [&] {

@@ -36,7 +36,7 @@ struct NanotfConfig {
   double deadline_seconds;   // how long one wait may take
 };
 
-// A tensor of an all-reduce; `in` and `out` may be the same.
+// A tensor of a collective; in an all-reduce `in` and `out` may be the same.
 struct NanotfFragment {
   const void* in;
   void* out;
@@ -60,6 +60,16 @@ NANOTF_EXPORT int nanotf_rank(int64_t handle);
 NANOTF_EXPORT int nanotf_all_reduce(int64_t handle, const NanotfCall* call, NanotfType type,
                                     NanotfReduction reduction, const NanotfFragment* fragments,
                                     int64_t count, char* error);
+// Sums tensors that are seen as one vector of E elements, and gives each rank a part of it: rank r
+// gets the elements from r * P on, where P is E / ranks rounded up, and P of them or as many as
+// there are. `out_bytes` is their size. Only `in` of the fragments is used.
+NANOTF_EXPORT int nanotf_reduce_scatter(int64_t handle, const NanotfCall* call, NanotfType type,
+                                        const NanotfFragment* fragments, int64_t count, void* out,
+                                        uint64_t out_bytes, char* error);
+// The way back: every rank gives its part, and gets all. Only `out` of the fragments is used.
+NANOTF_EXPORT int nanotf_gather_parts(int64_t handle, const NanotfCall* call, const void* part,
+                                      uint64_t part_bytes, uint64_t element_bytes,
+                                      const NanotfFragment* fragments, int64_t count, char* error);
 // Concatenates what the ranks give, in the order of ranks; `rows` may differ between them.
 NANOTF_EXPORT int nanotf_all_gather(int64_t handle, const NanotfCall* call, const void* in,
                                     uint64_t rows, uint64_t row_bytes, NanotfAllocate allocate,

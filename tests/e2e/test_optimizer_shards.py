@@ -1,0 +1,190 @@
+"""The optimizer's work, divided between two workers, gives what one process gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from parity import fit_both
+
+import nanotf
+from nanotf.compat import keras_names, versions
+from nanotf.keras import Model, Sequential
+from nanotf.optimizer_shards import OptimizerShards, pieces_of
+
+L = tf.keras.layers
+O = tf.keras.optimizers  # noqa: E741
+
+DIVIDED: dict[str, Callable[[], Any]] = {
+    "Adadelta": lambda: O.Adadelta(1.0),
+    "Adam": lambda: O.Adam(0.01),
+    "Adam amsgrad": lambda: O.Adam(0.01, amsgrad=True),
+    "AdamW": lambda: O.AdamW(0.01, weight_decay=0.1),
+    "Adamax": lambda: O.Adamax(0.01),
+    "Lion": lambda: O.Lion(0.001),
+    "RMSprop": lambda: O.RMSprop(0.01, momentum=0.5, centered=True),
+    "SGD nesterov": lambda: O.SGD(0.1, momentum=0.9, nesterov=True, clipvalue=0.01),
+    "schedule": lambda: O.Adam(O.schedules.CosineDecay(0.01, 20)),
+}
+WHOLE: dict[str, Callable[[], Any]] = {
+    "SGD": lambda: O.SGD(0.1),
+    "clipnorm": lambda: O.Adam(clipnorm=1.0),
+    "global_clipnorm": lambda: O.Adam(global_clipnorm=1.0),
+    "use_ema": lambda: O.Adam(use_ema=True),
+    "Adagrad": lambda: O.Adagrad(0.1),
+    "Nadam": lambda: O.Nadam(0.01),
+}
+ROWS = 50
+
+
+def data(inputs: int = 6) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(3)
+    return random.integers(0, 9, (ROWS, inputs)), random.normal(size=ROWS)
+
+
+def model_of(optimizer: Any, *, wrap: Callable[[Any], Any] = lambda layer: layer) -> Any:
+    """An embedding, whose gradients are sparse, and dense layers: 1,340 weights and 153."""
+    tf.keras.utils.set_random_seed(5)
+    model = Sequential(
+        [
+            L.Input((6,), dtype="int64"),
+            L.Embedding(9, 17),
+            L.Flatten(),
+            wrap(L.Dense(13, activation="tanh")),
+            L.Dense(1),
+        ]
+    )
+    model.compile(optimizer, "mse")
+    return model
+
+
+def shards_of(model: Any) -> OptimizerShards | None:
+    keras_names.build_optimizer(model)
+    return OptimizerShards.of(model, keras_names.training_variables(model))
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_divided(float64: None, name: str) -> None:
+    def make() -> Any:
+        return model_of(DIVIDED[name]())
+
+    shards = shards_of(make())
+    assert shards is not None and shards.divided == (1, 2, 3, 4) and not shards.refresh
+    x, y = data()
+    fit_both(make, x=x, y=y, batch_size=16)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_not_divided(name: str) -> None:
+    assert shards_of(model_of(WHOLE[name]())) is None
+
+
+def test_not_divided_for_a_reason_of_the_model() -> None:
+    constrained = Sequential([L.Input((60,)), L.Dense(60, kernel_constraint="non_neg"), L.Dense(1)])
+    constrained.compile("adam", "mse")
+    assert shards_of(constrained) is None
+
+    class OwnStep(Model):
+        def train_step(self, data: Any) -> Any:
+            return super().train_step(data)
+
+    inputs = L.Input((60,))
+    own = OwnStep(inputs, L.Dense(60)(inputs))
+    own.compile("adam", "mse")
+    assert shards_of(own) is None
+    small = Sequential([L.Input((3,)), L.Dense(1)])
+    small.compile("adam", "mse")
+    assert shards_of(small) is None
+
+
+@pytest.mark.skipif(
+    not hasattr(O, "legacy") or versions.is_keras_3(), reason="Keras 2 alone has legacy optimizers"
+)
+def test_not_divided_with_legacy_optimizers() -> None:
+    assert shards_of(model_of(O.legacy.Adam())) is None
+
+
+@pytest.mark.skipif(not versions.is_keras_3(), reason="Keras 2's layer fails in plain fit, too")
+def test_layers_that_assign_to_their_weights(float64: None) -> None:
+    def make() -> Any:
+        return model_of(O.Adam(0.01), wrap=L.SpectralNormalization)
+
+    assert shards_of(make()) is None, "what is left is small"
+    x, y = data()
+    fit_both(make, x=x, y=y, batch_size=16)
+
+
+class Normed(L.Layer):
+    """Keeps the rows of a dense layer's kernel at unit length, by assigning to it."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.units = units
+        self.dense = L.Dense(units)
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        kernel = self.dense.kernel
+        kernel.assign(tf.math.l2_normalize(tf.convert_to_tensor(kernel), axis=0))
+        return self.dense(x)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"units": self.units}
+
+
+def test_weights_that_something_else_changes_are_looked_at_before_each_update() -> None:
+    model = Sequential([L.Input((90,)), Normed(13), L.Dense(1)])
+    model.compile("adam", "mse")
+    shards = shards_of(model)
+    assert shards is not None and shards.refresh and len(shards.divided) == 4
+
+
+def test_weights_without_a_gradient_stay_as_they_are(float64: None) -> None:
+    """The second time their slots are not zero, and weight decay would change them."""
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(5)
+        inputs = L.Input((30,))
+        shared = L.Dense(40)(inputs)
+        a, b = L.Dense(1, name="a")(shared), L.Dense(5, name="b")(shared)
+        model = Model(inputs, [a, b])
+        optimizer = O.AdamW(0.01, weight_decay=0.1)
+        model.compile(optimizer, ["mse", "mse"])
+        x = np.ones((8, 30))
+        tf.keras.Model.fit(model, x, [np.ones((8, 1)), np.ones((8, 5))], verbose=0)
+        model.compile(optimizer, ["mse", None])
+        return model
+
+    random = np.random.default_rng(3)
+    x, y = random.normal(size=(ROWS, 30)), random.normal(size=(ROWS, 1))
+    assert shards_of(make()) is not None
+    model = make()
+    before = model.get_layer("b").get_weights()
+    fit_both(make, x=x, y=[y, np.zeros((ROWS, 5))], batch_size=16)
+    model.fit(x, [y, np.zeros((ROWS, 5))], batch_size=16, num_processes=2, verbose=0)
+    for ours, theirs in zip(model.get_layer("b").get_weights(), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_python_collectives(float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    nanotf.shutdown()
+    monkeypatch.setenv("NANOTF_NATIVE", "0")
+    x, y = data()
+    try:
+        fit_both(lambda: model_of(O.Adam(0.01)), x=x, y=y, batch_size=16)
+    finally:
+        nanotf.shutdown()
+
+
+def test_pieces_of_a_part() -> None:
+    shapes = [(2, 3), (0,), (), (4,)]
+    assert pieces_of((0, 11), shapes) == [(0, 0, 6), (2, 0, 1), (3, 0, 4)]
+    assert pieces_of((4, 8), shapes) == [(0, 4, 6), (2, 0, 1), (3, 0, 1)]
+    assert pieces_of((8, 11), shapes) == [(3, 1, 4)]
+    assert pieces_of((11, 11), shapes) == []
