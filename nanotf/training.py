@@ -13,7 +13,7 @@ import numpy as np
 
 from nanotf import gpu, jobs, messages, topology, warm
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import keras_names
+from nanotf.compat import keras_callbacks, keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
 from nanotf.errors import (
     ModelError,
@@ -112,7 +112,10 @@ class _FitCall:
             self.recipe = pickling.dumps(recipe)
         self.variables = keras_names.training_variables(model)
         self.layout = StateLayout.of(self.variables, size)
+        metrics = keras_names.metric_state(model)
+        self.metrics_layout = StateLayout.of(metrics, size)
         self.turn = 0
+        self.loaded = 0  # the turn that the user's model holds
 
     def _seed(self) -> int:
         """A seed that follows `set_random_seed`, without using up the user's random numbers.
@@ -156,11 +159,13 @@ class _FitCall:
         """Runs the job on a pool and brings its results home."""
         a = self.arguments
         self.workers = workers
-        blocks = [Block(self.layout.nbytes), *self.data.blocks()]
-        self.state = State(self.layout, blocks[STATE_BLOCK], self.variables)
         self.callbacks = ParentCallbacks(a.callbacks, self.model, a.verbose, a.epochs, self.steps)
         self.model.stop_training = False
         self.callbacks.list.on_train_begin()
+        blocks = [Block(self.layout.nbytes), *self.data.blocks(), Block(self.metrics_layout.nbytes)]
+        self.state = State(self.layout, blocks[STATE_BLOCK], self.variables)
+        metrics = keras_names.metric_state(self.model)
+        self.metrics = State(self.metrics_layout, blocks[-1], metrics)
         self.state.store(self.turn)
         self.number = workers.next_job()
         self.writers: list[streams.StreamWriter] = []
@@ -173,7 +178,7 @@ class _FitCall:
         except BaseException:
             # The workers are somewhere in a step; the next job needs them at rest.
             workers.kill()
-            if self.turn > 0:  # the model gets what the last completed epoch left
+            if self.turn != self.loaded:  # the model gets what the last completed epoch left
                 self.state.load(self.turn)
             raise
         finally:
@@ -192,6 +197,7 @@ class _FitCall:
         steps = a.steps_per_epoch
         if steps is None and isinstance(self.data.train, inputs.ArrayInput):
             steps = self.data.train.steps
+        epoch, step = keras_callbacks.place_to_resume(self.model, a.initial_epoch, self.steps)
         job = jobs.FitJob(
             recipe=self.recipe,
             settings=jobs.KerasSettings(backend.floatx(), backend.image_data_format()),
@@ -199,7 +205,8 @@ class _FitCall:
             train=self.data.train,
             validation=self.data.validation,
             epochs=a.epochs,
-            initial_epoch=a.initial_epoch,
+            initial_epoch=epoch,
+            initial_step=step,
             steps_per_epoch=steps,
             validation_steps=validation_steps,
             validation_freq=a.validation_freq,
@@ -207,6 +214,10 @@ class _FitCall:
             state_block=STATE_BLOCK,
             events=self.callbacks.events,
             waits=self.callbacks.waits,
+            asks=self.callbacks.asks,
+            metrics_layout=self.metrics_layout,
+            metrics_block=len(blocks) - 1,
+            stop=bool(self.model.stop_training),
             seed=self.seed,
         )
         return messages.Job(self.number, pickling.dumps(job), tuple(b.nbytes for b in blocks))
@@ -251,19 +262,49 @@ class _FitCall:
                 f"{first.hook}({first.index}), others at "
                 f"{[(m.rank, m.hook, m.index) for m in others]}."
             )
+        if not first.state and self.callbacks.needs_state(first.hook, first.index):
+            # They have to report this hook once more, with their state.
+            self.workers.send(messages.Proceed(self.number, store=True))
+            return
+        self._bring_home(first)
+        logs = first.logs
+        if first.hook in jobs.BATCH_HOOKS:
+            logs = keras_names.all_logs(self.model, logs)
+        self.callbacks.call(first.hook, first.index, logs)
+        self._send_changes(first)
+
+    def _bring_home(self, first: messages.Waiting) -> None:
+        """Gives the user's model the state that a hook is about to see."""
+        look = self.callbacks.look_at_model
+        at_end = first.hook == "on_train_end"
         if first.state:
             self.turn += 1
             self.state.combine(self.turn)
-        if first.hook == "on_train_end" or (first.state and self.callbacks.look_at_model):
+        if at_end or (first.state and look):
             self.state.load(self.turn)
-        self.callbacks.call(first.hook, first.index, first.logs)
-        reload = False
+            self.loaded = self.turn
+        if look or at_end:
+            self.metrics.combine(0)
+            self.metrics.load(0)
+
+    def _send_changes(self, first: messages.Waiting) -> None:
+        """Lets the workers go on, with what the callbacks have changed."""
+        reload = reload_metrics = False
         if first.state and self.callbacks.look_at_model:
             reload = self.state.differs(self.turn)
             if reload:
                 self.state.store(self.turn)
+            # A callback that evaluates the model leaves its own numbers in the metrics.
+            reload_metrics = reload or self.metrics.differs(0)
+            if reload_metrics:
+                self.metrics.store(0)
         self.workers.send(
-            messages.Proceed(self.number, stop=bool(self.model.stop_training), reload=reload)
+            messages.Proceed(
+                self.number,
+                stop=bool(self.model.stop_training),
+                reload=reload,
+                reload_metrics=reload_metrics,
+            )
         )
 
     def _failure(self, message: messages.JobFailed) -> BaseException:

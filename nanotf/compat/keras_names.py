@@ -115,16 +115,18 @@ def build_for_training(model: Any, specs: Any) -> None:
     tf = require_tensorflow()
     if is_keras_3():
         model._symbolic_build(data_batch=specs)
-    elif isinstance(specs, tuple) and len(specs) > 1 and not model.compiled_metrics.built:
+    elif not model.compiled_loss.built and type(model).call is not tf.keras.Model.call:
+        x, y = (*specs, None)[:2] if isinstance(specs, tuple) else (specs, None)
         outputs = getattr(model, "outputs", None)
         if outputs is None:
-            trace = tf.function(model).get_concrete_function(specs[0])
+            trace = tf.function(model).get_concrete_function(x)
             outputs = trace.structured_outputs
         else:
             outputs = tf.nest.pack_sequence_as(model.output, outputs)
         outputs = tf.nest.map_structure(lambda o: tf.TensorSpec(o.shape, o.dtype), outputs)
         model.compiled_loss.build(outputs)
-        model.compiled_metrics.build(outputs, specs[1])
+        if y is not None:
+            model.compiled_metrics.build(outputs, y)
     build_optimizer(model)
 
 
@@ -253,3 +255,38 @@ def install_worker_overrides(share: LossShare) -> None:
 def metric_variables(model: Any) -> list[Any]:
     """The variables of a model's metrics, in a fixed order, for those that are built."""
     return [tf_variable(v) for metric in model.metrics for v in metric.variables]
+
+
+def metric_state(model: Any) -> list[Any]:
+    """What a batch hook's logs are computed from, in a fixed order.
+
+    Returns:
+        A list of `tf.Variable`: the metrics', and in Keras 2 the counters of steps, which
+        TensorBoard puts next to them.
+    """
+    counters = [] if is_keras_3() else [model._train_counter, model._test_counter]
+    return metric_variables(model) + counters
+
+
+def all_logs(model: Any, logs: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The logs of a batch hook, from a model that holds the metrics of all workers.
+
+    Keras's own rule for the logs of an epoch: what a step returns is replaced by the results of
+    the metrics if it has their names, and otherwise left alone.
+
+    Args:
+        model: the user's model.
+        logs: dict or None, what rank 0 reports.
+    """
+    if not logs:
+        return logs
+    results = model.get_metrics_result()
+    if set(results) != set(logs):
+        return logs
+    return {name: _number(results[name]) for name in logs}
+
+
+def _number(value: Any) -> Any:
+    """A scalar tensor as Keras gives it to callbacks: as a number."""
+    value = value.numpy() if hasattr(value, "numpy") else value
+    return value.item() if getattr(value, "shape", None) == () else value
