@@ -90,6 +90,11 @@ def fit(
         return job.run(workers)
 
 
+def _close_descriptors(blocks: list[Block]) -> None:
+    for block in blocks:
+        block.close_fd()
+
+
 class _FitCall:
     """One call of `fit`: everything is checked and laid out before workers are needed."""
 
@@ -171,8 +176,7 @@ class _FitCall:
         self.writers: list[streams.StreamWriter] = []
         try:
             workers.send(self._message(blocks), blocks)
-            for block in blocks:
-                block.close_fd()
+            _close_descriptors(blocks)
             self.writers = [self._writer(i, d) for i, d in enumerate(self.data.datasets)]
             self._follow()
         except BaseException:
@@ -184,8 +188,10 @@ class _FitCall:
         finally:
             for writer in self.writers:
                 writer.stop()
-            for block in blocks:
-                block.discard()
+            # An exception that somebody keeps holds this frame, and must not hold the memory.
+            del self.state, self.metrics
+            while blocks:
+                blocks.pop().discard()
         return self.model.history
 
     def _message(self, blocks: list[Block]) -> messages.Job:

@@ -208,7 +208,7 @@ def test_batch_hooks_see_the_state_and_the_logs_of_all_workers(float64: None) ->
     x, y = three_digits(50)
 
     def make() -> Any:
-        return losing("accuracy", tf.keras.metrics.MeanIoU(3, sparse_y_pred=False))
+        return losing("accuracy", tf.keras.metrics.MeanIoU(3, name="iou", sparse_y_pred=False))
 
     (plain, (theirs,)), (model, (ours,)) = run_both(
         make, lambda: [Watch()], validation_data=(x, y), validation_batch_size=20
@@ -227,7 +227,7 @@ def test_batch_hooks_see_the_state_and_the_logs_of_all_workers(float64: None) ->
 
 def test_metrics_after_fit_are_those_of_plain_fit(float64: None) -> None:
     def make() -> Any:
-        return losing("accuracy", tf.keras.metrics.MeanIoU(3, sparse_y_pred=False))
+        return losing("accuracy", tf.keras.metrics.MeanIoU(3, name="iou", sparse_y_pred=False))
 
     (plain, _), (model, _) = run_both(make, lambda: None)
     assert len(metric_values(model)) == len(metric_values(plain)) > 3
