@@ -124,6 +124,8 @@ class _FitRun:
             job.layout, self.blocks[job.state_block], variables, session.strategy
         )
         self.state.load(self.turn)
+        for layer in keras_names.adapted_layers(self.model):
+            layer.finalize_state()
         self.metrics = self._metrics_state()
         keras_callbacks.begin_at(self.model, job.initial_epoch, job.initial_step)
         self.model.fit(

@@ -9,6 +9,8 @@
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, `compiled_metrics.build` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Trainer._compile_loss`, `CompileLoss.metrics` | 3; 3.10-3.15 | see `weigh_output_losses` |
+| `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
+| `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what `adapt` found is in variables, what a layer uses is not |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `sum_gradients_first` |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter` | 2 | step counts that the progress bar reads |
@@ -42,8 +44,16 @@ def is_compiled(model: Any) -> bool:
 
 
 def compile_arguments(model: Any) -> dict[str, Any]:
-    """The arguments that `model.compile` was called with, as the user gave them."""
-    return dict(model._compile_config.config)
+    """The arguments that `model.compile` was called with, as the user gave them.
+
+    Keras 3 keeps the metrics of an earlier `compile` where a later one names none.
+    """
+    arguments = dict(model._compile_config.config)
+    kept = getattr(model, "_compile_metrics", None)
+    if kept is not None and not (arguments.get("metrics") or arguments.get("weighted_metrics")):
+        arguments["metrics"] = kept._user_metrics
+        arguments["weighted_metrics"] = kept._user_weighted_metrics
+    return arguments
 
 
 def callback_list_class() -> type:
@@ -86,6 +96,12 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     if not is_keras_3() and hasattr(rate, "assign") and not any(rate is v for v in variables):
         variables.append(rate)
     return variables
+
+
+def adapted_layers(model: Any) -> list[Any]:
+    """The layers that use constants which `adapt` computes from their variables."""
+    layers = model._flatten_layers(include_self=False)
+    return [la for la in layers if hasattr(la, "adapt_mean") and hasattr(la, "finalize_state")]
 
 
 def training_variables(model: Any) -> list[Any]:

@@ -30,6 +30,8 @@ class ModelRecipe:
         custom_objects: dict of str to object, the classes and functions that the configuration
             names and Keras does not know.
         build_config: dict or None, the input shapes that the model was built with.
+        adapted: tuple of bytes, what layers learned by `adapt`: a worker's traced functions hold
+            these numbers as constants, so that other numbers need another model.
         trainable: tuple of bool, of every layer below the model, in order.
         compile_arguments: dict or None, what `compile` was called with.
         optimizer: the optimizer, or None.
@@ -41,6 +43,7 @@ class ModelRecipe:
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
     custom_objects: dict[str, Any]
     build_config: dict[str, Any] | None
+    adapted: tuple[bytes, ...]
     trainable: tuple[bool, ...]
     compile_arguments: dict[str, Any] | None
     optimizer: Any
@@ -118,7 +121,7 @@ def recipe_of(model: Any) -> ModelRecipe:
             raise _cannot_rebuild(cls, f"get_config() raised {error!r}") from error
     build_config = None
     if hasattr(model, "get_build_config"):
-        build_config = model.get_build_config()
+        build_config = _plain(model.get_build_config())
     policy = tf.keras.mixed_precision.global_policy()
     return ModelRecipe(
         cls=cls,
@@ -126,10 +129,28 @@ def recipe_of(model: Any) -> ModelRecipe:
         arguments=arguments,
         custom_objects=custom_objects_of(model),
         build_config=build_config,
+        adapted=_adapted(model),
         trainable=_trainable_flags(model),
         compile_arguments=_compile_arguments(model),
         optimizer=getattr(model, "optimizer", None),
         dtype_policy=policy.name,
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Lists and dicts without Keras's tracking, which cannot be unpickled."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def _adapted(model: Any) -> tuple[bytes, ...]:
+    return tuple(
+        variable.numpy().tobytes()
+        for layer in keras_names.adapted_layers(model)
+        for variable in map(keras_names.tf_variable, (layer.adapt_mean, layer.adapt_variance))
     )
 
 
@@ -202,13 +223,19 @@ def _build(model: Any, config: dict[str, Any]) -> None:
     if _is_built(model) and model.variables:
         return
     # A subclassed model's own build() leaves its layers unbuilt; calling it builds them.
-    shapes = config.get("input_shape") or config.get("shapes_dict")
+    shapes = config.get("input_shape")
+    if shapes:
+        call_on_nothing(model, _specs(shapes))
+
+
+def _specs(shapes: Any) -> Any:
+    """A structure of `tf.TensorSpec`, of one of shapes."""
     tf = require_tensorflow()
-    is_shape = isinstance(shapes, (tuple, list)) and all(
-        s is None or isinstance(s, int) for s in shapes
-    )
-    if is_shape:
-        call_on_nothing(model, tf.TensorSpec(shapes, tf.keras.backend.floatx()))
+    if isinstance(shapes, dict):
+        return {name: _specs(shape) for name, shape in shapes.items()}
+    if all(s is None or isinstance(s, int) for s in shapes):
+        return tf.TensorSpec(shapes, tf.keras.backend.floatx())
+    return type(shapes)(map(_specs, shapes))
 
 
 def call_on_nothing(model: Any, specs: Any) -> None:
