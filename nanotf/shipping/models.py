@@ -219,13 +219,18 @@ def _is_built(model: Any) -> bool:
 
 
 def _build(model: Any, config: dict[str, Any]) -> None:
-    model.build_from_config(config)
-    if _is_built(model) and model.variables:
-        return
-    # A subclassed model's own build() leaves its layers unbuilt; calling it builds them.
     shapes = config.get("input_shape")
+    if shapes is None or _is_shape(shapes):  # Keras 2 cannot build from a structure of shapes
+        model.build_from_config(config)
+        if _is_built(model) and model.variables:
+            return
+    # A subclassed model's own build() leaves its layers unbuilt; calling it builds them.
     if shapes:
         call_on_nothing(model, _specs(shapes))
+
+
+def _is_shape(shapes: Any) -> bool:
+    return not isinstance(shapes, dict) and all(s is None or isinstance(s, int) for s in shapes)
 
 
 def _specs(shapes: Any) -> Any:
@@ -233,7 +238,7 @@ def _specs(shapes: Any) -> Any:
     tf = require_tensorflow()
     if isinstance(shapes, dict):
         return {name: _specs(shape) for name, shape in shapes.items()}
-    if all(s is None or isinstance(s, int) for s in shapes):
+    if _is_shape(shapes):
         return tf.TensorSpec(shapes, tf.keras.backend.floatx())
     return type(shapes)(map(_specs, shapes))
 
