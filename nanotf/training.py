@@ -13,16 +13,16 @@ import numpy as np
 
 from nanotf import gpu, jobs, messages, topology, warm
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import keras_names
+from nanotf.compat import data_adapters, keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
 from nanotf.errors import (
     ModelError,
     NanoError,
     WorkerError,
 )
-from nanotf.fit_data import FitArguments, FitData
+from nanotf.fit_data import FitArguments, FitData, Stream
 from nanotf.pool import Pool
-from nanotf.shipping import inputs, models, pickling, streams
+from nanotf.shipping import models, pickling, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
@@ -96,15 +96,10 @@ class _FitCall:
     def __init__(self, model: Any, arguments: FitArguments, size: int) -> None:
         self.model = model
         self.size = size
-        if not keras_names.is_compiled(model):
-            # Keras's own words, so that programs that match them go on working.
-            raise ModelError(
-                "You must call `compile()` before calling `fit()`. Received: a model that is not "
-                "compiled. Call model.compile(optimizer=..., loss=...) first."
-            )
+        data_adapters.check_compiled(model)
         self.arguments = arguments
         self.seed = self._seed()
-        self.data = FitData(arguments, self.seed, STATE_BLOCK + 1)
+        self.data = FitData(model, arguments, self.seed, STATE_BLOCK + 1)
         self._build()
         with pickling.naming(f"The model {model.name!r}"):
             recipe = models.recipe_of(model)
@@ -149,7 +144,7 @@ class _FitCall:
     @property
     def steps(self) -> int | None:
         """Batches per epoch, where that is known."""
-        return self.arguments.steps_per_epoch or self.data.train.steps
+        return self.data.steps
 
     # ------------------------------------------------------------------------------- run
     def run(self, workers: Pool) -> Any:
@@ -168,7 +163,7 @@ class _FitCall:
             workers.send(self._message(blocks), blocks)
             for block in blocks:
                 block.close_fd()
-            self.writers = [self._writer(i, d) for i, d in enumerate(self.data.datasets)]
+            self.writers = [self._writer(i, s) for i, s in enumerate(self.data.streams)]
             self._follow()
         except BaseException:
             # The workers are somewhere in a step; the next job needs them at rest.
@@ -185,13 +180,6 @@ class _FitCall:
 
     def _message(self, blocks: list[Block]) -> messages.Job:
         a, backend = self.arguments, require_tensorflow().keras.backend
-        # An endless dataset with known steps lets Keras keep one iterator over all epochs.
-        validation_steps = a.validation_steps
-        if validation_steps is None and isinstance(self.data.validation, inputs.ArrayInput):
-            validation_steps = self.data.validation.steps
-        steps = a.steps_per_epoch
-        if steps is None and isinstance(self.data.train, inputs.ArrayInput):
-            steps = self.data.train.steps
         job = jobs.FitJob(
             recipe=self.recipe,
             settings=jobs.KerasSettings(backend.floatx(), backend.image_data_format()),
@@ -200,8 +188,8 @@ class _FitCall:
             validation=self.data.validation,
             epochs=a.epochs,
             initial_epoch=a.initial_epoch,
-            steps_per_epoch=steps,
-            validation_steps=validation_steps,
+            steps_per_epoch=self.data.steps_per_epoch,
+            validation_steps=self.data.validation_steps,
             validation_freq=a.validation_freq,
             layout=self.layout,
             state_block=STATE_BLOCK,
@@ -211,15 +199,33 @@ class _FitCall:
         )
         return messages.Job(self.number, pickling.dumps(job), tuple(b.nbytes for b in blocks))
 
-    def _writer(self, stream: int, dataset: Any) -> streams.StreamWriter:
+    def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
         def send(message: messages.Message, block: Block | None) -> None:
             self.workers.send(message, [] if block is None else [block])
             if block is not None:
                 block.close_fd()
 
         return streams.StreamWriter(
-            stream, lambda: iter(dataset), self.size, send, self.workers.post
+            number,
+            stream.data,
+            stream.signature,
+            stream.trains,
+            self.size,
+            send,
+            self.workers.post,
         )
+
+    def _tell_data(self, hook: str, index: int | None) -> None:
+        """Tells those who read the data how far training has got."""
+        if hook == "on_epoch_begin" and index is not None:
+            self.data.warn_of_epoch(index)
+        for writer in self.writers:
+            if hook == "on_epoch_begin":
+                writer.begin_epoch()
+            elif hook == "on_epoch_end" and not self.model.stop_training:
+                writer.end_epoch()
+            elif hook == "on_train_end":
+                writer.finish()
 
     def _follow(self) -> None:
         """Handles what the workers say, until all have ended the job."""
@@ -235,6 +241,7 @@ class _FitCall:
                 raise self._failure(message)
             elif isinstance(message, messages.Event):
                 self.callbacks.call(message.hook, message.index, message.logs)
+                self._tell_data(message.hook, message.index)
             elif isinstance(message, messages.JobDone):
                 done.add(rank)
             elif isinstance(message, messages.Waiting):
@@ -257,6 +264,7 @@ class _FitCall:
         if first.hook == "on_train_end" or (first.state and self.callbacks.look_at_model):
             self.state.load(self.turn)
         self.callbacks.call(first.hook, first.index, first.logs)
+        self._tell_data(first.hook, first.index)
         reload = False
         if first.state and self.callbacks.look_at_model:
             reload = self.state.differs(self.turn)
