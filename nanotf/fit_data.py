@@ -135,7 +135,7 @@ class FitData:
         self.specs = _specs(opened.structure)
         self.steps = steps or opened.size
         # A known number lets Keras keep one endless iterator over all epochs.
-        self.steps_per_epoch = opened.size if passes is None else steps
+        self.steps_per_epoch = steps or opened.size
 
     def _passes_of_training(self, size: int) -> int | None:
         """How often an iterator over arrays goes through them; None is without end.
@@ -204,7 +204,7 @@ class FitData:
         result, packing = inputs.pack_arrays(
             data.structure,
             self._first_block + len(self._packings),
-            data.batch_size,
+            _batch_size(data.batch_size),
             shuffle,
             self._seed,
             passes,
@@ -266,6 +266,15 @@ def _shuffles(shuffle: Any) -> bool | str:
     if isinstance(shuffle, str):
         return "batch" if shuffle.lower() == "batch" else True
     return bool(np.all(shuffle))
+
+
+def _batch_size(size: Any) -> int:
+    """Refuses sizes that Keras 3 passes on to TensorFlow, whose words are hard to understand."""
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        raise InvalidArgumentError(
+            f"`batch_size` must be an int above 0. Received: batch_size={size!r}."
+        )
+    return int(size)
 
 
 def _short(value: Any) -> str:

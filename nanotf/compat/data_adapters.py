@@ -349,7 +349,7 @@ def _arrays_in_keras_2(keras: Any, kind: Any, model: Any, a: DataArguments) -> A
         inputs = keras.pack_x_y_sample_weight(x, y, weights.numpy())
     rows = int(next(v for v in tf.nest.flatten(inputs) if v is not None).shape[0])
     batch_size = a.batch_size or (math.ceil(rows / a.steps) if a.steps else 32)
-    return Arrays(inputs, int(batch_size), math.ceil(rows / batch_size))
+    return Arrays(inputs, batch_size, math.ceil(rows / batch_size))
 
 
 def _as_keras_2_converts(keras: Any, value: Any) -> Any:
