@@ -21,7 +21,7 @@ from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_callbacks, keras_names
 from nanotf.shipping import models, pickling, state, streams
 from nanotf.shipping.blocks import Block
-from nanotf.strategy import Turns, WorkerStrategy, mark_as_share
+from nanotf.strategy import WorkerStrategy, mark_as_share
 
 MODELS_KEPT = 2
 PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
@@ -144,9 +144,8 @@ class _FitRun:
     def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
         rank, size = self.session.rank, self.session.strategy.size
         if isinstance(source, streams.StreamInput):
-            make = source.datasets(self.reader, rank, size)
-            return mark_as_share(make(-1), Turns(make))
-        return mark_as_share(source.dataset(self.blocks, rank, size, first_epoch))
+            return mark_as_share(*source.datasets(self.reader, rank, size))
+        return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
 
     def _metrics_state(self) -> state.State:
         job, strategy = self.job, self.session.strategy

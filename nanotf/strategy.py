@@ -24,22 +24,6 @@ from nanotf.collectives import launcher
 from nanotf.compat import distribute
 
 
-class Turns:
-    """Makes a new dataset for every iteration of another.
-
-    Args:
-        make: callable of an int, which counts the iterators that Keras makes, read or not.
-    """
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self._make = make
-        self._turn = 0
-
-    def __iter__(self) -> Any:
-        turn, self._turn = self._turn, self._turn + 1
-        return iter(self._make(turn))
-
-
 def mark_as_share(dataset: Any, iterable: Any = None) -> Any:
     """Marks a dataset as yielding this worker's share, so that it is not sharded again.
 

@@ -13,16 +13,16 @@ import numpy as np
 
 from nanotf import gpu, jobs, messages, topology, warm
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import keras_callbacks, keras_names
+from nanotf.compat import data_adapters, keras_callbacks, keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
 from nanotf.errors import (
     ModelError,
     NanoError,
     WorkerError,
 )
-from nanotf.fit_data import FitArguments, FitData
+from nanotf.fit_data import FitArguments, FitData, Stream
 from nanotf.pool import Pool
-from nanotf.shipping import inputs, models, pickling, streams
+from nanotf.shipping import models, pickling, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
@@ -101,15 +101,10 @@ class _FitCall:
     def __init__(self, model: Any, arguments: FitArguments, size: int) -> None:
         self.model = model
         self.size = size
-        if not keras_names.is_compiled(model):
-            # Keras's own words, so that programs that match them go on working.
-            raise ModelError(
-                "You must call `compile()` before calling `fit()`. Received: a model that is not "
-                "compiled. Call model.compile(optimizer=..., loss=...) first."
-            )
+        data_adapters.check_compiled(model)
         self.arguments = arguments
         self.seed = self._seed()
-        self.data = FitData(arguments, self.seed, STATE_BLOCK + 1)
+        self.data = FitData(model, arguments, self.seed, STATE_BLOCK + 1)
         self._build()
         with pickling.naming(f"The model {model.name!r}"):
             recipe = models.recipe_of(model)
@@ -157,7 +152,7 @@ class _FitCall:
     @property
     def steps(self) -> int | None:
         """Batches per epoch, where that is known."""
-        return self.arguments.steps_per_epoch or self.data.train.steps
+        return self.data.steps
 
     # ------------------------------------------------------------------------------- run
     def run(self, workers: Pool) -> Any:
@@ -177,7 +172,7 @@ class _FitCall:
         try:
             workers.send(self._message(blocks), blocks)
             _close_descriptors(blocks)
-            self.writers = [self._writer(i, d) for i, d in enumerate(self.data.datasets)]
+            self.writers = [self._writer(i, s) for i, s in enumerate(self.data.streams)]
             self._follow()
         except BaseException:
             # The workers are somewhere in a step; the next job needs them at rest.
@@ -196,13 +191,6 @@ class _FitCall:
 
     def _message(self, blocks: list[Block]) -> messages.Job:
         a, backend = self.arguments, require_tensorflow().keras.backend
-        # An endless dataset with known steps lets Keras keep one iterator over all epochs.
-        validation_steps = a.validation_steps
-        if validation_steps is None and isinstance(self.data.validation, inputs.ArrayInput):
-            validation_steps = self.data.validation.steps
-        steps = a.steps_per_epoch
-        if steps is None and isinstance(self.data.train, inputs.ArrayInput):
-            steps = self.data.train.steps
         epoch, step = keras_callbacks.place_to_resume(self.model, a.initial_epoch, self.steps)
         job = jobs.FitJob(
             recipe=self.recipe,
@@ -213,8 +201,8 @@ class _FitCall:
             epochs=a.epochs,
             initial_epoch=epoch,
             initial_step=step,
-            steps_per_epoch=steps,
-            validation_steps=validation_steps,
+            steps_per_epoch=self.data.steps_per_epoch,
+            validation_steps=self.data.validation_steps,
             validation_freq=a.validation_freq,
             layout=self.layout,
             state_block=STATE_BLOCK,
@@ -228,15 +216,33 @@ class _FitCall:
         )
         return messages.Job(self.number, pickling.dumps(job), tuple(b.nbytes for b in blocks))
 
-    def _writer(self, stream: int, dataset: Any) -> streams.StreamWriter:
+    def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
         def send(message: messages.Message, block: Block | None) -> None:
             self.workers.send(message, [] if block is None else [block])
             if block is not None:
                 block.close_fd()
 
         return streams.StreamWriter(
-            stream, lambda: iter(dataset), self.size, send, self.workers.post
+            number,
+            stream.data,
+            stream.signature,
+            stream.trains,
+            self.size,
+            send,
+            self.workers.post,
         )
+
+    def _tell_data(self, hook: str, index: int | None) -> None:
+        """Tells those who read the data how far training has got."""
+        if hook == "on_epoch_begin" and index is not None:
+            self.data.warn_of_epoch(index)
+        for writer in self.writers:
+            if hook == "on_epoch_begin":
+                writer.begin_epoch()
+            elif hook == "on_epoch_end" and not self.model.stop_training:
+                writer.end_epoch()
+            elif hook == "on_train_end":
+                writer.finish()
 
     def _follow(self) -> None:
         """Handles what the workers say, until all have ended the job."""
@@ -252,6 +258,7 @@ class _FitCall:
                 raise self._failure(message)
             elif isinstance(message, messages.Event):
                 self.callbacks.call(message.hook, message.index, message.logs)
+                self._tell_data(message.hook, message.index)
             elif isinstance(message, messages.JobDone):
                 done.add(rank)
             elif isinstance(message, messages.Waiting):
@@ -277,6 +284,7 @@ class _FitCall:
         if first.hook in jobs.BATCH_HOOKS:
             logs = keras_names.all_logs(self.model, logs)
         self.callbacks.call(first.hook, first.index, logs)
+        self._tell_data(first.hook, first.index)
         self._send_changes(first)
 
     def _bring_home(self, first: messages.Waiting) -> None:
