@@ -74,6 +74,7 @@ class Session:
                 model = models.rebuild(pickling.loads(recipe))
                 keras_names.build_for_training(model, specs, self.strategy)
                 for optimizer in keras_names.optimizers_of(model):
+                    keras_share.update_in_branches(optimizer, self.strategy)
                     keras_names.sum_gradients_first(optimizer)
             replica.become_replica(model, self.share)
             self._models[key] = model

@@ -7,6 +7,7 @@
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, `compiled_metrics.build` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `sum_gradients_first` |
+| `Lambda._serialize_function_to_config` | 2; 2.15, tf_keras 2.15-2.21 | writes a function's byte code, without the globals that it refers to |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter` | 2 | step counts that the progress bar reads |
 | `Optimizer._learning_rate`, legacy `_create_all_weights` | 2 | optimizer state outside `variables` |
@@ -15,7 +16,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
@@ -41,6 +44,27 @@ def is_compiled(model: Any) -> bool:
 def compile_arguments(model: Any) -> dict[str, Any]:
     """The arguments that `model.compile` was called with, as the user gave them."""
     return dict(model._compile_config.config)
+
+
+@contextlib.contextmanager
+def functions_by_name() -> Iterator[None]:
+    """Makes Keras 2's Lambda layers name their functions in their configuration."""
+    if is_keras_3():
+        yield
+        return
+    cls = require_tensorflow().keras.layers.Lambda
+    stock = cls._serialize_function_to_config
+
+    def serialize(self: Any, inputs: Any, allow_raw: bool = False) -> Any:
+        if callable(inputs):
+            return inputs.__name__, "function", inputs.__module__
+        return stock(self, inputs, allow_raw)
+
+    cls._serialize_function_to_config = serialize
+    try:
+        yield
+    finally:
+        cls._serialize_function_to_config = stock
 
 
 def callback_list_class() -> type:

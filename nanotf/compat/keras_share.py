@@ -232,15 +232,18 @@ class _Mean:
 def _count_values_of_all(tracker: Any, share: Share) -> None:
     """Makes a mean of unreduced losses count the values of all workers.
 
-    Keras gives each of a batch's values the number of the batch's rows as its weight.
+    Keras gives them the number of the batch's rows as their weight: Keras 3 to their mean,
+    Keras 2 to each of them.
     """
     stock = tracker.update_state
+    keras_3 = is_keras_3()
 
     def update_state(values: Any, sample_weight: Any = None) -> Any:
         if share.current is None or sample_weight is None or values.shape.rank == 0:
             return stock(values, sample_weight=sample_weight)
         tf = require_tensorflow()
-        rows = share.undone(tf.cast(sample_weight, values.dtype))
+        rows = tf.cast(sample_weight, values.dtype)
+        rows = rows if keras_3 else share.undone(rows)
         return stock(share.of(values), sample_weight=rows)
 
     tracker.update_state = update_state
@@ -289,6 +292,29 @@ def _rows_of_all(value: Any, share: Share) -> Any:
 
 
 # ------------------------------------------------------------------------------- gradients
+def update_in_branches(optimizer: Any, strategy: Any) -> None:
+    """Lets an optimizer of Keras 3 update variables inside a branch of `tf.cond`.
+
+    It does so to accumulate gradients, and to overwrite weights with their averages.
+
+    Args:
+        optimizer: an optimizer, in a worker.
+        strategy: `strategy.WorkerStrategy`.
+    """
+    branches = getattr(optimizer, "gradient_accumulation_steps", None) or getattr(
+        optimizer, "ema_overwrite_frequency", None
+    )
+    if not is_keras_3() or not branches:
+        return
+    stock = optimizer.apply
+
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        with strategy.without_merging():
+            return stock(grads, trainable_variables)
+
+    optimizer.apply = apply
+
+
 def weigh_loss(optimizer: Any, share: Share) -> None:
     """Makes Keras 3's own `train_step` multiply the loss by the share, before its gradient."""
     if optimizer is None or not is_keras_3():
