@@ -18,7 +18,7 @@ import tensorflow as tf
 from nanotf import jobs, messages, replica
 from nanotf.channel import Channel
 from nanotf.collectives import Group
-from nanotf.compat import autograph, keras_callbacks, keras_names
+from nanotf.compat import autograph, keras_callbacks, keras_names, keras_share
 from nanotf.shipping import models, pickling, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.strategy import WorkerStrategy, mark_as_share
@@ -40,8 +40,9 @@ class Session:
     def __init__(self, rank: int, channel: Channel, setup: messages.Setup, fds: list[int]) -> None:
         self.rank = rank
         self.channel = channel
-        self.share = keras_names.LossShare()
-        keras_names.install_worker_overrides(self.share)
+        self.share = keras_share.Share()
+        keras_share.install(self.share)
+        keras_names.install_worker_overrides()
         autograph.leave_tf_keras_alone()
         group = None
         if setup.group is not None:
@@ -71,9 +72,10 @@ class Session:
             tf.random.set_seed(_sequence(seed, self.rank)[0])
             with self.strategy.known_values():
                 model = models.rebuild(pickling.loads(recipe))
-                keras_names.build_for_training(model, specs)
-                keras_names.weigh_output_losses(model, self.share)
-                keras_names.sum_gradients_first(model.optimizer)
+                keras_names.build_for_training(model, specs, self.strategy)
+                for optimizer in keras_names.optimizers_of(model):
+                    keras_share.update_in_branches(optimizer, self.strategy)
+                    keras_names.sum_gradients_first(optimizer)
             replica.become_replica(model, self.share)
             self._models[key] = model
         self._models.move_to_end(key)

@@ -131,7 +131,7 @@ class _FitCall:
     def _build(self) -> None:
         """Builds the user's model, as the first step of a single-process `fit` would."""
         model, specs = self.model, self.data.specs
-        if not model.built or not model.variables:
+        if models.needs_call(model):
             x = specs[0] if isinstance(specs, tuple) else specs
             try:
                 models.call_on_nothing(model, x)
@@ -142,7 +142,7 @@ class _FitCall:
                     f"raised {type(error).__name__}: {error}. Call the model on a batch once, or "
                     "give it an Input layer."
                 ) from error
-            if not model.built or not model.variables:
+            if models.needs_call(model):
                 raise ModelError(
                     "A model must be built before workers can get its weights. Received: model "
                     f"{model.name!r}, which has no variables after a call on inputs {x}."
