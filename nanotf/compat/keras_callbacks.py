@@ -4,7 +4,8 @@
 | --- | --- | --- |
 | `ModelCheckpoint._should_save_on_batch` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | the weights travel only at the batches at which it saves |
 | `BackupAndRestore._should_save_on_batch` / `_batches_count` | 3 / 2 | same |
-| `TensorBoard._start_batch`, `_stop_batch` | 2 and 3 | whether it profiles batches |
+| `TensorBoard._start_batch`, `_stop_batch` | 3; 3.10-3.15 | whether it profiles batches |
+| `TensorBoard._implements_train_batch_hooks` | 2; 2.15, tf_keras 2.15-2.21 | whether it does anything at batches |
 | `Model._initial_epoch` | 3; 3.10-3.15 | where `BackupAndRestore` resumes |
 | `Model._maybe_load_initial_counters_from_ckpt`, `_training_state` | 2; 2.15, tf_keras 2.15-2.21 | same |
 """
@@ -75,8 +76,12 @@ def need_at_batch(callback: Any, hook: str) -> Need:
             return Need.NOTHING
         return Need.SAVES if hook.endswith("_end") else Need.LOGS
     if name == "TensorBoard":
-        profiles = (callback._start_batch, callback._stop_batch) != (0, 0)
-        return Need.LOGS if profiles or callback.update_freq != "epoch" else Need.NOTHING
+        if is_keras_3():
+            profiles = (callback._start_batch, callback._stop_batch) != (0, 0)
+            does = profiles or callback.update_freq != "epoch" or callback.write_steps_per_second
+        else:
+            does = callback._implements_train_batch_hooks()
+        return Need.LOGS if does else Need.NOTHING
     if name in ("TerminateOnNaN", "BaseLogger"):
         return Need.LOGS
     return Need.STATE

@@ -12,7 +12,7 @@
 | `Lambda._serialize_function_to_config` | 2; 2.15, tf_keras 2.15-2.21 | writes a function's byte code, without the globals that it refers to |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter` | 2 | step counts that the progress bar reads |
-| `Optimizer._learning_rate`, legacy `_create_all_weights` | 2 | optimizer state outside `variables` |
+| `Optimizer._learning_rate`, legacy `_create_all_weights`, `_hyper` | 2 | optimizer state outside `variables` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 """
 
@@ -116,7 +116,8 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     rate = getattr(optimizer, "_learning_rate", None)  # Keras 2 leaves it out of `variables`
     if not is_keras_3() and hasattr(rate, "assign") and not any(rate is v for v in variables):
         variables.append(rate)
-    return variables
+    hypers = getattr(optimizer, "_hyper", {})  # of tf.keras.optimizers.legacy
+    return variables + [v for _, v in sorted(hypers.items()) if hasattr(v, "assign")]
 
 
 def adapted_layers(model: Any) -> list[Any]:

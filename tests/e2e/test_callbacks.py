@@ -15,6 +15,7 @@ from parity import assert_same_history, assert_same_state, digits, small_cnn
 import nanotf
 from nanotf import jobs
 from nanotf.callbacks import ParentCallbacks
+from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Sequential
 
 L = tf.keras.layers
@@ -78,6 +79,18 @@ def test_learning_rate_schedule_takes_effect(float64: None) -> None:
     assert float(models[1].optimizer.learning_rate.numpy()) == pytest.approx(0.1 / 11)
 
 
+@pytest.mark.skipif(is_keras_3(), reason="Keras 2 alone has tf.keras.optimizers.legacy")
+def test_a_legacy_optimizer_follows_its_schedule(float64: None) -> None:
+    (plain, _), (model, _) = run_both(
+        lambda: losing(optimizer=tf.keras.optimizers.legacy.SGD(0.1, momentum=0.5)),
+        lambda: [tf.keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (1 + 9 * epoch))],
+        epochs=3,
+    )
+    assert_same_history(model.history.history, plain.history.history)
+    for ours, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
 def test_reduce_on_plateau(float64: None) -> None:
     x, y = digits(200)
 
@@ -139,7 +152,10 @@ def test_callback_that_predicts_and_evaluates() -> None:
 def losing(*metrics: Any, optimizer: Any = None) -> Any:
     """A small compiled model with stateful metrics, the same at every call."""
     tf.keras.utils.set_random_seed(5)
-    model = Sequential([L.Input((8, 8, 1)), L.Flatten(), L.Dense(3, activation="softmax")])
+    model = Sequential(
+        [L.Input((8, 8, 1)), L.Flatten(), L.Dense(3, activation="softmax", name="last")],
+        name="small",
+    )
     model.compile(
         optimizer if optimizer is not None else tf.keras.optimizers.Adam(0.01),
         "sparse_categorical_crossentropy",
@@ -347,7 +363,7 @@ def test_who_waits_at_batches_and_who_gets_the_state(tmp_path: pathlib.Path) -> 
     needs = _needs(k.TerminateOnNaN())
     assert needs.waits & set(jobs.BATCH_HOOKS) == {"on_train_batch_end"}
     assert not needs.asks
-    needs = _needs(k.TensorBoard(str(tmp_path), update_freq=2, profile_batch=0))
+    needs = _needs(k.TensorBoard(str(tmp_path), update_freq=2, write_steps_per_second=True))
     assert "on_train_batch_end" in needs.waits
     assert not needs.asks
     assert _needs(Own()).asks == {"on_train_batch_begin"}
@@ -440,8 +456,13 @@ def test_tensorboard_writes_the_same_scalars_once(tmp_path: pathlib.Path, update
 
     def callbacks() -> Any:
         return [
+            # Keras 2 writes nothing at batches unless it is asked for steps per second, too.
             tf.keras.callbacks.TensorBoard(
-                str(next(todo)), update_freq=update_freq, histogram_freq=1, profile_batch=0
+                str(next(todo)),
+                update_freq=update_freq,
+                histogram_freq=1,
+                profile_batch=0,
+                write_steps_per_second=update_freq != "epoch",
             )
         ]
 

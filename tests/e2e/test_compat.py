@@ -9,6 +9,7 @@ import importlib
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -250,8 +251,30 @@ def test_private_names_of_callbacks(tmp_path: Any) -> None:
     backup = k.BackupAndRestore(str(tmp_path), save_freq=2)
     assert hasattr(backup, "_should_save_on_batch" if IS_KERAS_3 else "_batches_count")
     board = k.TensorBoard(str(tmp_path), profile_batch=0)
-    assert (board._start_batch, board._stop_batch) == (0, 0)
+    if IS_KERAS_3:
+        assert (board._start_batch, board._stop_batch) == (0, 0)
+        assert board.write_steps_per_second is False
+    else:
+        assert not board._implements_train_batch_hooks()
     assert board.update_freq == "epoch"
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
+def test_metrics_of_an_earlier_compile_stay() -> None:
+    model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    model.compile("sgd", "mse")
+    assert model._compile_metrics._user_metrics == ["mae"]
+    assert keras_names.compile_arguments(model)["metrics"] == ["mae"]
+
+
+def test_names_of_adapted_layers() -> None:
+    layer = L.Normalization()
+    layer.adapt(np.array([[1.0], [3.0]]))
+    model = tf.keras.Sequential([L.Input((1,)), layer])
+    assert keras_names.adapted_layers(model) == [layer]
+    assert float(keras_names.tf_variable(layer.adapt_mean).numpy().item()) == 2.0
+    assert hasattr(layer, "adapt_variance")
 
 
 def test_where_a_resumed_training_begins_is_asked_of_the_model() -> None:
