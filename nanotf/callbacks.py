@@ -11,23 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from nanotf import jobs
-from nanotf.compat import keras_names
-from nanotf.compat.versions import require_tensorflow
-
-# Names that Keras's hooks had before, which still call the old ones by default.
-_FORMER_NAMES = {
-    "on_train_batch_begin": "on_batch_begin",
-    "on_train_batch_end": "on_batch_end",
-}
-
-
-def _defines(callback: Any, hook: str) -> bool:
-    base = require_tensorflow().keras.callbacks.Callback
-    names = [hook, *([_FORMER_NAMES[hook]] if hook in _FORMER_NAMES else [])]
-    return any(
-        name in vars(callback) or getattr(type(callback), name) is not getattr(base, name)
-        for name in names
-    )
+from nanotf.compat import keras_callbacks, keras_names
+from nanotf.compat.keras_callbacks import Need
+from nanotf.compat.versions import is_keras_3, require_tensorflow
 
 
 class ParentCallbacks:
@@ -43,6 +29,8 @@ class ParentCallbacks:
     Attributes:
         events: frozenset of str, hooks that rank 0 has to report.
         waits: frozenset of str, hooks at which all ranks have to wait.
+        asks: frozenset of str, the batch hooks among `waits` at which the state has to be in the
+            user's model every time. At those of epochs it always is.
         look_at_model: bool, whether some callback may read or change the model. Keras's own
             progress bar reads the step count where the number of steps is not known.
     """
@@ -50,10 +38,13 @@ class ParentCallbacks:
     def __init__(
         self, callbacks: Any, model: Any, verbose: Any, epochs: int, steps: int | None
     ) -> None:
-        keras = require_tensorflow().keras.callbacks
+        tf = require_tensorflow()
+        keras = tf.keras.callbacks
         list_class = keras_names.callback_list_class()
         if verbose == "auto":
-            verbose = 1  # what it means to Keras outside of a parameter-server strategy
+            # What it means to Keras outside of a parameter-server strategy.
+            quiet = not (is_keras_3() or tf.keras.utils.is_interactive_logging_enabled())
+            verbose = 2 if quiet else 1
         if isinstance(callbacks, list_class):
             self.list: Any = callbacks
         else:
@@ -66,15 +57,35 @@ class ParentCallbacks:
                 epochs=epochs,
                 steps=steps,
             )
-        own = tuple(c for c in (keras.History, getattr(keras, "ProgbarLogger", None)) if c)
-        users = [c for c in self.list.callbacks if not isinstance(c, own)]
+        own = (keras.History, getattr(keras, "ProgbarLogger", None))
+        users = [c for c in self.list.callbacks if type(c) not in own]
         self.look_at_model = bool(users) or steps is None
-        self.waits = self._hooks_of(users) | {"on_epoch_end", "on_train_end"}
-        self.events = (self._hooks_of(self.list.callbacks) | {"on_epoch_begin"}) - self.waits
+        needs = [
+            (hook, callback, keras_callbacks.need_at_batch(callback, hook))
+            for hook in jobs.BATCH_HOOKS
+            for callback in self.list.callbacks
+        ]
+        waiting = (Need.LOGS, Need.SAVES, Need.STATE)
+        at_batches = {hook for hook, _, need in needs if need in waiting}
+        progress = {hook for hook, _, need in needs if need is Need.PROGRESS}
+        self.asks = frozenset(hook for hook, _, need in needs if need is Need.STATE)
+        self._savers = [(hook, callback) for hook, callback, need in needs if need is Need.SAVES]
+        elsewhere = self._hooks_of(users) - set(jobs.BATCH_HOOKS)
+        self.waits = elsewhere | at_batches | {"on_epoch_end", "on_train_end"}
+        others = self._hooks_of(self.list.callbacks) - set(jobs.BATCH_HOOKS)
+        self.events = (others | progress | {"on_epoch_begin"}) - self.waits
 
     @staticmethod
     def _hooks_of(callbacks: Iterable[Any]) -> frozenset[str]:
-        return frozenset(h for h in jobs.HOOKS for c in callbacks if _defines(c, h))
+        return frozenset(h for h in jobs.HOOKS for c in callbacks if keras_callbacks.defines(c, h))
+
+    def needs_state(self, hook: str, index: int | None) -> bool:
+        """Whether a batch hook that does not always ask for the state needs it this time."""
+        return index is not None and any(
+            keras_callbacks.saves_at(callback, index)
+            for name, callback in self._savers
+            if name == hook
+        )
 
     def call(self, hook: str, index: int | None, logs: Any) -> None:
         """Calls a hook of all callbacks, in Keras's order."""

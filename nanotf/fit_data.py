@@ -1,4 +1,8 @@
-"""The arguments of one `fit`, checked, and its data, laid out for the workers."""
+"""The arguments of one `fit`, checked, and its data, laid out for the workers.
+
+Keras itself checks and converts the data, in the parent (`compat.data_adapters`), before a
+process is started.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, ShippingError
+from nanotf.compat import data_adapters
+from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.errors import InvalidArgumentError
 from nanotf.shipping import inputs, streams
 from nanotf.shipping.arrays import Packing
 from nanotf.shipping.blocks import Block
 
-DEFAULT_BATCH_SIZE = 32  # Keras's
-
-# Arguments of Keras 2 that do nothing for arrays and datasets.
-_INERT = {
-    "max_queue_size": (10,),
-    "workers": (1,),
-    "use_multiprocessing": (False,),
-}
-
 
 @dataclasses.dataclass(frozen=True)
 class FitArguments:
-    """The arguments of Keras's `fit` that workers know, with Keras's defaults."""
+    """The arguments of Keras's `fit`, with Keras's defaults."""
 
     x: Any = None
     y: Any = None
@@ -37,12 +33,17 @@ class FitArguments:
     validation_split: float = 0.0
     validation_data: Any = None
     shuffle: Any = True
+    class_weight: Any = None
     sample_weight: Any = None
     initial_epoch: int = 0
     steps_per_epoch: int | None = None
     validation_steps: int | None = None
     validation_batch_size: int | None = None
     validation_freq: Any = 1
+    # Keras 2's, for generators and `Sequence`s; in Keras 3 a `PyDataset` has them.
+    max_queue_size: int = 10
+    workers: int = 1
+    use_multiprocessing: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> FitArguments:
@@ -56,18 +57,18 @@ class FitArguments:
         """
         fields = {field.name for field in dataclasses.fields(cls)}
         for name in given.keys() - fields:
-            if given[name] not in _INERT.get(name, (None,)):
-                raise InvalidArgumentError(
-                    f"fit(num_processes=...) does not support `{name}` yet. Received: "
-                    f"{name}={_short(given[name])}. Leave it out, or train with one process."
-                )
-        return cls(**{name: given[name] for name in given.keys() & fields})
+            raise InvalidArgumentError(
+                f"fit(num_processes=...) does not know `{name}`. Received: "
+                f"{name}={_short(given[name])}. Leave it out, or train with one process."
+            )
+        return cls(**given)
 
 
 class FitData:
     """The training and validation data of one `fit`.
 
     Args:
+        model: the user's model.
         arguments: `FitArguments`.
         seed: int, of the order of shuffled arrays.
         first_block: int, the number of the first of the job's blocks that is for arrays.
@@ -75,51 +76,141 @@ class FitData:
     Attributes:
         train: `ArrayInput` or `StreamInput`.
         validation: same, or None.
-        datasets: list of the datasets that the parent reads, by stream number.
+        steps: int or None, batches per epoch, where that is known.
+        steps_per_epoch, validation_steps: int or None, what a worker's `fit` gets.
+        streams: list of the data that the parent reads, by stream number.
         specs: nested structure of `tf.TensorSpec`, of one batch of `train`.
 
     Raises:
-        InvalidArgumentError, InvalidArgumentTypeError, ShippingError: Something given cannot be
-            used.
+        InvalidArgumentError, ShippingError: Something given cannot be used.
+        Exception: What Keras raises.
     """
 
-    def __init__(self, arguments: FitArguments, seed: int, first_block: int) -> None:
-        self.datasets: list[Any] = []
-        self._packings: list[Packing] = []
+    def __init__(self, model: Any, arguments: FitArguments, seed: int, first_block: int) -> None:
+        self._model = model
+        self._arguments = a = arguments
         self._first_block = first_block
         self._seed = seed
-        train, validation = _train_and_validation(arguments)
-        batch_size = arguments.batch_size
-        self.train = self._input("x", train, batch_size, _shuffles(arguments.shuffle))
-        self.validation = None
+        self._packings: list[Packing] = []
+        self.streams: list[Stream] = []
+        self.train: inputs.ArrayInput | streams.StreamInput
+        self.validation: inputs.ArrayInput | streams.StreamInput | None = None
+        self.validation_steps: int | None = None
+        self._cut: list[bool] = []  # by epoch, whether it ends before its last step
+        data, validation = (a.x, a.y, a.sample_weight), None
+        if a.validation_split and a.validation_data is None:
+            data, validation = data_adapters.split_for_validation(data, a.validation_split)
+        elif a.validation_data is not None:
+            validation = data_adapters.unpack(a.validation_data)
+        self._open_training(*data)
         if validation is not None:
-            batch_size = arguments.validation_batch_size or batch_size
-            self.validation = self._input("validation_data", validation, batch_size, False)
-        self.specs = self._specs(train)
+            self._open_validation(*validation)
 
-    def _input(self, what: str, data: Any, batch_size: int | None, shuffle: bool) -> Any:
-        if _is_dataset(data):
-            cardinality = int(data.cardinality())
-            if cardinality == 0:
-                raise InvalidArgumentError(
-                    f"{what} must have at least one batch. Received: an empty dataset."
-                )
-            self.datasets.append(data)
-            stream = len(self.datasets) - 1
-            return streams.StreamInput(stream, streams.signature_of(data, what), cardinality)
-        block = self._first_block + len(self._packings)
-        size = _batch_size(batch_size)
-        result, packing = inputs.pack_arrays(data, block, size, shuffle, self._seed)
+    def _open_training(self, x: Any, y: Any, sample_weight: Any) -> None:
+        a = self._arguments
+        steps = a.steps_per_epoch
+        opened = data_adapters.open_data(
+            self._model,
+            data_adapters.DataArguments(
+                x,
+                y,
+                sample_weight,
+                a.batch_size,
+                steps,
+                shuffle=a.shuffle,
+                class_weight=a.class_weight,
+                epochs=a.epochs,
+                initial_epoch=a.initial_epoch,
+                **self._reading(),
+            ),
+        )
+        if isinstance(opened, data_adapters.Epochs):
+            self.train = self._stream("x", opened, trains=True)
+            self.specs = self.train.signature
+            self.steps, self.steps_per_epoch = opened.steps, steps
+            return
+        passes = self._passes_of_training(opened.size)
+        shuffle = _shuffles(a.shuffle)
+        self.train = self._arrays(opened, shuffle, passes)
+        self.specs = _specs(opened.structure)
+        self.steps = steps or opened.size
+        # A known number lets Keras keep one endless iterator over all epochs.
+        self.steps_per_epoch = steps or opened.size
+
+    def _passes_of_training(self, size: int) -> int | None:
+        """How often an iterator over arrays goes through them; None is without end.
+
+        Keras 3 begins an iterator with every pass, and cuts the epoch short in which the data
+        run out. Keras 2 has one, of one pass per epoch, and ends training when it runs out.
+        """
+        steps = self._arguments.steps_per_epoch
+        epochs = self._arguments.epochs - self._arguments.initial_epoch
+        if steps is None:
+            return None
+        if is_keras_3():
+            if 0 < steps <= size and size % steps == 0:
+                return None
+            self._cut = _epochs_cut_short(steps, size, epochs)
+            return 1
+        if 0 < steps <= size:
+            return None
+        self._cut = [(epoch + 1) * steps > size * epochs for epoch in range(epochs)]
+        return epochs
+
+    def _open_validation(self, x: Any, y: Any, sample_weight: Any) -> None:
+        a = self._arguments
+        steps = a.validation_steps
+        opened = data_adapters.open_data(
+            self._model,
+            data_adapters.DataArguments(
+                x,
+                y,
+                sample_weight,
+                a.validation_batch_size or a.batch_size,
+                steps,
+                **self._reading(),
+            ),
+        )
+        self.validation_steps = steps
+        if isinstance(opened, data_adapters.Epochs):
+            self.validation = self._stream("validation_data", opened, trains=False)
+            return
+        runs_out = steps is not None and not 0 < steps <= opened.size
+        self.validation = self._arrays(opened, False, 1 if runs_out else None)
+        if not runs_out:
+            self.validation_steps = steps or opened.size
+
+    def _reading(self) -> dict[str, Any]:
+        a = self._arguments
+        return {
+            "workers": a.workers,
+            "use_multiprocessing": a.use_multiprocessing,
+            "max_queue_size": a.max_queue_size,
+        }
+
+    def _stream(self, what: str, data: data_adapters.Epochs, trains: bool) -> streams.StreamInput:
+        if data.cardinality == 0:
+            raise InvalidArgumentError(
+                f"{what} must have at least one batch. Received: an empty dataset."
+            )
+        signature = streams.signature_of(data.element_spec, what)
+        self.streams.append(Stream(data, signature, trains))
+        number = len(self.streams) - 1
+        return streams.StreamInput(number, signature, data.cardinality, data.steps)
+
+    def _arrays(
+        self, data: data_adapters.Arrays, shuffle: bool | str, passes: int | None
+    ) -> inputs.ArrayInput:
+        result, packing = inputs.pack_arrays(
+            data.structure,
+            self._first_block + len(self._packings),
+            _batch_size(data.batch_size),
+            shuffle,
+            self._seed,
+            passes,
+        )
         self._packings.append(packing)
         return result
-
-    def _specs(self, train: Any) -> Any:
-        if _is_dataset(train):
-            return self.train.signature
-        tf = require_tensorflow()
-        return tf.nest.map_structure(
-            lambda array: tf.TensorSpec([None, *array.shape[1:]], array.dtype), train
-        )
 
     def blocks(self) -> list[Block]:
         """Copies the arrays into shared blocks; can be called once."""
@@ -131,44 +222,54 @@ class FitData:
         self._packings = []  # nothing refers to the user's arrays beyond this point
         return blocks
 
-
-def _train_and_validation(a: FitArguments) -> tuple[Any, Any]:
-    """Both as a dataset or a tuple of structures of NumPy arrays; validation may be None."""
-    if _is_dataset(a.x):
-        _check_dataset_is_alone(a)
-        train: Any = a.x
-    else:
-        train = _arrays((a.x, a.y, a.sample_weight), ("x", "y", "sample_weight"))
-    validation = a.validation_data
-    if validation is None:
-        return _split(train, a.validation_split) if a.validation_split else (train, None)
-    if _is_dataset(validation):
-        return train, validation
-    if not isinstance(validation, (tuple, list)) or not 1 <= len(validation) <= 3:
-        raise InvalidArgumentError(
-            "`validation_data` must be a dataset or a tuple (x, y) or (x, y, sample_weight). "
-            f"Received: {_short(validation)}."
-        )
-    names = ("validation x", "validation y", "validation sample_weight")
-    return train, _arrays(tuple(validation), names)
+    def warn_of_epoch(self, epoch: int) -> None:
+        """Says what Keras says of an epoch for which there are not enough arrays."""
+        a = self._arguments
+        number = epoch - a.initial_epoch
+        if 0 <= number < len(self._cut) and self._cut[number] and a.steps_per_epoch:
+            data_adapters.warn_that_data_ran_out(a.steps_per_epoch * (a.epochs - a.initial_epoch))
 
 
-def _check_dataset_is_alone(a: FitArguments) -> None:
-    for name in ("y", "sample_weight", "batch_size"):
-        if getattr(a, name) is not None:
-            raise InvalidArgumentError(
-                f"A dataset brings `{name}` itself. Received: a tf.data.Dataset as `x` and "
-                f"{name}={_short(getattr(a, name))}. Leave `{name}` out."
-            )
-    if a.validation_split:
-        raise InvalidArgumentError(
-            "`validation_split` needs arrays. Received: a tf.data.Dataset as `x` and "
-            f"validation_split={a.validation_split}. Use dataset.take() and skip()."
-        )
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Data that the parent reads.
+
+    Args:
+        data: `compat.data_adapters.Epochs`.
+        signature: nested structure of `tf.TensorSpec`, of one batch.
+        trains: bool, whether they are those of training.
+    """
+
+    data: data_adapters.Epochs
+    signature: Any
+    trains: bool
 
 
-def _batch_size(value: Any) -> int:
-    size = DEFAULT_BATCH_SIZE if value is None else value
+def _epochs_cut_short(steps: int, size: int, epochs: int) -> list[bool]:
+    """Which epochs of Keras 3 end before `steps` steps, since a pass over the data ends."""
+    cut, seen = [], 0
+    for _ in range(epochs):
+        cut.append(seen + steps > size)
+        seen = 0 if cut[-1] else (seen + steps) % size
+    return cut
+
+
+def _specs(structure: Any) -> Any:
+    tf = require_tensorflow()
+    return tf.nest.map_structure(
+        lambda a: None if a is None else tf.TensorSpec([None, *a.shape[1:]], a.dtype), structure
+    )
+
+
+def _shuffles(shuffle: Any) -> bool | str:
+    """The order of arrays: "batch", or whether they are shuffled at all."""
+    if isinstance(shuffle, str):
+        return "batch" if shuffle.lower() == "batch" else True
+    return bool(np.all(shuffle))
+
+
+def _batch_size(size: Any) -> int:
+    """Refuses sizes that Keras 3 passes on to TensorFlow, whose words are hard to understand."""
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
         raise InvalidArgumentError(
             f"`batch_size` must be an int above 0. Received: batch_size={size!r}."
@@ -176,58 +277,6 @@ def _batch_size(value: Any) -> int:
     return int(size)
 
 
-def _is_dataset(value: Any) -> bool:
-    return isinstance(value, require_tensorflow().data.Dataset)
-
-
-def _shuffles(shuffle: Any) -> bool:
-    if not isinstance(shuffle, (bool, np.bool_)):
-        raise InvalidArgumentTypeError(
-            f"`shuffle` must be a bool under `num_processes`. Received: shuffle={shuffle!r}."
-        )
-    return bool(shuffle)
-
-
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 80 else f"{text[:77]}..."
-
-
-def _arrays(data: tuple[Any, ...], names: tuple[str, ...]) -> tuple[Any, ...]:
-    """`(x, y, sample_weight)` as NumPy arrays, without trailing Nones."""
-    tf = require_tensorflow()
-    if data[0] is None:
-        raise InvalidArgumentError(f"`{names[0]}` must be given. Received: {names[0]}=None.")
-    while data and data[-1] is None:
-        data = data[:-1]
-    result = []
-    for value, name in zip(data, names, strict=False):
-        if value is None:
-            raise InvalidArgumentError(
-                f"`{name}` must be given before what follows it. Received: {name}=None."
-            )
-        if hasattr(value, "__next__") or not _is_structure_of_arrays(value):
-            raise ShippingError(
-                f"`{name}` must be arrays, tensors or a tf.data.Dataset. "
-                f"Received: {name} of type {type(value).__name__}."
-            )
-        result.append(tf.nest.map_structure(lambda v, n=name: inputs.to_numpy(v, n), value))
-    return tuple(result)
-
-
-def _is_structure_of_arrays(value: Any) -> bool:
-    return all(hasattr(leaf, "__array__") for leaf in require_tensorflow().nest.flatten(value))
-
-
-def _split(data: tuple[Any, ...], fraction: float) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Keras's rule for `validation_split`: the last samples, before any shuffling."""
-    tf = require_tensorflow()
-    rows = len(tf.nest.flatten(data)[0])
-    if not 0 < fraction < 1 or int(rows * (1 - fraction)) in (0, rows):
-        raise InvalidArgumentError(
-            "`validation_split` must leave samples on both sides. "
-            f"Received: validation_split={fraction!r} of {rows} samples."
-        )
-    at = int(np.floor(rows * (1.0 - fraction)))
-    train = tf.nest.map_structure(lambda array: array[:at], data)
-    return train, tf.nest.map_structure(lambda array: array[at:], data)

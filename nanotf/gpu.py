@@ -79,6 +79,7 @@ def _relay(model: Any, replica: Any, callbacks: ParentCallbacks) -> Any:
                 "on_epoch_begin",
                 "on_epoch_end",
                 "on_train_end",
+                *callbacks.asks,
             )
             if with_state:
                 _copy_state(replica, model)

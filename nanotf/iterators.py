@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-def _drop(held: list[Any]) -> None:
+def drop(held: list[Any]) -> None:
     """Empties a list that holds the last reference to an iterator, in a thread of its own."""
-    if held:
+    if any(iterator is not None for iterator in held):
         threading.Thread(target=held.clear, name="nanotf-drop-iterator", daemon=True).start()
 
 
@@ -37,13 +37,13 @@ def keeping(step: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
         nonlocal held
         if not held or held[0] is not iterator:
             old, held = held, [iterator]
-            _drop(old)
+            drop(old)
         return step(iterator)
 
     def let_go_of_it() -> None:
         nonlocal held
         old, held = held, []
-        _drop(old)
+        drop(old)
 
     step_keeping_iterator._nanotf_held = let_go_of_it  # type: ignore[attr-defined]
     return step_keeping_iterator

@@ -53,6 +53,7 @@ class FitJob:
         validation: same, or None.
         epochs: int, index of the epoch after the last.
         initial_epoch: int.
+        initial_step: int, in that epoch; 0 unless `BackupAndRestore` of Keras 2 resumes.
         steps_per_epoch: int or None.
         validation_steps: int or None.
         validation_freq: int or list of int, as `fit` takes it.
@@ -61,6 +62,10 @@ class FitJob:
         shards: `OptimizerShards`, or None where each worker makes the whole update.
         events: frozenset of str, hooks that rank 0 reports.
         waits: frozenset of str, hooks at which all ranks wait for the parent's answer.
+        asks: frozenset of str, the batch hooks among them at which they store their state.
+        metrics_layout: `StateLayout` of what `keras_names.metric_state` lists.
+        metrics_block: int, which of the job's blocks holds it.
+        stop: bool, whether to stop after one batch, as `on_train_begin` wanted.
         seed: int, of the job's random numbers.
     """
 
@@ -71,6 +76,7 @@ class FitJob:
     validation: Any
     epochs: int
     initial_epoch: int
+    initial_step: int
     steps_per_epoch: int | None
     validation_steps: int | None
     validation_freq: Any
@@ -79,4 +85,8 @@ class FitJob:
     shards: OptimizerShards | None
     events: frozenset[str]
     waits: frozenset[str]
+    asks: frozenset[str]
+    metrics_layout: StateLayout
+    metrics_block: int
+    stop: bool
     seed: int

@@ -159,11 +159,16 @@ class Proceed(Message):
         job: int.
         stop: bool, whether `model.stop_training` was set.
         reload: bool, whether the parent changed variables; they stand in the state block.
+        reload_metrics: bool, same, of the metrics.
+        store: bool, whether a callback needs the state at this hook: the workers are to store it
+            and report the hook once more.
     """
 
     job: int
     stop: bool = False
     reload: bool = False
+    reload_metrics: bool = False
+    store: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,11 +17,34 @@ _KerasSequential: Any = _tf.keras.Sequential
 _KerasFunctional: Any = keras_names.functional_class()
 
 
+def _recording(compile_: Any) -> Any:
+    """Makes a `compile` remember the arguments of the outermost call, for the workers."""
+
+    @functools.wraps(compile_)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "_nanotf_compiling" in vars(self):
+            return compile_(self, *args, **kwargs)
+        object.__setattr__(self, "_nanotf_compiling", True)
+        try:
+            result = compile_(self, *args, **kwargs)
+        finally:
+            object.__delattr__(self, "_nanotf_compiling")
+        object.__setattr__(self, "_nanotf_compile_arguments", (args, kwargs))
+        return result
+
+    return compile
+
+
 class Accelerated:
     """What nanotf adds to a Keras model; mixed in before the Keras class."""
 
     train_function: Any
     test_function: Any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "compile" in vars(cls):  # the user's own, with arguments that Keras does not know
+            cls.compile = _recording(vars(cls)["compile"])  # type: ignore[attr-defined]
 
     def fit(
         self,
@@ -141,7 +164,8 @@ def _make_functional(cls: type) -> None:
 
 @functools.cache
 def _accelerated_class(cls: type) -> type:
-    made = type(cls.__name__, (Accelerated, cls), {"__module__": cls.__module__})
+    body = {"__module__": cls.__module__, "compile": cls.compile}  # type: ignore[attr-defined]
+    made = type(cls.__name__, (Accelerated, cls), body)
     made._nanotf_original = cls  # type: ignore[attr-defined]
     made.__init__ = cls.__init__  # type: ignore[misc]
     return made

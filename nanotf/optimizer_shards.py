@@ -24,7 +24,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_names, keras_share
 from nanotf.compat.versions import require_tensorflow
 
 # Element-wise ones that keep slots, by class name. Without slots there is little to divide;
@@ -67,9 +67,7 @@ class OptimizerShards:
             variables: sequence of `tf.Variable`, the job's state.
         """
         optimizer = model.optimizer
-        if not _is_elementwise(optimizer) or not keras_names.is_keras_function(
-            type(model), "train_step"
-        ):
+        if not _is_elementwise(optimizer) or not keras_share.is_keras_own(type(model).train_step):
             return None
         trainable = [keras_names.tf_variable(v) for v in model.trainable_variables]
         place = {id(variable): i for i, variable in enumerate(variables)}
@@ -89,7 +87,7 @@ class OptimizerShards:
             tuple(place[id(trainable[i])] for i in divided),
             tuple((name, tuple(slots[name][i] for i in divided)) for name in sorted(slots)),
             elements,
-            not all(map(keras_names.is_keras_object, _layers(model))),
+            not all(keras_share.is_keras_own(type(layer)) for layer in _layers(model)),
         )
 
 
@@ -105,7 +103,7 @@ def _is_elementwise(optimizer: Any) -> bool:
     )
     return (
         type(optimizer).__name__ in ELEMENTWISE
-        and keras_names.is_keras_object(optimizer)
+        and keras_share.is_keras_own(type(optimizer))
         and hasattr(optimizer, "update_step")  # not the oldest kind of Keras 2
         and not any(getattr(optimizer, name, None) for name in others)
     )
@@ -137,7 +135,7 @@ def _divisible_variables(model: Any) -> set[int]:
         ids = {id(keras_names.tf_variable(v)) for v in variables}
         if type(layer).__name__ in UNDIVIDED_LAYERS:
             whole |= ids
-        elif keras_names.is_keras_object(layer) and not _layers(layer)[1:]:
+        elif keras_share.is_keras_own(type(layer)) and not _layers(layer)[1:]:
             constrained = any(getattr(v, "constraint", None) for v in variables)
             (whole if constrained else divisible).update(ids)
     return divisible - whole

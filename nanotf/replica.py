@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_names, keras_share
+from nanotf.compat.versions import is_keras_3
 
 
 class ReplicaMixin:
@@ -18,26 +19,42 @@ class ReplicaMixin:
     """
 
     # All are set on the class that `become_replica` makes, one for each model.
-    _nanotf_share: keras_names.LossShare
+    _nanotf_share: keras_share.Share
     _nanotf_update: Any
     _nanotf_may_be_empty: bool
+    _nanotf_own_steps: frozenset[str]
     _nanotf_metrics_result: Any
 
     def train_step(self, data: Any) -> Any:
-        return self._nanotf_step(super().train_step, data)  # type: ignore[misc]
+        return self._nanotf_step("train_step", super().train_step, data)  # type: ignore[misc]
 
     def test_step(self, data: Any) -> Any:
-        return self._nanotf_step(super().test_step, data)  # type: ignore[misc]
+        return self._nanotf_step("test_step", super().test_step, data)  # type: ignore[misc]
 
-    def _nanotf_step(self, step: Any, data: Any) -> Any:
+    def _nanotf_step(self, name: str, step: Any, data: Any) -> Any:
         rows, share = data
         before = self._nanotf_share.set(share)
         try:
             if self._nanotf_may_be_empty:
-                return self._nanotf_step_or_stand_in(step, rows, share)
-            return step(rows)
+                result = self._nanotf_step_or_stand_in(step, rows, share)
+            else:
+                result = step(rows)
+            return self._nanotf_of_whole_batch(result) if name in self._nanotf_own_steps else result
         finally:
             self._nanotf_share.set(before)
+
+    def _nanotf_of_whole_batch(self, result: Any) -> Any:
+        """What the user's own step returns, where no metric will say it for the whole epoch."""
+        if not isinstance(result, dict) or set(result) == {m.name for m in _metrics(self)}:
+            return result
+        share, context = self._nanotf_share, tf.distribute.get_replica_context()
+        means = {}
+        for name, value in result.items():
+            value = tf.convert_to_tensor(value)
+            if value.dtype.is_floating and value.shape.rank == 0:
+                value = context.all_reduce(tf.distribute.ReduceOp.SUM, share.of(value))
+            means[name] = value
+        return means
 
     def _nanotf_step_or_stand_in(self, step: Any, rows: Any, share: Any) -> Any:
         variables = _variables_of_this_rank(self)
@@ -72,20 +89,56 @@ def _variables_of_this_rank(model: Any) -> list[Any]:
     return [v for v in variables if v.synchronization == tf.VariableSynchronization.ON_READ]
 
 
-def become_replica(model: Any, share: keras_names.LossShare, update: Any = None) -> None:
+@tf.autograph.experimental.do_not_convert
+def _metrics(model: Any) -> list[Any]:
+    """A model's metrics, those inside Keras 3's container of compiled metrics among them."""
+    found: list[Any] = []
+    for metric in model.metrics:
+        found += getattr(metric, "metrics", None) or [metric]
+    return found
+
+
+class _LossOfShareMixin:
+    """For Keras 2, whose own `train_step` takes the gradient of what this returns."""
+
+    _nanotf_share: keras_share.Share
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)  # type: ignore[misc]
+        if loss is None or self._nanotf_share.current is None:
+            return loss
+        return self._nanotf_share.of(loss)
+
+
+def become_replica(model: Any, share: keras_share.Share, update: Any = None) -> None:
     """Turns a model into one whose steps take `(data, share)`; it stays the same object.
 
     Args:
-        model: a Keras model, in a worker.
-        share: `LossShare`.
+        model: a built model; `keras_names.build_for_training` was called.
+        share: `Share`, installed in this process.
         update: `optimizer_shards.ShardedUpdate`, or None where each worker updates everything.
     """
     cls = type(model)
+    own_steps = frozenset(
+        name
+        for name in ("train_step", "test_step")
+        if not keras_share.is_keras_own(getattr(cls, name))
+    )
+    mixins: tuple[type, ...] = (ReplicaMixin,)
+    keras_share.follow_share(model, share)
+    if "train_step" in own_steps:
+        for optimizer in keras_names.optimizers_of(model):
+            keras_share.weigh_gradients(optimizer, share)
+    elif is_keras_3():
+        keras_share.weigh_loss(model.optimizer, share)
+    else:
+        mixins = (ReplicaMixin, _LossOfShareMixin)
     body = {
         "__module__": cls.__module__,
         "_nanotf_share": share,
         "_nanotf_update": update,
         "_nanotf_may_be_empty": True,
+        "_nanotf_own_steps": own_steps,
         "_nanotf_metrics_result": None,
     }
-    object.__setattr__(model, "__class__", type(cls.__name__, (ReplicaMixin, cls), body))
+    object.__setattr__(model, "__class__", type(cls.__name__, (*mixins, cls), body))

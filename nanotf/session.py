@@ -18,11 +18,11 @@ import tensorflow as tf
 from nanotf import jobs, messages, replica
 from nanotf.channel import Channel
 from nanotf.collectives import Group
-from nanotf.compat import autograph, keras_names
+from nanotf.compat import autograph, keras_callbacks, keras_names, keras_share
 from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate
 from nanotf.shipping import models, pickling, state, streams
 from nanotf.shipping.blocks import Block
-from nanotf.strategy import Turns, WorkerStrategy, mark_as_share
+from nanotf.strategy import WorkerStrategy, mark_as_share
 
 MODELS_KEPT = 2
 PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
@@ -41,8 +41,9 @@ class Session:
     def __init__(self, rank: int, channel: Channel, setup: messages.Setup, fds: list[int]) -> None:
         self.rank = rank
         self.channel = channel
-        self.share = keras_names.LossShare()
-        keras_names.install_worker_overrides(self.share)
+        self.share = keras_share.Share()
+        keras_share.install(self.share)
+        keras_names.install_worker_overrides()
         autograph.leave_tf_keras_alone()
         group = None
         if setup.group is not None:
@@ -78,10 +79,11 @@ class Session:
                 if shards is not None:
                     trainable = model.trainable_variables
                     update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
-                keras_names.build_for_training(model, specs)
-                keras_names.weigh_output_losses(model, self.share)
+                keras_names.build_for_training(model, specs, self.strategy)
                 if update is None:
-                    keras_names.sum_gradients_first(model.optimizer)
+                    for optimizer in keras_names.optimizers_of(model):
+                        keras_share.update_in_branches(optimizer, self.strategy)
+                        keras_names.sum_gradients_first(optimizer)
             replica.become_replica(model, self.share, update)
             self._models[key] = model
         self._models.move_to_end(key)
@@ -113,6 +115,7 @@ class _FitRun:
         self.blocks = blocks
         self.turn = 0
         self._last_progress = 0.0
+        self._held: dict[str, tuple[int | None, Any]] = {}  # events of the last batch
         self._last_wait = ""
         inbox.streams = self.reader = streams.StreamReader(session.channel)
 
@@ -128,6 +131,10 @@ class _FitRun:
         )
         self.state = _state(self.model, job, self.blocks[job.state_block], session.strategy)
         self.state.load(self.turn)
+        for layer in keras_names.adapted_layers(self.model):
+            layer.finalize_state()
+        self.metrics = self._metrics_state()
+        keras_callbacks.begin_at(self.model, job.initial_epoch, job.initial_step)
         self.model.fit(
             self._dataset(job.train, job.initial_epoch),
             epochs=job.epochs,
@@ -144,13 +151,34 @@ class _FitRun:
     def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
         rank, size = self.session.rank, self.session.strategy.size
         if isinstance(source, streams.StreamInput):
-            make = source.datasets(self.reader, rank, size)
-            return mark_as_share(make(-1), Turns(make))
-        return mark_as_share(source.dataset(self.blocks, rank, size, first_epoch))
+            return mark_as_share(*source.datasets(self.reader, rank, size))
+        return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
+
+    def _metrics_state(self) -> state.State:
+        job, strategy = self.job, self.session.strategy
+        variables = keras_names.metric_state(self.model)
+        self._summed = [
+            strategy.experimental_local_results(v)[0]
+            for v in variables
+            if v.synchronization == tf.VariableSynchronization.ON_READ
+            and v.aggregation == tf.VariableAggregation.SUM
+        ]
+        return state.State(job.metrics_layout, self.blocks[job.metrics_block], variables, strategy)
+
+    def _load_metrics(self) -> None:
+        """Takes over the parent's metrics, so that their sum over workers is the parent's."""
+        self.metrics.load(0)
+        if self.session.rank != 0:
+            for variable in self._summed:
+                variable.assign(tf.zeros_like(variable))
 
     def _reporter(self) -> Any:
         """A Keras callback with the hooks that the parent wants to hear of, and no other."""
-        namespace: dict[str, Any] = {}
+
+        def on_train_begin(_: Any, logs: Any = None) -> None:
+            self.model.stop_training = self.job.stop  # Keras has just set it to False
+
+        namespace: dict[str, Any] = {"on_train_begin": on_train_begin}
         for hook in self.job.events | self.job.waits:
             namespace[hook] = self._hook(hook)
         reporter = type("Reporter", (tf.keras.callbacks.Callback,), namespace)
@@ -163,20 +191,30 @@ class _FitRun:
             index, logs = jobs.index_and_logs(name, *arguments, **named)
             if waits:
                 self._wait(name, index, _plain(logs))
-            elif self.session.rank == 0 and self._is_due(name):
-                event = messages.Event(self.number, name, index, _plain(logs))
-                self.session.channel.send(event)
+            elif self.session.rank == 0:
+                self._report(name, index, logs)
 
         return hook
 
-    def _is_due(self, name: str) -> bool:
+    def _report(self, name: str, index: int | None, logs: Any) -> None:
+        """Sends an event; of those of batches no more than a progress bar shows, and the last."""
         if name not in jobs.BATCH_HOOKS:
-            return True
+            self._send_held()
+            self._send(name, index, logs)
+            return
+        self._held[name] = (index, logs)
         now = time.monotonic()
-        if now - self._last_progress < PROGRESS_SECONDS:
-            return False
-        self._last_progress = now
-        return True
+        if now - self._last_progress >= PROGRESS_SECONDS:
+            self._last_progress = now
+            self._send_held()
+
+    def _send_held(self) -> None:
+        for name, (index, logs) in self._held.items():
+            self._send(name, index, logs)
+        self._held.clear()
+
+    def _send(self, name: str, index: int | None, logs: Any) -> None:
+        self.session.channel.send(messages.Event(self.number, name, index, _plain(logs)))
 
     def _is_stored(self, name: str) -> bool:
         """Whether nothing has changed since the state was stored.
@@ -188,22 +226,37 @@ class _FitRun:
         return (self._last_wait, name) == ("on_epoch_end", "on_train_end") and not averages
 
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
-        with_state = name not in jobs.BATCH_HOOKS and not self._is_stored(name)
+        with_state = name in self.job.asks
+        if name not in jobs.BATCH_HOOKS:
+            self._send_held()
+            with_state = not self._is_stored(name)
+        self._last_wait = name
+        answer = self._ask(name, index, logs, with_state)
+        if answer.store:
+            answer = self._ask(name, index, logs, True)
+        if answer.reload:
+            self.state.load(self.turn)
+        if answer.reload_metrics:
+            self._load_metrics()
+        if answer.stop:
+            self.model.stop_training = True
+
+    def _ask(
+        self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool
+    ) -> messages.Proceed:
+        """Stores what the parent needs at a hook, and waits for its answer."""
+        rank = self.session.rank
         if with_state:
             self.turn += 1
-            self.state.store_rank(self.turn, self.session.rank)
-        self._last_wait = name
-        rank = self.session.rank
+            self.state.store_rank(self.turn, rank)
+        self.metrics.store_rank(0, rank)
         self.session.channel.send(
             messages.Waiting(
                 self.number, rank, name, index, logs if rank == 0 else None, with_state
             )
         )
-        answer = self.inbox.answer()
-        if answer.reload:
-            self.state.load(self.turn)
-        if answer.stop:
-            self.model.stop_training = True
+        answer: messages.Proceed = self.inbox.answer()
+        return answer
 
 
 def _state(model: Any, job: jobs.FitJob, block: Block, strategy: WorkerStrategy) -> state.State:

@@ -24,22 +24,6 @@ from nanotf.collectives import engine, launcher
 from nanotf.compat import distribute
 
 
-class Turns:
-    """Makes a new dataset for every iteration of another.
-
-    Args:
-        make: callable of an int, which counts the iterators that Keras makes, read or not.
-    """
-
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self._make = make
-        self._turn = 0
-
-    def __iter__(self) -> Any:
-        turn, self._turn = self._turn, self._turn + 1
-        return iter(self._make(turn))
-
-
 def mark_as_share(dataset: Any, iterable: Any = None) -> Any:
     """Marks a dataset as yielding this worker's share, so that it is not sharded again.
 
@@ -58,7 +42,11 @@ class _Extended(distribute.Extended):  # type: ignore[misc]
     """The stock implementation, with other ways to make variables equal on all ranks."""
 
     values_are_known = False
+    merges = True
     group: Any = None
+
+    def _use_merge_call(self) -> bool:
+        return self.merges and bool(super()._use_merge_call())
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
@@ -143,6 +131,20 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
                 yield
         finally:
             self.extended.values_are_known = before
+
+    @contextlib.contextmanager
+    def without_merging(self) -> Iterator[None]:
+        """Variables updated in this context are updated where the code stands.
+
+        Otherwise a replica's code is left for the update and entered again after it, which
+        TensorFlow cannot do from inside a branch of `tf.cond`.
+        """
+        before = self.extended.merges
+        self.extended.merges = False
+        try:
+            yield
+        finally:
+            self.extended.merges = before
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """As in TensorFlow, except that a worker's own share is returned as it is."""

@@ -13,17 +13,17 @@ import numpy as np
 
 from nanotf import gpu, jobs, messages, topology, warm
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import keras_names
+from nanotf.compat import data_adapters, keras_callbacks, keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
 from nanotf.errors import (
     ModelError,
     NanoError,
     WorkerError,
 )
-from nanotf.fit_data import FitArguments, FitData
+from nanotf.fit_data import FitArguments, FitData, Stream
 from nanotf.optimizer_shards import OptimizerShards
 from nanotf.pool import Pool
-from nanotf.shipping import inputs, models, pickling, streams
+from nanotf.shipping import models, pickling, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
@@ -91,21 +91,21 @@ def fit(
         return job.run(workers)
 
 
+def _close_descriptors(blocks: list[Block]) -> None:
+    for block in blocks:
+        block.close_fd()
+
+
 class _FitCall:
     """One call of `fit`: everything is checked and laid out before workers are needed."""
 
     def __init__(self, model: Any, arguments: FitArguments, size: int) -> None:
         self.model = model
         self.size = size
-        if not keras_names.is_compiled(model):
-            # Keras's own words, so that programs that match them go on working.
-            raise ModelError(
-                "You must call `compile()` before calling `fit()`. Received: a model that is not "
-                "compiled. Call model.compile(optimizer=..., loss=...) first."
-            )
+        data_adapters.check_compiled(model)
         self.arguments = arguments
         self.seed = self._seed()
-        self.data = FitData(arguments, self.seed, STATE_BLOCK + 1)
+        self.data = FitData(model, arguments, self.seed, STATE_BLOCK + 1)
         self._build()
         with pickling.naming(f"The model {model.name!r}"):
             recipe = models.recipe_of(model)
@@ -113,7 +113,10 @@ class _FitCall:
             self.recipe = pickling.dumps(recipe)
         self.variables = keras_names.training_variables(model)
         self.layout = StateLayout.of(self.variables, size)
+        metrics = keras_names.metric_state(model)
+        self.metrics_layout = StateLayout.of(metrics, size)
         self.turn = 0
+        self.loaded = 0  # the turn that the user's model holds
 
     def _seed(self) -> int:
         """A seed that follows `set_random_seed`, without using up the user's random numbers.
@@ -129,7 +132,7 @@ class _FitCall:
     def _build(self) -> None:
         """Builds the user's model, as the first step of a single-process `fit` would."""
         model, specs = self.model, self.data.specs
-        if not model.built or not model.variables:
+        if models.needs_call(model):
             x = specs[0] if isinstance(specs, tuple) else specs
             try:
                 models.call_on_nothing(model, x)
@@ -140,7 +143,7 @@ class _FitCall:
                     f"raised {type(error).__name__}: {error}. Call the model on a batch once, or "
                     "give it an Input layer."
                 ) from error
-            if not model.built or not model.variables:
+            if models.needs_call(model):
                 raise ModelError(
                     "A model must be built before workers can get its weights. Received: model "
                     f"{model.name!r}, which has no variables after a call on inputs {x}."
@@ -150,50 +153,47 @@ class _FitCall:
     @property
     def steps(self) -> int | None:
         """Batches per epoch, where that is known."""
-        return self.arguments.steps_per_epoch or self.data.train.steps
+        return self.data.steps
 
     # ------------------------------------------------------------------------------- run
     def run(self, workers: Pool) -> Any:
         """Runs the job on a pool and brings its results home."""
         a = self.arguments
         self.workers = workers
-        blocks = [Block(self.layout.nbytes), *self.data.blocks()]
-        self.state = State(self.layout, blocks[STATE_BLOCK], self.variables)
         self.callbacks = ParentCallbacks(a.callbacks, self.model, a.verbose, a.epochs, self.steps)
         self.model.stop_training = False
         self.callbacks.list.on_train_begin()
+        blocks = [Block(self.layout.nbytes), *self.data.blocks(), Block(self.metrics_layout.nbytes)]
+        self.state = State(self.layout, blocks[STATE_BLOCK], self.variables)
+        metrics = keras_names.metric_state(self.model)
+        self.metrics = State(self.metrics_layout, blocks[-1], metrics)
         self.state.store(self.turn)
         self.number = workers.next_job()
         self.writers: list[streams.StreamWriter] = []
         try:
             workers.send(self._message(blocks), blocks)
             self.state.reserve(self.turn + 1)
-            for block in blocks:
-                block.close_fd()
-            self.writers = [self._writer(i, d) for i, d in enumerate(self.data.datasets)]
+            _close_descriptors(blocks)
+            self.writers = [self._writer(i, s) for i, s in enumerate(self.data.streams)]
             self._follow()
         except BaseException:
             # The workers are somewhere in a step; the next job needs them at rest.
             workers.kill()
-            if self.turn > 0:  # the model gets what the last completed epoch left
+            if self.turn != self.loaded:  # the model gets what the last completed epoch left
                 self.state.load(self.turn)
             raise
         finally:
             for writer in self.writers:
                 writer.stop()
-            for block in blocks:
-                block.discard()
+            # An exception that somebody keeps holds this frame, and must not hold the memory.
+            del self.state, self.metrics
+            while blocks:
+                blocks.pop().discard()
         return self.model.history
 
     def _message(self, blocks: list[Block]) -> messages.Job:
         a, backend = self.arguments, require_tensorflow().keras.backend
-        # An endless dataset with known steps lets Keras keep one iterator over all epochs.
-        validation_steps = a.validation_steps
-        if validation_steps is None and isinstance(self.data.validation, inputs.ArrayInput):
-            validation_steps = self.data.validation.steps
-        steps = a.steps_per_epoch
-        if steps is None and isinstance(self.data.train, inputs.ArrayInput):
-            steps = self.data.train.steps
+        epoch, step = keras_callbacks.place_to_resume(self.model, a.initial_epoch, self.steps)
         job = jobs.FitJob(
             recipe=self.recipe,
             settings=jobs.KerasSettings(backend.floatx(), backend.image_data_format()),
@@ -201,15 +201,20 @@ class _FitCall:
             train=self.data.train,
             validation=self.data.validation,
             epochs=a.epochs,
-            initial_epoch=a.initial_epoch,
-            steps_per_epoch=steps,
-            validation_steps=validation_steps,
+            initial_epoch=epoch,
+            initial_step=step,
+            steps_per_epoch=self.data.steps_per_epoch,
+            validation_steps=self.data.validation_steps,
             validation_freq=a.validation_freq,
             layout=self.layout,
             state_block=STATE_BLOCK,
             shards=self._shards(),
             events=self.callbacks.events,
             waits=self.callbacks.waits,
+            asks=self.callbacks.asks,
+            metrics_layout=self.metrics_layout,
+            metrics_block=len(blocks) - 1,
+            stop=bool(self.model.stop_training),
             seed=self.seed,
         )
         return messages.Job(self.number, pickling.dumps(job), tuple(b.nbytes for b in blocks))
@@ -219,15 +224,33 @@ class _FitCall:
             return None  # TensorFlow's own collectives know no reduce-scatter of this kind
         return OptimizerShards.of(self.model, self.variables)
 
-    def _writer(self, stream: int, dataset: Any) -> streams.StreamWriter:
+    def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
         def send(message: messages.Message, block: Block | None) -> None:
             self.workers.send(message, [] if block is None else [block])
             if block is not None:
                 block.close_fd()
 
         return streams.StreamWriter(
-            stream, lambda: iter(dataset), self.size, send, self.workers.post
+            number,
+            stream.data,
+            stream.signature,
+            stream.trains,
+            self.size,
+            send,
+            self.workers.post,
         )
+
+    def _tell_data(self, hook: str, index: int | None) -> None:
+        """Tells those who read the data how far training has got."""
+        if hook == "on_epoch_begin" and index is not None:
+            self.data.warn_of_epoch(index)
+        for writer in self.writers:
+            if hook == "on_epoch_begin":
+                writer.begin_epoch()
+            elif hook == "on_epoch_end" and not self.model.stop_training:
+                writer.end_epoch()
+            elif hook == "on_train_end":
+                writer.finish()
 
     def _follow(self) -> None:
         """Handles what the workers say, until all have ended the job."""
@@ -243,6 +266,7 @@ class _FitCall:
                 raise self._failure(message)
             elif isinstance(message, messages.Event):
                 self.callbacks.call(message.hook, message.index, message.logs)
+                self._tell_data(message.hook, message.index)
             elif isinstance(message, messages.JobDone):
                 done.add(rank)
             elif isinstance(message, messages.Waiting):
@@ -259,19 +283,50 @@ class _FitCall:
                 f"{first.hook}({first.index}), others at "
                 f"{[(m.rank, m.hook, m.index) for m in others]}."
             )
+        if not first.state and self.callbacks.needs_state(first.hook, first.index):
+            # They have to report this hook once more, with their state.
+            self.workers.send(messages.Proceed(self.number, store=True))
+            return
+        self._bring_home(first)
+        logs = first.logs
+        if first.hook in jobs.BATCH_HOOKS:
+            logs = keras_names.all_logs(self.model, logs)
+        self.callbacks.call(first.hook, first.index, logs)
+        self._tell_data(first.hook, first.index)
+        self._send_changes(first)
+
+    def _bring_home(self, first: messages.Waiting) -> None:
+        """Gives the user's model the state that a hook is about to see."""
+        look = self.callbacks.look_at_model
+        at_end = first.hook == "on_train_end"
         if first.state:
             self.turn += 1
             self.state.combine(self.turn)
-        if first.hook == "on_train_end" or (first.state and self.callbacks.look_at_model):
+        if at_end or (first.state and look):
             self.state.load(self.turn)
-        self.callbacks.call(first.hook, first.index, first.logs)
-        reload = False
+            self.loaded = self.turn
+        if look or at_end:
+            self.metrics.combine(0)
+            self.metrics.load(0)
+
+    def _send_changes(self, first: messages.Waiting) -> None:
+        """Lets the workers go on, with what the callbacks have changed."""
+        reload = reload_metrics = False
         if first.state and self.callbacks.look_at_model:
             reload = self.state.differs(self.turn)
             if reload:
                 self.state.store(self.turn)
+            # A callback that evaluates the model leaves its own numbers in the metrics.
+            reload_metrics = reload or self.metrics.differs(0)
+            if reload_metrics:
+                self.metrics.store(0)
         self.workers.send(
-            messages.Proceed(self.number, stop=bool(self.model.stop_training), reload=reload)
+            messages.Proceed(
+                self.number,
+                stop=bool(self.model.stop_training),
+                reload=reload,
+                reload_metrics=reload_metrics,
+            )
         )
 
     def _failure(self, message: messages.JobFailed) -> BaseException:

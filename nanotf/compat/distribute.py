@@ -8,6 +8,7 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | `collective_all_reduce_strategy.CollectiveAllReduceExtended` | base class of the strategy's implementation; overridden so that no server starts |
 | its `_initialize_local`, `_num_workers`, `_id_in_cluster`, `_is_chief`, `_task_type`, `_task_id`, `_cluster_spec` | local mode, then told rank and size |
 | its `_cross_device_ops`, `_host_cross_device_ops`, `_collective_keys`, `_communication_options`, `_worker_device` | rebuilt for the real group size |
+| its `_use_merge_call` | see `WorkerStrategy.without_merging` |
 | its `_get_variable_creator_initial_value` | variables whose values are known need no broadcast |
 | `cross_device_ops.CollectiveAllReduce`, its `_launchers`, `_devices` | holds the launcher of each device |
 | `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass |

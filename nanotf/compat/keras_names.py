@@ -2,24 +2,25 @@
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
-| `losses.loss.scale_loss_for_distribution`, `unscale_...` | 3; 3.10-3.15 | the one place where a loss is divided by the number of replicas |
-| `utils.losses_utils.scale_loss_for_distribution` | 2; 2.15, tf_keras 2.15-2.21 | same |
 | `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585) |
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, `compiled_metrics.build` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
-| `Trainer._compile_loss`, `CompileLoss.metrics` | 3; 3.10-3.15 | see `weigh_output_losses` |
+| `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
+| `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what `adapt` found is in variables, what a layer uses is not |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `sum_gradients_first` |
+| `Lambda._serialize_function_to_config` | 2; 2.15, tf_keras 2.15-2.21 | writes a function's byte code, without the globals that it refers to |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter` | 2 | step counts that the progress bar reads |
-| `Optimizer._learning_rate`, legacy `_create_all_weights` | 2 | optimizer state outside `variables` |
+| `Optimizer._learning_rate`, legacy `_create_all_weights`, `_hyper` | 2 | optimizer state outside `variables` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
@@ -43,8 +44,37 @@ def is_compiled(model: Any) -> bool:
 
 
 def compile_arguments(model: Any) -> dict[str, Any]:
-    """The arguments that `model.compile` was called with, as the user gave them."""
-    return dict(model._compile_config.config)
+    """The arguments that `model.compile` was called with, as the user gave them.
+
+    Keras 3 keeps the metrics of an earlier `compile` where a later one names none.
+    """
+    arguments = dict(model._compile_config.config)
+    kept = getattr(model, "_compile_metrics", None)
+    if kept is not None and not (arguments.get("metrics") or arguments.get("weighted_metrics")):
+        arguments["metrics"] = kept._user_metrics
+        arguments["weighted_metrics"] = kept._user_weighted_metrics
+    return arguments
+
+
+@contextlib.contextmanager
+def functions_by_name() -> Iterator[None]:
+    """Makes Keras 2's Lambda layers name their functions in their configuration."""
+    if is_keras_3():
+        yield
+        return
+    cls = require_tensorflow().keras.layers.Lambda
+    stock = cls._serialize_function_to_config
+
+    def serialize(self: Any, inputs: Any, allow_raw: bool = False) -> Any:
+        if callable(inputs):
+            return inputs.__name__, "function", inputs.__module__
+        return stock(self, inputs, allow_raw)
+
+    cls._serialize_function_to_config = serialize
+    try:
+        yield
+    finally:
+        cls._serialize_function_to_config = stock
 
 
 def callback_list_class() -> type:
@@ -86,7 +116,30 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     rate = getattr(optimizer, "_learning_rate", None)  # Keras 2 leaves it out of `variables`
     if not is_keras_3() and hasattr(rate, "assign") and not any(rate is v for v in variables):
         variables.append(rate)
-    return variables
+    hypers = getattr(optimizer, "_hyper", {})  # of tf.keras.optimizers.legacy
+    return variables + [v for _, v in sorted(hypers.items()) if hasattr(v, "assign")]
+
+
+def adapted_layers(model: Any) -> list[Any]:
+    """The layers that use constants which `adapt` computes from their variables."""
+    layers = model._flatten_layers(include_self=False)
+    return [la for la in layers if hasattr(la, "adapt_mean") and hasattr(la, "finalize_state")]
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """All optimizers of a model: its own, then those in its attributes, by attribute name.
+
+    A model with a `compile` of its own, as a GAN has, keeps one for each of its parts.
+    """
+    keras = require_tensorflow().keras
+    classes: tuple[Any, ...] = (keras.optimizers.Optimizer,)
+    if hasattr(getattr(keras.optimizers, "legacy", None), "Optimizer"):
+        classes += (keras.optimizers.legacy.Optimizer,)
+    found = [getattr(model, "optimizer", None)]
+    for _, value in sorted(vars(model).items()):
+        found += value if isinstance(value, (list, tuple)) else [value]
+    distinct: dict[int, Any] = {id(o): o for o in found if isinstance(o, classes)}
+    return list(distinct.values())
 
 
 def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
@@ -114,120 +167,70 @@ def make_variable(value: Any, name: str) -> Any:
     return tf.Variable(value, name=name)
 
 
-def is_keras_object(value: Any) -> bool:
-    """Whether an object is of one of Keras's own classes."""
-    return type(value).__module__.split(".")[0] == keras_module_name()
-
-
-def is_keras_function(cls: type, name: str) -> bool:
-    """Whether a class has Keras's own method of that name."""
-    owner = next(c for c in cls.__mro__ if name in vars(c))
-    return owner.__module__.split(".")[0] == keras_module_name()
-
-
 def training_variables(model: Any) -> list[Any]:
-    """All that a `fit` changes in a model and its optimizer, metrics apart, in a fixed order."""
-    return model_variables(model) + optimizer_variables(model.optimizer)
+    """All that a `fit` changes in a model and its optimizers, metrics apart, in a fixed order."""
+    variables = model_variables(model)
+    for optimizer in optimizers_of(model):
+        variables += optimizer_variables(optimizer)
+    return variables
 
 
 def build_optimizer(model: Any) -> None:
     """Creates the optimizer's slots for the model's trainable variables, if missing."""
-    optimizer = model.optimizer
+    optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return
     if hasattr(optimizer, "_create_all_weights"):  # Keras 2, tf.keras.optimizers.legacy
         optimizer._create_all_weights(model.trainable_variables)
         return
-    if not getattr(optimizer, "built", False) and not getattr(optimizer, "_built", False):
+    if not _is_built(optimizer):
         optimizer.build(model.trainable_variables)
 
 
-def build_for_training(model: Any, specs: Any) -> None:
-    """Creates the variables of metrics and optimizer, which `fit` would at its first step.
+def has_call(model: Any) -> bool:
+    """Whether a model can be called; one that only has a `train_step`, as a GAN, cannot."""
+    keras_model = require_tensorflow().keras.Model
+    return type(model).call is not keras_model.call
+
+
+def build_for_training(model: Any, specs: Any, strategy: Any = None) -> None:
+    """Creates the variables of metrics and optimizers, which `fit` would at its first step.
 
     Args:
         model: a built and compiled model.
         specs: nested structure of `tf.TensorSpec`, of one batch as `fit` sees it.
+        strategy: the `tf.distribute.Strategy` that the model trains under, or None.
     """
     tf = require_tensorflow()
-    if is_keras_3():
+    if not has_call(model):
+        pass  # all is built by its own step
+    elif is_keras_3():
         model._symbolic_build(data_batch=specs)
-    elif isinstance(specs, tuple) and len(specs) > 1 and not model.compiled_metrics.built:
+    elif not model.compiled_loss.built and type(model).call is not tf.keras.Model.call:
+        x, y = (*specs, None)[:2] if isinstance(specs, tuple) else (specs, None)
         outputs = getattr(model, "outputs", None)
         if outputs is None:
-            trace = tf.function(model).get_concrete_function(specs[0])
+            trace = tf.function(model).get_concrete_function(x)
             outputs = trace.structured_outputs
         else:
             outputs = tf.nest.pack_sequence_as(model.output, outputs)
         outputs = tf.nest.map_structure(lambda o: tf.TensorSpec(o.shape, o.dtype), outputs)
         model.compiled_loss.build(outputs)
-        model.compiled_metrics.build(outputs, specs[1])
+        if y is not None:
+            model.compiled_metrics.build(outputs, y)
     build_optimizer(model)
+    if not all(_is_built(optimizer) for optimizer in optimizers_of(model)):
+        # Only the user's own step knows which variables each of several optimizers trains.
+        def step(data: Any) -> Any:
+            return strategy.run(model.train_step, (data,)) if strategy else model.train_step(data)
+
+        tf.function(step).get_concrete_function(specs)
 
 
-class LossShare:
-    """Replaces Keras's division of a loss by the number of replicas.
-
-    Keras divides by the number of replicas, which is right only if all of them hold the same
-    number of samples. A worker that holds n_r of the n samples of a global batch must weigh
-    its mean by n_r / n, so that the sum over workers is the mean over the batch. The factor is
-    known while a step is traced or run; outside of one Keras's own rule holds.
-    """
-
-    def __init__(self) -> None:
-        self.current: Any = None
-
-    def set(self, share: Any) -> Any:
-        """Sets the factor (a scalar float tensor or None) and returns the one before."""
-        before, self.current = self.current, share
-        return before
-
-    def install(self) -> None:
-        """Puts the rule into the installed Keras, in this process."""
-        tf = require_tensorflow()
-        if is_keras_3():
-            module = source_module("losses.loss")
-            stock_unscale = module.unscale_loss_for_distribution
-        else:
-            module = source_module("utils.losses_utils")
-        stock_scale = module.scale_loss_for_distribution
-
-        def scale_loss_for_distribution(value: Any) -> Any:
-            if self.current is None:
-                return stock_scale(value)
-            return value * tf.cast(self.current, value.dtype)
-
-        def unscale_loss_for_distribution(value: Any) -> Any:
-            if self.current is None:
-                return stock_unscale(value)
-            # A worker without samples has share 0; what it would report is not counted.
-            return tf.math.divide_no_nan(value, tf.cast(self.current, value.dtype))
-
-        module.scale_loss_for_distribution = scale_loss_for_distribution
-        if is_keras_3():
-            module.unscale_loss_for_distribution = unscale_loss_for_distribution
-
-
-def weigh_output_losses(model: Any, share: LossShare) -> None:
-    """Makes the losses of single outputs means over global batches, as in one process.
-
-    Keras 3 weighs them by a batch's number of rows only where it is known when a step is
-    traced, and otherwise counts every batch alike; then every worker's part of a batch must
-    count as much as its part of the rows.
-
-    Args:
-        model: a model for which `build_for_training` was called.
-        share: `LossShare`.
-    """
-    if not is_keras_3() or model._compile_loss is None:
-        return
-    for metric in model._compile_loss.metrics:
-        stock = metric.update_state
-
-        def update_state(values: Any, sample_weight: Any = None, stock: Any = stock) -> Any:
-            return stock(values, share.current if sample_weight is None else sample_weight)
-
-        metric.update_state = update_state
+def _is_built(optimizer: Any) -> bool:
+    if hasattr(optimizer, "_create_all_weights"):  # Keras 2, tf.keras.optimizers.legacy
+        return bool(optimizer.weights)
+    return bool(getattr(optimizer, "built", False) or getattr(optimizer, "_built", False))
 
 
 def sum_over_workers(grads: Sequence[Any]) -> list[Any]:
@@ -299,13 +302,8 @@ def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> Non
     optimizer.apply_gradients = apply_gradients
 
 
-def install_worker_overrides(share: LossShare) -> None:
-    """Changes the installed Keras, in a worker's process, so that it trains rightly.
-
-    Args:
-        share: `LossShare`, the weight of a worker's part of a global batch.
-    """
-    share.install()
+def install_worker_overrides() -> None:
+    """Changes the installed Keras, in a worker's process, so that it trains rightly."""
     if not is_keras_3():
         return
     trainer = source_module("backend.tensorflow.trainer")
@@ -327,3 +325,38 @@ def install_worker_overrides(share: LossShare) -> None:
 def metric_variables(model: Any) -> list[Any]:
     """The variables of a model's metrics, in a fixed order, for those that are built."""
     return [tf_variable(v) for metric in model.metrics for v in metric.variables]
+
+
+def metric_state(model: Any) -> list[Any]:
+    """What a batch hook's logs are computed from, in a fixed order.
+
+    Returns:
+        A list of `tf.Variable`: the metrics', and in Keras 2 the counters of steps, which
+        TensorBoard puts next to them.
+    """
+    counters = [] if is_keras_3() else [model._train_counter, model._test_counter]
+    return metric_variables(model) + counters
+
+
+def all_logs(model: Any, logs: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The logs of a batch hook, from a model that holds the metrics of all workers.
+
+    Keras's own rule for the logs of an epoch: what a step returns is replaced by the results of
+    the metrics if it has their names, and otherwise left alone.
+
+    Args:
+        model: the user's model.
+        logs: dict or None, what rank 0 reports.
+    """
+    if not logs:
+        return logs
+    results = model.get_metrics_result()
+    if set(results) != set(logs):
+        return logs
+    return {name: _number(results[name]) for name in logs}
+
+
+def _number(value: Any) -> Any:
+    """A scalar tensor as Keras gives it to callbacks: as a number."""
+    value = value.numpy() if hasattr(value, "numpy") else value
+    return value.item() if getattr(value, "shape", None) == () else value

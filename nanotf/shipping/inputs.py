@@ -1,8 +1,9 @@
 """How batches reach the workers: each gets its share of every global batch, and no more.
 
 Arrays lie once in shared memory; a worker picks its rows of each batch by index. Everything
-else (`tf.data.Dataset`) is read once, in the parent, and handed out through a ring of slots
-(`stream`), so that the order, the randomness and the work are those of a single process.
+else (`tf.data.Dataset`, `PyDataset`, generators) is read once, in the parent, and handed out
+through a ring of slots (`streams`), so that the order, the randomness and the work are those of
+a single process.
 
 In a worker both become a `tf.data.Dataset` of `(data, share)`, where `share` is the part of
 the global batch that the worker's rows are (scalar float64). A worker for which a short batch
@@ -13,14 +14,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 import numpy as np
 
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import InvalidArgumentError, ShippingError
+from nanotf.errors import InvalidArgumentError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.blocks import Block
+
+UNKNOWN_CARDINALITY = -2  # tf.data's code
 
 
 def rows_of_rank(rows: int, rank: int, size: int) -> tuple[int, int]:
@@ -44,14 +48,17 @@ class ArrayInput:
     """Arrays in a shared block, read by index.
 
     Args:
-        structure: nested structure of int, the places of the arrays in `arrays`, in the form
-            `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        structure: nested structure of int or None, the places of the arrays in `arrays`, in the
+            form that a batch has for a step: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
         arrays: tuple of `ArrayRef`.
         block: int, which of the job's blocks they lie in.
         rows: int, length of every array.
         batch_size: int, rows of a global batch.
-        shuffle: bool, whether every epoch has an order of its own.
+        shuffle: bool or "batch", whether every pass over the data has an order of its own;
+            "batch" shuffles within each batch.
         seed: int, of that order.
+        passes: int or None, how often an iterator goes through the data; None is without end,
+            which lets Keras keep one iterator over all epochs.
     """
 
     structure: Any
@@ -59,12 +66,13 @@ class ArrayInput:
     block: int
     rows: int
     batch_size: int
-    shuffle: bool = False
+    shuffle: bool | str = False
     seed: int = 0
+    passes: int | None = None
 
     @property
     def steps(self) -> int:
-        """Batches per epoch."""
+        """Batches in one pass over the data."""
         return -(-self.rows // self.batch_size)
 
     def may_be_empty(self, size: int) -> bool:
@@ -72,17 +80,33 @@ class ArrayInput:
         last = self.rows % self.batch_size or self.batch_size
         return min(last, self.batch_size, self.rows) < size
 
-    def dataset(self, blocks: list[Block], rank: int, size: int, first_epoch: int = 0) -> Any:
-        """The worker's endless `tf.data.Dataset`, epoch after epoch from `first_epoch` on."""
+    def dataset(
+        self, blocks: list[Block], rank: int, size: int, first_epoch: int = 0
+    ) -> tuple[Any, Any]:
+        """The worker's datasets: the one that Keras asks for its length, and what it iterates.
+
+        Args:
+            blocks: list of `Block`, of the job.
+            rank: int.
+            size: int, number of workers.
+            first_epoch: int, the number of the first pass, on which its order depends.
+        """
         tf = require_tensorflow()
         tensors = [_tensor_over(view(blocks[self.block], ref)) for ref in self.arrays]
+        # Every rank begins the same passes, in the same order, whichever iterator they are of.
+        numbers = itertools.count(first_epoch)
+
+        def permutation() -> Any:
+            random = np.random.default_rng((self.seed, next(numbers)))
+            if self.shuffle != "batch":
+                return random.permutation(self.rows)
+            starts = range(0, self.rows, self.batch_size)
+            parts = [np.arange(s, min(s + self.batch_size, self.rows)) for s in starts]
+            return np.concatenate([random.permutation(part) for part in parts])
 
         @tf.autograph.experimental.do_not_convert
-        def order(epoch: Any) -> Any:
-            def permutation(e: Any) -> Any:
-                return np.random.default_rng((self.seed, int(e))).permutation(self.rows)
-
-            result = tf.numpy_function(permutation, [epoch], tf.int64, stateful=False)
+        def order() -> Any:
+            result = tf.numpy_function(permutation, [], tf.int64, stateful=True)
             result.set_shape([self.rows])
             return result
 
@@ -94,19 +118,26 @@ class ArrayInput:
             else:
                 index = epoch_order[first : first + count]
                 flat = [tf.gather(tensor, index) for tensor in tensors]
-            return tf.nest.map_structure(lambda place: flat[place], self.structure), share
+            places = tf.nest.map_structure(
+                lambda place: None if place is None else flat[place], self.structure
+            )
+            return places, share
 
         @tf.autograph.experimental.do_not_convert
-        def epoch(number: Any) -> Any:
-            epoch_order = order(number) if self.shuffle else None
+        def one_pass(_: Any) -> Any:
             steps = tf.data.Dataset.range(self.steps)
-            return steps.map(functools.partial(element, epoch_order=epoch_order))
+            return steps.map(functools.partial(element, epoch_order=order()))
 
         if self.shuffle:
-            dataset = tf.data.Dataset.range(first_epoch, np.iinfo(np.int64).max).flat_map(epoch)
+            passes = np.iinfo(np.int64).max if self.passes is None else self.passes
+            dataset = tf.data.Dataset.range(passes).flat_map(one_pass)
         else:
-            dataset = tf.data.Dataset.range(self.steps).repeat().map(element)
-        return tuned(dataset.prefetch(2))
+            dataset = tf.data.Dataset.range(self.steps).repeat(self.passes).map(element)
+        dataset = tuned(dataset.prefetch(2))
+        if self.passes is None:
+            return dataset, dataset
+        cardinality = self.steps if self.passes == 1 else UNKNOWN_CARDINALITY
+        return dataset.apply(tf.data.experimental.assert_cardinality(cardinality)), dataset
 
 
 def _tensor_over(array: np.ndarray[Any, Any]) -> Any:
@@ -147,37 +178,6 @@ def tuned(dataset: Any) -> Any:
     return dataset.with_options(options)
 
 
-def to_numpy(value: Any, what: str) -> np.ndarray[Any, Any]:
-    """An array-like argument of `fit` as the NumPy array that Keras would use.
-
-    Args:
-        value: array, tensor, or anything with `__array__` (pandas objects among them).
-        what: str, the argument's name, for the error.
-
-    Raises:
-        ShippingError: It is none of these.
-    """
-    if isinstance(value, np.ndarray):
-        array = value
-    elif hasattr(value, "numpy"):
-        array = value.numpy()
-    elif hasattr(value, "__array__"):
-        array = np.asarray(value)
-    else:
-        raise ShippingError(
-            f"{what} must be an array, a tensor, or lists or dicts of them. "
-            f"Received: {what} of type {type(value).__name__}. Convert it with numpy.asarray()."
-        )
-    if array.ndim == 0:
-        raise ShippingError(
-            f"{what} must have a first dimension, its samples. Received: a scalar, {array!r}."
-        )
-    if array.dtype == np.float64:
-        # Keras casts Python-made double arrays to its own float type; so does fit().
-        array = array.astype(require_tensorflow().keras.backend.floatx(), copy=False)
-    return array
-
-
 def _without_lists(structure: Any) -> Any:
     if isinstance(structure, dict):
         return {key: _without_lists(value) for key, value in structure.items()}
@@ -187,44 +187,39 @@ def _without_lists(structure: Any) -> Any:
 
 
 def pack_arrays(
-    data: tuple[Any, ...],
+    data: Any,
     block: int,
     batch_size: int,
-    shuffle: bool = False,
+    shuffle: bool | str = False,
     seed: int = 0,
+    passes: int | None = None,
 ) -> tuple[ArrayInput, Packing]:
     """Describes arrays as an input of the workers.
 
     Args:
-        data: `(x,)`, `(x, y)` or `(x, y, sample_weight)`, nested structures of arrays.
+        data: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`, nested structures of arrays of
+            one length, or None.
         block: int, the block that they will be written to.
         batch_size: int.
-        shuffle: bool.
-        seed: int.
+        shuffle, seed, passes: as in `ArrayInput`.
 
     Returns:
         A tuple of the `ArrayInput` and the `Packing` that writes its block.
 
     Raises:
-        InvalidArgumentError: The arrays differ in length, or have none.
+        InvalidArgumentError: There are no samples.
     """
     tf = require_tensorflow()
-    flat = tf.nest.flatten(data)
-    lengths = {len(array) for array in flat}
-    if len(lengths) != 1:
-        raise InvalidArgumentError(
-            "Make sure all arrays contain the same number of samples. "
-            f"Received: lengths {sorted(lengths)}."
-        )
-    rows = lengths.pop()
+    flat = [array for array in tf.nest.flatten(data) if array is not None]
+    rows = len(flat[0])
     if rows == 0:
         raise InvalidArgumentError(
             "Training needs at least one sample. Received: arrays of length 0."
         )
-    places = tf.nest.pack_sequence_as(data, list(range(len(flat))))
+    numbers = itertools.count()
+    places = tf.nest.map_structure(lambda a: None if a is None else next(numbers), data)
     structure = _without_lists(places)  # tf.data would make one tensor of a list
     packing = Packing(flat)
-    return (
-        ArrayInput(structure, tuple(packing.refs), block, rows, batch_size, shuffle, seed),
-        packing,
-    )
+    refs = tuple(packing.refs)
+    made = ArrayInput(structure, refs, block, rows, batch_size, shuffle, seed, passes)
+    return made, packing

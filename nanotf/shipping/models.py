@@ -7,9 +7,11 @@ built it once keeps the model and its traced functions.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 from nanotf.compat import keras_names
@@ -30,8 +32,12 @@ class ModelRecipe:
         custom_objects: dict of str to object, the classes and functions that the configuration
             names and Keras does not know.
         build_config: dict or None, the input shapes that the model was built with.
+        adapted: tuple of bytes, what layers learned by `adapt`: a worker's traced functions hold
+            these numbers as constants, so that other numbers need another model.
         trainable: tuple of bool, of every layer below the model, in order.
         compile_arguments: dict or None, what `compile` was called with.
+        own_compile_arguments: tuple of positional and keyword arguments, or None, what the
+            user's own `compile` was called with, if the class has one.
         optimizer: the optimizer, or None.
         dtype_policy: the global Keras dtype policy, by name.
     """
@@ -41,8 +47,10 @@ class ModelRecipe:
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
     custom_objects: dict[str, Any]
     build_config: dict[str, Any] | None
+    adapted: tuple[bytes, ...]
     trainable: tuple[bool, ...]
     compile_arguments: dict[str, Any] | None
+    own_compile_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
     optimizer: Any
     dtype_policy: str
 
@@ -53,17 +61,20 @@ def original_class(cls: type) -> type:
     return original
 
 
-def _is_foreign(value: Any) -> bool:
+def is_foreign(value: Any) -> bool:
     """Whether Keras in another process would not know a class or function."""
     package = (getattr(value, "__module__", None) or "").split(".")[0]
     return package not in _KERAS_PACKAGES
 
 
-def _collect(value: Any, found: dict[str, Any], seen: set[int], depth: int = 0) -> None:
-    """Adds the foreign classes and functions that `value` refers to."""
-    if depth > 6 or id(value) in seen:
+def _collect(value: Any, found: dict[str, Any], seen: dict[int, int], depth: int = 0) -> None:
+    """Adds the foreign classes and functions that `value` refers to.
+
+    A function that has no name, or the name of another, gets one of its own.
+    """
+    if depth > 6 or seen.get(id(value), 7) <= depth:
         return
-    seen.add(id(value))
+    seen[id(value)] = depth  # what was reached by a long way is looked at again by a short one
     if isinstance(value, (list, tuple, set, frozenset)):
         for item in value:
             _collect(item, found, seen, depth + 1)
@@ -71,8 +82,15 @@ def _collect(value: Any, found: dict[str, Any], seen: set[int], depth: int = 0) 
         for item in value.values():
             _collect(item, found, seen, depth + 1)
     elif inspect.isfunction(value) or isinstance(value, type):
-        if _is_foreign(value) and value.__module__ != "builtins":
-            found[value.__name__] = value
+        if is_foreign(value) and value.__module__ != "builtins":
+            name = value.__name__
+            if any(value is other for other in found.values()):
+                return
+            if inspect.isfunction(value) and (
+                name == "<lambda>" or found.get(name, value) is not value
+            ):
+                name = f"nanotf_function_{len(found)}"
+            found[name] = value
     elif hasattr(value, "get_config"):
         _collect(original_class(type(value)), found, seen, depth + 1)
         _collect(list(vars(value).values()), found, seen, depth + 1)
@@ -82,7 +100,7 @@ def custom_objects_of(obj: Any) -> dict[str, Any]:
     """The classes and functions, by name, that rebuilding `obj` needs and Keras lacks."""
     tf = require_tensorflow()
     found: dict[str, Any] = {}
-    seen: set[int] = set()
+    seen: dict[int, int] = {}
     for name, value in tf.keras.utils.get_custom_objects().items():
         found[name] = value
         found[name.split(">")[-1]] = value
@@ -92,9 +110,29 @@ def custom_objects_of(obj: Any) -> dict[str, Any]:
     return found
 
 
-def _has_own_get_config(cls: type) -> bool:
+@contextlib.contextmanager
+def configured_by_name(custom_objects: dict[str, Any]) -> Iterator[None]:
+    """Makes `get_config()` name functions as `custom_objects` does.
+
+    Keras writes the byte code of a lambda instead, without the globals that it refers to.
+    """
+    before = {}
+    for name, value in custom_objects.items():
+        if inspect.isfunction(value) and name.startswith("nanotf_function_"):
+            before[name] = value.__name__
+            value.__name__ = name
+    try:
+        with keras_names.functions_by_name():
+            yield
+    finally:
+        for name, own_name in before.items():
+            custom_objects[name].__name__ = own_name
+
+
+def has_own_get_config(cls: type) -> bool:
+    """Whether `get_config` is the user's."""
     owner = next(c for c in cls.__mro__ if "get_config" in vars(c))
-    return _is_foreign(owner)
+    return is_foreign(owner)
 
 
 def recipe_of(model: Any) -> ModelRecipe:
@@ -108,28 +146,49 @@ def recipe_of(model: Any) -> ModelRecipe:
     """
     tf = require_tensorflow()
     cls = original_class(type(model))
+    custom_objects = custom_objects_of(model)
     arguments = getattr(model, "_nanotf_arguments", None)
     config = None
-    if arguments is None or not _is_foreign(cls) or _has_own_get_config(cls):
+    if arguments is None or not is_foreign(cls) or has_own_get_config(cls):
         arguments = None
         try:
-            config = model.get_config()
+            with configured_by_name(custom_objects):
+                config = model.get_config()
         except Exception as error:
             raise _cannot_rebuild(cls, f"get_config() raised {error!r}") from error
     build_config = None
     if hasattr(model, "get_build_config"):
-        build_config = model.get_build_config()
+        build_config = _plain(model.get_build_config())
     policy = tf.keras.mixed_precision.global_policy()
     return ModelRecipe(
         cls=cls,
         config=config,
         arguments=arguments,
-        custom_objects=custom_objects_of(model),
+        custom_objects=custom_objects,
         build_config=build_config,
+        adapted=_adapted(model),
         trainable=_trainable_flags(model),
         compile_arguments=_compile_arguments(model),
+        own_compile_arguments=_own_compile_arguments(model, cls),
         optimizer=getattr(model, "optimizer", None),
         dtype_policy=policy.name,
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Lists and dicts without Keras's tracking, which cannot be unpickled."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def _adapted(model: Any) -> tuple[bytes, ...]:
+    return tuple(
+        variable.numpy().tobytes()
+        for layer in keras_names.adapted_layers(model)
+        for variable in map(keras_names.tf_variable, (layer.adapt_mean, layer.adapt_variance))
     )
 
 
@@ -147,6 +206,26 @@ def _compile_arguments(model: Any) -> dict[str, Any] | None:
     arguments = keras_names.compile_arguments(model)
     arguments.pop("optimizer", None)  # the live object travels, with its current settings
     return arguments
+
+
+def _own_compile_arguments(model: Any, cls: type) -> Any:
+    if not is_foreign(cls.compile) or not keras_names.is_compiled(model):  # type: ignore[attr-defined]
+        return None
+    recorded = getattr(model, "_nanotf_compile_arguments", None)
+    if recorded is not None:
+        return recorded
+    # It was compiled before it was accelerated: `compile` may have kept what it was given.
+    parameters = inspect.signature(model.compile).parameters.values()
+    named = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    missing = [name for name in named if not hasattr(model, name)]
+    if missing:
+        raise ModelError(
+            "Workers must know the arguments of a model's own compile(). Received: class "
+            f"{cls.__qualname__}, whose compile() was called before nanotf.accelerate() and did "
+            f"not keep {missing}. Call compile() again, or derive the class from "
+            "nanotf.keras.Model."
+        )
+    return (), {name: getattr(model, name) for name in named}
 
 
 def _cannot_rebuild(cls: type, received: str) -> ModelError:
@@ -188,7 +267,10 @@ def rebuild(recipe: ModelRecipe) -> Any:
     for layer, trainable in zip(_layers_below(model), recipe.trainable, strict=False):
         if bool(layer.trainable) != trainable:
             layer.trainable = trainable
-    if recipe.compile_arguments is not None:
+    if recipe.own_compile_arguments is not None:
+        args, kwargs = recipe.own_compile_arguments
+        model.compile(*args, **kwargs)
+    elif recipe.compile_arguments is not None:
         model.compile(optimizer=recipe.optimizer, **recipe.compile_arguments)
     return model
 
@@ -198,17 +280,35 @@ def _is_built(model: Any) -> bool:
 
 
 def _build(model: Any, config: dict[str, Any]) -> None:
-    model.build_from_config(config)
-    if _is_built(model) and model.variables:
-        return
+    shapes = config.get("input_shape")
+    if shapes is None or _is_shape(shapes):  # Keras 2 cannot build from a structure of shapes
+        model.build_from_config(config)
+        if _is_built(model) and model.variables:
+            return
     # A subclassed model's own build() leaves its layers unbuilt; calling it builds them.
-    shapes = config.get("input_shape") or config.get("shapes_dict")
+    if shapes:
+        call_on_nothing(model, _specs(shapes))
+
+
+def _is_shape(shapes: Any) -> bool:
+    return not isinstance(shapes, dict) and all(s is None or isinstance(s, int) for s in shapes)
+
+
+def _specs(shapes: Any) -> Any:
+    """A structure of `tf.TensorSpec`, of one of shapes."""
     tf = require_tensorflow()
-    is_shape = isinstance(shapes, (tuple, list)) and all(
-        s is None or isinstance(s, int) for s in shapes
-    )
-    if is_shape:
-        call_on_nothing(model, tf.TensorSpec(shapes, tf.keras.backend.floatx()))
+    if isinstance(shapes, dict):
+        return {name: _specs(shape) for name, shape in shapes.items()}
+    if _is_shape(shapes):
+        return tf.TensorSpec(shapes, tf.keras.backend.floatx())
+    return type(shapes)(map(_specs, shapes))
+
+
+def needs_call(model: Any) -> bool:
+    """Whether a model has to be called before all its variables exist."""
+    if keras_names.has_call(model):
+        return not model.built or not model.variables
+    return not model.variables
 
 
 def call_on_nothing(model: Any, specs: Any) -> None:
@@ -239,9 +339,10 @@ def check_can_be_rebuilt(model: Any, recipe: ModelRecipe) -> None:
     Raises:
         ModelError: The copy's variables differ from the original's; names class and remedy.
     """
-    if not recipe.custom_objects and not _is_foreign(recipe.cls):
+    if not recipe.custom_objects and not is_foreign(recipe.cls):
         return
-    twin = rebuild(dataclasses.replace(recipe, compile_arguments=None))
+    bare = dataclasses.replace(recipe, compile_arguments=None, own_compile_arguments=None)
+    twin = rebuild(bare)
     ours = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(model)]
     theirs = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(twin)]
     if ours != theirs:

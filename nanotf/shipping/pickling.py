@@ -19,22 +19,64 @@ An object that stands in several places is one object again after loading.
 from __future__ import annotations
 
 import contextlib
+import copy
 import copyreg
+import inspect
 import io
 import pickle
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 
 
-def _rebuild_from_config(cls: Any, config: Any, custom_objects: dict[str, Any]) -> Any:
+def _rebuild_from_config(
+    cls: Any, config: Any, custom_objects: dict[str, Any], attributes: dict[str, Any] | None = None
+) -> Any:
     tf = require_tensorflow()
     with tf.keras.utils.custom_object_scope(custom_objects):
-        return cls.from_config(config)
+        made = cls.from_config(copy.deepcopy(config))
+    for name, value in (attributes or {}).items():
+        setattr(made, name, value)
+    return made
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, types.FunctionType)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(_is_plain(item) for item in value)
+    return isinstance(value, _PLAIN)
+
+
+def _completed(obj: Any, config: Any) -> Any:
+    """The configuration, with the arguments of `__init__` that a user's class left out of it.
+
+    A metric needs no `get_config()` to be used in a single process.
+    """
+    completed = dict(config)
+    for parameter in inspect.signature(type(obj).__init__).parameters.values():
+        for name in (parameter.name, f"_{parameter.name}"):
+            if parameter.name not in completed and _is_plain(getattr(obj, name, _PLAIN)):
+                completed[parameter.name] = getattr(obj, name)
+    return completed
+
+
+def _attributes_that_differ(obj: Any, twin: Any) -> dict[str, Any]:
+    theirs = vars(twin)
+    return {
+        name: value
+        for name, value in vars(obj).items()
+        if _is_plain(value)
+        and name not in ("name", "_name", "built", "_built")
+        and (name not in theirs or (_is_plain(theirs[name]) and theirs[name] != value))
+    }
 
 
 def _rebuild_function(python_function: Any) -> Any:
@@ -66,6 +108,23 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             keras.layers.Layer,
         )
 
+    def _from_config(self, obj: Any) -> tuple[Any, ...]:
+        from nanotf.shipping import models
+
+        custom_objects = models.custom_objects_of(obj)
+        with models.configured_by_name(custom_objects):
+            config = _config_of(obj)
+        cls = type(obj)
+        if isinstance(obj, self._tf.keras.metrics.Metric) and models.is_foreign(cls):
+            if not models.has_own_get_config(cls):
+                config = _completed(obj, config)
+            try:
+                twin = _rebuild_from_config(cls, config, custom_objects)
+            except Exception as error:
+                raise _not_configurable(obj, f"rebuilding it raised {error!r}") from error
+            return cls, config, custom_objects, _attributes_that_differ(obj, twin)
+        return cls, config, custom_objects
+
     def reducer_override(self, obj: Any) -> Any:
         from nanotf.shipping import models
 
@@ -74,15 +133,14 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if original is not obj:  # made by `accelerate`; workers make their own
                 return _same, (original,)
             return super().reducer_override(obj)
+        for plain in (list, dict, set):  # Keras's and TensorFlow's own, which track what they hold
+            if isinstance(obj, plain) and type(obj) is not plain and _is_tracking(type(obj)):
+                return plain, (dict(obj.items()) if plain is dict else list(obj),)
         if isinstance(obj, self._tf.keras.Model):
             recipe = models.recipe_of(obj)
             return models.rebuild, (recipe,)
         if isinstance(obj, self._by_config):
-            return _rebuild_from_config, (
-                type(obj),
-                _config_of(obj),
-                models.custom_objects_of(obj),
-            )
+            return _rebuild_from_config, self._from_config(obj)
         if isinstance(obj, self._by_attributes):
             # Keras 3 would pickle these through a saved model, which loses local classes.
             return copyreg.__newobj__, (type(obj),), vars(obj)  # type: ignore[attr-defined]
@@ -93,15 +151,23 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
+def _is_tracking(cls: type) -> bool:
+    return cls.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow")
+
+
 def _config_of(obj: Any) -> Any:
     try:
         return obj.get_config()
     except Exception as error:
-        raise ShippingError(
-            f"An object of class {type(obj).__name__} cannot be sent to the workers, which "
-            f"rebuild it from its configuration. Received: get_config() raised {error!r}. "
-            "Define get_config(), returning the arguments of __init__ as a dict."
-        ) from error
+        raise _not_configurable(obj, f"get_config() raised {error!r}") from error
+
+
+def _not_configurable(obj: Any, received: str) -> ShippingError:
+    return ShippingError(
+        f"An object of class {type(obj).__name__} cannot be sent to the workers, which "
+        f"rebuild it from its configuration. Received: {received}. "
+        "Define get_config(), returning the arguments of __init__ as a dict."
+    )
 
 
 def dumps(obj: Any) -> bytes:

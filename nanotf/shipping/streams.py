@@ -1,23 +1,29 @@
 """Batches that are read in the parent and handed out through shared memory.
 
     parent                                        worker, every rank
-      iterates the user's dataset                   `StreamInput.dataset`
+      runs Keras's loop over the user's data        `StreamInput.datasets`
       copies each batch into a free slot            copies its rows out of the slot
       Batch(slot) to all          ------------->
                                   <-------------    SlotRead(slot)
       a slot is free when all have read it
 
-The number of slots bounds the memory, and waiting for a free one is the back-pressure. A
-worker that starts to read its n-th iterator says OpenStream; the first to do so makes the
-parent read its own n-th. Keras makes iterators that it never reads; the parent makes those,
-too, so that a shuffled dataset draws the orders that it would draw in a single process.
+The number of slots bounds the memory, and waiting for a free one is the back-pressure: the
+user's data are read at most `SLOTS` batches, and what a worker prefetches, ahead of the
+slowest worker, and never beyond the last batch of an epoch.
+
+Keras's loop runs twice: in the workers, where the steps are, and without steps in the parent
+(`compat.data_adapters.Epochs`), which so makes the same iterators at the same points, those
+included that Keras never reads, and a shuffled dataset draws the orders that it would draw in
+a single process. A turn is an iterator of which something is read; both sides count them.
+An epoch of training begins when the parent's callbacks have heard of it, an evaluation when a
+worker opens its turn. `EndOfStream` ends a turn on the workers' side: without it a worker that
+drops an iterator would wait for the thread that prefetches its next element.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +31,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nanotf import messages
+from nanotf import iterators, messages
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
@@ -33,6 +39,7 @@ from nanotf.shipping.blocks import Block
 from nanotf.shipping.inputs import rows_of_rank, tuned
 
 SLOTS = 3
+STOP_SECONDS = 5.0  # for user code that is in the middle of making a batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,49 +49,46 @@ class StreamInput:
     Args:
         stream: int, its number within the job.
         signature: nested structure of `tf.TensorSpec`, of one batch.
-        cardinality: int, batches per iteration, or TensorFlow's codes for endless and unknown.
+        cardinality: int, batches per iteration as a worker's Keras is told, or TensorFlow's
+            codes for endless and unknown.
+        steps: int or None, batches per epoch, where that is known.
     """
 
     stream: int
     signature: Any
     cardinality: int
-
-    @property
-    def steps(self) -> int | None:
-        """Batches per iteration, where that is known."""
-        return self.cardinality if self.cardinality > 0 else None
+    steps: int | None = None
 
     def may_be_empty(self, size: int) -> bool:
         """Whether some batch may have fewer rows than there are workers."""
         return True
 
-    def datasets(self, reader: StreamReader, rank: int, size: int) -> Callable[[int], Any]:
-        """The worker's datasets: a function of `turn`, which counts the parent's iterations."""
-        tf = require_tensorflow()
-        signature = (self.signature, tf.TensorSpec([], tf.float64))
+    def datasets(self, reader: StreamReader, rank: int, size: int) -> tuple[Any, Any]:
+        """The worker's datasets: the one that Keras asks for its length, and what it iterates.
 
-        def generate(turn: int) -> Iterator[Any]:
-            for arrays, rows in reader.iterate(self.stream, turn):
-                first, last = rows_of_rank(rows, rank, size)
-                share = (last - first) / rows
-                if first == last:  # a row to stand in, see `inputs`
-                    first, last = 0, 1
-                flat = [np.array(array[first:last]) for array in arrays]
+        They are two, since TensorFlow holds a dataset to the number of elements that it claims,
+        and Keras does not.
+        """
+        tf = require_tensorflow()
+
+        def generate() -> Iterator[Any]:
+            for flat, share in reader.iterate(self.stream, rank, size):
                 yield tf.nest.pack_sequence_as(self.signature, flat), share
 
-        def dataset(turn: int) -> Any:
-            made = tf.data.Dataset.from_generator(
-                functools.partial(generate, turn), output_signature=signature
-            )
-            # Keras runs one step too many where it does not know the number.
-            made = made.apply(tf.data.experimental.assert_cardinality(self.cardinality))
-            return tuned(made.prefetch(2))
-
-        return dataset
+        made = tuned(
+            tf.data.Dataset.from_generator(
+                generate, output_signature=(self.signature, tf.TensorSpec([], tf.float64))
+            ).prefetch(2)
+        )
+        return made.apply(tf.data.experimental.assert_cardinality(self.cardinality)), made
 
 
-def signature_of(dataset: Any, what: str) -> Any:
-    """The specification of a dataset's batches, whatever their number of rows.
+def signature_of(element_spec: Any, what: str) -> Any:
+    """The specification of batches, whatever their number of rows.
+
+    Args:
+        element_spec: nested structure of type specifications, of one batch.
+        what: str, the argument's name, for the error.
 
     Raises:
         ShippingError: An element is not a dense tensor with a batch dimension.
@@ -107,7 +111,7 @@ def signature_of(dataset: Any, what: str) -> Any:
             )
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
-    return tf.nest.map_structure(relaxed, dataset.element_spec)
+    return tf.nest.map_structure(relaxed, element_spec)
 
 
 class Channel(Protocol):
@@ -116,9 +120,30 @@ class Channel(Protocol):
     def send(self, message: messages.Message) -> None: ...
 
 
-def _flat_arrays(batch: Any) -> list[np.ndarray[Any, Any]]:
-    flat = require_tensorflow().nest.flatten(batch)
-    return [np.asarray(item.numpy() if hasattr(item, "numpy") else item) for item in flat]
+def _flat_arrays(batch: Any, signature: Any) -> list[np.ndarray[Any, Any]]:
+    """A batch's arrays, in the types that its signature says, as TensorFlow would convert them."""
+    tf = require_tensorflow()
+    flat, specs = tf.nest.flatten(batch), tf.nest.flatten(signature)
+    if len(flat) != len(specs):
+        raise TypeError(
+            "Every batch must have the structure of the first. Received: a batch of "
+            f"{len(flat)} arrays where {len(specs)} were expected, {signature}."
+        )
+    return [_array(item, spec) for item, spec in zip(flat, specs, strict=True)]
+
+
+def _array(item: Any, spec: Any) -> np.ndarray[Any, Any]:
+    item = item.numpy() if hasattr(item, "numpy") else item
+    array: np.ndarray[Any, Any] = np.asarray(item, dtype=spec.dtype.as_numpy_dtype)
+    if not spec.shape.is_compatible_with(array.shape):
+        raise TypeError(  # the beginning is Keras 3's, word for word
+            f"Generator yielded an element of shape {array.shape} where an element of shape "
+            f"{spec.shape} was expected. Your generator provides tensors with variable input "
+            "dimensions other than the batch size. Make sure that the generator's first two "
+            "batches do not have the same dimension value wherever there is a variable input "
+            "dimension."
+        )
+    return array
 
 
 class StreamReader:
@@ -131,6 +156,7 @@ class StreamReader:
         self._channel = channel
         self._queues: dict[tuple[int, int], queue.SimpleQueue[Any]] = {}
         self._blocks: dict[int, Block] = {}
+        self._turns: collections.Counter[int] = collections.Counter()
         self._lock = threading.Lock()
 
     def deliver(self, message: messages.Batch | messages.EndOfStream, block: Block | None) -> None:
@@ -141,8 +167,13 @@ class StreamReader:
         with self._lock:
             return self._queues.setdefault((stream, turn), queue.SimpleQueue())
 
-    def iterate(self, stream: int, turn: int) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
-        """Yields the arrays of each global batch, valid until the next, and its rows."""
+    def iterate(
+        self, stream: int, rank: int, size: int
+    ) -> Iterator[tuple[list[np.ndarray[Any, Any]], float]]:
+        """Reads the next turn: yields a rank's rows of each array of a batch, and its share."""
+        with self._lock:
+            turn = self._turns[stream]
+            self._turns[stream] += 1
         inbox = self._queue(stream, turn)
         self._channel.send(messages.OpenStream(stream, turn))
         try:
@@ -152,54 +183,81 @@ class StreamReader:
                     return
                 if block is not None:
                     self._blocks[stream] = block
-                yield (
-                    [
-                        view(self._blocks[stream], ArrayRef(offset, shape, dtype, nbytes))
-                        for offset, shape, dtype, nbytes in message.arrays
-                    ],
-                    message.rows,
-                )
+                first, last = rows_of_rank(message.rows, rank, size)
+                share = (last - first) / max(message.rows, 1)
+                if first == last:  # a row to stand in, see `inputs`
+                    first, last = 0, 1
+                flat = [
+                    np.array(view(self._blocks[stream], ArrayRef(*place))[first:last])
+                    for place in message.arrays
+                ]
                 self._channel.send(messages.SlotRead(stream, message.slot))
+                yield flat, share
         finally:
             self._channel.send(messages.CloseStream(stream, turn))
 
 
+class Epochs(Protocol):
+    """What a stream's writer needs of the data, see `compat.data_adapters.Epochs`."""
+
+    def training(self) -> Iterator[Iterator[tuple[Any, Any]]]: ...
+
+    def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]: ...
+
+    def keeps(self, iterator: Any) -> bool: ...
+
+    def close(self) -> None: ...
+
+
 class StreamWriter:
-    """The parent's side: one thread that iterates the user's dataset.
+    """The parent's side: one thread that reads the user's data.
 
     Args:
         stream: int.
-        iterate: callable that starts an iteration, as `iter(dataset)` does.
+        data: `Epochs`.
+        signature: nested structure of `tf.TensorSpec`, of one batch.
+        trains: bool, whether the data are those of training: then an epoch begins with
+            `begin_epoch`, and the next is made ready by `end_epoch`.
         size: int, number of workers.
         send: callable of a message and a `Block` or None, which sends both to all workers.
-        fail: callable of an exception that the user's dataset raised.
+        fail: callable of an exception that the user's data raised.
     """
 
     def __init__(
         self,
         stream: int,
-        iterate: Callable[[], Iterator[Any]],
+        data: Epochs,
+        signature: Any,
+        trains: bool,
         size: int,
         send: Callable[[messages.Message, Block | None], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self.stream = stream
-        self._iterate = iterate
+        self._data = data
+        self._signature = signature
+        self._trains = trains
         self._size = size
         self._send = send
         self._fail = fail
         self._block: Block | None = None
         self._slot_nbytes = 0
+        self._slot = 0  # the next to be written, by the writer's thread alone, as are these:
+        self._iterator: Any = None  # of the turn that is being read
         # Guards all below; the job's thread reports what workers said, the writer waits for it.
         self._changed = threading.Condition()
+        self._turn = -1  # the last turn that was begun
+        self._is_open = False  # whether it has not ended yet
         self._unread = [0] * SLOTS  # workers that have not read a slot yet
         self._opened: set[int] = set()  # the turns that some worker has begun to read
         self._closed: collections.Counter[int] = collections.Counter()
+        self._begun = self._ended = 0  # epochs of training
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"nanotf-stream-{stream}")
         self._thread.daemon = True
         self._thread.start()
 
+    # ---------------------------------------------------------- called by the job's thread
     def handle(self, message: messages.Message) -> None:
         """Takes what a worker said of this stream."""
         with self._changed:
@@ -211,77 +269,136 @@ class StreamWriter:
                 self._unread[message.slot] -= 1
             self._changed.notify_all()
 
+    def begin_epoch(self) -> None:
+        """Says that the workers have begun an epoch of training."""
+        with self._changed:
+            self._begun += 1
+            self._changed.notify_all()
+
+    def end_epoch(self) -> None:
+        """Says that they have ended it, and that training goes on or is complete."""
+        with self._changed:
+            self._ended += 1
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Says that the workers need nothing more, and tells them so."""
+        with self._changed:
+            self._stopped = True
+            self._end_turn()
+            self._changed.notify_all()
+
     def stop(self) -> None:
-        """Ends the thread; returns when it has."""
+        """Ends the thread; returns when it has, or when the user's code keeps it."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(STOP_SECONDS)
         if self._block is not None:
             self._block.discard()
 
+    # ------------------------------------------------------------------ the writer's thread
     def _run(self) -> None:
-        made = 0  # iterators made so far
         try:
-            while (turn := self._wait_for_turn(made)) is not None:
-                for _ in range(turn - made):
-                    self._iterate()  # made and dropped unread, as in a worker
-                self._write_turn(turn)
-                made = turn + 1
-        except BaseException as error:  # the user's dataset; raised again in fit()
+            try:
+                self._train() if self._trains else self._evaluate()
+            finally:
+                iterators.drop([self._iterator])
+                self._iterator = None
+                self._data.close()
+        except BaseException as error:  # the user's data; raised again in fit()
             self._fail(error)
 
-    def _wait_for_turn(self, made: int) -> int | None:
-        """The next turn that a worker has begun to read; None when stopped."""
+    def _train(self) -> None:
+        for number, epoch in enumerate(self._data.training()):
+            if not self._wait(lambda n=number: self._begun > n):  # type: ignore[misc]
+                return
+            if not self._write_epoch(epoch):
+                return
+            if not self._wait(lambda n=number: self._ended > n):  # type: ignore[misc]
+                return
 
-        def next_turn() -> int | None:
-            return min((turn for turn in self._opened if turn >= made), default=None)
-
-        return next_turn() if self._wait(lambda: next_turn() is not None) else None
+    def _evaluate(self) -> None:
+        evaluations = self._data.evaluations()
+        while self._wait(lambda: self._turn + 1 in self._opened):
+            if not self._write_epoch(next(evaluations)):
+                return
 
     def _wait(self, condition: Callable[[], bool]) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or condition())
             return not self._stopped
 
-    def _write_turn(self, turn: int) -> None:
-        slot = 0
-        for batch in self._iterate():
-            if not self._wait(functools.partial(self._may_write, slot, turn)):
-                return
-            if self._is_closed(turn):
+    def _write_epoch(self, epoch: Iterator[tuple[Any, Any]]) -> bool:
+        """Hands out the batches of an epoch; says whether the job goes on."""
+        empty = True
+        for iterator, batch in epoch:
+            empty = False
+            goes_on = self._is_open and iterator is self._iterator
+            if not goes_on and not self._begin_turn(iterator):
+                return False
+            if not self._wait(self._may_write):
+                return False
+            if self._is_closed():
                 break
-            self._write_batch(turn, slot, _flat_arrays(batch))
-            slot = (slot + 1) % SLOTS
-        else:
-            self._send(messages.EndOfStream(self.stream, turn), None)
-        self._wait(lambda: self._is_closed(turn))
+            self._write_batch(_flat_arrays(batch, self._signature))
+        with self._changed:
+            if empty and not self._is_open:
+                self._turn += 1  # workers ask for a batch, and there is none
+                self._is_open = True
+            if not self._trains or not self._data.keeps(self._iterator):
+                self._end_turn()
+        return True
+
+    def _begin_turn(self, iterator: Any) -> bool:
+        with self._changed:
+            self._end_turn()
+        if self._turn >= 0 and not self._wait(self._all_read):
+            return False
+        # Its last reference goes here: dropping a dataset's iterator may take a while.
+        iterators.drop([self._iterator])
+        self._iterator = iterator
         with self._changed:
             self._unread = [0] * SLOTS
+            self._turn += 1
+            self._is_open = True
+        return True
 
-    def _may_write(self, slot: int, turn: int) -> bool:
-        return self._unread[slot] <= 0 or self._is_closed(turn)
+    def _end_turn(self) -> None:
+        """Ends the turn for the workers, if there is one; called with the lock held."""
+        if self._is_open:
+            self._is_open = False
+            self._send(messages.EndOfStream(self.stream, self._turn), None)
 
-    def _is_closed(self, turn: int) -> bool:
-        return self._closed[turn] == self._size
+    def _all_read(self) -> bool:
+        return self._is_closed() or not any(self._unread)
 
-    def _write_batch(self, turn: int, slot: int, flat: list[np.ndarray[Any, Any]]) -> None:
+    def _may_write(self) -> bool:
+        return self._unread[self._slot] <= 0 or self._is_closed()
+
+    def _is_closed(self) -> bool:
+        return self._closed[self._turn] == self._size
+
+    def _write_batch(self, flat: list[np.ndarray[Any, Any]]) -> None:
         packing = Packing(flat)
         new_block = None
         if self._block is None or packing.nbytes > self._slot_nbytes:
             # Slots in the old ring stay valid: workers hold that block until they have read them.
             self._slot_nbytes = -(-packing.nbytes // 4096) * 4096
             new_block = self._block = Block(SLOTS * self._slot_nbytes)
-        start = slot * self._slot_nbytes
+        start = self._slot * self._slot_nbytes
         packing.write(self._block, start)
         with self._changed:
-            self._unread[slot] = self._size
-        message = messages.Batch(
-            self.stream,
-            turn,
-            slot,
-            tuple((start + r.offset, r.shape, r.dtype, r.nbytes) for r in packing.refs),
-            rows=len(flat[0]),
-            block=new_block.nbytes if new_block else None,
-        )
-        self._send(message, new_block)
+            if self._stopped:
+                return
+            self._unread[self._slot] = self._size
+            message = messages.Batch(
+                self.stream,
+                self._turn,
+                self._slot,
+                tuple((start + r.offset, r.shape, r.dtype, r.nbytes) for r in packing.refs),
+                rows=len(flat[0]),
+                block=new_block.nbytes if new_block else None,
+            )
+            self._send(message, new_block)
+        self._slot = (self._slot + 1) % SLOTS

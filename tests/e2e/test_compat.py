@@ -9,10 +9,11 @@ import importlib
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from nanotf.compat import distribute, keras_names, versions
+from nanotf.compat import distribute, keras_callbacks, keras_names, versions
 
 IS_KERAS_3 = versions.is_keras_3()
 L = tf.keras.layers
@@ -239,3 +240,49 @@ def test_autograph_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         autograph.leave_tf_keras_alone()
         assert len(autograph.config.CONVERSION_RULES) == len(without) + 1
+
+
+# ------------------------------------------------------------- Keras's callbacks and batch hooks
+def test_private_names_of_callbacks(tmp_path: Any) -> None:
+    path = str(tmp_path / "x.weights.h5")
+    k = tf.keras.callbacks
+    saver = k.ModelCheckpoint(path, save_weights_only=True, save_freq=2)
+    assert [saver._should_save_on_batch(batch) for batch in range(4)] == [False, True] * 2
+    backup = k.BackupAndRestore(str(tmp_path), save_freq=2)
+    assert hasattr(backup, "_should_save_on_batch" if IS_KERAS_3 else "_batches_count")
+    board = k.TensorBoard(str(tmp_path), profile_batch=0)
+    if IS_KERAS_3:
+        assert (board._start_batch, board._stop_batch) == (0, 0)
+        assert board.write_steps_per_second is False
+    else:
+        assert not board._implements_train_batch_hooks()
+    assert board.update_freq == "epoch"
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
+def test_metrics_of_an_earlier_compile_stay() -> None:
+    model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    model.compile("sgd", "mse")
+    assert model._compile_metrics._user_metrics == ["mae"]
+    assert keras_names.compile_arguments(model)["metrics"] == ["mae"]
+
+
+def test_names_of_adapted_layers() -> None:
+    layer = L.Normalization()
+    layer.adapt(np.array([[1.0], [3.0]]))
+    model = tf.keras.Sequential([L.Input((1,)), layer])
+    assert keras_names.adapted_layers(model) == [layer]
+    assert float(keras_names.tf_variable(layer.adapt_mean).numpy().item()) == 2.0
+    assert hasattr(layer, "adapt_variance")
+
+
+def test_where_a_resumed_training_begins_is_asked_of_the_model() -> None:
+    model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
+    assert keras_callbacks.place_to_resume(model, 3, 10) == (3, 0)
+    if IS_KERAS_3:
+        model._initial_epoch = 5
+        assert keras_callbacks.place_to_resume(model, 3, 10) == (5, 0)
+    else:
+        keras_callbacks.begin_at(model, 5, 2)
+        assert keras_callbacks.place_to_resume(model, 3, 10) == (5, 2)

@@ -1,0 +1,137 @@
+"""What Keras's own callbacks need at batch hooks, and other facts about them that are private.
+
+| name | generation, versions seen | why |
+| --- | --- | --- |
+| `ModelCheckpoint._should_save_on_batch` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | the weights travel only at the batches at which it saves |
+| `BackupAndRestore._should_save_on_batch` / `_batches_count` | 3 / 2 | same |
+| `TensorBoard._start_batch`, `_stop_batch` | 3; 3.10-3.15 | whether it profiles batches |
+| `TensorBoard._implements_train_batch_hooks` | 2; 2.15, tf_keras 2.15-2.21 | whether it does anything at batches |
+| `Model._initial_epoch` | 3; 3.10-3.15 | where `BackupAndRestore` resumes |
+| `Model._maybe_load_initial_counters_from_ckpt`, `_training_state` | 2; 2.15, tf_keras 2.15-2.21 | same |
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+from typing import Any
+
+from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
+
+# Names that Keras's hooks had before, which still call the old ones by default.
+FORMER_NAMES = {
+    "on_train_batch_begin": "on_batch_begin",
+    "on_train_batch_end": "on_batch_end",
+}
+
+
+class Need(enum.Enum):
+    """What a callback needs at a batch hook."""
+
+    NOTHING = "nothing"  # the hook does nothing there
+    PROGRESS = "progress"  # an occasional call
+    LOGS = "logs"  # a call at every batch, with the logs of all workers
+    SAVES = "saves"  # a call at every batch; the state at those that `saves_at` names
+    STATE = "state"  # a call at every batch, with the state in the user's model
+
+
+def _definer(callback: Any, hook: str) -> type | None:
+    """The class whose code a hook runs, or None if that is only Keras's empty base class."""
+    base = require_tensorflow().keras.callbacks.Callback
+    names = [hook, *([FORMER_NAMES[hook]] if hook in FORMER_NAMES else [])]
+    if any(name in vars(callback) for name in names):
+        return object  # a function of the user's, as in LambdaCallback
+    for cls in type(callback).__mro__:
+        if cls is base:
+            return None
+        if any(name in vars(cls) for name in names):
+            return cls
+    return None
+
+
+def defines(callback: Any, hook: str) -> bool:
+    """Whether a callback has code of its own for a hook."""
+    return _definer(callback, hook) is not None
+
+
+def need_at_batch(callback: Any, hook: str) -> Need:
+    """What a callback needs at a batch hook.
+
+    Code that is not Keras's may do anything, and gets the state; Keras's own is known.
+
+    Args:
+        callback: a Keras callback.
+        hook: str, one of `jobs.BATCH_HOOKS`.
+    """
+    definer = _definer(callback, hook)
+    if definer is None:
+        return Need.NOTHING
+    if definer.__module__.split(".")[0] != keras_module_name():
+        return Need.STATE
+    name = definer.__name__
+    if name in ("ProgbarLogger", "History"):
+        return Need.PROGRESS
+    if name in ("ModelCheckpoint", "BackupAndRestore"):
+        if not isinstance(callback.save_freq, int):
+            return Need.NOTHING
+        return Need.SAVES if hook.endswith("_end") else Need.LOGS
+    if name == "TensorBoard":
+        if is_keras_3():
+            profiles = (callback._start_batch, callback._stop_batch) != (0, 0)
+            does = profiles or callback.update_freq != "epoch" or callback.write_steps_per_second
+        else:
+            does = callback._implements_train_batch_hooks()
+        return Need.LOGS if does else Need.NOTHING
+    if name in ("TerminateOnNaN", "BaseLogger"):
+        return Need.LOGS
+    return Need.STATE
+
+
+def saves_at(callback: Any, batch: int) -> bool:
+    """Whether a callback of need `SAVES` will save at the end of a batch.
+
+    Args:
+        callback: `ModelCheckpoint` or `BackupAndRestore`; it is not changed.
+        batch: int, the index that its hook is about to get.
+    """
+    if hasattr(callback, "_should_save_on_batch"):
+        return bool(copy.copy(callback)._should_save_on_batch(batch))
+    return bool(callback._batches_count + 1 >= callback.save_freq)
+
+
+def place_to_resume(model: Any, initial_epoch: int, steps: int | None) -> tuple[int, int]:
+    """The epoch and the step in it at which training begins, once `on_train_begin` was called.
+
+    `BackupAndRestore` sets them when it has restored something.
+
+    Args:
+        model: the user's model.
+        initial_epoch: int, the argument of `fit`.
+        steps: int or None, batches per epoch.
+    """
+    if is_keras_3():
+        return int(model._initial_epoch or initial_epoch), 0
+    epoch, step = model._maybe_load_initial_counters_from_ckpt(steps, initial_epoch)
+    return int(epoch), int(step)
+
+
+class _Counters:
+    """Stands in for the training state of `BackupAndRestore`, in a worker (Keras 2)."""
+
+    def __init__(self, epoch: int, step: int) -> None:
+        self._place = (epoch, step)
+
+    def maybe_load_initial_counters_from_ckpt(self, *_: Any, **__: Any) -> tuple[int, int]:
+        return self._place
+
+
+def begin_at(model: Any, epoch: int, step: int) -> None:
+    """Makes the next `fit` of a worker's model begin in the middle of an epoch.
+
+    Args:
+        model: a worker's model.
+        epoch: int.
+        step: int, 0 in Keras 3, which resumes at the begin of an epoch.
+    """
+    if not is_keras_3():
+        model._training_state = _Counters(epoch, step) if step else None

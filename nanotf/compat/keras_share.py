@@ -1,0 +1,366 @@
+"""A worker's part of a global batch, wherever Keras reduces over a batch.
+
+A worker holds n_r of the n rows of a global batch: its share is n_r / n. Inside a step every
+loss is what Keras would make of the worker's rows alone, *a mean over them* or something that
+takes the place of one, so that the sum over workers of `share * loss` is the loss of the batch,
+and the sum of `share * gradient` its gradient. What is no mean over rows is made one here:
+
+| in one process | in a worker |
+| --- | --- |
+| mean over the batch | mean over the worker's rows |
+| sum over the batch, or no reduction | the worker's sum, or values, divided by the share |
+| mean over what a mask leaves, or divided by the sum of weights | the counts are those of all workers |
+| a loss or metric function that returns a scalar | computed on the rows of all workers; only the worker's own rows have a gradient |
+| a scalar handed to the metric `Mean` | counts as much as the share |
+
+The share enters the gradient in one place. Where Keras's own `train_step` runs it is the loss,
+since that costs nothing. Where the user's runs it is the gradients, since nobody knows how the
+loss came about.
+
+The private names of both generations that this takes:
+
+| name | generation, versions seen | why |
+| --- | --- | --- |
+| `losses.loss.scale_loss_for_distribution`, `unscale_...` | 3; 3.10-3.15 | Keras divides a loss by the number of replicas, which is right only where all hold the same number of rows |
+| `losses.loss.apply_mask`, `reduce_values` | 3; 3.10-3.15 | masked means, sums |
+| `utils.losses_utils.scale_loss_for_distribution`, `apply_valid_mask`, `apply_mask`, `reduce_weighted_loss` | 2; 2.15, tf_keras 2.15-2.21 | same |
+| `CompileLoss._flat_losses`, `CompileMetrics.metrics`, `Model._loss_tracker` | 3; 3.10-3.15 | the loss and metric objects of a model |
+| `LossesContainer._losses`, `_total_loss_mean`, `_per_output_metrics`, `MetricsContainer.metrics` | 2; 2.15, tf_keras 2.15-2.21 | same |
+| `LossFunctionWrapper.fn`, `MeanMetricWrapper._fn` | 2 and 3 | the user's function in them |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nanotf.compat import keras_names
+from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
+
+_MEANS_OF_3 = ("mean", "sum_over_batch_size")
+
+
+class Share:
+    """The part of the global batch that this worker's rows are, while a step is traced or run.
+
+    Outside of a step it is None, and Keras's own rules hold.
+    """
+
+    def __init__(self) -> None:
+        self.current: Any = None
+
+    def set(self, share: Any) -> Any:
+        """Sets the share (a scalar float tensor or None) and returns the one before."""
+        before, self.current = self.current, share
+        return before
+
+    def of(self, value: Any) -> Any:
+        """`value * share`, and 0 where the share is 0, whatever the value."""
+        tf = require_tensorflow()
+        share = tf.cast(self.current, value.dtype)
+        return tf.where(share > 0, value * share, tf.zeros_like(value))
+
+    def undone(self, value: Any) -> Any:
+        """`value / share`, and 0 where the share is 0."""
+        tf = require_tensorflow()
+        return tf.math.divide_no_nan(value, tf.cast(self.current, value.dtype))
+
+    def total(self, value: Any) -> Any:
+        """The sum over workers of a scalar; those with share 0 count nothing."""
+        tf = require_tensorflow()
+        context = tf.distribute.get_replica_context()
+        present = tf.where(self.current > 0, value, tf.zeros_like(value))
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(present))
+
+
+def install(share: Share) -> None:
+    """Puts the rules into the installed Keras, in a worker's process."""
+    if is_keras_3():
+        _install_in_3(share, keras_names.source_module("losses.loss"))
+    else:
+        _install_in_2(share, keras_names.source_module("utils.losses_utils"))
+    _weigh_scalars_in_mean(share)
+
+
+def _install_in_3(share: Share, module: Any) -> None:
+    tf = require_tensorflow()
+    _leave_losses_alone(share, module, "scale_loss_for_distribution")
+    _leave_losses_alone(share, module, "unscale_loss_for_distribution")
+    stock_mask, stock_reduce = module.apply_mask, module.reduce_values
+
+    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+        if share.current is None or mask is None or reduction not in _MEANS_OF_3:
+            return stock_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
+        weights = stock_mask(sample_weight, mask, dtype=dtype, reduction="sum")
+        rows, valid = _counts(share, mask)
+        return weights * tf.cast(tf.math.divide_no_nan(rows, valid), weights.dtype)
+
+    def reduce_values(
+        values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size"
+    ) -> Any:
+        result = stock_reduce(values, sample_weight, reduction)
+        if share.current is None or values.shape.rank == 0:
+            return result
+        if reduction in ("sum", "none", None):
+            return share.undone(result)
+        if reduction == "mean_with_sample_weight" and sample_weight is not None:
+            total = share.total(tf.cast(tf.reduce_sum(sample_weight), values.dtype))
+            return share.undone(tf.math.divide_no_nan(tf.reduce_sum(values), total))
+        return result
+
+    module.apply_mask, module.reduce_values = apply_mask, reduce_values
+
+
+def _install_in_2(share: Share, module: Any) -> None:
+    tf = require_tensorflow()
+    _leave_losses_alone(share, module, "scale_loss_for_distribution")
+    stock_mask, stock_reduce = module.apply_valid_mask, module.reduce_weighted_loss
+    reductions = tf.keras.losses.Reduction
+
+    def apply_valid_mask(losses: Any, sw: Any, mask: Any, reduction: Any) -> Any:
+        if share.current is None or mask is None or reduction == reductions.SUM:
+            return stock_mask(losses, sw, mask, reduction)
+        weights = module.apply_mask(losses, sw, tf.cast(mask, losses.dtype))
+        if reduction == reductions.NONE:
+            return weights
+        rows, valid = _counts(share, mask)
+        return weights * tf.cast(rows / valid, weights.dtype)
+
+    def reduce_weighted_loss(
+        weighted_losses: Any, reduction: Any = reductions.SUM_OVER_BATCH_SIZE
+    ) -> Any:
+        result = stock_reduce(weighted_losses, reduction)
+        of_scalar = weighted_losses.shape.rank == 0
+        if share.current is None or of_scalar or reduction == reductions.SUM_OVER_BATCH_SIZE:
+            return result
+        return share.undone(result)
+
+    module.apply_valid_mask = apply_valid_mask
+    module.reduce_weighted_loss = reduce_weighted_loss
+
+
+def _leave_losses_alone(share: Share, module: Any, name: str) -> None:
+    stock = getattr(module, name)
+    setattr(module, name, lambda value: stock(value) if share.current is None else value)
+
+
+def _counts(share: Share, mask: Any) -> tuple[Any, Any]:
+    """The entries of a mask and those that are valid, over all workers, in float64."""
+    tf = require_tensorflow()
+    size = tf.cast(tf.size(mask), tf.float64)
+    return share.total(size), share.total(tf.reduce_sum(tf.cast(mask, tf.float64)))
+
+
+def _weigh_scalars_in_mean(share: Share) -> None:
+    mean = require_tensorflow().keras.metrics.Mean
+    stock = mean.update_state
+
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        is_scalar = getattr(getattr(values, "shape", None), "rank", 0) == 0
+        if share.current is not None and sample_weight is None and is_scalar:
+            sample_weight = share.current
+        return stock(self, values, sample_weight=sample_weight)
+
+    mean.update_state = update_state
+
+
+# ----------------------------------------------------------------- losses and metrics of a model
+def follow_share(model: Any, share: Share) -> None:
+    """Makes a model's losses and metrics follow the table above.
+
+    Args:
+        model: a compiled model, for which `keras_names.build_for_training` was called.
+        share: `Share`.
+    """
+    if is_keras_3():
+        losses = model._compile_loss
+        for entry in getattr(losses, "_flat_losses", None) or ():
+            _take_whole_batch_if_scalar(entry.loss, share)
+        trackers = [model._loss_tracker]
+        if losses is not None:
+            trackers += losses.metrics
+    else:
+        losses = model.compiled_loss
+        if losses is None or not losses.built:
+            return
+        losses._losses = [_as_mean(loss, share) for loss in losses._losses]
+        trackers = [losses._total_loss_mean, *losses._per_output_metrics]
+    for tracker in trackers:
+        if tracker is not None:
+            _count_values_of_all(tracker, share)
+    for metric in model.metrics:
+        for part in getattr(metric, "metrics", [metric]):
+            function = getattr(part, "_fn", None)
+            if function is not None and not is_keras_own(function):
+                part._fn = _over_whole_batch(function, share, with_gradient=False)
+
+
+def is_keras_own(value: Any) -> bool:
+    """Whether a function or class is Keras's own."""
+    module = getattr(value, "__module__", None) or ""
+    return module.split(".")[0] in (keras_module_name(), "keras", "tf_keras")
+
+
+def _take_whole_batch_if_scalar(loss: Any, share: Share) -> None:
+    """Replaces `call` of a loss object that the user wrote, or that holds the user's function."""
+    if is_keras_own(getattr(loss, "fn", type(loss))):
+        return
+    loss.call = _over_whole_batch(loss.call, share, with_gradient=True)
+
+
+def _as_mean(loss: Any, share: Share) -> Any:
+    """A loss object of Keras 2 that is a mean also to what looks at its `reduction`."""
+    if loss is None:
+        return None
+    _take_whole_batch_if_scalar(loss, share)
+    reduction = require_tensorflow().keras.losses.Reduction
+    return _Mean(loss) if loss.reduction == reduction.SUM else loss
+
+
+class _Mean:
+    """A loss with reduction SUM. Keras 2 would multiply it by the number of replicas."""
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+        self.name = loss.name
+        self.reduction = require_tensorflow().keras.losses.Reduction.AUTO
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._loss(*args, **kwargs)
+
+
+def _count_values_of_all(tracker: Any, share: Share) -> None:
+    """Makes a mean of unreduced losses count the values of all workers.
+
+    Keras gives them the number of the batch's rows as their weight: Keras 3 to their mean,
+    Keras 2 to each of them.
+    """
+    stock = tracker.update_state
+    keras_3 = is_keras_3()
+
+    def update_state(values: Any, sample_weight: Any = None) -> Any:
+        if share.current is None or sample_weight is None or values.shape.rank == 0:
+            return stock(values, sample_weight=sample_weight)
+        tf = require_tensorflow()
+        rows = tf.cast(sample_weight, values.dtype)
+        rows = rows if keras_3 else share.undone(rows)
+        return stock(share.of(values), sample_weight=rows)
+
+    tracker.update_state = update_state
+
+
+def _over_whole_batch(
+    function: Callable[..., Any], share: Share, with_gradient: bool
+) -> Callable[..., Any]:
+    """Makes a function of targets and predictions that returns a scalar see all workers' rows.
+
+    The scalar may be anything, a ratio of sums among them, which is not to be had of the
+    scalars of the parts. A function that returns a value for each row is left alone.
+    """
+    tf = require_tensorflow()
+
+    def call(y_true: Any, y_pred: Any, *args: Any, **kwargs: Any) -> Any:
+        values = function(y_true, y_pred, *args, **kwargs)
+        if share.current is None or getattr(values, "shape", tf.TensorShape([])).rank != 0:
+            return values
+        true = tf.nest.map_structure(lambda v: _rows_of_all(v, share), y_true)
+        pred = tf.nest.map_structure(lambda v: _rows_of_all(v, share), y_pred)
+        whole = function(true, pred, *args, **kwargs)
+        if not with_gradient:
+            return whole
+        # Every worker has the whole loss, but the gradient of its own rows only, which must
+        # come out whole when it is multiplied by the share.
+        gradient = whole - tf.stop_gradient(whole)
+        return tf.stop_gradient(whole) + share.undone(gradient)
+
+    return call
+
+
+def _rows_of_all(value: Any, share: Share) -> Any:
+    """The rows of all workers in their order; a gradient reaches the worker's own alone."""
+    tf = require_tensorflow()
+    context = tf.distribute.get_replica_context()
+    own = tf.cond(share.current > 0, lambda: value, lambda: value[:0])
+    sent = tf.stop_gradient(tf.cast(own, tf.int32) if own.dtype == tf.bool else own)
+    rows = tf.cast(context.all_gather(sent, axis=0), own.dtype)
+    counts = context.all_gather(tf.shape(own)[:1], axis=0)
+    rank = context.replica_id_in_sync_group
+    first = tf.reduce_sum(counts[:rank])
+    whole = tf.concat([rows[:first], own, rows[first + counts[rank] :]], axis=0)
+    whole.set_shape([None, *value.shape[1:]])
+    return whole
+
+
+# ------------------------------------------------------------------------------- gradients
+def update_in_branches(optimizer: Any, strategy: Any) -> None:
+    """Lets an optimizer of Keras 3 update variables inside a branch of `tf.cond`.
+
+    It does so to accumulate gradients, and to overwrite weights with their averages.
+
+    Args:
+        optimizer: an optimizer, in a worker.
+        strategy: `strategy.WorkerStrategy`.
+    """
+    branches = getattr(optimizer, "gradient_accumulation_steps", None) or getattr(
+        optimizer, "ema_overwrite_frequency", None
+    )
+    if not is_keras_3() or not branches:
+        return
+    stock = optimizer.apply
+
+    def apply(grads: Any, trainable_variables: Any = None) -> Any:
+        with strategy.without_merging():
+            return stock(grads, trainable_variables)
+
+    optimizer.apply = apply
+
+
+def weigh_loss(optimizer: Any, share: Share) -> None:
+    """Makes Keras 3's own `train_step` multiply the loss by the share, before its gradient."""
+    if optimizer is None or not is_keras_3():
+        return
+    stock = optimizer.scale_loss
+
+    def scale_loss(loss: Any) -> Any:
+        return stock(loss if share.current is None else share.of(loss))
+
+    optimizer.scale_loss = scale_loss
+
+
+def weigh_gradients(optimizer: Any, share: Share) -> None:
+    """Makes an optimizer multiply gradients by the share, before they are summed over workers.
+
+    Args:
+        optimizer: an optimizer that the user's own `train_step` may call.
+        share: `Share`.
+    """
+    tf = require_tensorflow()
+
+    def weighed(gradient: Any) -> Any:
+        if gradient is None or share.current is None:
+            return gradient
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(
+                share.of(gradient.values), gradient.indices, gradient.dense_shape
+            )
+        return share.of(gradient)
+
+    if is_keras_3():
+        stock = optimizer.apply
+
+        def apply(grads: Any, trainable_variables: Any = None) -> Any:
+            return stock([weighed(gradient) for gradient in grads], trainable_variables)
+
+        optimizer.apply = apply
+        return
+    stock_gradients = optimizer.apply_gradients
+
+    def apply_gradients(grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        # A step that sums the gradients itself must know what it does.
+        summed = kwargs.get("skip_gradients_aggregation") or not kwargs.get(
+            "experimental_aggregate_gradients", True
+        )
+        pairs = [(g if summed else weighed(g), v) for g, v in grads_and_vars]
+        return stock_gradients(pairs, *args, **kwargs)
+
+    optimizer.apply_gradients = apply_gradients

@@ -1,0 +1,392 @@
+"""Losses, metrics and optimizers of every kind give the numbers of a single process.
+
+Most batches split unevenly between two workers, and some last batch has a single row, so that
+one worker has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from parity import assert_same_history, assert_same_state, fit_both
+
+from nanotf.compat.versions import is_keras_3
+from nanotf.keras import Model, Sequential
+
+L = tf.keras.layers
+IS_KERAS_3 = is_keras_3()
+ROWS, BATCH = 101, 21  # a last batch of 17 rows; see ONE_ROW_LEFT for one with a single row
+ONE_ROW_LEFT = 20
+
+
+def features(rows: int = ROWS) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(rows, 6))
+
+
+def binary(rows: int = ROWS) -> np.ndarray:
+    return (features(rows).sum(1) > 0).astype("float64")[:, None]
+
+
+def one_hot(rows: int = ROWS) -> np.ndarray:
+    return np.eye(3)[np.digitize(features(rows)[:, 0], [-0.5, 0.5])]
+
+
+def dense(units: int = 1, activation: Any = None, **compiled: Any) -> Any:
+    """A small compiled model, the same at every call."""
+    tf.keras.utils.set_random_seed(4)
+    model = Sequential(
+        [L.Input((6,)), L.Dense(5, activation="tanh"), L.Dense(units, activation=activation)]
+    )
+    model.compile(**{"optimizer": tf.keras.optimizers.SGD(0.1), "loss": "mse", **compiled})
+    return model
+
+
+def compare(make: Callable[[], Any], y: Any, **arguments: Any) -> tuple[Any, Any]:
+    """`fit_both` over batches of odd size, and over batches of which the last has one row."""
+    fit_both(make, x=features(), y=y, **{"batch_size": BATCH, **arguments})
+    return fit_both(make, x=features(), y=y, **{"batch_size": ONE_ROW_LEFT, **arguments})
+
+
+# ------------------------------------------------------------------------------------- losses
+def per_row(y_true: Any, y_pred: Any) -> Any:
+    return tf.reduce_mean(tf.abs(y_true - y_pred), axis=-1)
+
+
+def mean_of_batch(y_true: Any, y_pred: Any) -> Any:
+    return tf.reduce_mean(tf.square(y_true - y_pred))
+
+
+def sum_of_batch(y_true: Any, y_pred: Any) -> Any:
+    return tf.reduce_sum(tf.square(y_true - y_pred)) / 10.0
+
+
+def dice(y_true: Any, y_pred: Any) -> Any:
+    p = tf.sigmoid(y_pred)
+    return 1.0 - 2.0 * tf.reduce_sum(y_true * p) / (tf.reduce_sum(y_true) + tf.reduce_sum(p))
+
+
+class Scaled(tf.keras.losses.Loss):
+    """A user's loss class, with an argument that get_config() forgets."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return self.factor * tf.reduce_mean(tf.square(y_true - y_pred), axis=-1)
+
+
+LOSSES: dict[str, Callable[[], Any]] = {
+    "sum": lambda: tf.keras.losses.MeanSquaredError(reduction="sum"),
+    "none": lambda: tf.keras.losses.MeanSquaredError(reduction="none"),
+    "huber": lambda: tf.keras.losses.Huber(0.5),
+    "by_name": lambda: "mae",
+    "per_row": lambda: per_row,
+    "mean_of_batch": lambda: mean_of_batch,
+    "sum_of_batch": lambda: sum_of_batch,
+    "dice": lambda: dice,
+    "lambda": lambda: lambda y_true, y_pred: tf.reduce_mean(tf.square(y_true - y_pred), axis=-1),
+    "class": lambda: Scaled(0.5),
+    "weighted_mean": lambda: tf.keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(float64: None, name: str) -> None:
+    if name == "weighted_mean" and not IS_KERAS_3:
+        pytest.skip("Keras 2 has no such reduction")
+    compare(
+        lambda: dense(loss=LOSSES[name](), optimizer=tf.keras.optimizers.SGD(0.02)),
+        y=binary(),
+        validation_data=(features(31), binary(31)),
+    )
+
+
+@pytest.mark.parametrize("name", ["sum", "none", "per_row", "class", "weighted_mean"])
+def test_losses_with_sample_weights(float64: None, name: str) -> None:
+    if name == "weighted_mean" and not IS_KERAS_3:
+        pytest.skip("Keras 2 has no such reduction")
+    weights = np.random.default_rng(1).integers(0, 4, ROWS).astype("float64")
+    weights[:15] = 0
+    compare(
+        lambda: dense(loss=LOSSES[name](), optimizer=tf.keras.optimizers.SGD(0.02)),
+        y=binary(),
+        sample_weight=weights,
+    )
+
+
+# ------------------------------------------------------------------------------------ metrics
+def scalar_metric(y_true: Any, y_pred: Any) -> Any:
+    return tf.reduce_max(y_pred) - tf.reduce_mean(y_true)
+
+
+class CountAbove(tf.keras.metrics.Metric):
+    """A user's metric class."""
+
+    def __init__(self, threshold: float = 0.5, name: str = "above", **kwargs: Any) -> None:
+        super().__init__(name=name, **kwargs)
+        self.threshold = threshold
+        self.count = self.add_weight(name="count", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        above = tf.cast(y_pred > self.threshold, self.count.dtype)
+        self.count.assign_add(tf.reduce_sum(above))
+
+    def result(self) -> Any:
+        return self.count + 0.0
+
+
+def binary_metrics() -> list[Any]:
+    m = tf.keras.metrics
+    return [
+        m.AUC(name="auc"),
+        m.AUC(curve="PR", name="pr"),
+        m.Precision(name="precision"),
+        m.Recall(name="recall"),
+        m.TruePositives(name="tp"),
+        m.BinaryAccuracy(name="ba"),
+        m.RootMeanSquaredError(name="rmse"),
+        m.R2Score(name="r2"),
+        m.SensitivityAtSpecificity(0.5, name="sas"),
+        m.KLDivergence(name="kl"),
+        "mae",
+        per_row,
+        scalar_metric,
+        CountAbove(0.4),
+    ]
+
+
+def class_metrics() -> list[Any]:
+    m = tf.keras.metrics
+    return [
+        m.OneHotMeanIoU(num_classes=3, name="iou"),
+        m.OneHotIoU(num_classes=3, target_class_ids=[0, 2], name="iou2"),
+        m.AUC(multi_label=True, num_labels=3, name="auc"),
+        m.CategoricalCrossentropy(name="ce"),
+        m.CosineSimilarity(name="cosine"),
+        "accuracy",
+    ]
+
+
+def test_metrics_of_two_classes(float64: None) -> None:
+    compare(
+        lambda: dense(1, "sigmoid", loss="binary_crossentropy", metrics=binary_metrics()),
+        y=binary(),
+        validation_data=(features(31), binary(31)),
+    )
+
+
+def test_metrics_of_three_classes(float64: None) -> None:
+    compare(
+        lambda: dense(3, "softmax", loss="categorical_crossentropy", metrics=class_metrics()),
+        y=one_hot(),
+        validation_data=(features(31), one_hot(31)),
+    )
+
+
+def test_metrics_that_are_float32() -> None:
+    """In Keras 3 the first cannot be anything else, in Keras 2 the second."""
+    m = tf.keras.metrics
+    fit_both(
+        lambda: dense(
+            3,
+            "softmax",
+            loss="categorical_crossentropy",
+            metrics=[m.TopKCategoricalAccuracy(2), m.F1Score("macro", threshold=0.4)],
+        ),
+        x=features().astype("float32"),
+        y=one_hot().astype("float32"),
+        batch_size=ONE_ROW_LEFT,
+    )
+
+
+def test_weighted_metrics(float64: None) -> None:
+    m = tf.keras.metrics
+    weights = np.random.default_rng(1).integers(0, 4, ROWS).astype("float64")
+    compare(
+        lambda: dense(
+            1,
+            "sigmoid",
+            loss="binary_crossentropy",
+            metrics=["mae"],
+            weighted_metrics=["mse", m.AUC(name="auc"), m.Recall(name="recall"), per_row],
+        ),
+        y=binary(),
+        sample_weight=weights,
+    )
+
+
+# ------------------------------------------------------------------------- additional losses
+class Penalty(L.Layer):
+    """A layer with a loss of its own, a mean over the batch."""
+
+    def __init__(self, rate: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rate = rate
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(self.rate * tf.reduce_mean(tf.square(inputs)))
+        return inputs
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "rate": self.rate}
+
+
+def penalised() -> Any:
+    tf.keras.utils.set_random_seed(4)
+    model = Sequential(
+        [
+            L.Input((6,)),
+            L.Dense(5, kernel_regularizer="l2", bias_regularizer=tf.keras.regularizers.L1(0.02)),
+            Penalty(0.3),
+            L.Dense(4, activity_regularizer=tf.keras.regularizers.L2(0.05)),
+            L.Dense(1, kernel_regularizer=lambda w: 0.01 * tf.reduce_sum(tf.abs(w))),
+        ]
+    )
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    return model
+
+
+def test_add_loss_and_regularizers(float64: None) -> None:
+    compare(penalised, y=binary(), validation_data=(features(31), binary(31)))
+
+
+def test_add_loss_of_a_model(float64: None) -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(4)
+        inputs = L.Input((6,))
+        hidden = L.Dense(5)(inputs)
+        model = Model(inputs, L.Dense(1)(Penalty(0.1)(hidden)))
+        if not IS_KERAS_3:
+            model.add_loss(tf.reduce_mean(hidden))  # of a symbolic tensor, Keras 2 alone
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    compare(make, y=binary())
+
+
+# --------------------------------------------------------------------------------------- masks
+def sequences(rows: int = ROWS) -> np.ndarray:
+    """Word numbers, 0 where a row has ended; the first rows are much shorter than the last."""
+    words = np.random.default_rng(2).integers(1, 20, (rows, 7))
+    lengths = 1 + (np.arange(rows) % 21) // 3
+    return np.where(np.arange(7) < lengths[:, None], words, 0)
+
+
+def tagger(**compiled: Any) -> Any:
+    """Predicts something of every word; its loss and metrics are masked."""
+    tf.keras.utils.set_random_seed(4)
+    model = Sequential(
+        [
+            L.Input((7,), dtype="int32"),
+            L.Embedding(20, 4, mask_zero=True),
+            L.Dense(5, activation="tanh"),
+            L.Dense(1),
+        ]
+    )
+    arguments = {"loss": "mse", "metrics": ["mae"], "weighted_metrics": ["mse"], **compiled}
+    model.compile(tf.keras.optimizers.SGD(0.01), **arguments)
+    return model
+
+
+@pytest.mark.parametrize("reduction", [None, "sum", "mean_with_sample_weight"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("batch_size", [20, 25])
+def test_masked_targets(
+    float64: None, reduction: str | None, weighted: bool, batch_size: int
+) -> None:
+    if reduction == "mean_with_sample_weight" and not IS_KERAS_3:
+        pytest.skip("Keras 2 has no such reduction")
+    x = sequences()
+    arguments: dict[str, Any] = {"x": x, "y": np.sin(x)[..., None], "batch_size": batch_size}
+    if weighted:
+        arguments["sample_weight"] = (
+            np.random.default_rng(3).integers(0, 3, (ROWS, 7)).astype(float)
+        )
+    fit_both(
+        lambda: tagger(
+            loss=tf.keras.losses.MeanSquaredError(**({"reduction": reduction} if reduction else {}))
+        ),
+        **arguments,
+        validation_data=(x[:33], np.sin(x[:33])[..., None]),
+    )
+
+
+def test_masked_inputs(float64: None) -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(4)
+        embedding = L.Embedding(20, 4, mask_zero=True)
+        inputs = L.Input((7,), dtype="int32")
+        words = embedding(inputs)
+        both = L.Concatenate()([L.LSTM(5)(words), L.GlobalAveragePooling1D()(words)])
+        model = Model(inputs, L.Dense(1)(both))
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+        return model
+
+    fit_both(make, x=sequences(), y=binary(), batch_size=20)
+
+
+# ---------------------------------------------------------------------------------- optimizers
+def schedule() -> Any:
+    return tf.keras.optimizers.schedules.CosineDecay(0.1, 9)
+
+
+class Halving(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """A user's schedule."""
+
+    def __init__(self, start: float, every: int) -> None:
+        self.start = start
+        self.every = every
+
+    def __call__(self, step: Any) -> Any:
+        return self.start * 0.5 ** tf.cast(step // self.every, tf.float64)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"start": self.start, "every": self.every}
+
+
+O = tf.keras.optimizers  # noqa: E741
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "nesterov": lambda: O.SGD(0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adamw": lambda: O.AdamW(0.01, weight_decay=0.1),
+    "rmsprop_centered": lambda: O.RMSprop(0.005, centered=True, momentum=0.5),
+    "adagrad": lambda: O.Adagrad(0.05),
+    "lion": lambda: O.Lion(0.002),
+    "ftrl": lambda: O.Ftrl(0.05),
+    "adafactor": lambda: O.Adafactor(0.01),
+    "clipnorm": lambda: O.Adam(0.01, clipnorm=0.01),
+    "clipvalue": lambda: O.SGD(0.1, momentum=0.9, clipvalue=0.003),
+    "global_clipnorm": lambda: O.SGD(0.1, global_clipnorm=0.02),
+    "ema": lambda: O.Adam(0.01, use_ema=True, ema_momentum=0.9),
+    "ema_overwrite": lambda: O.SGD(
+        0.1, momentum=0.9, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
+    ),
+    "schedule": lambda: O.SGD(schedule(), momentum=0.9),
+    "own_schedule": lambda: O.Adam(Halving(0.02, 4)),
+    "accumulating": lambda: O.Adam(0.01, gradient_accumulation_steps=3),
+    "accumulating_clipped": lambda: O.SGD(0.1, gradient_accumulation_steps=2, clipnorm=0.01),
+    "loss_scale": lambda: (
+        O.LossScaleOptimizer(O.SGD(0.1), dynamic_growth_steps=3)
+        if IS_KERAS_3
+        else tf.keras.mixed_precision.LossScaleOptimizer(O.SGD(0.1), dynamic_growth_steps=3)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(float64: None, name: str) -> None:
+    if name.startswith("accumulating") and not IS_KERAS_3:
+        pytest.skip("Keras 2 has no gradient accumulation")
+    make = lambda: dense(optimizer=OPTIMIZERS[name](), metrics=["mae"])  # noqa: E731
+    arguments: dict[str, Any] = {"x": features(), "y": binary(), "shuffle": False, "verbose": 0}
+    found, expected = fit_both(make, **arguments, batch_size=ONE_ROW_LEFT)
+    # Two processes, one, and two again: state and step count go on where they were.
+    for processes in (None, 2):
+        ours = found.fit(**arguments, batch_size=30, num_processes=processes)
+        theirs = expected.fit(**arguments, batch_size=30)
+        assert_same_history(ours.history, theirs.history)
+        assert_same_state(found, expected)

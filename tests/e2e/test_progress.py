@@ -1,0 +1,126 @@
+"""What a user sees in the terminal: Keras's own progress bar, once, and no noise of workers."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import nanotf
+from nanotf.keras import Sequential
+
+L = tf.keras.layers
+
+
+def make() -> Any:
+    tf.keras.utils.set_random_seed(3)
+    model = Sequential([L.Input((4,)), L.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+def data(rows: int = 100) -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(0).normal(size=(rows, 4)).astype(tf.keras.backend.floatx())
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def lines(text: str) -> list[str]:
+    """The lines that stay on the screen, without colours and times.
+
+    A line that is drawn again over itself counts once, as it is at last.
+    """
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\x08", "\r")
+    text = re.sub(r"\d+(ms|us|s)(/(step|epoch))?|\d+:\d\d", "TIME", text)
+    found: list[str] = []
+    for line in re.split(r"[\r\n]+", text):
+        line = re.sub(r"\s+", " ", line).strip()
+        if not line:
+            continue
+        is_bar = re.match(r"\S+/\S+ ", line)
+        if found and is_bar and re.match(r"\S+/\S+ ", found[-1]):
+            found.pop()
+        found.append(line)
+    return found
+
+
+def shown_by_both(
+    capfd: pytest.CaptureFixture[str], x: Any, y: Any = None, **arguments: Any
+) -> tuple[list[str], list[str]]:
+    """What plain `fit` and `fit` with two processes print."""
+    printed = []
+    for processes in (None, 2):
+        model = make()
+        capfd.readouterr()
+        model.fit(x, y, shuffle=False, **arguments, num_processes=processes)
+        printed.append(lines(capfd.readouterr().out))
+    return printed[0], printed[1]
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2, "auto"])
+def test_the_bar_is_that_of_keras(
+    float64: None, capfd: pytest.CaptureFixture[str], verbose: Any
+) -> None:
+    x, y = data()
+    theirs, ours = shown_by_both(
+        capfd, x, y, batch_size=20, epochs=2, verbose=verbose, validation_split=0.2
+    )
+    assert ours == theirs
+    assert [line for line in ours if line.startswith("Epoch")] == (
+        [] if verbose == 0 else ["Epoch 1/2", "Epoch 2/2"]
+    )
+    if verbose != 0:
+        assert len(ours) == 4
+        assert ours[-1].startswith("4/4")
+        assert "val_mae" in ours[-1]
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_the_bar_learns_the_number_of_steps(
+    float64: None, capfd: pytest.CaptureFixture[str], verbose: int
+) -> None:
+    """A dataset that does not know its length: Keras counts in the first epoch."""
+    dataset = tf.data.Dataset.from_tensor_slices(data()).batch(15).filter(lambda *_: True)
+    theirs, ours = shown_by_both(capfd, dataset, epochs=3, verbose=verbose)
+    assert ours == theirs
+    assert [line.split()[0] for line in ours if "mae" in line] == ["7/7"] * 3
+
+
+def test_one_epoch_prints_one_line(float64: None, capfd: pytest.CaptureFixture[str]) -> None:
+    x, y = data()
+    theirs, ours = shown_by_both(capfd, x, y, batch_size=20, steps_per_epoch=3, verbose=1)
+    assert ours == theirs
+    assert len(ours) == 1
+
+
+def test_noise_of_workers_stays_in_their_logs(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Loud(tf.keras.layers.Dense):
+        def call(self, inputs: Any) -> Any:
+            tf.print("loud", summarize=-1)
+            print("traced in", os.environ.get("NANOTF_RANK"))
+            return super().call(inputs)
+
+    x, y = data()
+    make().fit(x, y, verbose=0)  # what TensorFlow says in this process is said
+    nanotf.shutdown()
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    capfd.readouterr()
+    model = Sequential([L.Input((4,)), Loud(1)])
+    model.compile("sgd", "mse")
+    capfd.readouterr()
+    model.fit(x, y, verbose=0, num_processes=2)
+    shown = capfd.readouterr()
+    assert "traced in 0" not in shown.out
+    assert "loud" not in shown.err
+    assert not re.search(r"oneDNN|cpu_feature_guard|cuda", shown.err)
+    for rank, pid in enumerate(nanotf.worker_pids()):
+        log = pathlib.Path(f"/proc/{pid}/fd/2").read_text()
+        assert f"traced in {rank}" in log
+        assert re.search(r"oneDNN|cpu_feature_guard|cuda", log)
+    nanotf.shutdown()  # the next test shall not get workers of this environment

@@ -1,0 +1,480 @@
+"""The cases of Keras's own trainer tests, with two processes next to plain Keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from parity import assert_same_history, assert_same_state, fit_both
+
+from nanotf.compat.versions import is_keras_3
+from nanotf.keras import Model, Sequential
+
+L = tf.keras.layers
+FLOAT = "float64"
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def example(**compile_arguments: Any) -> Any:
+    """Two dense layers, the same at every call."""
+    tf.keras.utils.set_random_seed(4)
+    model = Sequential([L.Input((4,)), L.Dense(5, activation="tanh"), L.Dense(3)])
+    model.compile(**{"optimizer": tf.keras.optimizers.SGD(0.1), "loss": "mse", **compile_arguments})
+    return model
+
+
+def rows_of(rows: int, width: int = 4, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(rows, width)).astype(FLOAT)
+
+
+def targets_of(x: np.ndarray, width: int = 3) -> np.ndarray:
+    return np.stack([x.sum(1) * (i + 1) for i in range(width)], axis=1)
+
+
+X = rows_of(46)
+Y = targets_of(X)
+
+
+# ----------------------------------------------------------------------- fit, evaluate, predict
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("steps_per_epoch", [None, 3])
+def test_fit_flow(run_eagerly: bool, steps_per_epoch: int | None) -> None:
+    fit_both(
+        lambda: example(metrics=["mae"], run_eagerly=run_eagerly),
+        x=X, y=Y, batch_size=12, steps_per_epoch=steps_per_epoch,
+    )  # fmt: skip
+
+
+class Named(Model):  # type: ignore[misc]
+    """Takes a list, a tuple or a dict of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = L.Dense(3)
+        self.second = L.Dense(3)
+
+    def call(self, inputs: Any) -> Any:
+        a, b = (inputs["a"], inputs["b"]) if isinstance(inputs, dict) else inputs
+        return self.first(a) + self.second(b)
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple", "dict"])
+def test_fit_takes_structures_of_inputs(kind: str) -> None:
+    x: Any = {"a": X, "b": rows_of(46, 2, seed=1)}
+    if kind != "dict":
+        x = (tuple if kind == "tuple" else list)(x.values())
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(1)
+        model = Named()
+        model.compile("sgd", "mse", metrics=["mae"])
+        model(tf.nest.map_structure(lambda v: v[:1], x))
+        return model
+
+    fit_both(make, x=x, y=Y, batch_size=12)
+
+
+def nested() -> Any:
+    """Inputs in a nested structure; outputs as a dict."""
+    tf.keras.utils.set_random_seed(2)
+    inputs = {"a": L.Input((4,), name="a"), "b": L.Input((2,), name="b")}
+    hidden = L.Concatenate()([inputs["a"], L.Dense(3)(inputs["b"])])
+    outputs = {"c": L.Dense(3, name="c")(hidden), "d": L.Dense(1, name="d")(hidden)}
+    return Model(inputs, outputs)
+
+
+def test_nested_inputs_and_outputs_with_loss_weights() -> None:
+    def make() -> Any:
+        model = nested()
+        model.compile(
+            "sgd",
+            loss={"c": "mse", "d": "mae"},
+            loss_weights={"c": 0.5, "d": 2.0},
+            metrics={"c": ["mae"], "d": ["mse"]},
+        )
+        return model
+
+    x = {"a": X, "b": rows_of(46, 2, seed=1)}
+    found, expected = fit_both(make, x=x, y={"c": Y, "d": Y[:, :1]}, batch_size=12)
+    theirs, ours = expected.predict(x, verbose=0), found.predict(x, verbose=0)
+    for name in ("c", "d"):
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-9)
+
+
+def test_a_loss_for_one_of_two_outputs_only() -> None:
+    def make() -> Any:
+        model = nested()
+        model.compile("sgd", loss={"c": "mse", "d": None} if is_keras_3() else {"c": "mse"})
+        return model
+
+    x = {"a": X, "b": rows_of(46, 2, seed=1)}
+    fit_both(make, x=x, y={"c": Y, "d": Y[:, :1]}, batch_size=12)
+
+
+def test_evaluate_and_predict_in_this_process_after_fit() -> None:
+    found, expected = fit_both(lambda: example(metrics=["mae"]), x=X, y=Y, batch_size=12)
+    ours = found.evaluate(X, Y, batch_size=7, verbose=0, return_dict=True)
+    theirs = expected.evaluate(X, Y, batch_size=7, verbose=0, return_dict=True)
+    assert_same_history({k: [v] for k, v in ours.items()}, {k: [v] for k, v in theirs.items()})
+    np.testing.assert_allclose(
+        found.predict(X, batch_size=7, verbose=0),
+        expected.predict(X, batch_size=7, verbose=0),
+        rtol=1e-9,
+    )
+    assert found.metrics_names == expected.metrics_names
+    np.testing.assert_allclose(found.train_on_batch(X, Y), expected.train_on_batch(X, Y))
+    np.testing.assert_allclose(found.test_on_batch(X, Y), expected.test_on_batch(X, Y))
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3, 8])
+def test_steps_per_execution(steps_per_execution: int) -> None:
+    """Batch hooks come once per execution, with the indices that Keras gives them."""
+    calls: dict[int, list[Any]] = {}
+
+    def make() -> Any:
+        return example(metrics=["mae"], steps_per_execution=steps_per_execution)
+
+    models = []
+    for processes in (None, 2):
+        seen = calls.setdefault(processes or 1, [])
+        model = make()
+        callback = tf.keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs, seen=seen: seen.append(batch),
+            on_train_batch_end=lambda batch, logs, seen=seen: seen.append((batch, logs["mae"])),
+        )
+        model.fit(
+            X[:32], Y[:32], batch_size=4, epochs=2, shuffle=False, verbose=0,
+            callbacks=[callback], num_processes=processes,
+        )  # fmt: skip
+        models.append(model)
+    assert_same_state(models[1], models[0])
+    assert_same_history(models[1].history.history, models[0].history.history)
+    batches = [[c[0] if isinstance(c, tuple) else c for c in calls[n]] for n in (1, 2)]
+    assert batches[1] == batches[0]
+    values = [[c[1] for c in calls[n] if isinstance(c, tuple)] for n in (1, 2)]
+    np.testing.assert_allclose(values[1], values[0], rtol=1e-10)
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_dataset_of_unknown_length(steps: int | None) -> None:
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12).filter(lambda *_: True)
+    fit_both(lambda: example(metrics=["mae"]), x=dataset, steps_per_epoch=steps, epochs=1)
+
+
+def test_endless_dataset_for_training_and_validation() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12).repeat()
+    fit_both(
+        example, x=dataset, steps_per_epoch=5, epochs=3, validation_data=dataset,
+        validation_steps=2,
+    )  # fmt: skip
+
+
+def test_validation_with_a_short_last_batch() -> None:
+    fit_both(
+        lambda: example(metrics=["mae"]), x=X, y=Y, batch_size=12,
+        validation_data=(X[:13], Y[:13]), validation_batch_size=4,
+    )  # fmt: skip
+
+
+def test_validation_of_some_steps() -> None:
+    fit_both(
+        example, x=X, y=Y, batch_size=12, validation_data=(X[:20], Y[:20]),
+        validation_batch_size=4, validation_steps=2,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------ losses
+class OnlyAdds(L.Layer):  # type: ignore[misc]
+    """A layer with a loss of its own."""
+
+    def call(self, inputs: Any) -> Any:
+        self.add_loss(tf.reduce_mean(tf.square(inputs)) * 0.3)
+        return inputs
+
+
+def test_internal_loss_next_to_another() -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        model = Sequential([L.Input((4,)), L.Dense(3), OnlyAdds()])
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    fit_both(make, x=X[:48], y=Y[:48], batch_size=23)
+
+
+def test_internal_loss_only() -> None:
+    """No loss in `compile`, no targets in `fit`."""
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        model = Sequential([L.Input((4,)), L.Dense(3), OnlyAdds()])
+        model.compile("sgd")
+        return model
+
+    found, expected = fit_both(make, x=X, batch_size=23)
+    assert found.metrics_names == expected.metrics_names == ["loss"]
+    for ours, theirs in zip(found.metrics, expected.metrics, strict=True):
+        np.testing.assert_allclose(float(ours.result()), float(theirs.result()), rtol=1e-10)
+    found.fit(X, batch_size=23, epochs=1, verbose=0, num_processes=2)  # the model is kept
+
+
+@pytest.mark.parametrize("last", ["training", "**kwargs", "none"])
+def test_compute_loss_of_the_users(last: str) -> None:
+    """Signatures that Keras has known: with `training`, with anything, and without."""
+    if last == "training" and not is_keras_3():
+        pytest.skip("Keras 2 passes no `training`")
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        model = {"training": Trains, "**kwargs": Anything, "none": Former}[last](3)
+        model.compile("sgd", "mse", metrics=["mae"])
+        model(X[:1])
+        return model
+
+    fit_both(make, x=X, y=Y, batch_size=12, validation_data=(X[:12], Y[:12]))
+
+
+class Former(Model):  # type: ignore[misc]
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.dense = L.Dense(units)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None
+    ) -> Any:
+        return 2.0 * super().compute_loss(x, y, y_pred, sample_weight)
+
+
+class Anything(Former):
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+        **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        return super().compute_loss(x, y, y_pred, sample_weight)
+
+
+class Trains(Former):
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:  # fmt: skip
+        loss = super().compute_loss(x, y, y_pred, sample_weight)
+        return loss * 0.5 if training else loss
+
+
+# ------------------------------------------------------------------------- steps of the user's
+class OwnStep(Model):  # type: ignore[misc]
+    """A `train_step` and a `test_step` with a metric of their own."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.dense = L.Dense(units)
+        self.tracker = tf.keras.metrics.Mean(name="seen")
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data
+        self.tracker.update_state(tf.abs(y - self(x, training=False)))
+        return {"seen": self.tracker.result()}
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.tracker.update_state(tf.abs(y - y_pred))
+        return {"seen": self.tracker.result()}
+
+
+def test_steps_of_the_users() -> None:
+    seen: dict[int, list[float]] = {}
+    models = []
+    for processes in (None, 2):
+        tf.keras.utils.set_random_seed(3)
+        model = OwnStep(3)
+        model.compile("sgd", "mse")
+        model(X[:1])
+        values = seen.setdefault(processes or 1, [])
+        callback = tf.keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs, values=values: values.append(logs["seen"])
+        )
+        model.fit(
+            X, Y, batch_size=12, epochs=2, verbose=0, shuffle=False, callbacks=[callback],
+            validation_data=(X[:15], Y[:15]), num_processes=processes,
+        )  # fmt: skip
+        models.append(model)
+    assert_same_state(models[1], models[0])
+    assert_same_history(models[1].history.history, models[0].history.history)
+    np.testing.assert_allclose(seen[2], seen[1], rtol=1e-10)
+
+
+# --------------------------------------------------------------------- metrics and compiling
+def test_metrics_before_and_after_training() -> None:
+    model, plain = example(metrics=["mae"]), example(metrics=["mae"])
+    assert [m.name for m in model.metrics] == [m.name for m in plain.metrics]
+    for m, processes in ((model, 2), (plain, None)):
+        m.fit(X, Y, batch_size=12, verbose=0, shuffle=False, num_processes=processes)
+    assert [m.name for m in model.metrics] == [m.name for m in plain.metrics]
+    ours, theirs = model.get_metrics_result(), plain.get_metrics_result()
+    assert list(ours) == list(theirs) == ["loss", "mae"]
+    for name, value in theirs.items():
+        np.testing.assert_allclose(float(ours[name]), float(value), rtol=1e-10)
+    model.reset_metrics()
+    assert all((np.asarray(v) == 0).all() for m in model.metrics for v in m.variables)
+
+
+class Counts(L.Layer):  # type: ignore[misc]
+    """A layer that has a metric."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.norm = tf.keras.metrics.Mean(name="norm")
+
+    def call(self, inputs: Any) -> Any:
+        self.norm.update_state(tf.reduce_mean(tf.abs(inputs), axis=-1))
+        return inputs
+
+
+@pytest.mark.skipif(
+    not is_keras_3(), reason="Keras 2 updates it when it builds; tf.distribute does not let it"
+)
+def test_metric_of_a_layer() -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        model = Sequential([L.Input((4,)), L.Dense(3), Counts()])
+        model.compile("sgd", "mse")
+        return model
+
+    found, expected = fit_both(make, x=X, y=Y, batch_size=12)
+    assert "norm" in expected.history.history
+    for ours, theirs in zip(found.metrics, expected.metrics, strict=True):
+        np.testing.assert_allclose(float(ours.result()), float(theirs.result()), rtol=1e-10)
+
+
+def test_recompile() -> None:
+    """`compile` begins again with optimizer and metrics; the weights stay."""
+    results = []
+    for processes in (None, 2):
+        fit = {
+            "x": X, "y": Y, "batch_size": 12, "verbose": 0, "shuffle": False,
+            "num_processes": processes,
+        }  # fmt: skip
+        model = example(metrics=["mae"])
+        first = model.fit(**fit)
+        assert list(first.history) == ["loss", "mae"]
+        model.compile(tf.keras.optimizers.Adam(0.01), "mae", metrics=["mse"])
+        model.fit(**fit)
+        model.layers[0].trainable = False
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        model.fit(**fit)
+        results.append((model, model.history.history))
+    (plain, theirs), (model, ours) = results
+    assert_same_history(ours, theirs)
+    assert_same_state(model, plain)
+
+
+def test_adapted_layer_before_fit() -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        normal = L.Normalization()
+        normal.adapt(X * 3 + 1)
+        model = Sequential([L.Input((4,)), normal, L.Dense(3)])
+        model.compile("sgd", "mse")
+        return model
+
+    fit_both(make, x=X, y=Y, batch_size=12)
+
+
+def test_a_model_that_was_never_called_is_built_by_fit() -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        model = Former(3)
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    model = make()
+    model.fit(X, Y, batch_size=12, verbose=0, num_processes=2)
+    assert model.built
+    assert [w.shape for w in model.get_weights()] == [(4, 3), (3,)]
+
+
+def test_constraints_hold_after_every_step() -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        model = Sequential([L.Input((4,)), L.Dense(3, kernel_constraint="non_neg")])
+        model.compile(tf.keras.optimizers.SGD(0.5), "mse")
+        return model
+
+    found, _ = fit_both(make, x=X, y=-Y, batch_size=12)
+    assert (found.get_weights()[0] >= 0).all()
+
+
+# --------------------------------------------------------------------------------- callbacks
+def test_names_in_the_logs_of_every_hook() -> None:
+    names: dict[str, set[tuple[str, ...]]] = {}
+
+    def hook(name: str) -> Any:
+        def call(self: Any, *arguments: Any, **named: Any) -> None:
+            logs = named.get("logs", arguments[-1] if arguments else None)
+            names.setdefault(name, set()).add(tuple(sorted(logs)))  # never None
+
+        return call
+
+    hooks = [
+        f"on_{what}_{when}"
+        for what in ("train", "test", "epoch", "train_batch", "test_batch")
+        for when in ("begin", "end")
+    ]
+    callback = type("Names", (tf.keras.callbacks.Callback,), {name: hook(name) for name in hooks})()
+    example(metrics=["mae"]).fit(
+        X, Y, batch_size=12, verbose=0, validation_split=0.3, callbacks=[callback], num_processes=2
+    )
+    of_step = {("loss", "mae")}
+    of_epoch = {("loss", "mae", "val_loss", "val_mae")}
+    assert names == {
+        **{name: {()} for name in hooks if name.endswith("_begin")},
+        "on_train_batch_end": of_step,
+        "on_test_batch_end": of_step,
+        "on_test_end": of_step,
+        "on_epoch_end": of_epoch,
+        "on_train_end": of_epoch,
+    }
+
+
+def test_a_callback_changes_the_state_between_batches() -> None:
+    class Set(tf.keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                self.model.set_weights([np.full_like(w, 0.25) for w in self.model.get_weights()])
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.1 / (batch + 1)
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.model.layers[-1].bias.assign(np.full(3, epoch, FLOAT))
+
+    def run(processes: int | None) -> Any:
+        model = example(metrics=["mae"])
+        model.fit(
+            X, Y, batch_size=12, epochs=2, verbose=0, shuffle=False, callbacks=[Set()],
+            num_processes=processes,
+        )  # fmt: skip
+        return model
+
+    plain, model = run(None), run(2)
+    assert_same_state(model, plain)
+    assert_same_history(model.history.history, plain.history.history)
