@@ -76,6 +76,7 @@ class Session:
                 for optimizer in keras_names.optimizers_of(model):
                     keras_share.update_in_branches(optimizer, self.strategy)
                     keras_names.sum_gradients_first(optimizer)
+                keras_names.compile_forward(model)
             replica.become_replica(model, self.share)
             self._models[key] = model
         self._models.move_to_end(key)

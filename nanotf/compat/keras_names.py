@@ -8,6 +8,7 @@
 | `Model.compiled_loss.build`, `compiled_metrics.build` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `sum_gradients_first` |
 | `Lambda._serialize_function_to_config` | 2; 2.15, tf_keras 2.15-2.21 | writes a function's byte code, without the globals that it refers to |
+| `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter` | 2 | step counts that the progress bar reads |
 | `Optimizer._learning_rate`, legacy `_create_all_weights` | 2 | optimizer state outside `variables` |
@@ -219,6 +220,43 @@ def sum_gradients_first(optimizer: Any) -> None:
         # They are summed already; the step itself shall not do it again.
         optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
         optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+def compile_forward(model: Any) -> None:
+    """Compiles a replica's forward and backward with XLA, in place of its whole step.
+
+    XLA knows no communication between processes. A model whose outputs carry masks, or which
+    adds losses in its layers' calls, is not compiled: both would be lost.
+
+    Args:
+        model: a compiled model, in a worker. Without `jit_compile=True` nothing happens.
+    """
+    if not model.jit_compile:
+        return
+    tf = require_tensorflow()
+    model.jit_compile = False
+    stock = model.call
+    lost: list[bool] = []
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        outputs = stock(*args, **kwargs)
+        graph = tf.compat.v1.get_default_graph()
+        lost[:] = [
+            any(getattr(o, "_keras_mask", None) is not None for o in tf.nest.flatten(outputs))
+            or any(getattr(loss, "graph", None) is graph for loss in model.losses)
+        ]
+        return outputs
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if True not in lost:
+            outputs = compiled(*args, **kwargs)
+            if True not in lost:
+                return outputs
+            model._clear_losses()
+        return stock(*args, **kwargs)
+
+    object.__setattr__(model, "call", call)
 
 
 def install_worker_overrides() -> None:

@@ -29,6 +29,8 @@ class ModelRecipe:
         cls: type, the model's class.
         config: dict or None, what `cls.from_config` takes; None if `arguments` are used.
         arguments: tuple of positional and keyword arguments of `cls`, or None.
+        graph: dict or None, the configuration of a functional model whose inputs and outputs
+            stand in `arguments` as `_Tensor`.
         custom_objects: dict of str to object, the classes and functions that the configuration
             names and Keras does not know.
         build_config: dict or None, the input shapes that the model was built with.
@@ -43,6 +45,7 @@ class ModelRecipe:
     cls: type
     config: dict[str, Any] | None
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
+    graph: dict[str, Any] | None
     custom_objects: dict[str, Any]
     build_config: dict[str, Any] | None
     trainable: tuple[bool, ...]
@@ -50,6 +53,13 @@ class ModelRecipe:
     own_compile_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
     optimizer: Any
     dtype_policy: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tensor:
+    """An input or output of a functional model, by its place among all of them."""
+
+    place: int
 
 
 def original_class(cls: type) -> type:
@@ -90,7 +100,8 @@ def _collect(value: Any, found: dict[str, Any], seen: dict[int, int], depth: int
             found[name] = value
     elif hasattr(value, "get_config"):
         _collect(original_class(type(value)), found, seen, depth + 1)
-        _collect(list(vars(value).values()), found, seen, depth + 1)
+        for item in list(vars(value).values()):
+            _collect(item, found, seen, depth + 2)
 
 
 def custom_objects_of(obj: Any) -> dict[str, Any]:
@@ -145,7 +156,7 @@ def recipe_of(model: Any) -> ModelRecipe:
     cls = original_class(type(model))
     custom_objects = custom_objects_of(model)
     arguments = getattr(model, "_nanotf_arguments", None)
-    config = None
+    config = graph = None
     if arguments is None or not is_foreign(cls) or has_own_get_config(cls):
         arguments = None
         try:
@@ -153,6 +164,9 @@ def recipe_of(model: Any) -> ModelRecipe:
                 config = model.get_config()
         except Exception as error:
             raise _cannot_rebuild(cls, f"get_config() raised {error!r}") from error
+    elif isinstance(model, keras_names.functional_class()):
+        with configured_by_name(custom_objects):
+            graph, arguments = _with_graph(model, arguments)
     build_config = None
     if hasattr(model, "get_build_config"):
         build_config = model.get_build_config()
@@ -161,6 +175,7 @@ def recipe_of(model: Any) -> ModelRecipe:
         cls=cls,
         config=config,
         arguments=arguments,
+        graph=graph,
         custom_objects=custom_objects,
         build_config=build_config,
         trainable=_trainable_flags(model),
@@ -169,6 +184,18 @@ def recipe_of(model: Any) -> ModelRecipe:
         optimizer=getattr(model, "optimizer", None),
         dtype_policy=policy.name,
     )
+
+
+def _with_graph(model: Any, arguments: Any) -> tuple[Any, Any]:
+    """Takes the graph out of arguments like `(inputs, outputs)`, whose tensors cannot travel."""
+    tf = require_tensorflow()
+    ends = [*model.inputs, *model.outputs]
+
+    def place(leaf: Any) -> Any:
+        return next((_Tensor(i) for i, end in enumerate(ends) if end is leaf), leaf)
+
+    plain = keras_names.functional_class()(model.inputs, model.outputs, name="nanotf_graph")
+    return plain.get_config(), tf.nest.map_structure(place, arguments)
 
 
 def _trainable_flags(model: Any) -> tuple[bool, ...]:
@@ -231,10 +258,15 @@ def rebuild(recipe: ModelRecipe) -> Any:
     tf = require_tensorflow()
     if tf.keras.mixed_precision.global_policy().name != recipe.dtype_policy:
         tf.keras.mixed_precision.set_global_policy(recipe.dtype_policy)
-    with tf.keras.utils.custom_object_scope(recipe.custom_objects):
+    with (
+        tf.keras.utils.custom_object_scope(recipe.custom_objects),
+        _lenient(recipe.custom_objects),
+    ):
         try:
             if recipe.arguments is not None:
                 args, kwargs = recipe.arguments
+                if recipe.graph is not None:
+                    args, kwargs = _on_graph(recipe.graph, recipe.arguments)
                 model = recipe.cls(*args, **kwargs)
             else:
                 config = copy.deepcopy(recipe.config)  # Keras empties what it is given
@@ -252,6 +284,47 @@ def rebuild(recipe: ModelRecipe) -> Any:
     elif recipe.compile_arguments is not None:
         model.compile(optimizer=recipe.optimizer, **recipe.compile_arguments)
     return model
+
+
+def _on_graph(graph: dict[str, Any], arguments: Any) -> Any:
+    functional = keras_names.functional_class().from_config(copy.deepcopy(graph))  # type: ignore[attr-defined]
+    ends = [*functional.inputs, *functional.outputs]
+    return require_tensorflow().nest.map_structure(
+        lambda leaf: ends[leaf.place] if isinstance(leaf, _Tensor) else leaf, arguments
+    )
+
+
+@contextlib.contextmanager
+def _lenient(custom_objects: dict[str, Any]) -> Iterator[None]:
+    """Lets layers be rebuilt whose `__init__` does not take Keras's own arguments.
+
+    Keras's configuration has `trainable`, `dtype` and `name`; a layer of a script that is
+    never saved has no need to take them.
+    """
+    layer = require_tensorflow().keras.layers.Layer
+    changed = []
+    for value in custom_objects.values():
+        if not (isinstance(value, type) and issubclass(value, layer)) or not is_foreign(value):
+            continue
+        parameters = inspect.signature(value.__init__).parameters  # type: ignore[misc]
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if not takes_any and "from_config" not in vars(value):
+            value.from_config = classmethod(_from_known(value.from_config.__func__, parameters))  # type: ignore[attr-defined]
+            changed.append(value)
+    try:
+        yield
+    finally:
+        for value in changed:
+            del value.from_config  # type: ignore[attr-defined]
+
+
+def _from_known(stock: Any, parameters: Any) -> Any:
+    def from_config(cls: Any, config: dict[str, Any]) -> Any:
+        made = stock(cls, {key: value for key, value in config.items() if key in parameters})
+        made.trainable = config.get("trainable", True)
+        return made
+
+    return from_config
 
 
 def _is_built(model: Any) -> bool:
