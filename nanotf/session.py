@@ -123,7 +123,12 @@ class _FitRun:
         )
         variables = keras_names.training_variables(self.model)
         self.state = state.State(
-            job.layout, self.blocks[job.state_block], variables, session.strategy
+            job.layout,
+            self.blocks[job.state_block],
+            variables,
+            session.strategy,
+            seeds=keras_names.seed_variables(self.model),
+            rank=session.rank,
         )
         self.state.load(self.turn)
         self.model.fit(

@@ -35,6 +35,8 @@ class ModelRecipe:
             names and Keras does not know.
         build_config: dict or None, the input shapes that the model was built with.
         trainable: tuple of bool, of every layer below the model, in order.
+        adapted: tuple of dict of str to object, what each of these layers keeps elsewhere than
+            in its configuration; see `keras_names.adapted_state`.
         compile_arguments: dict or None, what `compile` was called with.
         own_compile_arguments: tuple of positional and keyword arguments, or None, what the
             user's own `compile` was called with, if the class has one.
@@ -49,6 +51,7 @@ class ModelRecipe:
     custom_objects: dict[str, Any]
     build_config: dict[str, Any] | None
     trainable: tuple[bool, ...]
+    adapted: tuple[dict[str, Any], ...]
     compile_arguments: dict[str, Any] | None
     own_compile_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
     optimizer: Any
@@ -100,8 +103,10 @@ def _collect(value: Any, found: dict[str, Any], seen: dict[int, int], depth: int
             found[name] = value
     elif hasattr(value, "get_config"):
         _collect(original_class(type(value)), found, seen, depth + 1)
-        for item in list(vars(value).values()):
-            _collect(item, found, seen, depth + 2)
+        for name, item in list(vars(value).items()):
+            # Keras 3 wraps `build` and the like in functions that hold the layer.
+            if not (inspect.isfunction(item) and hasattr(type(value), name)):
+                _collect(item, found, seen, depth + 2)
 
 
 def custom_objects_of(obj: Any) -> dict[str, Any]:
@@ -119,8 +124,8 @@ def custom_objects_of(obj: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def configured_by_name(custom_objects: dict[str, Any]) -> Iterator[None]:
-    """Makes `get_config()` name functions as `custom_objects` does.
+def configured_by_name(obj: Any, custom_objects: dict[str, Any]) -> Iterator[None]:
+    """Makes `get_config()` of an object name functions as `custom_objects` does.
 
     Keras writes the byte code of a lambda instead, without the globals that it refers to.
     """
@@ -130,7 +135,7 @@ def configured_by_name(custom_objects: dict[str, Any]) -> Iterator[None]:
             before[name] = value.__name__
             value.__name__ = name
     try:
-        with keras_names.functions_by_name():
+        with keras_names.functions_by_name(), keras_names.with_vocabularies(obj):
             yield
     finally:
         for name, own_name in before.items():
@@ -160,12 +165,12 @@ def recipe_of(model: Any) -> ModelRecipe:
     if arguments is None or not is_foreign(cls) or has_own_get_config(cls):
         arguments = None
         try:
-            with configured_by_name(custom_objects):
+            with configured_by_name(model, custom_objects):
                 config = model.get_config()
         except Exception as error:
             raise _cannot_rebuild(cls, f"get_config() raised {error!r}") from error
     elif isinstance(model, keras_names.functional_class()):
-        with configured_by_name(custom_objects):
+        with configured_by_name(model, custom_objects):
             graph, arguments = _with_graph(model, arguments)
     build_config = None
     if hasattr(model, "get_build_config"):
@@ -179,6 +184,7 @@ def recipe_of(model: Any) -> ModelRecipe:
         custom_objects=custom_objects,
         build_config=build_config,
         trainable=_trainable_flags(model),
+        adapted=tuple(keras_names.adapted_state(layer) for layer in _layers_below(model)),
         compile_arguments=_compile_arguments(model),
         own_compile_arguments=_own_compile_arguments(model, cls),
         optimizer=getattr(model, "optimizer", None),
@@ -260,7 +266,7 @@ def rebuild(recipe: ModelRecipe) -> Any:
         tf.keras.mixed_precision.set_global_policy(recipe.dtype_policy)
     with (
         tf.keras.utils.custom_object_scope(recipe.custom_objects),
-        _lenient(recipe.custom_objects),
+        lenient(recipe.custom_objects),
     ):
         try:
             if recipe.arguments is not None:
@@ -278,6 +284,8 @@ def rebuild(recipe: ModelRecipe) -> Any:
     for layer, trainable in zip(_layers_below(model), recipe.trainable, strict=False):
         if bool(layer.trainable) != trainable:
             layer.trainable = trainable
+    for layer, adapted in zip(_layers_below(model), recipe.adapted, strict=False):
+        keras_names.set_adapted_state(layer, adapted)
     if recipe.own_compile_arguments is not None:
         args, kwargs = recipe.own_compile_arguments
         model.compile(*args, **kwargs)
@@ -295,7 +303,7 @@ def _on_graph(graph: dict[str, Any], arguments: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _lenient(custom_objects: dict[str, Any]) -> Iterator[None]:
+def lenient(custom_objects: dict[str, Any]) -> Iterator[None]:
     """Lets layers be rebuilt whose `__init__` does not take Keras's own arguments.
 
     Keras's configuration has `trainable`, `dtype` and `name`; a layer of a script that is
@@ -375,12 +383,14 @@ def call_on_nothing(model: Any, specs: Any) -> None:
 def check_can_be_rebuilt(model: Any, recipe: ModelRecipe) -> None:
     """Rebuilds a model here, to find out before any worker starts that it can't be.
 
-    Models of Keras's own classes always can, so that they cost nothing.
+    Models of Keras's own classes always can, unless a layer is part of two models inside;
+    they cost nothing.
 
     Raises:
         ModelError: The copy's variables differ from the original's; names class and remedy.
     """
-    if not recipe.custom_objects and not is_foreign(recipe.cls):
+    foreign = bool(recipe.custom_objects) or is_foreign(recipe.cls)
+    if not foreign and not _has_layers_in_two_models(model):
         return
     bare = dataclasses.replace(recipe, compile_arguments=None, own_compile_arguments=None)
     twin = rebuild(bare)
@@ -392,3 +402,15 @@ def check_can_be_rebuilt(model: Any, recipe: ModelRecipe) -> None:
             f"the model has {len(ours)} variables of shapes {[s for s, _ in ours][:8]}..., its "
             f"copy {len(theirs)} of shapes {[s for s, _ in theirs][:8]}...",
         )
+
+
+def _has_layers_in_two_models(model: Any) -> bool:
+    """Whether models inside a model share layers, which Keras's configuration does not say."""
+    keras = require_tensorflow().keras
+    owners: dict[int, int] = {}
+    for owner in [model, *_layers_below(model)]:
+        if isinstance(owner, keras.Model):
+            for layer in owner.layers:
+                if owners.setdefault(id(layer), id(owner)) != id(owner) and layer.weights:
+                    return True
+    return False

@@ -38,8 +38,10 @@ from nanotf.errors import ShippingError
 def _rebuild_from_config(
     cls: Any, config: Any, custom_objects: dict[str, Any], attributes: dict[str, Any] | None = None
 ) -> Any:
+    from nanotf.shipping import models
+
     tf = require_tensorflow()
-    with tf.keras.utils.custom_object_scope(custom_objects):
+    with tf.keras.utils.custom_object_scope(custom_objects), models.lenient(custom_objects):
         made = cls.from_config(copy.deepcopy(config))
     for name, value in (attributes or {}).items():
         setattr(made, name, value)
@@ -112,7 +114,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         from nanotf.shipping import models
 
         custom_objects = models.custom_objects_of(obj)
-        with models.configured_by_name(custom_objects):
+        with models.configured_by_name(obj, custom_objects):
             config = _config_of(obj)
         cls = type(obj)
         if isinstance(obj, self._tf.keras.metrics.Metric) and models.is_foreign(cls):

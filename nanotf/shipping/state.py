@@ -22,6 +22,8 @@ from nanotf.errors import ModelError
 from nanotf.shipping.arrays import ArrayRef, lay_out, numpy_dtype, view
 from nanotf.shipping.blocks import Block, aligned
 
+SEED_DISTANCE = 1_000_003  # between the seeds of two ranks; a seed counts up by 1 a draw
+
 _REDUCTIONS = {"SUM": "sum", "MEAN": "mean", "ONLY_FIRST_REPLICA": "first", "NONE": "first"}
 
 
@@ -121,12 +123,24 @@ class State:
         block: `Block` of `layout.nbytes` bytes.
         variables: sequence of `tf.Variable`, as the layout lists them.
         strategy: the `tf.distribute.Strategy` that the variables belong to, or None.
+        seeds: sequence of `tf.Variable` among them, which ranks get different values of: their
+            random layers shall not draw the same numbers. Rank 0 has the parent's.
+        rank: int.
     """
 
     def __init__(
-        self, layout: StateLayout, block: Block, variables: Sequence[Any], strategy: Any = None
+        self,
+        layout: StateLayout,
+        block: Block,
+        variables: Sequence[Any],
+        strategy: Any = None,
+        seeds: Sequence[Any] = (),
+        rank: int = 0,
     ) -> None:
         layout.check(variables)
+        self._seed_offsets = [
+            rank * SEED_DISTANCE if any(v is seed for seed in seeds) else 0 for v in variables
+        ]
         self.layout = layout
         self.block = block
         self.variables = list(variables)
@@ -148,8 +162,10 @@ class State:
 
     def load(self, turn: int) -> None:
         """Sets the variables from the block's values of `turn`."""
-        for variable, value in zip(self.variables, self._values(turn), strict=True):
-            variable.assign(value)
+        for variable, value, offset in zip(
+            self.variables, self._values(turn), self._seed_offsets, strict=True
+        ):
+            variable.assign(value + np.array(offset, value.dtype) if offset else value)
 
     def store(self, turn: int) -> None:
         """Writes all variables to the block's values of `turn`."""
