@@ -19,7 +19,7 @@ from nanotf import jobs, messages, replica
 from nanotf.channel import Channel
 from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_names, keras_share
-from nanotf.shipping import models, pickling, state, streams
+from nanotf.shipping import inputs, models, pickling, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.strategy import Turns, WorkerStrategy, mark_as_share
 
@@ -131,25 +131,48 @@ class _FitRun:
             rank=session.rank,
         )
         self.state.load(self.turn)
+        steps, validation_steps = job.steps_per_epoch, job.validation_steps
+        if self._ends(job.train, steps):
+            steps = None
+        if self._ends(job.validation, validation_steps):
+            validation_steps = None
         self.model.fit(
-            self._dataset(job.train, job.initial_epoch),
+            self._dataset(job.train, job.initial_epoch, ends=steps is None),
             epochs=job.epochs,
             initial_epoch=job.initial_epoch,
-            steps_per_epoch=job.steps_per_epoch,
-            validation_data=None if job.validation is None else self._dataset(job.validation),
-            validation_steps=job.validation_steps,
+            steps_per_epoch=steps,
+            validation_data=None
+            if job.validation is None
+            else self._dataset(job.validation, ends=validation_steps is None),
+            validation_steps=validation_steps,
             validation_freq=job.validation_freq,
             callbacks=[self._reporter()],
             shuffle=False,
             verbose=0,
         )
 
-    def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
+    def _ends(self, source: Any, steps: int | None) -> bool:
+        """Whether an array's dataset has to end with every epoch.
+
+        An execution of several steps by Keras 3 ends where the data do, and nowhere else. Else
+        the dataset is endless, so that Keras keeps one iterator.
+        """
+        several = keras_names.runs_several_steps(self.model)
+        return several and isinstance(source, inputs.ArrayInput) and steps == source.steps
+
+    def _dataset(self, source: Any, first_epoch: int = 0, ends: bool = False) -> Any:
         rank, size = self.session.rank, self.session.strategy.size
         if isinstance(source, streams.StreamInput):
             make = source.datasets(self.reader, rank, size)
             return mark_as_share(make(-1), Turns(make))
-        return mark_as_share(source.dataset(self.blocks, rank, size, first_epoch))
+        if not ends:
+            return mark_as_share(source.dataset(self.blocks, rank, size, first_epoch))
+
+        def one_epoch(turn: int) -> Any:
+            first = first_epoch + max(turn, 0)
+            return source.dataset(self.blocks, rank, size, first).take(source.steps)
+
+        return mark_as_share(one_epoch(-1), Turns(one_epoch))
 
     def _reporter(self) -> Any:
         """A Keras callback with the hooks that the parent wants to hear of, and no other."""

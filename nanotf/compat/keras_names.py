@@ -307,6 +307,11 @@ def sum_gradients_first(optimizer: Any) -> None:
         optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
+def runs_several_steps(model: Any) -> bool:
+    """Whether one execution of Keras 3's step function is several steps."""
+    return is_keras_3() and bool(model.steps_per_execution > 1)
+
+
 def compile_forward(model: Any) -> None:
     """Compiles a replica's forward and backward with XLA, in place of its whole step.
 

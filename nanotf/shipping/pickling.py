@@ -135,9 +135,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if original is not obj:  # made by `accelerate`; workers make their own
                 return _same, (original,)
             return super().reducer_override(obj)
-        for plain in (list, dict, set):  # Keras's and TensorFlow's own, which track what they hold
-            if isinstance(obj, plain) and type(obj) is not plain and _is_tracking(type(obj)):
-                return plain, (dict(obj.items()) if plain is dict else list(obj),)
+        # Keras's and TensorFlow's own containers, which track what they hold.
+        if isinstance(obj, (list, dict, set)) and _is_tracking(type(obj)):
+            if isinstance(obj, dict):
+                return dict, (dict(obj.items()),)
+            return (list if isinstance(obj, list) else set), (list(obj),)
         if isinstance(obj, self._tf.keras.Model):
             recipe = models.recipe_of(obj)
             return models.rebuild, (recipe,)

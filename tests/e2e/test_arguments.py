@@ -212,7 +212,9 @@ def test_functions_of_the_script_inside_layers(float64: None) -> None:
         hidden = L.Dense(4, activation=lambda v: tf.cos(v) * SCALE)(hidden)
         hidden = L.Lambda(lambda v: v * SCALE + offset)(hidden)
         hidden = L.Lambda(lambda v: tf.abs(v) + SCALE)(hidden)
-        model = Model(inputs, L.Dense(1, kernel_initializer=lambda s, dtype=None: tf.ones(s, dtype))(hidden))
+        model = Model(
+            inputs, L.Dense(1, kernel_initializer=lambda s, dtype=None: tf.ones(s, dtype))(hidden)
+        )
         model.compile(tf.keras.optimizers.SGD(0.1), "mse")
         return model
 
@@ -270,7 +272,11 @@ def test_how_steps_are_run(float64: None, compiled: dict[str, Any]) -> None:
 
     rows = 103  # six batches, and one with a single row
     found, _ = train_both(
-        make, x=features(rows), y=targets(rows), batch_size=17, validation_data=(features(), targets())
+        make,
+        x=features(rows),
+        y=targets(rows),
+        batch_size=17,
+        validation_data=(features(), targets()),
     )
     assert int(found.optimizer.iterations.numpy()) == 14
 
@@ -441,9 +447,7 @@ def test_moving_statistics_are_the_mean_over_workers(float64: None) -> None:
 
 
 def test_synchronized_batch_normalisation(float64: None) -> None:
-    fit_both(
-        lambda: _normalised(synchronized=True), x=features(100), y=targets(100), batch_size=20
-    )
+    fit_both(lambda: _normalised(synchronized=True), x=features(100), y=targets(100), batch_size=20)
     model = _normalised(synchronized=True)
     history = model.fit(features(41), targets(41), batch_size=20, verbose=0, num_processes=2)
     assert np.isfinite(history.history["loss"]).all(), "a last batch with a single row"
@@ -484,4 +488,10 @@ def test_preprocessing_layers() -> None:
     y = targets().astype("float32")
     inputs = (words, texts, numbers, floats)
     data = tf.data.Dataset.from_tensor_slices((inputs, y)).batch(20)
-    fit_both(make, x=data)
+    expected, found = make(), make()
+    theirs = expected.fit(data, epochs=2, verbose=0)
+    ours = found.fit(data, epochs=2, verbose=0, num_processes=2)
+    assert_same_history(ours.history, theirs.history)
+    for a, b in zip(found.trainable_variables, expected.trainable_variables, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-6)
+    assert found.predict(data, verbose=0).shape == (ROWS, 1), "the tables are whole"

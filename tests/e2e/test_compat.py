@@ -239,3 +239,63 @@ def test_autograph_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         autograph.leave_tf_keras_alone()
         assert len(autograph.config.CONVERSION_RULES) == len(without) + 1
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
+def test_keras_3_names_of_losses_and_metrics() -> None:
+    losses = keras_names.source_module("losses.loss")
+    parameters = list(inspect.signature(losses.apply_mask).parameters)
+    assert parameters == ["sample_weight", "mask", "dtype", "reduction"]
+    parameters = list(inspect.signature(losses.reduce_values).parameters)
+    assert parameters == ["values", "sample_weight", "reduction"]
+    model = _compiled()
+    keras_names.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
+    assert callable(model._compile_loss._flat_losses[0].loss)
+    assert callable(model._loss_tracker.update_state)
+    assert [m.name for m in model._compile_metrics.metrics] == ["mae"]
+    assert callable(model._compile_metrics.metrics[0]._fn)
+    assert callable(model.optimizer.scale_loss)
+    assert len(keras_names.seed_variables(model)) == 1
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
+def test_keras_2_names_of_losses_and_metrics() -> None:
+    utils = keras_names.source_module("utils.losses_utils")
+    parameters = list(inspect.signature(utils.apply_valid_mask).parameters)
+    assert parameters == ["losses", "sw", "mask", "reduction"]
+    parameters = list(inspect.signature(utils.reduce_weighted_loss).parameters)
+    assert parameters == ["weighted_losses", "reduction"]
+    model = _compiled()
+    keras_names.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
+    losses = model.compiled_loss
+    assert callable(losses._losses[0])
+    assert callable(losses._losses[0].fn)
+    assert callable(losses._total_loss_mean.update_state)
+    assert losses._per_output_metrics == [None]
+    assert callable(L.Lambda(abs)._serialize_function_to_config)
+    scaled = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD())
+    assert len(keras_names.optimizer_variables(scaled)) >= 3
+    assert L.BatchNormalization(synchronized=True).synchronized is True
+
+
+def test_names_of_adapted_layers() -> None:
+    lookup = L.StringLookup()
+    assert lookup.input_vocabulary is None
+    lookup.adapt(tf.constant(["a", "b"]))
+    model = tf.keras.Sequential([L.Input((1,), dtype="string"), lookup])
+    with keras_names.with_vocabularies(model):
+        assert sorted(lookup.get_config()["vocabulary"]) == ["a", "b"]
+    assert lookup.input_vocabulary is None
+    normalise = L.Normalization()
+    normalise.adapt(tf.constant([[1.0], [3.0]]))
+    assert set(keras_names.adapted_state(normalise)) == {"adapt_mean", "adapt_variance"}
+
+
+def test_names_of_compiled_models() -> None:
+    model = _compiled()
+    assert model.jit_compile in (None, False)
+    model.jit_compile = False
+    assert callable(model._clear_losses)
+    assert keras_names.has_call(model)
+    assert keras_names.optimizers_of(model) == [model.optimizer]
+    assert not keras_names.runs_several_steps(model)
