@@ -52,7 +52,9 @@ class ReplicaMixin:
         for name, value in result.items():
             value = tf.convert_to_tensor(value)
             if value.dtype.is_floating and value.shape.rank == 0:
-                value = context.all_reduce(tf.distribute.ReduceOp.SUM, share.of(value))
+                value = share.of(value)
+                if is_keras_3():  # Keras 2 sums what steps return
+                    value = context.all_reduce(tf.distribute.ReduceOp.SUM, value)
             means[name] = value
         return means
 

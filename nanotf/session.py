@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import hashlib
 import os
 import pickle
@@ -20,7 +21,7 @@ from nanotf.channel import Channel
 from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_callbacks, keras_names, keras_share
 from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate
-from nanotf.shipping import models, pickling, state, streams
+from nanotf.shipping import inputs, models, pickling, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.strategy import WorkerStrategy, mark_as_share
 
@@ -84,6 +85,7 @@ class Session:
                     for optimizer in keras_names.optimizers_of(model):
                         keras_share.update_in_branches(optimizer, self.strategy)
                         keras_names.sum_gradients_first(optimizer)
+                keras_names.compile_forward(model)
             replica.become_replica(model, self.share, update)
             self._models[key] = model
         self._models.move_to_end(key)
@@ -129,24 +131,35 @@ class _FitRun:
         type(self.model)._nanotf_may_be_empty = job.train.may_be_empty(size) or (
             job.validation is not None and job.validation.may_be_empty(size)
         )
-        self.state = _state(self.model, job, self.blocks[job.state_block], session.strategy)
+        self.state = _state(self.model, job, self.blocks[job.state_block], session)
         self.state.load(self.turn)
-        for layer in keras_names.adapted_layers(self.model):
-            layer.finalize_state()
         self.metrics = self._metrics_state()
         keras_callbacks.begin_at(self.model, job.initial_epoch, job.initial_step)
+        train, steps = self._passes(job.train, job.steps_per_epoch)
+        validation, validation_steps = self._passes(job.validation, job.validation_steps)
         self.model.fit(
-            self._dataset(job.train, job.initial_epoch),
+            self._dataset(train, job.initial_epoch),
             epochs=job.epochs,
             initial_epoch=job.initial_epoch,
-            steps_per_epoch=job.steps_per_epoch,
-            validation_data=None if job.validation is None else self._dataset(job.validation),
-            validation_steps=job.validation_steps,
+            steps_per_epoch=steps,
+            validation_data=None if validation is None else self._dataset(validation),
+            validation_steps=validation_steps,
             validation_freq=job.validation_freq,
             callbacks=[self._reporter()],
             shuffle=False,
             verbose=0,
         )
+
+    def _passes(self, source: Any, steps: int | None) -> tuple[Any, int | None]:
+        """The source and number of steps that make an execution of several steps end rightly.
+
+        With Keras 3 it ends where the data do, and nowhere else. Otherwise an array's dataset is
+        endless, so that Keras keeps one iterator.
+        """
+        several = keras_names.runs_several_steps(self.model)
+        if several and isinstance(source, inputs.ArrayInput) and steps == source.steps:
+            return dataclasses.replace(source, passes=1), None
+        return source, steps
 
     def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
         rank, size = self.session.rank, self.session.strategy.size
@@ -259,13 +272,21 @@ class _FitRun:
         return answer
 
 
-def _state(model: Any, job: jobs.FitJob, block: Block, strategy: WorkerStrategy) -> state.State:
+def _state(model: Any, job: jobs.FitJob, block: Block, session: Session) -> state.State:
     """The state of a worker's model: variables that it has as a whole, and parts of others."""
     update = model._nanotf_update
     parts = [] if update is None else [state.Part(*part) for part in update.variables()]
     partial = {id(part.variable) for part in parts}
     variables = [v for v in keras_names.training_variables(model) if id(v) not in partial]
-    return state.State(job.layout, block, variables, strategy, parts)
+    return state.State(
+        job.layout,
+        block,
+        variables,
+        session.strategy,
+        parts,
+        seeds=keras_names.seed_variables(model),
+        rank=session.rank,
+    )
 
 
 def _plain(logs: Any) -> messages.Logs | None:

@@ -7,9 +7,13 @@
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, `compiled_metrics.build` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
-| `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what `adapt` found is in variables, what a layer uses is not |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `sum_gradients_first` |
 | `Lambda._serialize_function_to_config` | 2; 2.15, tf_keras 2.15-2.21 | writes a function's byte code, without the globals that it refers to |
+| `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
+| `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | 2; 2.15, tf_keras 2.15-2.21 | state outside `variables` |
+| `IndexLookup.input_vocabulary`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
+| `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
+| `Layer._seed_generators` | 3; 3.10-3.15 | the seeds of random layers |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter` | 2 | step counts that the progress bar reads |
 | `Optimizer._learning_rate`, legacy `_create_all_weights`, `_hyper` | 2 | optimizer state outside `variables` |
@@ -77,6 +81,67 @@ def functions_by_name() -> Iterator[None]:
         cls._serialize_function_to_config = stock
 
 
+def _flat_layers(obj: Any) -> list[Any]:
+    return list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else []
+
+
+@contextlib.contextmanager
+def with_vocabularies(obj: Any) -> Iterator[None]:
+    """Makes configurations hold the vocabulary, or the bins, that layers were adapted to."""
+    changed: list[tuple[Any, str, Any]] = []
+
+    def change(layer: Any, name: str, value: Any) -> None:
+        changed.append((layer, name, getattr(layer, name)))
+        setattr(layer, name, value)
+
+    for layer in _flat_layers(obj):
+        if hasattr(layer, "input_vocabulary") and layer.input_vocabulary is None:
+            vocabulary = layer.get_vocabulary(include_special_tokens=False)
+            if len(vocabulary) > 0:
+                change(layer, "input_vocabulary", list(vocabulary))
+        if getattr(layer, "input_bin_boundaries", ()) is None and len(layer.bin_boundaries) > 0:
+            change(layer, "input_bin_boundaries", [float(b) for b in layer.bin_boundaries])
+            change(layer, "num_bins", None)
+    try:
+        yield
+    finally:
+        for layer, name, value in reversed(changed):
+            setattr(layer, name, value)
+
+
+# Attributes that change what a layer does, and that its configuration in Keras 2 leaves out.
+_UNCONFIGURED = {"BatchNormalization": ("synchronized", "fused")}
+
+
+def adapted_state(layer: Any) -> dict[str, Any]:
+    """What a layer computes with and does not write into its configuration.
+
+    Returns:
+        A dict of attribute to value, for `set_adapted_state`; a variable stands for its value.
+    """
+    found = {}
+    for cls in type(layer).__mro__:
+        for name in _UNCONFIGURED.get(cls.__name__, ()):
+            value = getattr(layer, name, None)
+            if value is not None:
+                found[name] = value
+    if hasattr(layer, "adapt_mean") and hasattr(layer, "finalize_state"):
+        for name in ("adapt_mean", "adapt_variance"):
+            found[name] = tf_variable(getattr(layer, name)).numpy()
+    return found
+
+
+def set_adapted_state(layer: Any, state: dict[str, Any]) -> None:
+    """Undoes `adapted_state`, on a copy of the layer."""
+    for name, value in state.items():
+        if name.startswith("adapt_"):
+            tf_variable(getattr(layer, name)).assign(value)
+        else:
+            setattr(layer, name, value)
+    if "adapt_mean" in state:
+        layer.finalize_state()
+
+
 def callback_list_class() -> type:
     """Keras's own container of callbacks, public in both generations."""
     cls: type = require_tensorflow().keras.callbacks.CallbackList
@@ -96,11 +161,26 @@ def model_variables(model: Any) -> list[Any]:
         A list of `tf.Variable`: weights, the seeds of random layers, in Keras 2 the counters
         of steps. Metrics are not among them.
     """
-    variables = [tf_variable(v) for v in model.variables]
-    if not is_keras_3():
-        # The progress bar reads them where the number of steps is not known in advance.
-        variables += [model._train_counter, model._test_counter]
+    if is_keras_3():
+        return [tf_variable(v) for v in model.variables]
+    # Lookup tables are listed there, too, and variables without a shape, of layers to adapt.
+    tf = require_tensorflow()
+    variables = [v for v in model.variables if isinstance(v, tf.Variable)]
+    variables = [v for v in variables if v.shape.is_fully_defined()]
+    # The progress bar reads them where the number of steps is not known in advance.
+    variables += [model._train_counter, model._test_counter]
     return variables
+
+
+def seed_variables(model: Any) -> list[Any]:
+    """The seeds of a model's random layers, among `model_variables`.
+
+    Keras 2 has none there: its random operations draw from seeds that are TensorFlow's own.
+    """
+    if not is_keras_3():
+        return []
+    generators = [g for layer in model._flatten_layers() for g in layer._seed_generators]
+    return [tf_variable(generator.state) for generator in generators]
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
@@ -117,13 +197,13 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     if not is_keras_3() and hasattr(rate, "assign") and not any(rate is v for v in variables):
         variables.append(rate)
     hypers = getattr(optimizer, "_hyper", {})  # of tf.keras.optimizers.legacy
-    return variables + [v for _, v in sorted(hypers.items()) if hasattr(v, "assign")]
-
-
-def adapted_layers(model: Any) -> list[Any]:
-    """The layers that use constants which `adapt` computes from their variables."""
-    layers = model._flatten_layers(include_self=False)
-    return [la for la in layers if hasattr(la, "adapt_mean") and hasattr(la, "finalize_state")]
+    variables += [v for _, v in sorted(hypers.items()) if hasattr(v, "assign")]
+    scale = getattr(optimizer, "_loss_scale", None)  # Keras 2's LossScaleOptimizer, same
+    for name in ("_current_loss_scale", "_counter"):
+        value = getattr(scale, name, None)
+        if value is not None and not any(value is v for v in variables):
+            variables.append(value)
+    return variables
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -300,6 +380,48 @@ def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> Non
         return optimizer.iterations
 
     optimizer.apply_gradients = apply_gradients
+
+
+def runs_several_steps(model: Any) -> bool:
+    """Whether one execution of Keras 3's step function is several steps."""
+    return is_keras_3() and bool(model.steps_per_execution > 1)
+
+
+def compile_forward(model: Any) -> None:
+    """Compiles a replica's forward and backward with XLA, in place of its whole step.
+
+    XLA knows no communication between processes. A model whose outputs carry masks, or which
+    adds losses in its layers' calls, is not compiled: both would be lost.
+
+    Args:
+        model: a compiled model, in a worker. Without `jit_compile=True` nothing happens.
+    """
+    if not model.jit_compile:
+        return
+    tf = require_tensorflow()
+    model.jit_compile = False
+    stock = model.call
+    lost: list[bool] = []
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        outputs = stock(*args, **kwargs)
+        graph = tf.compat.v1.get_default_graph()
+        lost[:] = [
+            any(getattr(o, "_keras_mask", None) is not None for o in tf.nest.flatten(outputs))
+            or any(getattr(loss, "graph", None) is graph for loss in model.losses)
+        ]
+        return outputs
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if True not in lost:
+            outputs = compiled(*args, **kwargs)
+            if True not in lost:
+                return outputs
+            model._clear_losses()
+        return stock(*args, **kwargs)
+
+    object.__setattr__(model, "call", call)
 
 
 def install_worker_overrides() -> None:

@@ -29,12 +29,14 @@ class ModelRecipe:
         cls: type, the model's class.
         config: dict or None, what `cls.from_config` takes; None if `arguments` are used.
         arguments: tuple of positional and keyword arguments of `cls`, or None.
+        graph: dict or None, the configuration of a functional model whose inputs and outputs
+            stand in `arguments` as `_Tensor`.
         custom_objects: dict of str to object, the classes and functions that the configuration
             names and Keras does not know.
         build_config: dict or None, the input shapes that the model was built with.
-        adapted: tuple of bytes, what layers learned by `adapt`: a worker's traced functions hold
-            these numbers as constants, so that other numbers need another model.
         trainable: tuple of bool, of every layer below the model, in order.
+        adapted: tuple of dict of str to object, what each of these layers keeps elsewhere than
+            in its configuration; see `keras_names.adapted_state`.
         compile_arguments: dict or None, what `compile` was called with.
         own_compile_arguments: tuple of positional and keyword arguments, or None, what the
             user's own `compile` was called with, if the class has one.
@@ -45,14 +47,22 @@ class ModelRecipe:
     cls: type
     config: dict[str, Any] | None
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
+    graph: dict[str, Any] | None
     custom_objects: dict[str, Any]
     build_config: dict[str, Any] | None
-    adapted: tuple[bytes, ...]
     trainable: tuple[bool, ...]
+    adapted: tuple[dict[str, Any], ...]
     compile_arguments: dict[str, Any] | None
     own_compile_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
     optimizer: Any
     dtype_policy: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tensor:
+    """An input or output of a functional model, by its place among all of them."""
+
+    place: int
 
 
 def original_class(cls: type) -> type:
@@ -93,7 +103,10 @@ def _collect(value: Any, found: dict[str, Any], seen: dict[int, int], depth: int
             found[name] = value
     elif hasattr(value, "get_config"):
         _collect(original_class(type(value)), found, seen, depth + 1)
-        _collect(list(vars(value).values()), found, seen, depth + 1)
+        for name, item in list(vars(value).items()):
+            # Keras 3 wraps `build` and the like in functions that hold the layer.
+            if not (inspect.isfunction(item) and hasattr(type(value), name)):
+                _collect(item, found, seen, depth + 2)
 
 
 def custom_objects_of(obj: Any) -> dict[str, Any]:
@@ -111,8 +124,8 @@ def custom_objects_of(obj: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def configured_by_name(custom_objects: dict[str, Any]) -> Iterator[None]:
-    """Makes `get_config()` name functions as `custom_objects` does.
+def configured_by_name(obj: Any, custom_objects: dict[str, Any]) -> Iterator[None]:
+    """Makes `get_config()` of an object name functions as `custom_objects` does.
 
     Keras writes the byte code of a lambda instead, without the globals that it refers to.
     """
@@ -122,7 +135,7 @@ def configured_by_name(custom_objects: dict[str, Any]) -> Iterator[None]:
             before[name] = value.__name__
             value.__name__ = name
     try:
-        with keras_names.functions_by_name():
+        with keras_names.functions_by_name(), keras_names.with_vocabularies(obj):
             yield
     finally:
         for name, own_name in before.items():
@@ -148,14 +161,17 @@ def recipe_of(model: Any) -> ModelRecipe:
     cls = original_class(type(model))
     custom_objects = custom_objects_of(model)
     arguments = getattr(model, "_nanotf_arguments", None)
-    config = None
+    config = graph = None
     if arguments is None or not is_foreign(cls) or has_own_get_config(cls):
         arguments = None
         try:
-            with configured_by_name(custom_objects):
+            with configured_by_name(model, custom_objects):
                 config = model.get_config()
         except Exception as error:
             raise _cannot_rebuild(cls, f"get_config() raised {error!r}") from error
+    elif isinstance(model, keras_names.functional_class()):
+        with configured_by_name(model, custom_objects):
+            graph, arguments = _with_graph(model, arguments)
     build_config = None
     if hasattr(model, "get_build_config"):
         build_config = _plain(model.get_build_config())
@@ -164,10 +180,11 @@ def recipe_of(model: Any) -> ModelRecipe:
         cls=cls,
         config=config,
         arguments=arguments,
+        graph=graph,
         custom_objects=custom_objects,
         build_config=build_config,
-        adapted=_adapted(model),
         trainable=_trainable_flags(model),
+        adapted=tuple(keras_names.adapted_state(layer) for layer in _layers_below(model)),
         compile_arguments=_compile_arguments(model),
         own_compile_arguments=_own_compile_arguments(model, cls),
         optimizer=getattr(model, "optimizer", None),
@@ -184,12 +201,16 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
-def _adapted(model: Any) -> tuple[bytes, ...]:
-    return tuple(
-        variable.numpy().tobytes()
-        for layer in keras_names.adapted_layers(model)
-        for variable in map(keras_names.tf_variable, (layer.adapt_mean, layer.adapt_variance))
-    )
+def _with_graph(model: Any, arguments: Any) -> tuple[Any, Any]:
+    """Takes the graph out of arguments like `(inputs, outputs)`, whose tensors cannot travel."""
+    tf = require_tensorflow()
+    ends = [*model.inputs, *model.outputs]
+
+    def place(leaf: Any) -> Any:
+        return next((_Tensor(i) for i, end in enumerate(ends) if end is leaf), leaf)
+
+    plain = keras_names.functional_class()(model.inputs, model.outputs, name="nanotf_graph")
+    return plain.get_config(), tf.nest.map_structure(place, arguments)
 
 
 def _trainable_flags(model: Any) -> tuple[bool, ...]:
@@ -252,10 +273,15 @@ def rebuild(recipe: ModelRecipe) -> Any:
     tf = require_tensorflow()
     if tf.keras.mixed_precision.global_policy().name != recipe.dtype_policy:
         tf.keras.mixed_precision.set_global_policy(recipe.dtype_policy)
-    with tf.keras.utils.custom_object_scope(recipe.custom_objects):
+    with (
+        tf.keras.utils.custom_object_scope(recipe.custom_objects),
+        lenient(recipe.custom_objects),
+    ):
         try:
             if recipe.arguments is not None:
                 args, kwargs = recipe.arguments
+                if recipe.graph is not None:
+                    args, kwargs = _on_graph(recipe.graph, recipe.arguments)
                 model = recipe.cls(*args, **kwargs)
             else:
                 config = copy.deepcopy(recipe.config)  # Keras empties what it is given
@@ -267,12 +293,55 @@ def rebuild(recipe: ModelRecipe) -> Any:
     for layer, trainable in zip(_layers_below(model), recipe.trainable, strict=False):
         if bool(layer.trainable) != trainable:
             layer.trainable = trainable
+    for layer, adapted in zip(_layers_below(model), recipe.adapted, strict=False):
+        keras_names.set_adapted_state(layer, adapted)
     if recipe.own_compile_arguments is not None:
         args, kwargs = recipe.own_compile_arguments
         model.compile(*args, **kwargs)
     elif recipe.compile_arguments is not None:
         model.compile(optimizer=recipe.optimizer, **recipe.compile_arguments)
     return model
+
+
+def _on_graph(graph: dict[str, Any], arguments: Any) -> Any:
+    functional = keras_names.functional_class().from_config(copy.deepcopy(graph))  # type: ignore[attr-defined]
+    ends = [*functional.inputs, *functional.outputs]
+    return require_tensorflow().nest.map_structure(
+        lambda leaf: ends[leaf.place] if isinstance(leaf, _Tensor) else leaf, arguments
+    )
+
+
+@contextlib.contextmanager
+def lenient(custom_objects: dict[str, Any]) -> Iterator[None]:
+    """Lets layers be rebuilt whose `__init__` does not take Keras's own arguments.
+
+    Keras's configuration has `trainable`, `dtype` and `name`; a layer of a script that is
+    never saved has no need to take them.
+    """
+    layer = require_tensorflow().keras.layers.Layer
+    changed = []
+    for value in custom_objects.values():
+        if not (isinstance(value, type) and issubclass(value, layer)) or not is_foreign(value):
+            continue
+        parameters = inspect.signature(value.__init__).parameters  # type: ignore[misc]
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        if not takes_any and "from_config" not in vars(value):
+            value.from_config = classmethod(_from_known(value.from_config.__func__, parameters))  # type: ignore[attr-defined]
+            changed.append(value)
+    try:
+        yield
+    finally:
+        for value in changed:
+            del value.from_config  # type: ignore[attr-defined]
+
+
+def _from_known(stock: Any, parameters: Any) -> Any:
+    def from_config(cls: Any, config: dict[str, Any]) -> Any:
+        made = stock(cls, {key: value for key, value in config.items() if key in parameters})
+        made.trainable = config.get("trainable", True)
+        return made
+
+    return from_config
 
 
 def _is_built(model: Any) -> bool:
@@ -334,12 +403,14 @@ def call_on_nothing(model: Any, specs: Any) -> None:
 def check_can_be_rebuilt(model: Any, recipe: ModelRecipe) -> None:
     """Rebuilds a model here, to find out before any worker starts that it can't be.
 
-    Models of Keras's own classes always can, so that they cost nothing.
+    Models of Keras's own classes always can, unless a layer is part of two models inside;
+    they cost nothing.
 
     Raises:
         ModelError: The copy's variables differ from the original's; names class and remedy.
     """
-    if not recipe.custom_objects and not is_foreign(recipe.cls):
+    foreign = bool(recipe.custom_objects) or is_foreign(recipe.cls)
+    if not foreign and not _has_layers_in_two_models(model):
         return
     bare = dataclasses.replace(recipe, compile_arguments=None, own_compile_arguments=None)
     twin = rebuild(bare)
@@ -351,3 +422,15 @@ def check_can_be_rebuilt(model: Any, recipe: ModelRecipe) -> None:
             f"the model has {len(ours)} variables of shapes {[s for s, _ in ours][:8]}..., its "
             f"copy {len(theirs)} of shapes {[s for s, _ in theirs][:8]}...",
         )
+
+
+def _has_layers_in_two_models(model: Any) -> bool:
+    """Whether models inside a model share layers, which Keras's configuration does not say."""
+    keras = require_tensorflow().keras
+    owners: dict[int, int] = {}
+    for owner in [model, *_layers_below(model)]:
+        if isinstance(owner, keras.Model):
+            for layer in owner.layers:
+                if owners.setdefault(id(layer), id(owner)) != id(owner) and layer.weights:
+                    return True
+    return False

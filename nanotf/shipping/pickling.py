@@ -38,8 +38,10 @@ from nanotf.errors import ShippingError
 def _rebuild_from_config(
     cls: Any, config: Any, custom_objects: dict[str, Any], attributes: dict[str, Any] | None = None
 ) -> Any:
+    from nanotf.shipping import models
+
     tf = require_tensorflow()
-    with tf.keras.utils.custom_object_scope(custom_objects):
+    with tf.keras.utils.custom_object_scope(custom_objects), models.lenient(custom_objects):
         made = cls.from_config(copy.deepcopy(config))
     for name, value in (attributes or {}).items():
         setattr(made, name, value)
@@ -112,7 +114,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         from nanotf.shipping import models
 
         custom_objects = models.custom_objects_of(obj)
-        with models.configured_by_name(custom_objects):
+        with models.configured_by_name(obj, custom_objects):
             config = _config_of(obj)
         cls = type(obj)
         if isinstance(obj, self._tf.keras.metrics.Metric) and models.is_foreign(cls):
@@ -133,9 +135,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if original is not obj:  # made by `accelerate`; workers make their own
                 return _same, (original,)
             return super().reducer_override(obj)
-        for plain in (list, dict, set):  # Keras's and TensorFlow's own, which track what they hold
-            if isinstance(obj, plain) and type(obj) is not plain and _is_tracking(type(obj)):
-                return plain, (dict(obj.items()) if plain is dict else list(obj),)
+        # Keras's and TensorFlow's own containers, which track what they hold.
+        if isinstance(obj, (list, dict, set)) and _is_tracking(type(obj)):
+            if isinstance(obj, dict):
+                return dict, (dict(obj.items()),)
+            return (list if isinstance(obj, list) else set), (list(obj),)
         if isinstance(obj, self._tf.keras.Model):
             recipe = models.recipe_of(obj)
             return models.rebuild, (recipe,)

@@ -26,6 +26,8 @@ from nanotf.shipping.arrays import ArrayRef, lay_out, numpy_dtype, view
 from nanotf.shipping.blocks import Block, aligned
 
 _WHOLE = 16384  # elements; what is smaller is written by one rank
+SEED_DISTANCE = 1_000_003  # between the seeds of two ranks; a seed counts up by 1 a draw
+
 _REDUCTIONS = {"SUM": "sum", "MEAN": "mean", "ONLY_FIRST_REPLICA": "first", "NONE": "first"}
 
 
@@ -145,6 +147,9 @@ class State:
             there in parts only.
         strategy: the `tf.distribute.Strategy` that the variables belong to, or None.
         parts: sequence of `Part`.
+        seeds: sequence of `tf.Variable` among them, which ranks get different values of: their
+            random layers shall not draw the same numbers. Rank 0 has the parent's.
+        rank: int.
     """
 
     def __init__(
@@ -154,10 +159,18 @@ class State:
         variables: Sequence[Any],
         strategy: Any = None,
         parts: Sequence[Part] = (),
+        seeds: Sequence[Any] = (),
+        rank: int = 0,
     ) -> None:
         in_parts = {place for part in parts if part.only for place in part.places}
         self.places = [i for i in range(len(layout.variables)) if i not in in_parts]
         layout.check(variables, self.places)
+        self._rank = rank
+        self._seeds = {
+            place
+            for place, variable in zip(self.places, variables, strict=True)
+            if any(variable is seed for seed in seeds)
+        }
         self.layout = layout
         self.block = block
         self.variables = list(variables)
@@ -189,7 +202,10 @@ class State:
         """Sets the variables from the block's values of `turn`."""
         values = self._values(turn)
         for place, variable in zip(self.places, self.variables, strict=True):
-            variable.assign(values[place])
+            value = values[place]
+            if place in self._seeds:
+                value = value + np.array(self._rank * SEED_DISTANCE, value.dtype)
+            variable.assign(value)
         for part in self.parts:
             pieces = _pieces(part, values)
             part.variable.assign(np.concatenate([piece for piece, _ in pieces]))
@@ -212,7 +228,8 @@ class State:
             if local is not None:
                 local[...] = _array(variable)
             elif values[place].size < _WHOLE:
-                if place % self.layout.size == rank:
+                owner = 0 if place in self._seeds else place % self.layout.size
+                if owner == rank:
                     values[place][...] = _array(variable)
             else:
                 first, last = part_of(rank, self.layout.size, values[place].size)

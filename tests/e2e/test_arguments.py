@@ -11,6 +11,7 @@ import tensorflow as tf
 from parity import assert_same_history, digits, fit_both
 
 from nanotf.compat.versions import is_keras_3
+from nanotf.errors import ModelError
 from nanotf.keras import Model, Sequential
 
 L = tf.keras.layers
@@ -234,12 +235,22 @@ class Scaling(L.Layer):
         return inputs * self.scale * self.factor
 
 
+def test_layers_that_two_models_share_are_refused_before_the_start() -> None:
+    inner = Sequential([L.Input((6,)), L.Dense(5)])
+    other = Model(inner.inputs, L.Dense(4)(inner.outputs[0]))
+    inputs = L.Input((6,))
+    model = Model(inputs, L.Concatenate()([inner(inputs), other(inputs)]))
+    model.compile("sgd", "mse")
+    with pytest.raises(ModelError, match="variables of shapes"):
+        model.fit(features(), features()[:, :1], verbose=0, num_processes=2)
+
+
 def test_layers_of_the_script_and_shared_and_nested_models(float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(2)
         inner = Sequential([L.Input((6,)), L.Dense(5, activation="tanh"), Scaling(0.7)])
         twice = L.Dense(4, activation="tanh")
-        other = Model(inner.inputs, twice(inner.outputs[0]))
+        other = tf.keras.Sequential([L.Input((6,)), L.Dense(4, name="deep")])
         inner.layers[0].trainable = False
         inputs = L.Input((6,))
         joined = L.Add()([twice(inner(inputs)), other(inputs)])
@@ -342,3 +353,145 @@ def test_freezing_between_fits(float64: None) -> None:
 def _frozen_later() -> Any:
     tf.keras.utils.set_random_seed(2)
     return Sequential([L.Input((6,)), L.Dense(4, activation="tanh"), L.Dense(1)])
+
+
+# ---------------------------------------------------------------------------------- randomness
+def _recorder(make_layer: Callable[[], Any]) -> Any:
+    """A model whose kernel grows by the mean over rows of what a random layer makes of ones."""
+    tf.keras.utils.set_random_seed(2)
+    model = Sequential(
+        [L.Input((400,)), make_layer(), L.Dense(1, use_bias=False, kernel_initializer="zeros")]
+    )
+    model.compile(tf.keras.optimizers.SGD(1.0), lambda y_true, y_pred: -y_pred[:, 0])
+    return model
+
+
+RANDOM = {
+    "dropout": lambda: L.Dropout(0.5),
+    "dropout_with_seed": lambda: L.Dropout(0.5, seed=7),
+    "noise": lambda: L.GaussianNoise(1.0),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_layers_differ_between_workers_and_steps(name: str) -> None:
+    model = _recorder(RANDOM[name])
+    ones = np.ones((2, 400), "float32")  # one row for each worker
+    kernels = [np.zeros(400)]
+    for _ in range(3):
+        model.fit(ones, ones[:, 0], batch_size=2, verbose=0, num_processes=2)
+        kernels.append(model.layers[-1].get_weights()[0][:, 0])
+    drawn = np.diff(kernels, axis=0)
+    if "dropout" in name:
+        # 0 and 2 where both workers drop or keep, 1 where they differ: half of the time.
+        assert set(np.round(drawn, 3).ravel()) == {0.0, 1.0, 2.0}
+        assert 0.3 < np.mean(np.round(drawn, 3) == 1.0) < 0.7
+    else:  # noise of two independent rows, averaged
+        assert 0.6 < drawn.std() < 0.82
+    for a, b in ((0, 1), (1, 2), (0, 2)):
+        assert abs(np.corrcoef(drawn[a], drawn[b])[0, 1]) < 0.3, "every fit draws anew"
+    if IS_KERAS_3:
+        alone = _recorder(RANDOM[name])
+        for _ in range(3):
+            alone.fit(ones, ones[:, 0], batch_size=2, verbose=0)
+        for ours, theirs in zip(
+            model.non_trainable_variables, alone.non_trainable_variables, strict=True
+        ):
+            np.testing.assert_array_equal(ours, theirs, err_msg="the seed stands where it would")
+
+
+def test_random_flips_differ_between_workers() -> None:
+    ramp = np.tile(np.linspace(-1, 1, 400, dtype="float32"), (2, 1))[:, None, :, None]
+
+    def make() -> Any:
+        model = Sequential(
+            [
+                L.Input((1, 400, 1)),
+                L.RandomFlip("horizontal", seed=3),
+                L.Flatten(),
+                L.Dense(1, use_bias=False, kernel_initializer="zeros"),
+            ]
+        )
+        model.compile(tf.keras.optimizers.SGD(1.0), lambda y_true, y_pred: -y_pred[:, 0])
+        return model
+
+    model, ends, before = make(), [], 0.0
+    for _ in range(12):
+        model.fit(ramp, ramp[:, 0, 0], batch_size=2, verbose=0, num_processes=2)
+        after = model.layers[-1].get_weights()[0][0, 0]
+        ends.append(round(float(after - before), 3))
+        before = after
+    assert 0.0 in ends, "at some step one worker flipped and the other did not"
+    assert len(set(ends)) > 1
+
+
+# ------------------------------------------------------------------------- batch normalisation
+def _normalised(**arguments: Any) -> Any:
+    tf.keras.utils.set_random_seed(2)
+    layers = [L.Input((6,)), L.Dense(4), L.BatchNormalization(momentum=0.5, **arguments)]
+    model = Sequential([*layers, L.Dense(1)])
+    model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def test_moving_statistics_are_the_mean_over_workers(float64: None) -> None:
+    model = _normalised()
+    hidden = features(20) @ model.get_weights()[0]
+    model.fit(features(20), targets(20), batch_size=20, shuffle=False, verbose=0, num_processes=2)
+    layer = model.layers[1]
+    parts = hidden[:10], hidden[10:]
+    mean = 0.5 * np.mean([part.mean(0) for part in parts], axis=0)
+    variance = 0.5 + 0.5 * np.mean([part.var(0) for part in parts], axis=0)
+    np.testing.assert_allclose(np.asarray(layer.moving_mean), mean, rtol=1e-9)
+    np.testing.assert_allclose(np.asarray(layer.moving_variance), variance, rtol=1e-9)
+
+
+def test_synchronized_batch_normalisation(float64: None) -> None:
+    fit_both(lambda: _normalised(synchronized=True), x=features(100), y=targets(100), batch_size=20)
+    model = _normalised(synchronized=True)
+    history = model.fit(features(41), targets(41), batch_size=20, verbose=0, num_processes=2)
+    assert np.isfinite(history.history["loss"]).all(), "a last batch with a single row"
+
+
+# -------------------------------------------------------------------------------- preprocessing
+def test_preprocessing_layers() -> None:
+    words = np.array(["red", "green", "blue", "teal"])[np.arange(ROWS) % 4][:, None]
+    numbers = (np.arange(ROWS, dtype="int64") % 9)[:, None]
+    texts = np.array(["a b c", "b c", "c c d"])[np.arange(ROWS) % 3][:, None]
+    floats = features().astype("float32")
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(2)
+        normalise = L.Normalization()
+        normalise.adapt(floats)
+        vectorise = L.TextVectorization(output_sequence_length=4)
+        vectorise.adapt(texts)
+        lookup = L.IntegerLookup(output_mode="one_hot")
+        lookup.adapt(numbers)
+        bins = L.Discretization(num_bins=3, output_mode="one_hot")
+        bins.adapt(floats[:, :1])
+        word, text = L.Input((1,), dtype="string"), L.Input((1,), dtype="string")
+        number, value = L.Input((1,), dtype="int64"), L.Input((6,))
+        parts = [
+            L.StringLookup(vocabulary=["red", "blue"], output_mode="one_hot")(word),
+            L.Flatten()(L.Embedding(8, 2)(vectorise(text))),
+            L.Flatten()(L.Embedding(5, 2)(L.Hashing(5)(word))),
+            lookup(number),
+            normalise(value),
+            L.Rescaling(0.1)(value),
+            L.Flatten()(bins(value[:, :1])),
+        ]
+        model = Model([word, text, number, value], L.Dense(1)(L.Concatenate()(parts)))
+        model.compile(tf.keras.optimizers.SGD(0.05), "mse")
+        return model
+
+    y = targets().astype("float32")
+    inputs = (words, texts, numbers, floats)
+    data = tf.data.Dataset.from_tensor_slices((inputs, y)).batch(20)
+    expected, found = make(), make()
+    theirs = expected.fit(data, epochs=2, verbose=0)
+    ours = found.fit(data, epochs=2, verbose=0, num_processes=2)
+    assert_same_history(ours.history, theirs.history)
+    for a, b in zip(found.trainable_variables, expected.trainable_variables, strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-6)
+    assert found.predict(data, verbose=0).shape == (ROWS, 1), "the tables are whole"

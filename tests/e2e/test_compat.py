@@ -268,15 +268,6 @@ def test_metrics_of_an_earlier_compile_stay() -> None:
     assert keras_names.compile_arguments(model)["metrics"] == ["mae"]
 
 
-def test_names_of_adapted_layers() -> None:
-    layer = L.Normalization()
-    layer.adapt(np.array([[1.0], [3.0]]))
-    model = tf.keras.Sequential([L.Input((1,)), layer])
-    assert keras_names.adapted_layers(model) == [layer]
-    assert float(keras_names.tf_variable(layer.adapt_mean).numpy().item()) == 2.0
-    assert hasattr(layer, "adapt_variance")
-
-
 def test_where_a_resumed_training_begins_is_asked_of_the_model() -> None:
     model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
     assert keras_callbacks.place_to_resume(model, 3, 10) == (3, 0)
@@ -286,3 +277,63 @@ def test_where_a_resumed_training_begins_is_asked_of_the_model() -> None:
     else:
         keras_callbacks.begin_at(model, 5, 2)
         assert keras_callbacks.place_to_resume(model, 3, 10) == (5, 2)
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
+def test_keras_3_names_of_losses_and_metrics() -> None:
+    losses = keras_names.source_module("losses.loss")
+    parameters = list(inspect.signature(losses.apply_mask).parameters)
+    assert parameters == ["sample_weight", "mask", "dtype", "reduction"]
+    parameters = list(inspect.signature(losses.reduce_values).parameters)
+    assert parameters == ["values", "sample_weight", "reduction"]
+    model = _compiled()
+    keras_names.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
+    assert callable(model._compile_loss._flat_losses[0].loss)
+    assert callable(model._loss_tracker.update_state)
+    assert [m.name for m in model._compile_metrics.metrics] == ["mae"]
+    assert callable(model._compile_metrics.metrics[0]._fn)
+    assert callable(model.optimizer.scale_loss)
+    assert len(keras_names.seed_variables(model)) == 1
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
+def test_keras_2_names_of_losses_and_metrics() -> None:
+    utils = keras_names.source_module("utils.losses_utils")
+    parameters = list(inspect.signature(utils.apply_valid_mask).parameters)
+    assert parameters == ["losses", "sw", "mask", "reduction"]
+    parameters = list(inspect.signature(utils.reduce_weighted_loss).parameters)
+    assert parameters == ["weighted_losses", "reduction"]
+    model = _compiled()
+    keras_names.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
+    losses = model.compiled_loss
+    assert callable(losses._losses[0])
+    assert callable(losses._losses[0].fn)
+    assert callable(losses._total_loss_mean.update_state)
+    assert losses._per_output_metrics == [None]
+    assert callable(L.Lambda(abs)._serialize_function_to_config)
+    scaled = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD())
+    assert len(keras_names.optimizer_variables(scaled)) >= 3
+    assert L.BatchNormalization(synchronized=True).synchronized is True
+
+
+def test_names_of_adapted_layers() -> None:
+    lookup = L.StringLookup()
+    assert lookup.input_vocabulary is None
+    lookup.adapt(tf.constant(["a", "b"]))
+    model = tf.keras.Sequential([L.Input((1,), dtype="string"), lookup])
+    with keras_names.with_vocabularies(model):
+        assert sorted(lookup.get_config()["vocabulary"]) == ["a", "b"]
+    assert lookup.input_vocabulary is None
+    normalise = L.Normalization()
+    normalise.adapt(tf.constant([[1.0], [3.0]]))
+    assert set(keras_names.adapted_state(normalise)) == {"adapt_mean", "adapt_variance"}
+
+
+def test_names_of_compiled_models() -> None:
+    model = _compiled()
+    assert model.jit_compile in (None, False)
+    model.jit_compile = False
+    assert callable(model._clear_losses)
+    assert keras_names.has_call(model)
+    assert keras_names.optimizers_of(model) == [model.optimizer]
+    assert not keras_names.runs_several_steps(model)

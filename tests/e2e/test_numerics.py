@@ -349,30 +349,30 @@ class Halving(tf.keras.optimizers.schedules.LearningRateSchedule):
         return {"start": self.start, "every": self.every}
 
 
-O = tf.keras.optimizers  # noqa: E741
+opt = tf.keras.optimizers
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
-    "nesterov": lambda: O.SGD(0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
-    "adamw": lambda: O.AdamW(0.01, weight_decay=0.1),
-    "rmsprop_centered": lambda: O.RMSprop(0.005, centered=True, momentum=0.5),
-    "adagrad": lambda: O.Adagrad(0.05),
-    "lion": lambda: O.Lion(0.002),
-    "ftrl": lambda: O.Ftrl(0.05),
-    "adafactor": lambda: O.Adafactor(0.01),
-    "clipnorm": lambda: O.Adam(0.01, clipnorm=0.01),
-    "clipvalue": lambda: O.SGD(0.1, momentum=0.9, clipvalue=0.003),
-    "global_clipnorm": lambda: O.SGD(0.1, global_clipnorm=0.02),
-    "ema": lambda: O.Adam(0.01, use_ema=True, ema_momentum=0.9),
-    "ema_overwrite": lambda: O.SGD(
+    "nesterov": lambda: opt.SGD(0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "adamw": lambda: opt.AdamW(0.01, weight_decay=0.1),
+    "rmsprop_centered": lambda: opt.RMSprop(0.005, centered=True, momentum=0.5),
+    "adagrad": lambda: opt.Adagrad(0.05),
+    "lion": lambda: opt.Lion(0.002),
+    "ftrl": lambda: opt.Ftrl(0.05),
+    "adafactor": lambda: opt.Adafactor(0.01),
+    "clipnorm": lambda: opt.Adam(0.01, clipnorm=0.01),
+    "clipvalue": lambda: opt.SGD(0.1, momentum=0.9, clipvalue=0.003),
+    "global_clipnorm": lambda: opt.SGD(0.1, global_clipnorm=0.02),
+    "ema": lambda: opt.Adam(0.01, use_ema=True, ema_momentum=0.9),
+    "ema_overwrite": lambda: opt.SGD(
         0.1, momentum=0.9, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3
     ),
-    "schedule": lambda: O.SGD(schedule(), momentum=0.9),
-    "own_schedule": lambda: O.Adam(Halving(0.02, 4)),
-    "accumulating": lambda: O.Adam(0.01, gradient_accumulation_steps=3),
-    "accumulating_clipped": lambda: O.SGD(0.1, gradient_accumulation_steps=2, clipnorm=0.01),
+    "schedule": lambda: opt.SGD(schedule(), momentum=0.9),
+    "own_schedule": lambda: opt.Adam(Halving(0.02, 4)),
+    "accumulating": lambda: opt.Adam(0.01, gradient_accumulation_steps=3),
+    "accumulating_clipped": lambda: opt.SGD(0.1, gradient_accumulation_steps=2, clipnorm=0.01),
     "loss_scale": lambda: (
-        O.LossScaleOptimizer(O.SGD(0.1), dynamic_growth_steps=3)
+        opt.LossScaleOptimizer(opt.SGD(0.1), dynamic_growth_steps=3)
         if IS_KERAS_3
-        else tf.keras.mixed_precision.LossScaleOptimizer(O.SGD(0.1), dynamic_growth_steps=3)
+        else tf.keras.mixed_precision.LossScaleOptimizer(opt.SGD(0.1), dynamic_growth_steps=3)
     ),
 }
 
