@@ -59,7 +59,10 @@ class Accelerated:
                 return keras_fit(*args, **kwargs)
             finally:
                 iterators.let_go(self.train_function, self.test_function)
-        given = inspect.signature(keras_fit).bind(*args, **kwargs).arguments
+        try:
+            given = inspect.signature(keras_fit).bind(*args, **kwargs).arguments
+        except TypeError:
+            return keras_fit(*args, **kwargs)  # raises it in Keras's words
         return training.fit(self, given, num_processes or 1, transport, cores_per_process)
 
     def make_train_function(self, force: bool = False) -> Any:

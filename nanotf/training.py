@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf import gpu, jobs, messages, topology, warm
+from nanotf import gpu, jobs, messages, rejections, topology, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import data_adapters, keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
@@ -123,6 +123,8 @@ class _FitCall:
     def _build(self) -> None:
         """Builds the user's model, as the first step of a single-process `fit` would."""
         model, specs = self.model, self.data.specs
+        if rejections.looks_wrong(model, specs):
+            rejections.trace_step(model, specs)
         if not model.built or not model.variables:
             x = specs[0] if isinstance(specs, tuple) else specs
             try:
@@ -289,4 +291,10 @@ class _FitCall:
         except Exception:
             original = None
         error.__cause__ = original
+        if original is None or self.turn > 0:
+            return error
+        rejected = rejections.rejection(self.model, self.data.specs, original)
+        if rejected is not None:
+            rejected.__cause__ = error
+            return rejected
         return error

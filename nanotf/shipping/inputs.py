@@ -97,7 +97,7 @@ class ArrayInput:
         numbers = itertools.count(first_epoch)
 
         def permutation() -> Any:
-            random = np.random.default_rng((self.seed, next(numbers)))
+            random = np.random.default_rng((self.seed, next(numbers) % 2**63))
             if self.shuffle != "batch":
                 return random.permutation(self.rows)
             starts = range(0, self.rows, self.batch_size)
@@ -178,11 +178,12 @@ def tuned(dataset: Any) -> Any:
     return dataset.with_options(options)
 
 
-def _without_lists(structure: Any) -> Any:
+def without_lists(structure: Any) -> Any:
+    """A structure with tuples in place of lists, which tf.data would make tensors of."""
     if isinstance(structure, dict):
-        return {key: _without_lists(value) for key, value in structure.items()}
+        return {key: without_lists(value) for key, value in structure.items()}
     if isinstance(structure, (list, tuple)):
-        return tuple(_without_lists(value) for value in structure)
+        return tuple(without_lists(value) for value in structure)
     return structure
 
 
@@ -218,7 +219,7 @@ def pack_arrays(
         )
     numbers = itertools.count()
     places = tf.nest.map_structure(lambda a: None if a is None else next(numbers), data)
-    structure = _without_lists(places)  # tf.data would make one tensor of a list
+    structure = without_lists(places)
     packing = Packing(flat)
     refs = tuple(packing.refs)
     made = ArrayInput(structure, refs, block, rows, batch_size, shuffle, seed, passes)
