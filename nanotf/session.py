@@ -19,7 +19,7 @@ from nanotf import jobs, messages, replica
 from nanotf.channel import Channel
 from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_names
-from nanotf.shipping import models, pickling, state, streams
+from nanotf.shipping import models, pickling, pipelines, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.strategy import WorkerStrategy, mark_as_share
 
@@ -140,6 +140,8 @@ class _FitRun:
         rank, size = self.session.rank, self.session.strategy.size
         if isinstance(source, streams.StreamInput):
             return mark_as_share(*source.datasets(self.reader, rank, size))
+        if isinstance(source, pipelines.PipelineInput):
+            return mark_as_share(*source.datasets(rank, size))
         return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
 
     def _reporter(self) -> Any:

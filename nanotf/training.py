@@ -24,6 +24,7 @@ from nanotf.fit_data import FitArguments, FitData, Stream
 from nanotf.pool import Pool
 from nanotf.shipping import models, pickling, streams
 from nanotf.shipping.blocks import Block
+from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
 
@@ -32,17 +33,19 @@ logger = logging.getLogger("nanotf")
 STATE_BLOCK = 0  # the job's first block; the blocks of arrays follow
 
 
-def needs_workers(num_processes: Any, transport: str | None) -> bool:
+def needs_workers(num_processes: Any, transport: str | None, sharding: str | None = None) -> bool:
     """Checks the arguments that nanotf adds to `fit`, and says whether they ask for workers.
 
     Args:
         num_processes: None or an int above 0.
         transport: None or one of `transports.TRANSPORTS`.
+        sharding: None or one of `shipping.pipelines.SHARDINGS`.
 
     Raises:
         InvalidArgumentError, InvalidArgumentTypeError: They are something else.
     """
     check_transport(transport)
+    check_sharding(sharding)
     if num_processes is None:
         return False
     topology.check_num_processes(num_processes)
@@ -55,6 +58,7 @@ def fit(
     num_processes: int,
     transport: str | None = None,
     cores_per_process: int | None = None,
+    sharding: str | None = None,
 ) -> Any:
     """Trains a model on `num_processes` workers.
 
@@ -64,6 +68,7 @@ def fit(
         num_processes: int, above 1.
         transport: str or None for the default, one of `transports.TRANSPORTS`.
         cores_per_process: int or None for equal shares of all usable cores.
+        sharding: str or None for "auto", one of `shipping.pipelines.SHARDINGS`.
 
     Returns:
         The `keras.callbacks.History` of the user's model.
@@ -83,7 +88,7 @@ def fit(
     gpus = gpu.devices()
     if not gpus:
         plan = topology.plan(num_processes, cores_per_process)
-    job = _FitCall(model, FitArguments.of(given), num_processes)
+    job = _FitCall(model, FitArguments.of(given), num_processes, check_sharding(sharding))
     if gpus:
         return gpu.fit(model, job.recipe, given, num_processes, gpus)
     with warm.pool_for(plan, check_transport(transport)) as workers:
@@ -93,13 +98,13 @@ def fit(
 class _FitCall:
     """One call of `fit`: everything is checked and laid out before workers are needed."""
 
-    def __init__(self, model: Any, arguments: FitArguments, size: int) -> None:
+    def __init__(self, model: Any, arguments: FitArguments, size: int, sharding: str) -> None:
         self.model = model
         self.size = size
         data_adapters.check_compiled(model)
         self.arguments = arguments
         self.seed = self._seed()
-        self.data = FitData(model, arguments, self.seed, STATE_BLOCK + 1)
+        self.data = FitData(model, arguments, self.seed, STATE_BLOCK + 1, sharding)
         self._build()
         with pickling.naming(f"The model {model.name!r}"):
             recipe = models.recipe_of(model)

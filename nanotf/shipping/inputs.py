@@ -153,6 +153,12 @@ def _share_of_step(step: Any, rows: int, batch_size: int, rank: int, size: int) 
     tf = require_tensorflow()
     start = step * batch_size
     total = tf.minimum(tf.constant(batch_size, tf.int64), rows - start)
+    return share_of_rows(start, total, rank, size)
+
+
+def share_of_rows(start: Any, total: Any, rank: int, size: int) -> Any:
+    """Same, of the batch of `total` rows from row `start` on."""
+    tf = require_tensorflow()
     base, extra = total // size, total % size
     first = start + rank * base + tf.minimum(tf.constant(rank, tf.int64), extra)
     count = base + tf.cast(rank < extra, tf.int64)

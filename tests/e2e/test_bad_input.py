@@ -13,7 +13,7 @@ from parity import digits, small_cnn
 
 import nanotf
 from nanotf import errors
-from nanotf.compat.versions import is_keras_3
+from nanotf.compat.versions import is_keras_3, keras_version
 from nanotf.keras import Model, Sequential
 
 L = tf.keras.layers
@@ -312,6 +312,8 @@ TAKEN_BY_KERAS_3 = {
     "no_batches",
 }
 TAKEN_BY_KERAS_2 = {"weights_for_one_of_two", "class_weight_of_generator"}
+if keras_version() < (2, 16):  # which checks fewer numbers
+    TAKEN_BY_KERAS_2 |= {"no_rows_in_a_batch", "no_epochs", "no_workers", "initial_epoch_below_0"}
 
 
 def _rejection(arguments: dict[str, Any], **more: Any) -> BaseException:
