@@ -63,6 +63,7 @@ def _no_batches(specs: Any) -> Any:
     def nothing() -> Iterator[Any]:
         yield from ()
 
+    @tf.autograph.experimental.do_not_convert
     def batch(*flat: Any) -> Any:
         arrays = iter(flat)
         return inputs.without_lists(
