@@ -15,9 +15,11 @@ import numpy as np
 from nanotf.compat import data_adapters
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import InvalidArgumentError
-from nanotf.shipping import inputs, streams
+from nanotf.shipping import inputs, pipelines, streams
 from nanotf.shipping.arrays import Packing
 from nanotf.shipping.blocks import Block
+
+Input = inputs.ArrayInput | streams.StreamInput | pipelines.PipelineInput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +74,10 @@ class FitData:
         arguments: `FitArguments`.
         seed: int, of the order of shuffled arrays.
         first_block: int, the number of the first of the job's blocks that is for arrays.
+        sharding: str, "data" or "parent", where datasets are read.
 
     Attributes:
-        train: `ArrayInput` or `StreamInput`.
+        train: `ArrayInput`, `StreamInput` or `PipelineInput`.
         validation: same, or None.
         steps: int or None, batches per epoch, where that is known.
         steps_per_epoch, validation_steps: int or None, what a worker's `fit` gets.
@@ -86,15 +89,23 @@ class FitData:
         Exception: What Keras raises.
     """
 
-    def __init__(self, model: Any, arguments: FitArguments, seed: int, first_block: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        arguments: FitArguments,
+        seed: int,
+        first_block: int,
+        sharding: str = "parent",
+    ) -> None:
+        self._sharding = sharding
         self._model = model
         self._arguments = a = arguments
         self._first_block = first_block
         self._seed = seed
         self._packings: list[Packing] = []
         self.streams: list[Stream] = []
-        self.train: inputs.ArrayInput | streams.StreamInput
-        self.validation: inputs.ArrayInput | streams.StreamInput | None = None
+        self.train: Input
+        self.validation: Input | None = None
         self.validation_steps: int | None = None
         self._cut: list[bool] = []  # by epoch, whether it ends before its last step
         data, validation = (a.x, a.y, a.sample_weight), None
@@ -125,8 +136,8 @@ class FitData:
             ),
         )
         if isinstance(opened, data_adapters.Epochs):
-            self.train = self._stream("x", opened, trains=True)
-            self.specs = self.train.signature
+            train = self._stream("x", opened, trains=True)
+            self.train, self.specs = train, train.signature
             self.steps, self.steps_per_epoch = opened.steps, steps
             return
         passes = self._passes_of_training(opened.size)
@@ -188,12 +199,18 @@ class FitData:
             "max_queue_size": a.max_queue_size,
         }
 
-    def _stream(self, what: str, data: data_adapters.Epochs, trains: bool) -> streams.StreamInput:
+    def _stream(
+        self, what: str, data: data_adapters.Epochs, trains: bool
+    ) -> streams.StreamInput | pipelines.PipelineInput:
         if data.cardinality == 0:
             raise InvalidArgumentError(
                 f"{what} must have at least one batch. Received: an empty dataset."
             )
         signature = streams.signature_of(data.element_spec, what)
+        if self._sharding == "data":
+            return pipelines.pipeline_input(
+                data.dataset, signature, data.cardinality, data.steps, what
+            )
         self.streams.append(Stream(data, signature, trains))
         number = len(self.streams) - 1
         return streams.StreamInput(number, signature, data.cardinality, data.steps)

@@ -52,6 +52,7 @@ class Accelerated:
         num_processes: int | None = None,
         transport: str | None = None,
         cores_per_process: int | None = None,
+        sharding: str | None = None,
         **kwargs: Any,
     ) -> Any:
         """Trains the model, on several core-pinned processes if asked.
@@ -64,6 +65,8 @@ class Accelerated:
             transport: str or None, how workers exchange gradients; None is the default.
             cores_per_process: int or None, cores of each worker. None shares the usable
                 cores equally.
+            sharding: str or None, where a `tf.data.Dataset` is read: "parent", once, in this
+                process; "data", by every worker, each keeping its rows; "auto" or None chooses.
             **kwargs: as in Keras's `fit`.
 
         Returns:
@@ -77,13 +80,16 @@ class Accelerated:
         from nanotf import training  # the parent's side; a worker never gets here
 
         keras_fit = super().fit  # type: ignore[misc]
-        if not training.needs_workers(num_processes, transport):
+        if not training.needs_workers(num_processes, transport, sharding):
             try:
                 return keras_fit(*args, **kwargs)
             finally:
                 iterators.let_go(self.train_function, self.test_function)
-        given = inspect.signature(keras_fit).bind(*args, **kwargs).arguments
-        return training.fit(self, given, num_processes or 1, transport, cores_per_process)
+        try:
+            given = inspect.signature(keras_fit).bind(*args, **kwargs).arguments
+        except TypeError:
+            return keras_fit(*args, **kwargs)  # raises it in Keras's words
+        return training.fit(self, given, num_processes or 1, transport, cores_per_process, sharding)
 
     def make_train_function(self, force: bool = False) -> Any:
         """As in Keras; the function does not make epochs wait for their iterators' end."""

@@ -21,7 +21,7 @@ from nanotf.channel import Channel
 from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_callbacks, keras_names, keras_share
 from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate
-from nanotf.shipping import inputs, models, pickling, state, streams
+from nanotf.shipping import inputs, models, pickling, pipelines, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.strategy import WorkerStrategy, mark_as_share
 
@@ -165,6 +165,8 @@ class _FitRun:
         rank, size = self.session.rank, self.session.strategy.size
         if isinstance(source, streams.StreamInput):
             return mark_as_share(*source.datasets(self.reader, rank, size))
+        if isinstance(source, pipelines.PipelineInput):
+            return mark_as_share(*source.datasets(rank, size))
         return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
 
     def _metrics_state(self) -> state.State:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf import gpu, jobs, messages, topology, warm
+from nanotf import gpu, jobs, messages, rejections, topology, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import data_adapters, keras_callbacks, keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
@@ -25,6 +25,7 @@ from nanotf.optimizer_shards import OptimizerShards
 from nanotf.pool import Pool
 from nanotf.shipping import models, pickling, streams
 from nanotf.shipping.blocks import Block
+from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
 
@@ -33,17 +34,19 @@ logger = logging.getLogger("nanotf")
 STATE_BLOCK = 0  # the job's first block; the blocks of arrays follow
 
 
-def needs_workers(num_processes: Any, transport: str | None) -> bool:
+def needs_workers(num_processes: Any, transport: str | None, sharding: str | None = None) -> bool:
     """Checks the arguments that nanotf adds to `fit`, and says whether they ask for workers.
 
     Args:
         num_processes: None or an int above 0.
         transport: None or one of `transports.TRANSPORTS`.
+        sharding: None or one of `shipping.pipelines.SHARDINGS`.
 
     Raises:
         InvalidArgumentError, InvalidArgumentTypeError: They are something else.
     """
     check_transport(transport)
+    check_sharding(sharding)
     if num_processes is None:
         return False
     topology.check_num_processes(num_processes)
@@ -56,6 +59,7 @@ def fit(
     num_processes: int,
     transport: str | None = None,
     cores_per_process: int | None = None,
+    sharding: str | None = None,
 ) -> Any:
     """Trains a model on `num_processes` workers.
 
@@ -65,6 +69,7 @@ def fit(
         num_processes: int, above 1.
         transport: str or None for the default, one of `transports.TRANSPORTS`.
         cores_per_process: int or None for equal shares of all usable cores.
+        sharding: str or None for "auto", one of `shipping.pipelines.SHARDINGS`.
 
     Returns:
         The `keras.callbacks.History` of the user's model.
@@ -84,7 +89,7 @@ def fit(
     gpus = gpu.devices()
     if not gpus:
         plan = topology.plan(num_processes, cores_per_process)
-    job = _FitCall(model, FitArguments.of(given), num_processes)
+    job = _FitCall(model, FitArguments.of(given), num_processes, check_sharding(sharding))
     if gpus:
         return gpu.fit(model, job.recipe, given, num_processes, gpus)
     with warm.pool_for(plan, check_transport(transport)) as workers:
@@ -99,13 +104,13 @@ def _close_descriptors(blocks: list[Block]) -> None:
 class _FitCall:
     """One call of `fit`: everything is checked and laid out before workers are needed."""
 
-    def __init__(self, model: Any, arguments: FitArguments, size: int) -> None:
+    def __init__(self, model: Any, arguments: FitArguments, size: int, sharding: str) -> None:
         self.model = model
         self.size = size
         data_adapters.check_compiled(model)
         self.arguments = arguments
         self.seed = self._seed()
-        self.data = FitData(model, arguments, self.seed, STATE_BLOCK + 1)
+        self.data = FitData(model, arguments, self.seed, STATE_BLOCK + 1, sharding)
         self._build()
         with pickling.naming(f"The model {model.name!r}"):
             recipe = models.recipe_of(model)
@@ -132,6 +137,8 @@ class _FitCall:
     def _build(self) -> None:
         """Builds the user's model, as the first step of a single-process `fit` would."""
         model, specs = self.model, self.data.specs
+        if rejections.looks_wrong(model, specs):
+            rejections.trace_step(model, specs)
         if models.needs_call(model):
             x = specs[0] if isinstance(specs, tuple) else specs
             try:
@@ -344,4 +351,10 @@ class _FitCall:
         except Exception:
             original = None
         error.__cause__ = original
+        if original is None or self.turn > 0:
+            return error
+        rejected = rejections.rejection(self.model, self.data.specs, original)
+        if rejected is not None:
+            rejected.__cause__ = error
+            return rejected
         return error

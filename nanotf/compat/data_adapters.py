@@ -89,9 +89,13 @@ class Epochs:
         element_spec: nested structure of type specifications, of one batch.
         cardinality: int, what a worker's Keras is told, so that its own loop is the same.
         steps: int or None, batches of an epoch, where Keras knows them.
+        dataset: `tf.data.Dataset` that is read, weights by class included, or None.
     """
 
-    def __init__(self, element_spec: Any, cardinality: int, steps: int | None) -> None:
+    def __init__(
+        self, element_spec: Any, cardinality: int, steps: int | None, dataset: Any = None
+    ) -> None:
+        self.dataset = dataset
         self.element_spec = element_spec
         self.cardinality = cardinality
         self.steps = steps
@@ -252,10 +256,13 @@ class _Keras3Epochs(Epochs):
     def __init__(self, loop: Any) -> None:
         self._loop = loop
         batches = loop.data_adapter.num_batches
+        dataset = loop.data_adapter.get_tf_dataset()
+        datasets = source_module("trainers.data_adapters").TFDatasetAdapter
         super().__init__(
-            loop.data_adapter.get_tf_dataset().element_spec,
+            dataset.element_spec,
             UNKNOWN_CARDINALITY if batches is None else batches,
             loop.num_batches,
+            dataset if isinstance(loop.data_adapter, datasets) else None,
         )
 
     def training(self) -> Iterator[Iterator[tuple[Any, Any]]]:
@@ -404,8 +411,9 @@ class _Keras2Epochs(Epochs):
         self._handler = handler
         adapter = handler._adapter
         spec = handler._dataset.element_spec
-        cardinality = UNKNOWN_CARDINALITY
+        cardinality, dataset = UNKNOWN_CARDINALITY, None
         if isinstance(adapter, keras.DatasetAdapter):
+            dataset = handler._dataset
             cardinality = int(handler._dataset.cardinality())
         elif isinstance(adapter, keras.KerasSequenceAdapter):
             # A worker's Keras makes a new iterator each epoch where the two numbers are equal.
@@ -416,7 +424,7 @@ class _Keras2Epochs(Epochs):
                 elements, a.workers, a.use_multiprocessing, a.max_queue_size
             )
             handler._dataset = _Raw(start, _finishing(keras, adapter, a.class_weight))
-        super().__init__(spec, cardinality, handler.inferred_steps)
+        super().__init__(spec, cardinality, handler.inferred_steps, dataset)
 
     def training(self) -> Iterator[Iterator[tuple[Any, Any]]]:
         for _, iterator in self._handler.enumerate_epochs():

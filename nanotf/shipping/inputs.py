@@ -97,7 +97,7 @@ class ArrayInput:
         numbers = itertools.count(first_epoch)
 
         def permutation() -> Any:
-            random = np.random.default_rng((self.seed, next(numbers)))
+            random = np.random.default_rng((self.seed, next(numbers) % 2**63))
             if self.shuffle != "batch":
                 return random.permutation(self.rows)
             starts = range(0, self.rows, self.batch_size)
@@ -153,6 +153,12 @@ def _share_of_step(step: Any, rows: int, batch_size: int, rank: int, size: int) 
     tf = require_tensorflow()
     start = step * batch_size
     total = tf.minimum(tf.constant(batch_size, tf.int64), rows - start)
+    return share_of_rows(start, total, rank, size)
+
+
+def share_of_rows(start: Any, total: Any, rank: int, size: int) -> Any:
+    """Same, of the batch of `total` rows from row `start` on."""
+    tf = require_tensorflow()
     base, extra = total // size, total % size
     first = start + rank * base + tf.minimum(tf.constant(rank, tf.int64), extra)
     count = base + tf.cast(rank < extra, tf.int64)
@@ -178,11 +184,12 @@ def tuned(dataset: Any) -> Any:
     return dataset.with_options(options)
 
 
-def _without_lists(structure: Any) -> Any:
+def without_lists(structure: Any) -> Any:
+    """A structure with tuples in place of lists, which tf.data would make tensors of."""
     if isinstance(structure, dict):
-        return {key: _without_lists(value) for key, value in structure.items()}
+        return {key: without_lists(value) for key, value in structure.items()}
     if isinstance(structure, (list, tuple)):
-        return tuple(_without_lists(value) for value in structure)
+        return tuple(without_lists(value) for value in structure)
     return structure
 
 
@@ -218,7 +225,7 @@ def pack_arrays(
         )
     numbers = itertools.count()
     places = tf.nest.map_structure(lambda a: None if a is None else next(numbers), data)
-    structure = _without_lists(places)  # tf.data would make one tensor of a list
+    structure = without_lists(places)
     packing = Packing(flat)
     refs = tuple(packing.refs)
     made = ArrayInput(structure, refs, block, rows, batch_size, shuffle, seed, passes)

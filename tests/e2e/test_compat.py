@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from nanotf.compat import distribute, keras_callbacks, keras_names, versions
+from nanotf.compat import (
+    data_adapters,
+    distribute,
+    keras_callbacks,
+    keras_names,
+    pipelines,
+    versions,
+)
 
 IS_KERAS_3 = versions.is_keras_3()
 L = tf.keras.layers
@@ -221,6 +228,73 @@ def test_keras_2_names() -> None:
     assert int(model._train_counter) == int(model._test_counter) == 0
     assert callable(model.compiled_loss.build)
     assert callable(model.compiled_metrics.build)
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
+def test_data_adapters_of_keras_3() -> None:
+    base = keras_names.source_module("trainers.epoch_iterator").EpochIterator
+    names = "_enumerate_iterator", "_get_iterator", "catch_stop_iteration", "reset"
+    assert all(callable(getattr(base, name)) for name in names)
+    assert callable(base._interrupted_warning)
+    loop = base(np.zeros((5, 2)), batch_size=2)
+    assert loop._current_iterator is loop._epoch_iterator is None
+    adapters = keras_names.source_module("trainers.data_adapters")
+    adapter = loop.data_adapter
+    assert isinstance(adapter, adapters.ArrayDataAdapter)
+    assert (adapter._size, adapter._batch_size, len(adapter._inputs)) == (3, 2, 5)
+    dataset = tf.data.Dataset.range(3).batch(2)
+    assert isinstance(base(dataset).data_adapter, adapters.TFDatasetAdapter)
+    slicing = keras_names.source_module("trainers.data_adapters.array_slicing")
+    assert callable(slicing.convert_to_sliceable)
+    assert callable(slicing.train_validation_split)
+    assert hasattr(adapters.PyDatasetAdapter(_Batches()), "enqueuer")
+    for name in ("get_numpy_iterator", "get_tf_dataset", "num_batches"):
+        assert hasattr(adapters.GeneratorDataAdapter, name)
+
+
+class _Batches(getattr(tf.keras.utils, "PyDataset", tf.keras.utils.Sequence)):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return np.zeros((3, 2)), np.zeros(3)
+
+
+@pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
+def test_data_adapters_of_keras_2() -> None:
+    keras = keras_names.source_module("engine.data_adapter")
+    names = (
+        "select_data_adapter train_validation_split _check_data_cardinality "
+        "_make_class_weight_map_fn pack_x_y_sample_weight _is_pandas_series"
+    )
+    assert all(callable(getattr(keras, name)) for name in names.split())
+    assert callable(
+        keras_names.source_module("engine.training_utils").handle_partial_sample_weights
+    )
+    handler = keras.DataHandler(_Batches(), model=_compiled())
+    assert isinstance(handler._adapter, keras.KerasSequenceAdapter)
+    assert issubclass(keras.KerasSequenceAdapter, keras.GeneratorDataAdapter)
+    assert isinstance(handler._dataset, tf.data.Dataset)
+    assert handler._insufficient_data is False
+    assert handler._adapter._enqueuer is None
+    assert callable(handler._adapter._standardize_batch)
+    parameters = list(inspect.signature(handler._adapter._handle_multiprocessing).parameters)
+    assert parameters == ["x", "workers", "use_multiprocessing", "max_queue_size"]
+    assert keras.select_data_adapter([1.0], None) is keras.ListsOfScalarsDataAdapter
+    assert keras.select_data_adapter(tf.data.Dataset.range(3), None) is keras.DatasetAdapter
+    assert int(_compiled()._steps_per_execution.numpy()) == 1
+
+
+def test_compile_checks() -> None:
+    data_adapters.check_compiled(_compiled())
+    with pytest.raises((ValueError, RuntimeError), match="compile"):
+        data_adapters.check_compiled(tf.keras.Sequential([L.Dense(1)]))
+
+
+def test_pipelines_as_graphs() -> None:
+    dataset = tf.data.Dataset.range(5).map(lambda n: n * 2).batch(2)
+    again = pipelines.from_graph(pipelines.to_graph(dataset), dataset.element_spec)
+    assert [b.tolist() for b in again.as_numpy_iterator()] == [[0, 2], [4, 6], [8]]
 
 
 def test_versions() -> None:

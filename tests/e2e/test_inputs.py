@@ -495,3 +495,62 @@ def test_dataset_of_lines(float64: None, tmp_path: pathlib.Path) -> None:
         return tf.stack(numbers), label
 
     _both(_linear, lambda: {"x": tf.data.TextLineDataset(str(path)).map(parse).batch(16)})
+
+
+# ------------------------------------------------------------------------------ sharding
+PIPELINES: dict[str, tuple[Callable[[], tf.data.Dataset], dict[str, Any]]] = {
+    "mapped": (lambda: _pairs().map(lambda x, y: (1 - x, y)).batch(BATCH), {}),
+    "shuffled": (lambda: _pairs().shuffle(ROWS, seed=3).batch(BATCH), {"epochs": 3}),
+    "endless": (lambda: _pairs().repeat().batch(BATCH), {"steps_per_epoch": 3}),
+    "class_weight": DATASETS["class_weight"],
+    "fewer_rows_than_workers": (lambda: _pairs().take(3).batch(1), {}),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipelines_that_workers_run(float64: None, name: str) -> None:
+    make, arguments = PIPELINES[name]
+    expected = small_cnn().fit(make(), verbose=0, **arguments)
+    found = small_cnn().fit(
+        make(), validation_data=make().take(3), verbose=0, **arguments,
+        num_processes=2, sharding="data",
+    )  # fmt: skip
+    history = {k: v for k, v in found.history.items() if not k.startswith("val_")}
+    assert_same_history(history, expected.history)
+    assert np.isfinite(found.history["val_loss"]).all()
+
+
+def _unseeded() -> tf.data.Dataset:
+    # A dataset takes its seed from the global one when it is made.
+    tf.random.set_seed(None)
+    return _pairs().shuffle(ROWS).batch(BATCH)
+
+
+NOT_FOR_WORKERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "generator": (_batches, "only your process can read"),
+    "py_dataset": (Batches, "only your process can read"),
+    "from_generator": (lambda: _from_generator().batch(BATCH), "stateful"),
+    "py_function": (lambda: _pairs().map(_scaled).batch(BATCH), "stateful"),
+    "random": (
+        lambda: _pairs().map(lambda x, y: (x + tf.random.uniform([], dtype=x.dtype), y)).batch(9),
+        "stateful",
+    ),
+    "shuffled_without_seed": (_unseeded, r"shuffle\(\) without a seed"),
+    "in_any_order": (
+        lambda: _pairs().map(lambda x, y: (x, y), 2, deterministic=False).batch(BATCH),
+        "deterministic=False",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_FOR_WORKERS)
+def test_pipelines_that_workers_cannot_run(name: str) -> None:
+    make, text = NOT_FOR_WORKERS[name]
+    with pytest.raises(nanotf.errors.ShippingError, match=f'(?s){text}.*sharding="parent"'):
+        small_cnn().fit(make(), verbose=0, num_processes=2, sharding="data")
+
+
+@pytest.mark.parametrize("processes", [None, 2])
+def test_unknown_sharding(processes: int | None) -> None:
+    with pytest.raises(nanotf.errors.InvalidArgumentError, match="sharding='rows'"):
+        small_cnn().fit(_pairs().batch(9), num_processes=processes, sharding="rows")

@@ -1,0 +1,36 @@
+"""TensorFlow's private names for sending a `tf.data` pipeline to another process.
+
+| name | versions seen | why |
+| --- | --- | --- |
+| `Dataset._variant_tensor` | 2.15-2.21 | what `tf.raw_ops.DatasetToGraphV2` takes |
+| `data.ops.dataset_ops._VariantDataset` | 2.15-2.21 | a dataset of what `tf.raw_ops.DatasetFromGraph` returns |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import dataset_ops
+
+_FAIL_ON_STATE = 2  # tf.data.experimental.ExternalStatePolicy.FAIL
+
+
+def to_graph(dataset: Any) -> bytes:
+    """A dataset as a serialized graph, constants included.
+
+    Raises:
+        tf.errors.OpError: It has state outside of the graph: Python functions, tables,
+            variables, random numbers.
+    """
+    graph: bytes = tf.raw_ops.DatasetToGraphV2(
+        input_dataset=dataset._variant_tensor,
+        external_state_policy=_FAIL_ON_STATE,
+        strip_device_assignment=True,
+    ).numpy()
+    return graph
+
+
+def from_graph(graph: bytes, element_spec: Any) -> Any:
+    """The `tf.data.Dataset` of a graph that `to_graph` made."""
+    return dataset_ops._VariantDataset(tf.raw_ops.DatasetFromGraph(graph_def=graph), element_spec)
