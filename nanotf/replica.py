@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -21,12 +23,35 @@ class ReplicaMixin:
     _nanotf_share: keras_names.LossShare
     _nanotf_may_be_empty: bool
     _nanotf_metrics_result: Any
+    _nanotf_outputs: Any
 
     def train_step(self, data: Any) -> Any:
         return self._nanotf_step(super().train_step, data)  # type: ignore[misc]
 
     def test_step(self, data: Any) -> Any:
         return self._nanotf_step(super().test_step, data)  # type: ignore[misc]
+
+    def predict_step(self, data: Any) -> Any:
+        """The outputs; how many rows went in; and 0 if they stand in for none, else 1."""
+        rows, share = data
+        outputs = super().predict_step(rows)  # type: ignore[misc]
+        first = next(leaf for leaf in tf.nest.flatten(rows) if leaf is not None)
+        count = tf.cast(tf.shape(first)[0], tf.int64)
+        return outputs, tf.stack([count, tf.cast(share > 0, tf.int64)])[None]
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """As in Keras, but outputs go to `_nanotf_outputs`, and Keras collects a placeholder."""
+        super().make_predict_function(force=force)  # type: ignore[misc]
+        stock: Any = self.predict_function  # type: ignore[has-type]
+        if not hasattr(stock, "_nanotf_takes_outputs"):
+
+            def predict_function(data: Any) -> Any:
+                self._nanotf_outputs(*stock(data))
+                return tf.zeros([1])
+
+            predict_function._nanotf_takes_outputs = True  # type: ignore[attr-defined]
+            self.predict_function = predict_function
+        return self.predict_function
 
     def _nanotf_step(self, step: Any, data: Any) -> Any:
         rows, share = data
@@ -77,7 +102,29 @@ def become_replica(model: Any, share: keras_names.LossShare) -> None:
     body = {
         "__module__": cls.__module__,
         "_nanotf_share": share,
-        "_nanotf_may_be_empty": True,
+        "_nanotf_may_be_empty": False,
         "_nanotf_metrics_result": None,
+        "_nanotf_outputs": None,
     }
     object.__setattr__(model, "__class__", type(cls.__name__, (ReplicaMixin, cls), body))
+
+
+def expect_empty_shares(model: Any) -> None:
+    """From now on the model's steps expect that a share can be 0.
+
+    Steps traced before do not, and are traced again. There is no way back, since it would
+    cost another trace.
+    """
+    if not model._nanotf_may_be_empty:
+        type(model)._nanotf_may_be_empty = True
+        model.train_function = model.test_function = None
+
+
+@contextlib.contextmanager
+def outputs_to(model: Any, take: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Hands the outputs and counts of every execution of `predict` to `take`, in this context."""
+    type(model)._nanotf_outputs = staticmethod(take)
+    try:
+        yield
+    finally:
+        type(model)._nanotf_outputs = None

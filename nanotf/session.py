@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import hashlib
 import os
 import pickle
@@ -19,7 +20,7 @@ from nanotf import jobs, messages, replica
 from nanotf.channel import Channel
 from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_names
-from nanotf.shipping import models, pickling, state, streams
+from nanotf.shipping import models, outputs, pickling, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.strategy import Turns, WorkerStrategy, mark_as_share
 
@@ -48,20 +49,24 @@ class Session:
             group = Group.attach(setup.group, rank, fds[0])
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
-        self._models: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+        self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block]) -> None:
         """Runs a job and reports its end."""
         try:
             job = pickling.loads(message.body)
-            _FitRun(self, inbox, message.job, job, blocks).run()
-            answer: messages.Message = messages.JobDone(message.job, self.rank)
+            result = _RUNS[type(job)](self, inbox, message.job, job, blocks).run()
+            answer: messages.Message = messages.JobDone(message.job, self.rank, result)
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
         self.channel.send(answer)
 
-    def model(self, recipe: bytes, seed: int, specs: Any) -> Any:
-        """The model of a recipe, built now or by an earlier job, with metrics and optimizer.
+    def model(
+        self, recipe: bytes, seed: int, specs: Any, metrics: bool = True, optimizer: bool = True
+    ) -> Any:
+        """The model of a recipe, built now or by an earlier job.
+
+        Metrics and optimizer are built by the first job that needs them.
 
         TensorFlow's own seed is set only when a model is built, since setting it makes
         TensorFlow forget every function that it has prepared, which takes seconds.
@@ -71,15 +76,33 @@ class Session:
             tf.random.set_seed(_sequence(seed, self.rank)[0])
             with self.strategy.known_values():
                 model = models.rebuild(pickling.loads(recipe))
-                keras_names.build_for_training(model, specs)
-                keras_names.weigh_output_losses(model, self.share)
-                keras_names.sum_gradients_first(model.optimizer)
+                if not (model.built and model.variables):
+                    models.call_on_nothing(model, specs[0] if isinstance(specs, tuple) else specs)
             replica.become_replica(model, self.share)
-            self._models[key] = model
+            self._models[key] = _KeptModel(model)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
             self._models.popitem(last=False)
-        return self._models[key]
+        kept = self._models[key]
+        with self.strategy.known_values():
+            if metrics and not kept.has_metrics:
+                keras_names.build_metrics(kept.model, specs)
+                keras_names.weigh_output_losses(kept.model, self.share)
+                kept.has_metrics = True
+            if optimizer and not kept.has_optimizer:
+                keras_names.build_optimizer(kept.model)
+                keras_names.sum_gradients_first(kept.model.optimizer)
+                kept.has_optimizer = True
+        return kept.model
+
+
+@dataclasses.dataclass
+class _KeptModel:
+    """A model in a worker, and how much of it is built."""
+
+    model: Any
+    has_metrics: bool = False
+    has_optimizer: bool = False
 
 
 def _failure(job: int, rank: int, error: BaseException) -> messages.JobFailed:
@@ -92,56 +115,64 @@ def _failure(job: int, rank: int, error: BaseException) -> messages.JobFailed:
     return messages.JobFailed(job, rank, f"{type(error).__name__}: {error}", text, pickled)
 
 
-class _FitRun:
-    """One `fit` in one worker."""
+class _ModelRun:
+    """One job of a model's method in one worker.
+
+    Args:
+        session: `Session`.
+        inbox: `worker.Inbox`.
+        number: int, the job's.
+        job: a `jobs.ModelJob`.
+        blocks: list of `Block`, those of the job.
+    """
+
+    job: Any
+    stop_flag: str  # the attribute of a model by which a callback ends what runs
 
     def __init__(
-        self, session: Session, inbox: Any, number: int, job: jobs.FitJob, blocks: list[Block]
+        self, session: Session, inbox: Any, number: int, job: Any, blocks: list[Block]
     ) -> None:
         self.session = session
         self.inbox = inbox
         self.number = number
         self.job = job
         self.blocks = blocks
-        self.turn = 0
         self._last_progress = 0.0
-        self._last_wait = ""
+        self._held_back: tuple[str, int | None, Any] | None = None
         inbox.streams = self.reader = streams.StreamReader(session.channel)
 
-    def run(self) -> None:
+    def run(self) -> Any:
+        """Does the job; returns its result, see `jobs`."""
+        raise NotImplementedError
+
+    def _take_model(self, variables_of: Any, *inputs: Any, **parts: bool) -> None:
+        """Sets `model` and `state`, with the parent's settings, seed and values.
+
+        Args:
+            variables_of: callable of the model, the variables that `state` holds.
+            *inputs: the job's `ArrayInput` and `StreamInput`, or None.
+            **parts: of `Session.model`.
+        """
         job, session = self.job, self.session
         tf.keras.backend.set_floatx(job.settings.floatx)
         tf.keras.backend.set_image_data_format(job.settings.image_data_format)
         _seed(job.seed, session.rank)
-        self.model = session.model(job.recipe, job.seed, job.specs)
+        self.model = session.model(job.recipe, job.seed, job.specs, **parts)
         size = session.strategy.size
-        type(self.model)._nanotf_may_be_empty = job.train.may_be_empty(size) or (
-            job.validation is not None and job.validation.may_be_empty(size)
-        )
-        variables = keras_names.training_variables(self.model)
+        if any(source is not None and source.may_be_empty(size) for source in inputs):
+            replica.expect_empty_shares(self.model)
         self.state = state.State(
-            job.layout, self.blocks[job.state_block], variables, session.strategy
+            job.layout, self.blocks[job.state_block], variables_of(self.model), session.strategy
         )
-        self.state.load(self.turn)
-        self.model.fit(
-            self._dataset(job.train, job.initial_epoch),
-            epochs=job.epochs,
-            initial_epoch=job.initial_epoch,
-            steps_per_epoch=job.steps_per_epoch,
-            validation_data=None if job.validation is None else self._dataset(job.validation),
-            validation_steps=job.validation_steps,
-            validation_freq=job.validation_freq,
-            callbacks=[self._reporter()],
-            shuffle=False,
-            verbose=0,
-        )
+        self.state.load(0)
 
-    def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
+    def _dataset(self, source: Any, first_epoch: int = 0, once: bool = False) -> Any:
         rank, size = self.session.rank, self.session.strategy.size
         if isinstance(source, streams.StreamInput):
             make = source.datasets(self.reader, rank, size)
             return mark_as_share(make(-1), Turns(make))
-        return mark_as_share(source.dataset(self.blocks, rank, size, first_epoch))
+        dataset = source.dataset(self.blocks, rank, size, first_epoch)
+        return mark_as_share(dataset.take(source.steps) if once else dataset)
 
     def _reporter(self) -> Any:
         """A Keras callback with the hooks that the parent wants to hear of, and no other."""
@@ -156,13 +187,23 @@ class _FitRun:
 
         def hook(_: Any, *arguments: Any, **named: Any) -> None:
             index, logs = jobs.index_and_logs(name, *arguments, **named)
+            if name not in jobs.BATCH_HOOKS:
+                self._report_last_batch()
             if waits:
                 self._wait(name, index, _plain(logs))
-            elif self.session.rank == 0 and self._is_due(name):
-                event = messages.Event(self.number, name, index, _plain(logs))
-                self.session.channel.send(event)
+            elif self.session.rank == 0:
+                self._held_back = (name, index, logs)
+                if self._is_due(name):
+                    self._report_last_batch()
 
         return hook
+
+    def _report_last_batch(self) -> None:
+        """Reports what was held back last, so that the parent has seen the end of a loop."""
+        held, self._held_back = self._held_back, None
+        if held is not None:
+            name, index, logs = held
+            self.session.channel.send(messages.Event(self.number, name, index, _plain(logs)))
 
     def _is_due(self, name: str) -> bool:
         if name not in jobs.BATCH_HOOKS:
@@ -172,6 +213,49 @@ class _FitRun:
             return False
         self._last_progress = now
         return True
+
+    def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
+        self._ask(name, index, logs)
+
+    def _ask(
+        self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool = False
+    ) -> messages.Proceed:
+        """Waits until all ranks are at this hook and the parent says how to go on."""
+        rank = self.session.rank
+        self.session.channel.send(
+            messages.Waiting(
+                self.number, rank, name, index, logs if rank == 0 else None, with_state
+            )
+        )
+        answer: messages.Proceed = self.inbox.answer()
+        if answer.stop:
+            setattr(self.model, self.stop_flag, True)
+        return answer
+
+
+class _FitRun(_ModelRun):
+    """One `fit` in one worker."""
+
+    job: jobs.FitJob
+    stop_flag = "stop_training"
+
+    def run(self) -> None:
+        job = self.job
+        self.turn = 0
+        self._last_wait = ""
+        self._take_model(keras_names.training_variables, job.train, job.validation)
+        self.model.fit(
+            self._dataset(job.train, job.initial_epoch),
+            epochs=job.epochs,
+            initial_epoch=job.initial_epoch,
+            steps_per_epoch=job.steps_per_epoch,
+            validation_data=None if job.validation is None else self._dataset(job.validation),
+            validation_steps=job.validation_steps,
+            validation_freq=job.validation_freq,
+            callbacks=[self._reporter()],
+            shuffle=False,
+            verbose=0,
+        )
 
     def _is_stored(self, name: str) -> bool:
         """Whether nothing has changed since the state was stored.
@@ -188,17 +272,74 @@ class _FitRun:
             self.turn += 1
             self.state.store_rank(self.turn, self.session.rank)
         self._last_wait = name
-        rank = self.session.rank
-        self.session.channel.send(
-            messages.Waiting(
-                self.number, rank, name, index, logs if rank == 0 else None, with_state
-            )
-        )
-        answer = self.inbox.answer()
-        if answer.reload:
+        if self._ask(name, index, logs, with_state).reload:
             self.state.load(self.turn)
-        if answer.stop:
-            self.model.stop_training = True
+
+
+class _EvaluateRun(_ModelRun):
+    """One `evaluate` in one worker."""
+
+    job: jobs.EvaluateJob
+    stop_flag = "stop_evaluating"
+
+    def run(self) -> jobs.Evaluated:
+        job, strategy = self.job, self.session.strategy
+        self._take_model(keras_names.model_variables, job.data, optimizer=False)
+        logs = self.model.evaluate(
+            self._dataset(job.data, once=True),
+            steps=job.steps,
+            callbacks=[self._reporter()],
+            return_dict=True,
+            verbose=0,
+        )
+        self._report_last_batch()
+        variables = keras_names.metric_variables(self.model)
+        return jobs.Evaluated(
+            logs,
+            keras_names.metrics_in_order(self.model, logs),
+            [strategy.experimental_local_results(v)[0].numpy() for v in variables],
+            keras_names.step_count(self.model, "evaluate"),
+        )
+
+
+class _PredictRun(_ModelRun):
+    """One `predict` in one worker."""
+
+    job: jobs.PredictJob
+    stop_flag = "stop_predicting"
+
+    def run(self) -> int | None:
+        job = self.job
+        self._take_model(keras_names.model_variables, metrics=False, optimizer=False)
+        self.writer = outputs.OutputWriter(self._send_outputs)
+        with replica.outputs_to(self.model, self.writer.take):
+            self.model.predict(
+                self._dataset(job.data, once=True),
+                steps=job.steps,
+                callbacks=[self._reporter()],
+                verbose=0,
+            )
+        self._report_last_batch()
+        self.writer.flush()
+        return keras_names.step_count(self.model, "predict")
+
+    def _send_outputs(self, structure: bytes, steps: int, arrays: Any, block: Block) -> None:
+        rank = self.session.rank
+        assert block.fd is not None
+        self.session.channel.send(
+            messages.Outputs(self.number, rank, structure, steps, arrays, block.nbytes), [block.fd]
+        )
+
+    def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
+        self.writer.flush()  # a callback gets the batch's outputs
+        self._ask(name, index, None)
+
+
+_RUNS: dict[type, type[_ModelRun]] = {
+    jobs.FitJob: _FitRun,
+    jobs.EvaluateJob: _EvaluateRun,
+    jobs.PredictJob: _PredictRun,
+}
 
 
 def _plain(logs: Any) -> messages.Logs | None:

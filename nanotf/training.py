@@ -2,51 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import pickle
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from nanotf import gpu, jobs, messages, topology, warm
+from nanotf import calls, gpu, jobs, messages, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
-from nanotf.compat.versions import check_keras, require_tensorflow
-from nanotf.errors import (
-    ModelError,
-    NanoError,
-    WorkerError,
-)
-from nanotf.fit_data import FitArguments, FitData
-from nanotf.pool import Pool
-from nanotf.shipping import inputs, models, pickling, streams
+from nanotf.errors import ModelError
+from nanotf.fit_data import FitArguments
+from nanotf.shipping import inputs
 from nanotf.shipping.blocks import Block
-from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
-
-logger = logging.getLogger("nanotf")
-
-STATE_BLOCK = 0  # the job's first block; the blocks of arrays follow
-
-
-def needs_workers(num_processes: Any, transport: str | None) -> bool:
-    """Checks the arguments that nanotf adds to `fit`, and says whether they ask for workers.
-
-    Args:
-        num_processes: None or an int above 0.
-        transport: None or one of `transports.TRANSPORTS`.
-
-    Raises:
-        InvalidArgumentError, InvalidArgumentTypeError: They are something else.
-    """
-    check_transport(transport)
-    if num_processes is None:
-        return False
-    topology.check_num_processes(num_processes)
-    return bool(num_processes > 1)
 
 
 def fit(
@@ -73,118 +39,50 @@ def fit(
         ShippingError: Something given cannot be used. No process was started.
         WorkerError: A worker raised or died.
     """
-    check_keras()
-    if "NANOTF_RANK" in os.environ:
-        raise NanoError(
-            "A worker cannot start workers of its own. Received: fit(num_processes="
-            f"{num_processes}) inside worker {os.environ['NANOTF_RANK']}. Remove the argument "
-            "there."
-        )
-    gpus = gpu.devices()
-    if not gpus:
-        plan = topology.plan(num_processes, cores_per_process)
-    job = _FitCall(model, FitArguments.of(given), num_processes)
-    if gpus:
-        return gpu.fit(model, job.recipe, given, num_processes, gpus)
+    plan = calls.plan_for("fit", num_processes, cores_per_process)
+    call = _FitCall(model, FitArguments.of(given), num_processes)
+    if plan is None:
+        return gpu.fit(model, call.recipe, given, num_processes, gpu.devices())
     with warm.pool_for(plan, check_transport(transport)) as workers:
-        return job.run(workers)
+        return call.run(workers)
 
 
-class _FitCall:
-    """One call of `fit`: everything is checked and laid out before workers are needed."""
+class _FitCall(calls.ModelCall):
+    """One call of `fit`."""
 
     def __init__(self, model: Any, arguments: FitArguments, size: int) -> None:
-        self.model = model
-        self.size = size
         if not keras_names.is_compiled(model):
             # Keras's own words, so that programs that match them go on working.
             raise ModelError(
                 "You must call `compile()` before calling `fit()`. Received: a model that is not "
                 "compiled. Call model.compile(optimizer=..., loss=...) first."
             )
-        self.arguments = arguments
-        self.seed = self._seed()
-        self.data = FitData(arguments, self.seed, STATE_BLOCK + 1)
-        self._build()
-        with pickling.naming(f"The model {model.name!r}"):
-            recipe = models.recipe_of(model)
-            models.check_can_be_rebuilt(model, recipe)
-            self.recipe = pickling.dumps(recipe)
-        self.variables = keras_names.training_variables(model)
-        self.layout = StateLayout.of(self.variables, size)
+        super().__init__(model, arguments, size)
         self.turn = 0
 
-    def _seed(self) -> int:
-        """A seed that follows `set_random_seed`, without using up the user's random numbers.
+    def build(self) -> None:
+        super().build()
+        keras_names.build_for_training(self.model, self.data.specs)
 
-        The step count makes the second of two calls in a row differ from the first.
-        """
-        optimizer = self.model.optimizer
-        steps = 0 if optimizer is None else int(optimizer.iterations.numpy())
-        state: Any = np.random.get_state(legacy=False)
-        position = f"{state['state']['pos']} {steps}".encode()
-        return zlib.crc32(state["state"]["key"].tobytes() + position)
-
-    def _build(self) -> None:
-        """Builds the user's model, as the first step of a single-process `fit` would."""
-        model, specs = self.model, self.data.specs
-        if not model.built or not model.variables:
-            x = specs[0] if isinstance(specs, tuple) else specs
-            try:
-                models.call_on_nothing(model, x)
-            except Exception as error:
-                raise ModelError(
-                    "A model must be built before workers can get its weights, and the inputs do "
-                    f"not tell how. Received: model {model.name!r}, inputs {x}, and calling it "
-                    f"raised {type(error).__name__}: {error}. Call the model on a batch once, or "
-                    "give it an Input layer."
-                ) from error
-            if not model.built or not model.variables:
-                raise ModelError(
-                    "A model must be built before workers can get its weights. Received: model "
-                    f"{model.name!r}, which has no variables after a call on inputs {x}."
-                )
-        keras_names.build_for_training(model, specs)
+    def variables_to_send(self) -> list[Any]:
+        return keras_names.training_variables(self.model)
 
     @property
     def steps(self) -> int | None:
         """Batches per epoch, where that is known."""
         return self.arguments.steps_per_epoch or self.data.train.steps
 
-    # ------------------------------------------------------------------------------- run
-    def run(self, workers: Pool) -> Any:
-        """Runs the job on a pool and brings its results home."""
+    def begin(self) -> list[Block]:
         a = self.arguments
-        self.workers = workers
-        blocks = [Block(self.layout.nbytes), *self.data.blocks()]
-        self.state = State(self.layout, blocks[STATE_BLOCK], self.variables)
+        blocks = self.state_and_blocks()
         self.callbacks = ParentCallbacks(a.callbacks, self.model, a.verbose, a.epochs, self.steps)
         self.model.stop_training = False
         self.callbacks.list.on_train_begin()
         self.state.store(self.turn)
-        self.number = workers.next_job()
-        self.writers: list[streams.StreamWriter] = []
-        try:
-            workers.send(self._message(blocks), blocks)
-            for block in blocks:
-                block.close_fd()
-            self.writers = [self._writer(i, d) for i, d in enumerate(self.data.datasets)]
-            self._follow()
-        except BaseException:
-            # The workers are somewhere in a step; the next job needs them at rest.
-            workers.kill()
-            if self.turn > 0:  # the model gets what the last completed epoch left
-                self.state.load(self.turn)
-            raise
-        finally:
-            for writer in self.writers:
-                writer.stop()
-            for block in blocks:
-                block.discard()
-        return self.model.history
+        return blocks
 
-    def _message(self, blocks: list[Block]) -> messages.Job:
-        a, backend = self.arguments, require_tensorflow().keras.backend
+    def job(self) -> jobs.FitJob:
+        a = self.arguments
         # An endless dataset with known steps lets Keras keep one iterator over all epochs.
         validation_steps = a.validation_steps
         if validation_steps is None and isinstance(self.data.validation, inputs.ArrayInput):
@@ -192,10 +90,8 @@ class _FitCall:
         steps = a.steps_per_epoch
         if steps is None and isinstance(self.data.train, inputs.ArrayInput):
             steps = self.data.train.steps
-        job = jobs.FitJob(
-            recipe=self.recipe,
-            settings=jobs.KerasSettings(backend.floatx(), backend.image_data_format()),
-            specs=self.data.specs,
+        return jobs.FitJob(
+            **self.common(),
             train=self.data.train,
             validation=self.data.validation,
             epochs=a.epochs,
@@ -203,54 +99,10 @@ class _FitCall:
             steps_per_epoch=steps,
             validation_steps=validation_steps,
             validation_freq=a.validation_freq,
-            layout=self.layout,
-            state_block=STATE_BLOCK,
-            events=self.callbacks.events,
-            waits=self.callbacks.waits,
-            seed=self.seed,
-        )
-        return messages.Job(self.number, pickling.dumps(job), tuple(b.nbytes for b in blocks))
-
-    def _writer(self, stream: int, dataset: Any) -> streams.StreamWriter:
-        def send(message: messages.Message, block: Block | None) -> None:
-            self.workers.send(message, [] if block is None else [block])
-            if block is not None:
-                block.close_fd()
-
-        return streams.StreamWriter(
-            stream, lambda: iter(dataset), self.size, send, self.workers.post
         )
 
-    def _follow(self) -> None:
-        """Handles what the workers say, until all have ended the job."""
-        waiting: dict[int, messages.Waiting] = {}
-        done: set[int] = set()
-        while len(done) < self.size:
-            rank, message = self.workers.receive()
-            if isinstance(message, BaseException):
-                raise message
-            if isinstance(message, (messages.OpenStream, messages.CloseStream, messages.SlotRead)):
-                self.writers[message.stream].handle(message)
-            elif isinstance(message, messages.JobFailed):
-                raise self._failure(message)
-            elif isinstance(message, messages.Event):
-                self.callbacks.call(message.hook, message.index, message.logs)
-            elif isinstance(message, messages.JobDone):
-                done.add(rank)
-            elif isinstance(message, messages.Waiting):
-                waiting[rank] = message
-                if len(waiting) == self.size:
-                    self._answer(waiting.pop(0), list(waiting.values()))
-                    waiting.clear()
-
-    def _answer(self, first: messages.Waiting, others: list[messages.Waiting]) -> None:
+    def answer(self, first: messages.Waiting) -> messages.Proceed:
         """Calls the hook that all ranks have reached, and lets them go on."""
-        if any(m.hook != first.hook or m.index != first.index for m in others):
-            raise WorkerError(
-                "All workers must reach the same hook. Received: rank 0 at "
-                f"{first.hook}({first.index}), others at "
-                f"{[(m.rank, m.hook, m.index) for m in others]}."
-            )
         if first.state:
             self.turn += 1
             self.state.combine(self.turn)
@@ -262,23 +114,11 @@ class _FitCall:
             reload = self.state.differs(self.turn)
             if reload:
                 self.state.store(self.turn)
-        self.workers.send(
-            messages.Proceed(self.number, stop=bool(self.model.stop_training), reload=reload)
-        )
+        return messages.Proceed(self.number, stop=bool(self.model.stop_training), reload=reload)
 
-    def _failure(self, message: messages.JobFailed) -> BaseException:
-        worker = self.workers.workers[message.rank]
-        error = WorkerError(
-            f"Worker {message.rank} raised {message.summary}",
-            rank=message.rank,
-            pid=worker.process.pid,
-            cores=worker.cores,
-            remote_traceback=message.traceback,
-            log_tail=worker.log_tail(),
-        )
-        try:
-            original = pickle.loads(message.exception) if message.exception else None
-        except Exception:
-            original = None
-        error.__cause__ = original
-        return error
+    def fail(self) -> None:
+        if self.turn > 0:  # the model gets what the last completed epoch left
+            self.state.load(self.turn)
+
+    def end(self, results: list[Any]) -> Any:
+        return self.model.history

@@ -4,14 +4,17 @@
 | --- | --- | --- |
 | `losses.loss.scale_loss_for_distribution`, `unscale_...` | 3; 3.10-3.15 | the one place where a loss is divided by the number of replicas |
 | `utils.losses_utils.scale_loss_for_distribution` | 2; 2.15, tf_keras 2.15-2.21 | same |
-| `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585) |
+| `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585); sends all outputs of `predict` to all workers |
+| `engine.training.reduce_per_replica` | 2 | same of `predict` |
+| `backend.tensorflow.trainer.potentially_ragged_concat`, `engine.training.` | 3 / 2 | how `predict` joins batches whose outputs differ in shape |
+| `Trainer._flatten_metrics_in_order`, `engine.training.flatten_metrics_in_order` | 3 / 2 | the order in which `evaluate` returns metrics |
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, `compiled_metrics.build` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Trainer._compile_loss`, `CompileLoss.metrics` | 3; 3.10-3.15 | see `weigh_output_losses` |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `sum_gradients_first` |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
-| `Model._train_counter`, `_test_counter` | 2 | step counts that the progress bar reads |
+| `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
 | `Optimizer._learning_rate`, legacy `_create_all_weights` | 2 | optimizer state outside `variables` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 """
@@ -22,6 +25,9 @@ import importlib
 from typing import Any
 
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
+
+_TRAINER_3 = "backend.tensorflow.trainer"
+_TRAINER_2 = "engine.training"
 
 
 def source_module(path: str) -> Any:
@@ -112,9 +118,28 @@ def build_for_training(model: Any, specs: Any) -> None:
         model: a built and compiled model.
         specs: nested structure of `tf.TensorSpec`, of one batch as `fit` sees it.
     """
+    build_metrics(model, specs)
+    build_optimizer(model)
+
+
+def build_metrics(model: Any, specs: Any) -> None:
+    """Creates the variables of metrics, which `evaluate` would at its first step.
+
+    Args:
+        model: a built and compiled model.
+        specs: nested structure of `tf.TensorSpec`, of one batch as `evaluate` sees it.
+    """
     tf = require_tensorflow()
     if is_keras_3():
-        model._symbolic_build(data_batch=specs)
+        optimizer = model.optimizer
+        unbuilt = optimizer is not None and not optimizer.built
+        if unbuilt:  # keeps Keras from building it, too
+            optimizer.built = True
+        try:
+            model._symbolic_build(data_batch=specs)
+        finally:
+            if unbuilt:
+                optimizer.built = False
     elif isinstance(specs, tuple) and len(specs) > 1 and not model.compiled_metrics.built:
         outputs = getattr(model, "outputs", None)
         if outputs is None:
@@ -125,7 +150,6 @@ def build_for_training(model: Any, specs: Any) -> None:
         outputs = tf.nest.map_structure(lambda o: tf.TensorSpec(o.shape, o.dtype), outputs)
         model.compiled_loss.build(outputs)
         model.compiled_metrics.build(outputs, specs[1])
-    build_optimizer(model)
 
 
 class LossShare:
@@ -232,15 +256,15 @@ def install_worker_overrides(share: LossShare) -> None:
         share: `LossShare`, the weight of a worker's part of a global batch.
     """
     share.install()
-    if not is_keras_3():
-        return
-    trainer = source_module("backend.tensorflow.trainer")
+    # One replica per worker: what a step returns is this worker's value, which is all that its
+    # progress report needs. Metrics are summed over workers when they are read. What `predict`
+    # concatenates, the parent puts together from all workers.
+    trainer = source_module(_TRAINER_3 if is_keras_3() else _TRAINER_2)
+    local = {"concat"} | ({"auto", "mean", "first"} if is_keras_3() else set())
     stock = trainer.reduce_per_replica
 
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
-        # One replica per worker: what a step returns is this worker's value, which is all
-        # that its progress report needs. Metrics are summed over workers when they are read.
-        if reduction in ("auto", "mean", "first"):
+        if reduction in local:
             tf = require_tensorflow()
             return tf.nest.map_structure(
                 lambda v: strategy.experimental_local_results(v)[0], values
@@ -253,3 +277,51 @@ def install_worker_overrides(share: LossShare) -> None:
 def metric_variables(model: Any) -> list[Any]:
     """The variables of a model's metrics, in a fixed order, for those that are built."""
     return [tf_variable(v) for metric in model.metrics for v in metric.variables]
+
+
+def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
+    """What `evaluate` returns for `logs`: a list, or the only value.
+
+    Args:
+        model: a model whose metrics are built.
+        logs: dict of str to float, by the metrics' names.
+    """
+    if is_keras_3():
+        return model._flatten_metrics_in_order(logs)
+    return source_module(_TRAINER_2).flatten_metrics_in_order(logs, model.metrics_names)
+
+
+def join_batches(batches: list[Any]) -> Any:
+    """Joins the outputs of batches as `predict` does: ragged where their shapes differ.
+
+    Args:
+        batches: list of tensors, dense, ragged or sparse, with one row for each sample.
+
+    Returns:
+        A `numpy.ndarray`, or a ragged or sparse tensor.
+    """
+    trainer = source_module(_TRAINER_3 if is_keras_3() else _TRAINER_2)
+    joined = trainer.potentially_ragged_concat(batches)
+    return joined.numpy() if isinstance(joined, require_tensorflow().Tensor) else joined
+
+
+def step_count(model: Any, method: str) -> int | None:
+    """The batches of the last `evaluate` or `predict`, where Keras counts them (Keras 2).
+
+    Args:
+        model: a Keras model.
+        method: "evaluate" or "predict".
+    """
+    if is_keras_3():
+        return None
+    return int(_step_counter(model, method).numpy())
+
+
+def set_step_count(model: Any, method: str, steps: int | None) -> None:
+    """Sets what `step_count` returns; None changes nothing."""
+    if steps is not None:
+        _step_counter(model, method).assign(steps)
+
+
+def _step_counter(model: Any, method: str) -> Any:
+    return {"evaluate": model._test_counter, "predict": model._predict_counter}[method]
