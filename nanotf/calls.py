@@ -211,6 +211,7 @@ class ModelCall(Call):
     """
 
     callbacks: ParentCallbacks
+    trains = False  # a model without variables can be called, and not be trained
 
     def __init__(self, model: Any, arguments: FitArguments, size: int) -> None:
         super().__init__(size)
@@ -219,7 +220,10 @@ class ModelCall(Call):
         self.seed = self._seed()
         self.data = FitData(arguments, self.seed, STATE_BLOCK + 1)
         self.build()
-        with pickling.naming(f"The model {model.name!r}"):
+        with (
+            pickling.naming(f"The model {model.name!r}"),
+            keras_names.metric_names_as_compiled(model),
+        ):
             recipe = models.recipe_of(model)
             models.check_can_be_rebuilt(model, recipe)
             self.recipe = pickling.dumps(recipe)
@@ -241,7 +245,7 @@ class ModelCall(Call):
                 f"raised {type(error).__name__}: {error}. Call the model on a batch once, or "
                 "give it an Input layer."
             ) from error
-        if not model.built or not model.variables:
+        if not model.built or (self.trains and not model.variables):
             raise ModelError(
                 "A model must be built before workers can get its weights. Received: model "
                 f"{model.name!r}, which has no variables after a call on inputs {x}."

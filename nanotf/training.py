@@ -50,6 +50,8 @@ def fit(
 class _FitCall(calls.ModelCall):
     """One call of `fit`."""
 
+    trains = True
+
     def __init__(self, model: Any, arguments: FitArguments, size: int) -> None:
         if not keras_names.is_compiled(model):
             # Keras's own words, so that programs that match them go on working.

@@ -7,10 +7,12 @@
 | `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585); sends all outputs of `predict` to all workers |
 | `engine.training.reduce_per_replica` | 2 | same of `predict` |
 | `backend.tensorflow.trainer.potentially_ragged_concat`, `engine.training.` | 3 / 2 | how `predict` joins batches whose outputs differ in shape |
+| `utils.tracking.TrackedList`, `TrackedDict`, `TrackedSet` | 3 | configurations hold some, and they cannot be pickled |
 | `Trainer._flatten_metrics_in_order`, `engine.training.flatten_metrics_in_order` | 3 / 2 | the order in which `evaluate` returns metrics |
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, `compiled_metrics.build` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
+| `Model.compiled_metrics._output_names`, `_metrics`, `_weighted_metrics`, `Metric._name` | 2 | see `metric_names_as_compiled` |
 | `Trainer._compile_loss`, `CompileLoss.metrics` | 3; 3.10-3.15 | see `weigh_output_losses` |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `sum_gradients_first` |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
@@ -21,7 +23,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
@@ -40,6 +44,16 @@ def functional_class() -> type:
     path = "models.functional" if is_keras_3() else "engine.functional"
     cls: type = source_module(path).Functional
     return cls
+
+
+def untracked(value: Any) -> Any:
+    """A list, dict or set in which Keras 3 tracks variables, as a plain one; None for others."""
+    if not is_keras_3():
+        return None
+    tracking = source_module("utils.tracking")
+    kinds = {tracking.TrackedList: list, tracking.TrackedDict: dict, tracking.TrackedSet: set}
+    kind = kinds.get(type(value))
+    return None if kind is None else kind(value)
 
 
 def is_compiled(model: Any) -> bool:
@@ -150,6 +164,37 @@ def build_metrics(model: Any, specs: Any) -> None:
         outputs = tf.nest.map_structure(lambda o: tf.TensorSpec(o.shape, o.dtype), outputs)
         model.compiled_loss.build(outputs)
         model.compiled_metrics.build(outputs, specs[1])
+        if not all(metric.built for metric in model.compiled_metrics.metrics):
+            # F1Score and its like make their variables at the first update.
+            update = tf.function(model.compiled_metrics.update_state)
+            update.get_concrete_function(specs[1], outputs)
+
+
+@contextlib.contextmanager
+def metric_names_as_compiled(model: Any) -> Iterator[None]:
+    """Gives metrics, in this context, the names that they had when `compile` got them.
+
+    Keras 2 puts the output's name before the name of the user's metric object when it builds
+    the metrics of a model with several outputs, and a worker's copy would get it twice.
+    """
+    renamed: list[tuple[Any, str]] = []
+    built = not is_keras_3() and is_compiled(model) and model.compiled_metrics.built
+    if built and len(model.compiled_metrics._output_names) > 1:
+        container = model.compiled_metrics
+        lists = zip(
+            container._output_names, container._metrics, container._weighted_metrics, strict=True
+        )
+        for output, *metrics in lists:
+            prefix = f"{output}_"
+            for metric in require_tensorflow().nest.flatten(metrics):
+                if metric is not None and metric._name.startswith(prefix):
+                    renamed.append((metric, metric._name))
+                    metric._name = metric._name[len(prefix) :]
+    try:
+        yield
+    finally:
+        for metric, name in renamed:
+            metric._name = name
 
 
 class LossShare:

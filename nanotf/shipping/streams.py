@@ -76,8 +76,9 @@ class StreamInput:
             made = tf.data.Dataset.from_generator(
                 functools.partial(generate, turn), output_signature=signature
             )
-            # Keras runs one step too many where it does not know the number.
-            made = made.apply(tf.data.experimental.assert_cardinality(self.cardinality))
+            if self.cardinality != tf.data.UNKNOWN_CARDINALITY:
+                # Keras runs one step too many where it does not know the number.
+                made = made.apply(tf.data.experimental.assert_cardinality(self.cardinality))
             return tuned(made.prefetch(2))
 
         return dataset

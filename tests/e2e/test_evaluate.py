@@ -22,7 +22,9 @@ def _metric_state(model: Any) -> list[np.ndarray]:
     return [np.asarray(v) for metric in model.metrics for v in metric.variables]
 
 
-def _evaluate_both(make: Any, *arguments: Any, **named: Any) -> tuple[Any, Any]:
+def _evaluate_both(
+    make: Any, *arguments: Any, rtol: float = 1e-10, **named: Any
+) -> tuple[Any, Any]:
     """Evaluates two equal models, with two processes and with one; they must agree."""
     named = {"verbose": 0, **named}
     found, expected = make(), make()
@@ -34,12 +36,12 @@ def _evaluate_both(make: Any, *arguments: Any, **named: Any) -> tuple[Any, Any]:
         assert list(ours) == list(theirs)
         assert [type(v) for v in ours.values()] == [type(v) for v in theirs.values()]
         ours, theirs = list(ours.values()), list(theirs.values())
-    np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    np.testing.assert_allclose(ours, theirs, rtol=rtol)
     for now, then in zip(found.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
     assert len(optimizer_state(found)) == len(optimizer_state(expected))
     for mine, other in zip(_metric_state(found), _metric_state(expected), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-10)
+        np.testing.assert_allclose(mine, other, rtol=rtol)
     return found, expected
 
 
@@ -90,11 +92,11 @@ def _two_outputs() -> Any:
         loss={"digit": "sparse_categorical_crossentropy", "odd": "binary_crossentropy"},
         loss_weights={"digit": 1.0, "odd": 0.3},
         metrics={
-            "digit": ["accuracy", tf.keras.metrics.SparseTopKCategoricalAccuracy(3)],
+            "digit": ["accuracy"],
             "odd": [
-                tf.keras.metrics.AUC(num_thresholds=31),
-                tf.keras.metrics.BinaryIoU(),
-                tf.keras.metrics.Precision(),
+                tf.keras.metrics.AUC(num_thresholds=31, name="auc"),
+                tf.keras.metrics.BinaryIoU(name="iou"),
+                tf.keras.metrics.Precision(name="precision"),
             ],
         },
     )
@@ -111,14 +113,15 @@ def test_two_outputs_with_stateful_metrics(float64: None, return_dict: bool) -> 
 def _with_f1() -> Any:
     tf.keras.utils.set_random_seed(5)
     model = Sequential([L.Input((8, 8, 1)), L.Flatten(), L.Dense(10, activation="softmax")])
-    f1 = tf.keras.metrics.F1Score(average="macro", dtype="float64")
+    f1 = tf.keras.metrics.F1Score(average="macro")
     model.compile("sgd", "categorical_crossentropy", metrics=[f1])
     return model
 
 
-def test_f1(float64: None) -> None:
+def test_metric_that_is_built_by_its_first_batch() -> None:
+    # In float32, since Keras 2's F1Score knows no other.
     x, y = digits(101)
-    _evaluate_both(_with_f1, x, tf.keras.utils.to_categorical(y, 10), 50)
+    _evaluate_both(_with_f1, x, tf.keras.utils.to_categorical(y, 10), 50, rtol=1e-5)
 
 
 def test_one_model_with_all_sizes_before_and_after_fit(float64: None) -> None:
@@ -172,9 +175,7 @@ def test_callbacks_run_here_in_keras_order() -> None:
     for processes in (None, 2):
         recorder = _Recorder()
         model = small_cnn()
-        model.evaluate(
-            x, y, 50, verbose=0, callbacks=[recorder], num_processes=processes
-        )
+        model.evaluate(x, y, 50, verbose=0, callbacks=[recorder], num_processes=processes)
         assert recorder.model is model
         calls.append(recorder.calls)
     assert calls[1] == calls[0]
@@ -236,8 +237,8 @@ def test_bad_arguments_start_no_process() -> None:
     x, y = digits(20)
     with pytest.raises(ValueError, match=r"You must call `compile\(\)` before"):
         Sequential([L.Input((8, 8, 1)), L.Flatten()]).evaluate(x, y, num_processes=2)
-    with pytest.raises(TypeError, match="batchsize|num_processes"):
-        small_cnn().evaluate(x, y, batchsize=3, num_processes=2.0)
+    with pytest.raises(TypeError, match=r"num_processes=2\.0"):
+        small_cnn().evaluate(x, y, num_processes=2.0)
     with pytest.raises(ValueError, match="same number of samples"):
         small_cnn().evaluate(x, y[:7], num_processes=2)
     with pytest.raises(ValueError, match="never ends"):
