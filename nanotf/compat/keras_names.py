@@ -166,8 +166,9 @@ def build_metrics(model: Any, specs: Any) -> None:
         model.compiled_metrics.build(outputs, specs[1])
         if not all(metric.built for metric in model.compiled_metrics.metrics):
             # F1Score and its like make their variables at the first update.
-            update = tf.function(model.compiled_metrics.update_state)
-            update.get_concrete_function(specs[1], outputs)
+            run = tf.distribute.get_strategy().run
+            update = model.compiled_metrics.update_state
+            tf.function(lambda *args: run(update, args)).get_concrete_function(specs[1], outputs)
 
 
 @contextlib.contextmanager
