@@ -75,6 +75,7 @@ class FitData:
         seed: int, of the order of shuffled arrays.
         first_block: int, the number of the first of the job's blocks that is for arrays.
         sharding: str, "data" or "parent", where datasets are read.
+        trains: bool, whether the data are for training; otherwise for one pass over them.
 
     Attributes:
         train: `ArrayInput`, `StreamInput` or `PipelineInput`.
@@ -96,6 +97,7 @@ class FitData:
         seed: int,
         first_block: int,
         sharding: str = "parent",
+        trains: bool = True,
     ) -> None:
         self._sharding = sharding
         self._model = model
@@ -113,9 +115,34 @@ class FitData:
             data, validation = data_adapters.split_for_validation(data, a.validation_split)
         elif a.validation_data is not None:
             validation = data_adapters.unpack(a.validation_data)
+        if not trains:
+            self._open_pass(*data)
+            return
         self._open_training(*data)
         if validation is not None:
             self._open_validation(*validation)
+
+    def _open_pass(self, x: Any, y: Any, sample_weight: Any) -> None:
+        """For `evaluate` and `predict`: sets `train`, `specs` and `steps`."""
+        a = self._arguments
+        self.steps = self.steps_per_epoch = steps = a.steps_per_epoch
+        opened = self._open_for_evaluation(x, y, sample_weight, a.batch_size, steps)
+        if isinstance(opened, data_adapters.Epochs):
+            train = self._stream("x", opened, trains=False)
+            self.train, self.specs = train, train.signature
+            self.steps = steps or opened.steps
+            return
+        self.train = self._arrays(opened, False, 1)
+        self.specs = _specs(opened.structure)
+        self.steps = steps or opened.size
+
+    def _open_for_evaluation(
+        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None
+    ) -> data_adapters.Arrays | data_adapters.Epochs:
+        arguments = data_adapters.DataArguments(
+            x, y, sample_weight, batch_size, steps, **self._reading()
+        )
+        return data_adapters.open_data(self._model, arguments)
 
     def _open_training(self, x: Any, y: Any, sample_weight: Any) -> None:
         a = self._arguments
@@ -171,17 +198,8 @@ class FitData:
     def _open_validation(self, x: Any, y: Any, sample_weight: Any) -> None:
         a = self._arguments
         steps = a.validation_steps
-        opened = data_adapters.open_data(
-            self._model,
-            data_adapters.DataArguments(
-                x,
-                y,
-                sample_weight,
-                a.validation_batch_size or a.batch_size,
-                steps,
-                **self._reading(),
-            ),
-        )
+        batch_size = a.validation_batch_size or a.batch_size
+        opened = self._open_for_evaluation(x, y, sample_weight, batch_size, steps)
         self.validation_steps = steps
         if isinstance(opened, data_adapters.Epochs):
             self.validation = self._stream("validation_data", opened, trains=False)

@@ -23,6 +23,25 @@ def devices() -> list[str]:
     return [device.name for device in require_tensorflow().config.list_logical_devices("GPU")]
 
 
+def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: int) -> Any:
+    """Runs `evaluate` or `predict` as Keras does, in this process.
+
+    Args:
+        model: a Keras model.
+        method: str, the method's name.
+        given: mapping of str to object, the arguments that it was given.
+        num_processes: int, what the user asked for; only reported.
+
+    Returns:
+        What Keras's method returns.
+    """
+    print(
+        f"nanotf: TensorFlow sees {len(devices())} GPU(s); {method}(num_processes={num_processes}) "
+        "falls back to Keras's own, in this process."
+    )
+    return getattr(model, method)(**given)
+
+
 def fit(
     model: Any, recipe: bytes, given: Mapping[str, Any], num_processes: int, names: list[str]
 ) -> Any:

@@ -15,6 +15,8 @@ BATCH_HOOKS = (
     "on_train_batch_end",
     "on_test_batch_begin",
     "on_test_batch_end",
+    "on_predict_batch_begin",
+    "on_predict_batch_end",
 )
 PLAIN_HOOKS = ("on_test_begin", "on_test_end", "on_train_end")
 HOOKS = EPOCH_HOOKS + BATCH_HOOKS + PLAIN_HOOKS
@@ -41,37 +43,51 @@ class KerasSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class FitJob:
-    """One `fit`.
+class ModelJob:
+    """What every job of a model's method consists of.
 
     Args:
         recipe: bytes, the pickled `shipping.models.ModelRecipe`. Equal bytes mean that a worker
             can go on with the model that it has, and with its traced functions.
         settings: `KerasSettings`.
         specs: nested structure of `tf.TensorSpec`, of one global batch.
-        train: `ArrayInput` or `StreamInput`.
-        validation: same, or None.
-        epochs: int, index of the epoch after the last.
-        initial_epoch: int.
-        initial_step: int, in that epoch; 0 unless `BackupAndRestore` of Keras 2 resumes.
-        steps_per_epoch: int or None.
-        validation_steps: int or None.
-        validation_freq: int or list of int, as `fit` takes it.
-        layout: `StateLayout` of the model's variables, then the optimizer's.
+        layout: `StateLayout` of the model's variables, then, in `FitJob`, the optimizer's.
         state_block: int, which of the job's blocks holds the state.
-        shards: `OptimizerShards`, or None where each worker makes the whole update.
         events: frozenset of str, hooks that rank 0 reports.
         waits: frozenset of str, hooks at which all ranks wait for the parent's answer.
-        asks: frozenset of str, the batch hooks among them at which they store their state.
-        metrics_layout: `StateLayout` of what `keras_names.metric_state` lists.
-        metrics_block: int, which of the job's blocks holds it.
-        stop: bool, whether to stop after one batch, as `on_train_begin` wanted.
         seed: int, of the job's random numbers.
     """
 
     recipe: bytes
     settings: KerasSettings
     specs: Any
+    layout: StateLayout
+    state_block: int
+    events: frozenset[str]
+    waits: frozenset[str]
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FitJob(ModelJob):
+    """One `fit`. A worker's result is None.
+
+    Args:
+        train: `ArrayInput` or `StreamInput`.
+        validation: same, or None.
+        epochs: int, index of the epoch after the last.
+        initial_epoch: int.
+        steps_per_epoch: int or None.
+        validation_steps: int or None.
+        validation_freq: int or list of int, as `fit` takes it.
+        initial_step: int, in that epoch; 0 unless `BackupAndRestore` of Keras 2 resumes.
+        shards: `OptimizerShards`, or None where each worker makes the whole update.
+        asks: frozenset of str, the batch hooks at which workers store their state unasked.
+        metrics_layout: `StateLayout` of what `keras_names.metric_state` lists.
+        metrics_block: int, which of the job's blocks holds it.
+        stop: bool, whether to stop after one batch, as `on_train_begin` wanted.
+    """
+
     train: Any
     validation: Any
     epochs: int
@@ -80,13 +96,51 @@ class FitJob:
     steps_per_epoch: int | None
     validation_steps: int | None
     validation_freq: Any
-    layout: StateLayout
-    state_block: int
     shards: OptimizerShards | None
-    events: frozenset[str]
-    waits: frozenset[str]
     asks: frozenset[str]
     metrics_layout: StateLayout
     metrics_block: int
     stop: bool
-    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateJob(ModelJob):
+    """One `evaluate`. A worker's result is `Evaluated`.
+
+    Args:
+        data: `ArrayInput` or `StreamInput`.
+        steps: int or None, as `evaluate` takes it.
+    """
+
+    data: Any
+    steps: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """What a worker returns from an `EvaluateJob`.
+
+    Args:
+        logs: dict of str to float, what `evaluate(return_dict=True)` returns; equal on all ranks.
+        values: float or list of float, what `evaluate()` returns.
+        metrics: list of `numpy.ndarray`, this rank's part of the metrics' variables.
+        steps: int or None, batches, where Keras counts them in the model.
+    """
+
+    logs: dict[str, Any]
+    values: Any
+    metrics: list[Any]
+    steps: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictJob(ModelJob):
+    """One `predict`. A worker's result is the number of batches, where Keras counts them.
+
+    Args:
+        data: `ArrayInput` or `StreamInput`.
+        steps: int or None, as `predict` takes it.
+    """
+
+    data: Any
+    steps: int | None

@@ -15,6 +15,7 @@ The life of a pool, from top to bottom:
       |  <- EpochBegin, BatchEnd, TestBegin ...  |   rank 0 reports, for callbacks
       |  <- EpochEnd                             |   every rank, its state in the shared block
       |  Proceed (stop?, new state?) ->          |   every rank, so that all decide alike
+      |  <- Outputs                              |   every rank, in predict
       |  <- JobDone | JobFailed                  |
       |  Stop ->                                 |
 """
@@ -173,10 +174,17 @@ class Proceed(Message):
 
 @dataclasses.dataclass(frozen=True)
 class JobDone(Message):
-    """Worker -> parent: the job ended."""
+    """Worker -> parent: the job ended.
+
+    Args:
+        job: int.
+        rank: int.
+        result: object, what the job's kind returns from a worker; see `jobs`.
+    """
 
     job: int
     rank: int
+    result: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +204,29 @@ class JobFailed(Message):
     summary: str
     traceback: str
     exception: bytes = b""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs(Message):
+    """Worker -> parent: what a model put out for this worker's rows of the next batches.
+
+    The file descriptor of a shared block follows, in which the arrays lie.
+
+    Args:
+        job: int.
+        rank: int.
+        structure: bytes, the pickled structure of one batch's outputs; see `shipping.outputs`.
+        steps: int, number of batches.
+        arrays: tuple of `shipping.arrays.ArrayRef`, batch by batch.
+        nbytes: int, the block's size in bytes.
+    """
+
+    job: int
+    rank: int
+    structure: bytes
+    steps: int
+    arrays: tuple[Any, ...]
+    nbytes: int
 
 
 # ---------------------------------------------------- batches that the parent hands out

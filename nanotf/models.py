@@ -1,4 +1,4 @@
-"""Keras models whose `fit` takes `num_processes`."""
+"""Keras models whose `fit`, `evaluate` and `predict` take `num_processes`."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ class Accelerated:
             nanotf.errors.NanoError: See the subclasses. An argument's error is raised before
                 any process is started.
         """
-        from nanotf import training  # the parent's side; a worker never gets here
+        from nanotf import calls, training  # the parent's side, not needed in a worker
 
         keras_fit = super().fit  # type: ignore[misc]
-        if not training.needs_workers(num_processes, transport, sharding):
+        if not calls.needs_workers(num_processes, transport, sharding):
             try:
                 return keras_fit(*args, **kwargs)
             finally:
@@ -90,6 +90,69 @@ class Accelerated:
         except TypeError:
             return keras_fit(*args, **kwargs)  # raises it in Keras's words
         return training.fit(self, given, num_processes or 1, transport, cores_per_process, sharding)
+
+    def evaluate(
+        self,
+        *args: Any,
+        num_processes: int | None = None,
+        transport: str | None = None,
+        cores_per_process: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Computes loss and metrics, on several core-pinned processes if asked.
+
+        Args:
+            *args: as in Keras's `evaluate`.
+            num_processes, transport, cores_per_process: as in `fit`.
+            **kwargs: as in Keras's `evaluate`.
+
+        Returns:
+            What Keras's `evaluate` returns: a float, a list or a dict of them.
+
+        Raises:
+            nanotf.errors.NanoError: As in `fit`.
+        """
+        from nanotf import calls, inference
+
+        keras_evaluate = super().evaluate  # type: ignore[misc]
+        if not calls.needs_workers(num_processes, transport):
+            try:
+                return keras_evaluate(*args, **kwargs)
+            finally:
+                # Inside `fit`, Keras may go on with the iterator in the next epoch.
+                if "_use_cached_eval_dataset" not in kwargs:
+                    iterators.let_go(self.test_function)
+        given = inspect.signature(keras_evaluate).bind(*args, **kwargs).arguments
+        return inference.evaluate(self, given, num_processes or 1, transport, cores_per_process)
+
+    def predict(
+        self,
+        *args: Any,
+        num_processes: int | None = None,
+        transport: str | None = None,
+        cores_per_process: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Computes the model's outputs, on several core-pinned processes if asked.
+
+        Args:
+            *args: as in Keras's `predict`.
+            num_processes, transport, cores_per_process: as in `fit`.
+            **kwargs: as in Keras's `predict`.
+
+        Returns:
+            What Keras's `predict` returns: NumPy arrays in the structure of the outputs.
+
+        Raises:
+            nanotf.errors.NanoError: As in `fit`.
+        """
+        from nanotf import calls, inference
+
+        keras_predict = super().predict  # type: ignore[misc]
+        if not calls.needs_workers(num_processes, transport):
+            return keras_predict(*args, **kwargs)
+        given = inspect.signature(keras_predict).bind(*args, **kwargs).arguments
+        return inference.predict(self, given, num_processes or 1, transport, cores_per_process)
 
     def make_train_function(self, force: bool = False) -> Any:
         """As in Keras; the function does not make epochs wait for their iterators' end."""
@@ -105,7 +168,7 @@ class Accelerated:
 
 
 class Model(Accelerated, _KerasModel):  # type: ignore[misc]
-    """`tf.keras.Model` whose `fit` takes `num_processes`.
+    """`tf.keras.Model` whose `fit`, `evaluate` and `predict` take `num_processes`.
 
     Functional (`Model(inputs, outputs)`) and subclassed models work as in Keras. A subclass
     remembers the arguments of its `__init__`, so that workers can rebuild it.
@@ -136,7 +199,7 @@ class Functional(Model, _KerasFunctional):  # type: ignore[misc]
 
 
 class Sequential(Model, _KerasSequential):  # type: ignore[misc]
-    """`tf.keras.Sequential` whose `fit` takes `num_processes`."""
+    """`tf.keras.Sequential` whose `fit`, `evaluate` and `predict` take `num_processes`."""
 
     __init__ = _KerasSequential.__init__
 
@@ -178,7 +241,7 @@ def _accelerated_class(cls: type) -> type:
 
 
 def accelerate(model: Any) -> Any:
-    """Gives a model that was made elsewhere the `fit` of `nanotf.keras.Model`.
+    """Gives a model that was made elsewhere the methods of `nanotf.keras.Model`.
 
     Args:
         model: a Keras model, for instance of `tf.keras.applications`.

@@ -47,6 +47,14 @@ class _Gone:
     """In the inbox: the worker's channel has closed."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Delivery:
+    """In the inbox: a message with the shared block whose descriptor followed it."""
+
+    message: messages.Outputs
+    block: Block
+
+
 class Pool:
     """N live workers.
 
@@ -107,13 +115,10 @@ class Pool:
                 elif worker.process.poll() is not None:
                     raise worker.died(doing)
             if time.monotonic() > deadline:
-                raise WorkerError(
+                raise missing[0].error(
+                    WorkerError,
                     f"Workers {[w.rank for w in missing]} did not finish {doing} within "
                     f"{START_SECONDS:.0f} s.",
-                    rank=missing[0].rank,
-                    pid=missing[0].process.pid,
-                    cores=missing[0].cores,
-                    log_tail=missing[0].log_tail(),
                 )
         return [found[rank] for rank in range(self.size)]
 
@@ -123,7 +128,10 @@ class Pool:
         except ChannelClosed as error:
             raise worker.died(doing) from error
         if isinstance(message, messages.SetupFailed):
-            raise SetupError(message, worker)
+            text = f"Worker {message.rank} could not set up its strategy: {message.summary}"
+            failure = worker.error(SetupError, text, remote_traceback=message.traceback)
+            failure.retry = message.retry
+            raise failure
         assert isinstance(message, kind), message
         return message
 
@@ -150,7 +158,11 @@ class Pool:
     def _read(self, worker: WorkerProcess) -> None:
         try:
             while True:
-                self._inbox.put((worker.rank, worker.channel.receive()))
+                message = worker.channel.receive()
+                if isinstance(message, messages.Outputs):
+                    block = Block(message.nbytes, worker.channel.receive_fds(1)[0])
+                    message = Delivery(message, block)
+                self._inbox.put((worker.rank, message))
         except ChannelClosed:
             self._inbox.put((worker.rank, _Gone()))
 
@@ -170,7 +182,7 @@ class Pool:
             timeout: float or None, seconds.
 
         Returns:
-            A tuple of the rank and the message.
+            A tuple of the rank and the message, which is a `Delivery` where a block came with it.
 
         Raises:
             WorkerDied: A worker has gone. The pool is not usable any more.
@@ -227,13 +239,4 @@ class Pool:
 class SetupError(WorkerError):
     """A worker could not make its strategy; `retry` says whether new ports may help."""
 
-    def __init__(self, message: messages.SetupFailed, worker: WorkerProcess) -> None:
-        super().__init__(
-            f"Worker {message.rank} could not set up its strategy: {message.summary}",
-            rank=message.rank,
-            pid=worker.process.pid,
-            cores=worker.cores,
-            remote_traceback=message.traceback,
-            log_tail=worker.log_tail(),
-        )
-        self.retry = message.retry
+    retry = False

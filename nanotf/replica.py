@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -24,12 +26,35 @@ class ReplicaMixin:
     _nanotf_may_be_empty: bool
     _nanotf_own_steps: frozenset[str]
     _nanotf_metrics_result: Any
+    _nanotf_outputs: Any
 
     def train_step(self, data: Any) -> Any:
         return self._nanotf_step("train_step", super().train_step, data)  # type: ignore[misc]
 
     def test_step(self, data: Any) -> Any:
         return self._nanotf_step("test_step", super().test_step, data)  # type: ignore[misc]
+
+    def predict_step(self, data: Any) -> Any:
+        """The outputs; how many rows went in; and 0 if they stand in for none, else 1."""
+        rows, share = data
+        outputs = super().predict_step(rows)  # type: ignore[misc]
+        first = next(leaf for leaf in tf.nest.flatten(rows) if leaf is not None)
+        count = tf.cast(tf.shape(first)[0], tf.int64)
+        return outputs, tf.stack([count, tf.cast(share > 0, tf.int64)])[None]
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """As in Keras, but outputs go to `_nanotf_outputs`, and Keras collects a placeholder."""
+        super().make_predict_function(force=force)  # type: ignore[misc]
+        stock: Any = self.predict_function  # type: ignore[has-type]
+        if not hasattr(stock, "_nanotf_takes_outputs"):
+
+            def predict_function(data: Any) -> Any:
+                self._nanotf_outputs(*stock(data))
+                return tf.zeros([1])
+
+            predict_function._nanotf_takes_outputs = True  # type: ignore[attr-defined]
+            self.predict_function = predict_function
+        return self.predict_function
 
     def _nanotf_step(self, name: str, step: Any, data: Any) -> Any:
         rows, share = data
@@ -112,13 +137,12 @@ class _LossOfShareMixin:
         return self._nanotf_share.of(loss)
 
 
-def become_replica(model: Any, share: keras_share.Share, update: Any = None) -> None:
+def become_replica(model: Any, share: keras_share.Share) -> None:
     """Turns a model into one whose steps take `(data, share)`; it stays the same object.
 
     Args:
-        model: a built model; `keras_names.build_for_training` was called.
+        model: a built model.
         share: `Share`, installed in this process.
-        update: `optimizer_shards.ShardedUpdate`, or None where each worker updates everything.
     """
     cls = type(model)
     own_steps = frozenset(
@@ -126,21 +150,52 @@ def become_replica(model: Any, share: keras_share.Share, update: Any = None) -> 
         for name in ("train_step", "test_step")
         if not keras_share.is_keras_own(getattr(cls, name))
     )
-    mixins: tuple[type, ...] = (ReplicaMixin,)
-    keras_share.follow_share(model, share)
-    if "train_step" in own_steps:
+    of_loss = "train_step" not in own_steps and not is_keras_3()
+    mixins: tuple[type, ...] = (ReplicaMixin, _LossOfShareMixin) if of_loss else (ReplicaMixin,)
+    body = {
+        "__module__": cls.__module__,
+        "_nanotf_share": share,
+        "_nanotf_update": None,
+        "_nanotf_may_be_empty": False,
+        "_nanotf_own_steps": own_steps,
+        "_nanotf_metrics_result": None,
+        "_nanotf_outputs": None,
+    }
+    object.__setattr__(model, "__class__", type(cls.__name__, (*mixins, cls), body))
+
+
+def weigh_steps(model: Any, update: Any) -> None:
+    """Makes training steps weigh what they sum over workers by the share.
+
+    Args:
+        model: a replica, its optimizers built.
+        update: `optimizer_shards.ShardedUpdate`, or None where each worker updates everything.
+    """
+    share = model._nanotf_share
+    type(model)._nanotf_update = update
+    if "train_step" in model._nanotf_own_steps:
         for optimizer in keras_names.optimizers_of(model):
             keras_share.weigh_gradients(optimizer, share)
     elif is_keras_3():
         keras_share.weigh_loss(model.optimizer, share)
-    else:
-        mixins = (ReplicaMixin, _LossOfShareMixin)
-    body = {
-        "__module__": cls.__module__,
-        "_nanotf_share": share,
-        "_nanotf_update": update,
-        "_nanotf_may_be_empty": True,
-        "_nanotf_own_steps": own_steps,
-        "_nanotf_metrics_result": None,
-    }
-    object.__setattr__(model, "__class__", type(cls.__name__, (*mixins, cls), body))
+
+
+def expect_empty_shares(model: Any) -> None:
+    """From now on the model's steps expect that a share can be 0.
+
+    Steps traced before do not, and are traced again. There is no way back, since it would
+    cost another trace.
+    """
+    if not model._nanotf_may_be_empty:
+        type(model)._nanotf_may_be_empty = True
+        model.train_function = model.test_function = None
+
+
+@contextlib.contextmanager
+def outputs_to(model: Any, take: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Hands the outputs and counts of every execution of `predict` to `take`, in this context."""
+    type(model)._nanotf_outputs = staticmethod(take)
+    try:
+        yield
+    finally:
+        type(model)._nanotf_outputs = None

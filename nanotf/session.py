@@ -21,7 +21,7 @@ from nanotf.channel import Channel
 from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_callbacks, keras_names, keras_share
 from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate
-from nanotf.shipping import inputs, models, pickling, pipelines, state, streams
+from nanotf.shipping import inputs, models, outputs, pickling, pipelines, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.strategy import WorkerStrategy, mark_as_share
 
@@ -51,47 +51,85 @@ class Session:
             group = Group.attach(setup.group, rank, fds[0])
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
-        self._models: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+        self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block]) -> None:
         """Runs a job and reports its end."""
         try:
             job = pickling.loads(message.body)
-            _FitRun(self, inbox, message.job, job, blocks).run()
-            answer: messages.Message = messages.JobDone(message.job, self.rank)
+            result = _RUNS[type(job)](self, inbox, message.job, job, blocks).run()
+            answer: messages.Message = messages.JobDone(message.job, self.rank, result)
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
         self.channel.send(answer)
 
     def model(
-        self, recipe: bytes, seed: int, specs: Any, shards: OptimizerShards | None = None
+        self,
+        recipe: bytes,
+        specs: Any,
+        seed: int,
+        metrics: bool = True,
+        optimizer: bool = False,
+        shards: OptimizerShards | None = None,
     ) -> Any:
-        """The model of a recipe, built now or by an earlier job, with metrics and optimizer.
+        """The model of a recipe, built now or by an earlier job.
+
+        Metrics and optimizer are built by the first job that needs them.
 
         TensorFlow's own seed is set only when a model is built, since setting it makes
         TensorFlow forget every function that it has prepared, which takes seconds.
         """
-        key = hashlib.sha256(recipe + repr(shards).encode()).digest()
-        if key not in self._models:
+        key = hashlib.sha256(recipe).digest()
+        kept = self._models.get(key)
+        if kept is None or (optimizer and kept.has_optimizer and kept.shards != shards):
             tf.random.set_seed(_sequence(seed, self.rank)[0])
             with self.strategy.known_values():
                 model = models.rebuild(pickling.loads(recipe))
-                update = None
-                if shards is not None:
-                    trainable = model.trainable_variables
-                    update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
-                keras_names.build_for_training(model, specs, self.strategy)
-                if update is None:
-                    for optimizer in keras_names.optimizers_of(model):
-                        keras_share.update_in_branches(optimizer, self.strategy)
-                        keras_names.sum_gradients_first(optimizer)
-                keras_names.compile_forward(model)
-            replica.become_replica(model, self.share, update)
-            self._models[key] = model
+                if models.needs_call(model) and keras_names.has_call(model):
+                    models.call_on_nothing(model, specs[0] if isinstance(specs, tuple) else specs)
+            replica.become_replica(model, self.share)
+            kept = self._models[key] = _KeptModel(model)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
             self._models.popitem(last=False)
-        return self._models[key]
+        with self.strategy.known_values():
+            if metrics and not kept.has_metrics:
+                self._build_metrics(kept, specs)
+            if optimizer and not kept.has_optimizer:
+                self._build_optimizers(kept, specs, shards)
+        return kept.model
+
+    def _build_metrics(self, kept: _KeptModel, specs: Any) -> None:
+        keras_names.build_metrics(kept.model, specs)
+        keras_share.follow_share(kept.model, self.share)
+        keras_names.compile_forward(kept.model)
+        kept.has_metrics = True
+
+    def _build_optimizers(
+        self, kept: _KeptModel, specs: Any, shards: OptimizerShards | None
+    ) -> None:
+        model, update = kept.model, None
+        if shards is not None:
+            trainable = model.trainable_variables
+            update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
+        share = tf.TensorSpec([], tf.float64)  # what the step of a replica takes beside the data
+        keras_names.build_optimizers(model, (specs, share), self.strategy)
+        if update is None:
+            for optimizer in keras_names.optimizers_of(model):
+                keras_share.update_in_branches(optimizer, self.strategy)
+                keras_names.sum_gradients_first(optimizer)
+        replica.weigh_steps(model, update)
+        kept.has_optimizer, kept.shards = True, shards
+
+
+@dataclasses.dataclass
+class _KeptModel:
+    """A model in a worker, and how much of it is built."""
+
+    model: Any
+    has_metrics: bool = False
+    has_optimizer: bool = False
+    shards: OptimizerShards | None = None
 
 
 def _failure(job: int, rank: int, error: BaseException) -> messages.JobFailed:
@@ -104,35 +142,144 @@ def _failure(job: int, rank: int, error: BaseException) -> messages.JobFailed:
     return messages.JobFailed(job, rank, f"{type(error).__name__}: {error}", text, pickled)
 
 
-class _FitRun:
-    """One `fit` in one worker."""
+class _ModelRun:
+    """One job of a model's method in one worker.
+
+    Args:
+        session: `Session`.
+        inbox: `worker.Inbox`.
+        number: int, the job's.
+        job: a `jobs.ModelJob`.
+        blocks: list of `Block`, those of the job.
+    """
+
+    job: Any
+    stop_flag: str  # the attribute of a model by which a callback ends what runs
 
     def __init__(
-        self, session: Session, inbox: Any, number: int, job: jobs.FitJob, blocks: list[Block]
+        self, session: Session, inbox: Any, number: int, job: Any, blocks: list[Block]
     ) -> None:
         self.session = session
         self.inbox = inbox
         self.number = number
         self.job = job
         self.blocks = blocks
-        self.turn = 0
         self._last_progress = 0.0
         self._held: dict[str, tuple[int | None, Any]] = {}  # events of the last batch
-        self._last_wait = ""
         inbox.streams = self.reader = streams.StreamReader(session.channel)
 
-    def run(self) -> None:
+    def run(self) -> Any:
+        """Does the job; returns its result, see `jobs`."""
+        raise NotImplementedError
+
+    def _take_model(self, variables_of: Any, *inputs: Any, **parts: Any) -> None:
+        """Sets `model` and `state`, with the parent's settings, seed and values.
+
+        Args:
+            variables_of: callable of the model, the variables that `state` holds.
+            *inputs: the job's `ArrayInput` and `StreamInput`, or None.
+            **parts: of `Session.model`.
+        """
         job, session = self.job, self.session
         tf.keras.backend.set_floatx(job.settings.floatx)
         tf.keras.backend.set_image_data_format(job.settings.image_data_format)
         _seed(job.seed, session.rank)
-        self.model = session.model(job.recipe, job.seed, job.specs, job.shards)
+        self.model = session.model(job.recipe, job.specs, job.seed, **parts)
         size = session.strategy.size
-        type(self.model)._nanotf_may_be_empty = job.train.may_be_empty(size) or (
-            job.validation is not None and job.validation.may_be_empty(size)
+        if any(source is not None and source.may_be_empty(size) for source in inputs):
+            replica.expect_empty_shares(self.model)
+        self.state = _state(self.model, variables_of, job, self.blocks[job.state_block], session)
+        self.state.load(0)
+
+    def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
+        rank, size = self.session.rank, self.session.strategy.size
+        if isinstance(source, streams.StreamInput):
+            return mark_as_share(*source.datasets(self.reader, rank, size))
+        if isinstance(source, pipelines.PipelineInput):
+            return mark_as_share(*source.datasets(rank, size))
+        return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
+
+    def _reporter(self) -> Any:
+        """A Keras callback with the hooks that the parent wants to hear of, and no other."""
+        namespace = self._own_hooks()
+        for hook in self.job.events | self.job.waits:
+            namespace[hook] = self._hook(hook)
+        reporter = type("Reporter", (tf.keras.callbacks.Callback,), namespace)
+        return reporter()
+
+    def _own_hooks(self) -> dict[str, Any]:
+        """Hooks that are not reported."""
+        return {}
+
+    def _hook(self, name: str) -> Any:
+        waits = name in self.job.waits
+
+        def hook(_: Any, *arguments: Any, **named: Any) -> None:
+            index, logs = jobs.index_and_logs(name, *arguments, **named)
+            if name not in jobs.BATCH_HOOKS:
+                self._send_held()
+            if waits:
+                self._wait(name, index, _plain(logs))
+            elif self.session.rank == 0:
+                self._report(name, index, logs)
+
+        return hook
+
+    def _report(self, name: str, index: int | None, logs: Any) -> None:
+        """Sends an event; of those of batches no more than a progress bar shows, and the last."""
+        if name not in jobs.BATCH_HOOKS:
+            self._send(name, index, logs)
+            return
+        self._held[name] = (index, logs)
+        now = time.monotonic()
+        if now - self._last_progress >= PROGRESS_SECONDS:
+            self._last_progress = now
+            self._send_held()
+
+    def _send_held(self) -> None:
+        for name, (index, logs) in self._held.items():
+            self._send(name, index, logs)
+        self._held.clear()
+
+    def _send(self, name: str, index: int | None, logs: Any) -> None:
+        self.session.channel.send(messages.Event(self.number, name, index, _plain(logs)))
+
+    def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
+        self._ask(name, index, logs)
+
+    def _ask(
+        self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool = False
+    ) -> messages.Proceed:
+        """Waits until all ranks are at this hook and the parent says how to go on."""
+        rank = self.session.rank
+        self.session.channel.send(
+            messages.Waiting(
+                self.number, rank, name, index, logs if rank == 0 else None, with_state
+            )
         )
-        self.state = _state(self.model, job, self.blocks[job.state_block], session)
-        self.state.load(self.turn)
+        answer: messages.Proceed = self.inbox.answer()
+        if answer.stop:
+            setattr(self.model, self.stop_flag, True)
+        return answer
+
+
+class _FitRun(_ModelRun):
+    """One `fit` in one worker."""
+
+    job: jobs.FitJob
+    stop_flag = "stop_training"
+
+    def run(self) -> None:
+        job = self.job
+        self.turn = 0
+        self._last_wait = ""
+        self._take_model(
+            keras_names.training_variables,
+            job.train,
+            job.validation,
+            optimizer=True,
+            shards=job.shards,
+        )
         self.metrics = self._metrics_state()
         keras_callbacks.begin_at(self.model, job.initial_epoch, job.initial_step)
         train, steps = self._passes(job.train, job.steps_per_epoch)
@@ -161,14 +308,6 @@ class _FitRun:
             return dataclasses.replace(source, passes=1), None
         return source, steps
 
-    def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
-        rank, size = self.session.rank, self.session.strategy.size
-        if isinstance(source, streams.StreamInput):
-            return mark_as_share(*source.datasets(self.reader, rank, size))
-        if isinstance(source, pipelines.PipelineInput):
-            return mark_as_share(*source.datasets(rank, size))
-        return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
-
     def _metrics_state(self) -> state.State:
         job, strategy = self.job, self.session.strategy
         variables = keras_names.metric_state(self.model)
@@ -187,49 +326,11 @@ class _FitRun:
             for variable in self._summed:
                 variable.assign(tf.zeros_like(variable))
 
-    def _reporter(self) -> Any:
-        """A Keras callback with the hooks that the parent wants to hear of, and no other."""
-
+    def _own_hooks(self) -> dict[str, Any]:
         def on_train_begin(_: Any, logs: Any = None) -> None:
             self.model.stop_training = self.job.stop  # Keras has just set it to False
 
-        namespace: dict[str, Any] = {"on_train_begin": on_train_begin}
-        for hook in self.job.events | self.job.waits:
-            namespace[hook] = self._hook(hook)
-        reporter = type("Reporter", (tf.keras.callbacks.Callback,), namespace)
-        return reporter()
-
-    def _hook(self, name: str) -> Any:
-        waits = name in self.job.waits
-
-        def hook(_: Any, *arguments: Any, **named: Any) -> None:
-            index, logs = jobs.index_and_logs(name, *arguments, **named)
-            if waits:
-                self._wait(name, index, _plain(logs))
-            elif self.session.rank == 0:
-                self._report(name, index, logs)
-
-        return hook
-
-    def _report(self, name: str, index: int | None, logs: Any) -> None:
-        """Sends an event; of those of batches no more than a progress bar shows, and the last."""
-        if name not in jobs.BATCH_HOOKS:
-            self._send_held()
-            self._send(name, index, logs)
-            return
-        self._held[name] = (index, logs)
-        now = time.monotonic()
-        if now - self._last_progress >= PROGRESS_SECONDS:
-            self._last_progress = now
-            self._send_held()
-
-    def _send_held(self) -> None:
-        for name, (index, logs) in self._held.items():
-            self._send(name, index, logs)
-        self._held.clear()
-
-    def _send(self, name: str, index: int | None, logs: Any) -> None:
-        self.session.channel.send(messages.Event(self.number, name, index, _plain(logs)))
+        return {"on_train_begin": on_train_begin}
 
     def _is_stored(self, name: str) -> bool:
         """Whether nothing has changed since the state was stored.
@@ -243,43 +344,100 @@ class _FitRun:
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
         with_state = name in self.job.asks
         if name not in jobs.BATCH_HOOKS:
-            self._send_held()
             with_state = not self._is_stored(name)
         self._last_wait = name
-        answer = self._ask(name, index, logs, with_state)
+        answer = self._store_and_ask(name, index, logs, with_state)
         if answer.store:
-            answer = self._ask(name, index, logs, True)
+            answer = self._store_and_ask(name, index, logs, True)
         if answer.reload:
             self.state.load(self.turn)
         if answer.reload_metrics:
             self._load_metrics()
-        if answer.stop:
-            self.model.stop_training = True
 
-    def _ask(
+    def _store_and_ask(
         self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool
     ) -> messages.Proceed:
-        """Stores what the parent needs at a hook, and waits for its answer."""
-        rank = self.session.rank
         if with_state:
             self.turn += 1
-            self.state.store_rank(self.turn, rank)
-        self.metrics.store_rank(0, rank)
-        self.session.channel.send(
-            messages.Waiting(
-                self.number, rank, name, index, logs if rank == 0 else None, with_state
-            )
+            self.state.store_rank(self.turn, self.session.rank)
+        self.metrics.store_rank(0, self.session.rank)
+        return self._ask(name, index, logs, with_state)
+
+
+class _EvaluateRun(_ModelRun):
+    """One `evaluate` in one worker."""
+
+    job: jobs.EvaluateJob
+    stop_flag = "stop_evaluating"
+
+    def run(self) -> jobs.Evaluated:
+        job, strategy = self.job, self.session.strategy
+        self._take_model(keras_names.model_variables, job.data)
+        logs = self.model.evaluate(
+            self._dataset(job.data),
+            steps=job.steps,
+            callbacks=[self._reporter()],
+            return_dict=True,
+            verbose=0,
         )
-        answer: messages.Proceed = self.inbox.answer()
-        return answer
+        self._send_held()
+        variables = keras_names.metric_variables(self.model)
+        return jobs.Evaluated(
+            logs,
+            keras_names.metrics_in_order(self.model, logs),
+            [strategy.experimental_local_results(v)[0].numpy() for v in variables],
+            keras_names.step_count(self.model, "evaluate"),
+        )
 
 
-def _state(model: Any, job: jobs.FitJob, block: Block, session: Session) -> state.State:
+class _PredictRun(_ModelRun):
+    """One `predict` in one worker."""
+
+    job: jobs.PredictJob
+    stop_flag = "stop_predicting"
+
+    def run(self) -> int | None:
+        job = self.job
+        self._take_model(keras_names.model_variables, metrics=False)
+        self.writer = outputs.OutputWriter(self._send_outputs)
+        with replica.outputs_to(self.model, self.writer.take):
+            self.model.predict(
+                self._dataset(job.data),
+                steps=job.steps,
+                callbacks=[self._reporter()],
+                verbose=0,
+            )
+        self._send_held()
+        self.writer.flush()
+        return keras_names.step_count(self.model, "predict")
+
+    def _send_outputs(self, structure: bytes, steps: int, arrays: Any, block: Block) -> None:
+        rank = self.session.rank
+        assert block.fd is not None
+        self.session.channel.send(
+            messages.Outputs(self.number, rank, structure, steps, arrays, block.nbytes), [block.fd]
+        )
+
+    def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
+        self.writer.flush()  # a callback gets the batch's outputs
+        self._ask(name, index, None)
+
+
+_RUNS: dict[type, type[_ModelRun]] = {
+    jobs.FitJob: _FitRun,
+    jobs.EvaluateJob: _EvaluateRun,
+    jobs.PredictJob: _PredictRun,
+}
+
+
+def _state(
+    model: Any, variables_of: Any, job: jobs.ModelJob, block: Block, session: Session
+) -> state.State:
     """The state of a worker's model: variables that it has as a whole, and parts of others."""
-    update = model._nanotf_update
+    update = model._nanotf_update if isinstance(job, jobs.FitJob) else None
     parts = [] if update is None else [state.Part(*part) for part in update.variables()]
     partial = {id(part.variable) for part in parts}
-    variables = [v for v in keras_names.training_variables(model) if id(v) not in partial]
+    variables = [v for v in variables_of(model) if id(v) not in partial]
     return state.State(
         job.layout,
         block,

@@ -35,6 +35,8 @@ def mark_as_share(dataset: Any, iterable: Any = None) -> Any:
         The dataset.
     """
     dataset._nanotf_share = dataset if iterable is None else iterable
+    # Keras 2's predict() asks for another way to shard, on a copy that has lost the mark.
+    dataset.with_options = lambda options: dataset
     return dataset
 
 

@@ -1,56 +1,19 @@
-"""`fit(num_processes=...)` in the parent: a job from the call to the `History`."""
+"""`fit(num_processes=...)` in the parent: what is sent, what hooks do, what is brought home."""
 
 from __future__ import annotations
 
-import logging
-import os
-import pickle
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from nanotf import gpu, jobs, messages, rejections, topology, warm
+from nanotf import calls, gpu, jobs, messages, rejections, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import data_adapters, keras_callbacks, keras_names
-from nanotf.compat.versions import check_keras, require_tensorflow
-from nanotf.errors import (
-    ModelError,
-    NanoError,
-    WorkerError,
-)
-from nanotf.fit_data import FitArguments, FitData, Stream
+from nanotf.fit_data import FitArguments
 from nanotf.optimizer_shards import OptimizerShards
-from nanotf.pool import Pool
-from nanotf.shipping import models, pickling, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
-
-logger = logging.getLogger("nanotf")
-
-STATE_BLOCK = 0  # the job's first block; the blocks of arrays follow
-
-
-def needs_workers(num_processes: Any, transport: str | None, sharding: str | None = None) -> bool:
-    """Checks the arguments that nanotf adds to `fit`, and says whether they ask for workers.
-
-    Args:
-        num_processes: None or an int above 0.
-        transport: None or one of `transports.TRANSPORTS`.
-        sharding: None or one of `shipping.pipelines.SHARDINGS`.
-
-    Raises:
-        InvalidArgumentError, InvalidArgumentTypeError: They are something else.
-    """
-    check_transport(transport)
-    check_sharding(sharding)
-    if num_processes is None:
-        return False
-    topology.check_num_processes(num_processes)
-    return bool(num_processes > 1)
 
 
 def fit(
@@ -79,132 +42,55 @@ def fit(
         ShippingError: Something given cannot be used. No process was started.
         WorkerError: A worker raised or died.
     """
-    check_keras()
-    if "NANOTF_RANK" in os.environ:
-        raise NanoError(
-            "A worker cannot start workers of its own. Received: fit(num_processes="
-            f"{num_processes}) inside worker {os.environ['NANOTF_RANK']}. Remove the argument "
-            "there."
-        )
-    gpus = gpu.devices()
-    if not gpus:
-        plan = topology.plan(num_processes, cores_per_process)
-    job = _FitCall(model, FitArguments.of(given), num_processes, check_sharding(sharding))
-    if gpus:
-        return gpu.fit(model, job.recipe, given, num_processes, gpus)
+    plan = calls.plan_for("fit", num_processes, cores_per_process)
+    call = _FitCall(model, FitArguments.of(given), num_processes, check_sharding(sharding))
+    if plan is None:
+        return gpu.fit(model, call.recipe, given, num_processes, gpu.devices())
     with warm.pool_for(plan, check_transport(transport)) as workers:
-        return job.run(workers)
+        return call.run(workers)
 
 
-def _close_descriptors(blocks: list[Block]) -> None:
-    for block in blocks:
-        block.close_fd()
+class _FitCall(calls.ModelCall):
+    """One call of `fit`."""
 
-
-class _FitCall:
-    """One call of `fit`: everything is checked and laid out before workers are needed."""
+    trains = True
 
     def __init__(self, model: Any, arguments: FitArguments, size: int, sharding: str) -> None:
-        self.model = model
-        self.size = size
         data_adapters.check_compiled(model)
-        self.arguments = arguments
-        self.seed = self._seed()
-        self.data = FitData(model, arguments, self.seed, STATE_BLOCK + 1, sharding)
-        self._build()
-        with pickling.naming(f"The model {model.name!r}"):
-            recipe = models.recipe_of(model)
-            models.check_can_be_rebuilt(model, recipe)
-            self.recipe = pickling.dumps(recipe)
-        self.variables = keras_names.training_variables(model)
-        self.layout = StateLayout.of(self.variables, size)
-        metrics = keras_names.metric_state(model)
-        self.metrics_layout = StateLayout.of(metrics, size)
+        super().__init__(model, arguments, size, sharding)
+        self.metrics_layout = StateLayout.of(keras_names.metric_state(model), size)
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
 
-    def _seed(self) -> int:
-        """A seed that follows `set_random_seed`, without using up the user's random numbers.
-
-        The step count makes the second of two calls in a row differ from the first.
-        """
-        optimizer = self.model.optimizer
-        steps = 0 if optimizer is None else int(optimizer.iterations.numpy())
-        state: Any = np.random.get_state(legacy=False)
-        position = f"{state['state']['pos']} {steps}".encode()
-        return zlib.crc32(state["state"]["key"].tobytes() + position)
-
-    def _build(self) -> None:
-        """Builds the user's model, as the first step of a single-process `fit` would."""
+    def build(self) -> None:
         model, specs = self.model, self.data.specs
         if rejections.looks_wrong(model, specs):
             rejections.trace_step(model, specs)
-        if models.needs_call(model):
-            x = specs[0] if isinstance(specs, tuple) else specs
-            try:
-                models.call_on_nothing(model, x)
-            except Exception as error:
-                raise ModelError(
-                    "A model must be built before workers can get its weights, and the inputs do "
-                    f"not tell how. Received: model {model.name!r}, inputs {x}, and calling it "
-                    f"raised {type(error).__name__}: {error}. Call the model on a batch once, or "
-                    "give it an Input layer."
-                ) from error
-            if models.needs_call(model):
-                raise ModelError(
-                    "A model must be built before workers can get its weights. Received: model "
-                    f"{model.name!r}, which has no variables after a call on inputs {x}."
-                )
+        super().build()
         keras_names.build_for_training(model, specs)
 
-    @property
-    def steps(self) -> int | None:
-        """Batches per epoch, where that is known."""
-        return self.data.steps
+    def variables_to_send(self) -> list[Any]:
+        return keras_names.training_variables(self.model)
 
-    # ------------------------------------------------------------------------------- run
-    def run(self, workers: Pool) -> Any:
-        """Runs the job on a pool and brings its results home."""
+    def begin(self) -> list[Block]:
         a = self.arguments
-        self.workers = workers
-        self.callbacks = ParentCallbacks(a.callbacks, self.model, a.verbose, a.epochs, self.steps)
+        self.callbacks = ParentCallbacks(
+            a.callbacks, self.model, a.verbose, a.epochs, self.data.steps
+        )
         self.model.stop_training = False
         self.callbacks.list.on_train_begin()
-        blocks = [Block(self.layout.nbytes), *self.data.blocks(), Block(self.metrics_layout.nbytes)]
-        self.state = State(self.layout, blocks[STATE_BLOCK], self.variables)
+        blocks = [*self.state_and_blocks(), Block(self.metrics_layout.nbytes)]
+        self.metrics_block = len(blocks) - 1
         metrics = keras_names.metric_state(self.model)
-        self.metrics = State(self.metrics_layout, blocks[-1], metrics)
+        self.metrics = State(self.metrics_layout, blocks[self.metrics_block], metrics)
         self.state.store(self.turn)
-        self.number = workers.next_job()
-        self.writers: list[streams.StreamWriter] = []
-        try:
-            workers.send(self._message(blocks), blocks)
-            self.state.reserve(self.turn + 1)
-            _close_descriptors(blocks)
-            self.writers = [self._writer(i, s) for i, s in enumerate(self.data.streams)]
-            self._follow()
-        except BaseException:
-            # The workers are somewhere in a step; the next job needs them at rest.
-            workers.kill()
-            if self.turn != self.loaded:  # the model gets what the last completed epoch left
-                self.state.load(self.turn)
-            raise
-        finally:
-            for writer in self.writers:
-                writer.stop()
-            # An exception that somebody keeps holds this frame, and must not hold the memory.
-            del self.state, self.metrics
-            while blocks:
-                blocks.pop().discard()
-        return self.model.history
+        return blocks
 
-    def _message(self, blocks: list[Block]) -> messages.Job:
-        a, backend = self.arguments, require_tensorflow().keras.backend
-        epoch, step = keras_callbacks.place_to_resume(self.model, a.initial_epoch, self.steps)
-        job = jobs.FitJob(
-            recipe=self.recipe,
-            settings=jobs.KerasSettings(backend.floatx(), backend.image_data_format()),
-            specs=self.data.specs,
+    def job(self) -> jobs.FitJob:
+        a = self.arguments
+        epoch, step = keras_callbacks.place_to_resume(self.model, a.initial_epoch, self.data.steps)
+        return jobs.FitJob(
+            **self.common(),
             train=self.data.train,
             validation=self.data.validation,
             epochs=a.epochs,
@@ -213,39 +99,25 @@ class _FitCall:
             steps_per_epoch=self.data.steps_per_epoch,
             validation_steps=self.data.validation_steps,
             validation_freq=a.validation_freq,
-            layout=self.layout,
-            state_block=STATE_BLOCK,
             shards=self._shards(),
-            events=self.callbacks.events,
-            waits=self.callbacks.waits,
             asks=self.callbacks.asks,
             metrics_layout=self.metrics_layout,
-            metrics_block=len(blocks) - 1,
+            metrics_block=self.metrics_block,
             stop=bool(self.model.stop_training),
-            seed=self.seed,
         )
-        return messages.Job(self.number, pickling.dumps(job), tuple(b.nbytes for b in blocks))
 
     def _shards(self) -> OptimizerShards | None:
         if self.workers.transport != "shm":
             return None  # TensorFlow's own collectives know no reduce-scatter of this kind
         return OptimizerShards.of(self.model, self.variables)
 
-    def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
-        def send(message: messages.Message, block: Block | None) -> None:
-            self.workers.send(message, [] if block is None else [block])
-            if block is not None:
-                block.close_fd()
+    def sent(self) -> None:
+        self.state.reserve(self.turn + 1)
 
-        return streams.StreamWriter(
-            number,
-            stream.data,
-            stream.signature,
-            stream.trains,
-            self.size,
-            send,
-            self.workers.post,
-        )
+    # ----------------------------------------------------------------------------- hooks
+    def hear(self, message: Any) -> None:
+        super().hear(message)
+        self._tell_data(message.hook, message.index)
 
     def _tell_data(self, hook: str, index: int | None) -> None:
         """Tells those who read the data how far training has got."""
@@ -259,48 +131,18 @@ class _FitCall:
             elif hook == "on_train_end":
                 writer.finish()
 
-    def _follow(self) -> None:
-        """Handles what the workers say, until all have ended the job."""
-        waiting: dict[int, messages.Waiting] = {}
-        done: set[int] = set()
-        while len(done) < self.size:
-            rank, message = self.workers.receive()
-            if isinstance(message, BaseException):
-                raise message
-            if isinstance(message, (messages.OpenStream, messages.CloseStream, messages.SlotRead)):
-                self.writers[message.stream].handle(message)
-            elif isinstance(message, messages.JobFailed):
-                raise self._failure(message)
-            elif isinstance(message, messages.Event):
-                self.callbacks.call(message.hook, message.index, message.logs)
-                self._tell_data(message.hook, message.index)
-            elif isinstance(message, messages.JobDone):
-                done.add(rank)
-            elif isinstance(message, messages.Waiting):
-                waiting[rank] = message
-                if len(waiting) == self.size:
-                    self._answer(waiting.pop(0), list(waiting.values()))
-                    waiting.clear()
-
-    def _answer(self, first: messages.Waiting, others: list[messages.Waiting]) -> None:
-        """Calls the hook that all ranks have reached, and lets them go on."""
-        if any(m.hook != first.hook or m.index != first.index for m in others):
-            raise WorkerError(
-                "All workers must reach the same hook. Received: rank 0 at "
-                f"{first.hook}({first.index}), others at "
-                f"{[(m.rank, m.hook, m.index) for m in others]}."
-            )
+    def answer(self, first: messages.Waiting) -> messages.Proceed:
+        """Calls the hook that all ranks have reached."""
         if not first.state and self.callbacks.needs_state(first.hook, first.index):
             # They have to report this hook once more, with their state.
-            self.workers.send(messages.Proceed(self.number, store=True))
-            return
+            return messages.Proceed(self.number, store=True)
         self._bring_home(first)
         logs = first.logs
         if first.hook in jobs.BATCH_HOOKS:
             logs = keras_names.all_logs(self.model, logs)
         self.callbacks.call(first.hook, first.index, logs)
         self._tell_data(first.hook, first.index)
-        self._send_changes(first)
+        return self._changes(first)
 
     def _bring_home(self, first: messages.Waiting) -> None:
         """Gives the user's model the state that a hook is about to see."""
@@ -316,8 +158,8 @@ class _FitCall:
             self.metrics.combine(0)
             self.metrics.load(0)
 
-    def _send_changes(self, first: messages.Waiting) -> None:
-        """Lets the workers go on, with what the callbacks have changed."""
+    def _changes(self, first: messages.Waiting) -> messages.Proceed:
+        """What the callbacks have changed, for the workers to go on with."""
         reload = reload_metrics = False
         if first.state and self.callbacks.look_at_model:
             reload = self.state.differs(self.turn)
@@ -327,30 +169,17 @@ class _FitCall:
             reload_metrics = reload or self.metrics.differs(0)
             if reload_metrics:
                 self.metrics.store(0)
-        self.workers.send(
-            messages.Proceed(
-                self.number,
-                stop=bool(self.model.stop_training),
-                reload=reload,
-                reload_metrics=reload_metrics,
-            )
+        return messages.Proceed(
+            self.number,
+            stop=bool(self.model.stop_training),
+            reload=reload,
+            reload_metrics=reload_metrics,
         )
 
-    def _failure(self, message: messages.JobFailed) -> BaseException:
-        worker = self.workers.workers[message.rank]
-        error = WorkerError(
-            f"Worker {message.rank} raised {message.summary}",
-            rank=message.rank,
-            pid=worker.process.pid,
-            cores=worker.cores,
-            remote_traceback=message.traceback,
-            log_tail=worker.log_tail(),
-        )
-        try:
-            original = pickle.loads(message.exception) if message.exception else None
-        except Exception:
-            original = None
-        error.__cause__ = original
+    # ------------------------------------------------------------------------------- end
+    def failure(self, message: messages.JobFailed) -> BaseException:
+        error = super().failure(message)
+        original = error.__cause__
         if original is None or self.turn > 0:
             return error
         rejected = rejections.rejection(self.model, self.data.specs, original)
@@ -358,3 +187,14 @@ class _FitCall:
             rejected.__cause__ = error
             return rejected
         return error
+
+    def fail(self) -> None:
+        if self.turn != self.loaded:  # the model gets what the last completed epoch left
+            self.state.load(self.turn)
+
+    def release(self) -> None:
+        super().release()
+        del self.metrics
+
+    def end(self, results: list[Any]) -> Any:
+        return self.model.history

@@ -22,6 +22,7 @@ logger = logging.getLogger("nanotf")
 _lock = threading.RLock()
 _pool: Pool | None = None
 _idle_timer: threading.Timer | None = None
+_lent_to: int | None = None  # the thread that runs a job; written by that thread, under `_lock`
 
 
 @contextlib.contextmanager
@@ -31,9 +32,11 @@ def pool_for(plan: topology.Plan, transport: str) -> Iterator[Pool]:
     There is one pool per process, since its workers own the cores. A second thread waits
     until the first has ended its job.
     """
+    global _lent_to
     _stop_idle_timer()
     with _lock:
         pool = _current(plan, transport)
+        _lent_to = threading.get_ident()
         try:
             yield pool
         except BaseException:
@@ -42,7 +45,25 @@ def pool_for(plan: topology.Plan, transport: str) -> Iterator[Pool]:
                 shutdown()
             raise
         finally:
+            _lent_to = None
             _start_idle_timer()
+
+
+def check_not_lent(received: str) -> None:
+    """Refuses a job inside another, in a callback above all: its workers wait for the callback.
+
+    Args:
+        received: str, the call, as the user wrote it.
+
+    Raises:
+        NanoError: This thread runs a job already.
+    """
+    if _lent_to == threading.get_ident() and _pool is not None and _pool.owner == os.getpid():
+        raise NanoError(
+            "The workers are in the middle of a job, and wait for what this callback decides. "
+            f"Received: {received} inside another call with num_processes. Leave num_processes "
+            "out there, and it runs in this process, on the model's current weights."
+        )
 
 
 def _current(plan: topology.Plan, transport: str) -> Pool:

@@ -10,15 +10,18 @@ import socket
 import subprocess
 import sys
 import tempfile
+from typing import Any, TypeVar
 
 from nanotf import environment, topology
 from nanotf.channel import Channel
-from nanotf.errors import WorkerDied, describe_exit
+from nanotf.errors import WorkerDied, WorkerError, describe_exit
 
 LOG_TAIL_LINES = 20
 DEATH_SECONDS = 2.0  # a process that has closed its channel is gone by then
 
 logger = logging.getLogger("nanotf")
+
+_Error = TypeVar("_Error", bound=WorkerError)
 
 
 class WorkerProcess:
@@ -64,20 +67,34 @@ class WorkerProcess:
         lines = self.log.read().decode(errors="replace").splitlines()
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
+    def error(self, kind: type[_Error], message: str, **more: Any) -> _Error:
+        """An error that says which worker it is about, with the end of its log.
+
+        Args:
+            kind: `WorkerError` or a subclass.
+            message: str.
+            **more: further arguments of `kind`.
+        """
+        return kind(
+            message,
+            rank=self.rank,
+            pid=self.process.pid,
+            cores=self.cores,
+            log_tail=self.log_tail(),
+            **more,
+        )
+
     def died(self, doing: str) -> WorkerDied:
         """The error that says how the worker ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=DEATH_SECONDS)
         how, exit_code, signal = describe_exit(self.process.returncode)
-        return WorkerDied(
+        return self.error(
+            WorkerDied,
             f"Worker {self.rank} (pid {self.process.pid}, cores {list(self.cores)}) {how} "
             f"while {doing}. The other workers were stopped; the next call starts new ones.",
-            rank=self.rank,
-            pid=self.process.pid,
-            cores=self.cores,
             exit_code=exit_code,
             signal=signal,
-            log_tail=self.log_tail(),
         )
 
 

@@ -2,11 +2,16 @@
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
-| `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585) |
+| `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585); sends all outputs of `predict` to all workers |
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, `compiled_metrics.build` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
+| `engine.training.reduce_per_replica` | 2 | same of `predict` |
+| `backend.tensorflow.trainer.potentially_ragged_concat`, `engine.training.` | 3 / 2 | how `predict` joins batches whose outputs differ in shape |
+| `utils.tracking.TrackedList`, `TrackedDict`, `TrackedSet` | 3 | configurations hold some, and they cannot be pickled |
+| `Trainer._flatten_metrics_in_order`, `engine.training.flatten_metrics_in_order` | 3 / 2 | the order in which `evaluate` returns metrics |
+| `Model.compiled_metrics._output_names`, `_metrics`, `_weighted_metrics`, `Metric._name` | 2 | see `metric_names_as_compiled` |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `sum_gradients_first` |
 | `Lambda._serialize_function_to_config` | 2; 2.15, tf_keras 2.15-2.21 | writes a function's byte code, without the globals that it refers to |
 | `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
@@ -15,7 +20,7 @@
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `Layer._seed_generators` | 3; 3.10-3.15 | the seeds of random layers |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
-| `Model._train_counter`, `_test_counter` | 2 | step counts that the progress bar reads |
+| `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
 | `Optimizer._learning_rate`, legacy `_create_all_weights`, `_hyper` | 2 | optimizer state outside `variables` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 """
@@ -29,6 +34,9 @@ from typing import Any
 
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
 
+_TRAINER_3 = "backend.tensorflow.trainer"
+_TRAINER_2 = "engine.training"
+
 
 def source_module(path: str) -> Any:
     """A module below the Keras package's `src`."""
@@ -40,6 +48,16 @@ def functional_class() -> type:
     path = "models.functional" if is_keras_3() else "engine.functional"
     cls: type = source_module(path).Functional
     return cls
+
+
+def untracked(value: Any) -> Any:
+    """A list, dict or set in which Keras 3 tracks variables, as a plain one; None for others."""
+    if not is_keras_3():
+        return None
+    tracking = source_module("utils.tracking")
+    kinds = {tracking.TrackedList: list, tracking.TrackedDict: dict, tracking.TrackedSet: set}
+    kind = kinds.get(type(value))
+    return None if kind is None else kind(value)
 
 
 def is_compiled(model: Any) -> bool:
@@ -273,20 +291,38 @@ def has_call(model: Any) -> bool:
     return type(model).call is not keras_model.call
 
 
-def build_for_training(model: Any, specs: Any, strategy: Any = None) -> None:
+def build_for_training(model: Any, specs: Any) -> None:
     """Creates the variables of metrics and optimizers, which `fit` would at its first step.
 
     Args:
         model: a built and compiled model.
         specs: nested structure of `tf.TensorSpec`, of one batch as `fit` sees it.
-        strategy: the `tf.distribute.Strategy` that the model trains under, or None.
+    """
+    build_metrics(model, specs)
+    build_optimizers(model, specs)
+
+
+def build_metrics(model: Any, specs: Any) -> None:
+    """Creates the variables of metrics, which `evaluate` would at its first step.
+
+    Args:
+        model: a built and compiled model.
+        specs: nested structure of `tf.TensorSpec`, of one batch as `evaluate` sees it.
     """
     tf = require_tensorflow()
     if not has_call(model):
-        pass  # all is built by its own step
-    elif is_keras_3():
-        model._symbolic_build(data_batch=specs)
-    elif not model.compiled_loss.built and type(model).call is not tf.keras.Model.call:
+        return  # all is built by its own step
+    if is_keras_3():
+        optimizer = model.optimizer
+        unbuilt = optimizer is not None and not optimizer.built
+        if unbuilt:  # keeps Keras from building it, too
+            optimizer.built = True
+        try:
+            model._symbolic_build(data_batch=specs)
+        finally:
+            if unbuilt:
+                optimizer.built = False
+    elif not model.compiled_loss.built:
         x, y = (*specs, None)[:2] if isinstance(specs, tuple) else (specs, None)
         outputs = getattr(model, "outputs", None)
         if outputs is None:
@@ -298,6 +334,22 @@ def build_for_training(model: Any, specs: Any, strategy: Any = None) -> None:
         model.compiled_loss.build(outputs)
         if y is not None:
             model.compiled_metrics.build(outputs, y)
+            if not all(metric.built for metric in model.compiled_metrics.metrics):
+                # F1Score and its like make their variables at the first update.
+                run = tf.distribute.get_strategy().run
+                update = model.compiled_metrics.update_state
+                tf.function(lambda *args: run(update, args)).get_concrete_function(y, outputs)
+
+
+def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
+    """Creates the variables of all optimizers of a model, which `fit` would at its first step.
+
+    Args:
+        model: a built and compiled model.
+        specs: nested structure of `tf.TensorSpec`, what the model's `train_step` takes.
+        strategy: the `tf.distribute.Strategy` that the model trains under, or None.
+    """
+    tf = require_tensorflow()
     build_optimizer(model)
     if not all(_is_built(optimizer) for optimizer in optimizers_of(model)):
         # Only the user's own step knows which variables each of several optimizers trains.
@@ -305,6 +357,33 @@ def build_for_training(model: Any, specs: Any, strategy: Any = None) -> None:
             return strategy.run(model.train_step, (data,)) if strategy else model.train_step(data)
 
         tf.function(step).get_concrete_function(specs)
+
+
+@contextlib.contextmanager
+def metric_names_as_compiled(model: Any) -> Iterator[None]:
+    """Gives metrics, in this context, the names that they had when `compile` got them.
+
+    Keras 2 puts the output's name before the name of the user's metric object when it builds
+    the metrics of a model with several outputs, and a worker's copy would get it twice.
+    """
+    renamed: list[tuple[Any, str]] = []
+    built = not is_keras_3() and is_compiled(model) and model.compiled_metrics.built
+    if built and len(model.compiled_metrics._output_names) > 1:
+        container = model.compiled_metrics
+        lists = zip(
+            container._output_names, container._metrics, container._weighted_metrics, strict=True
+        )
+        for output, *metrics in lists:
+            prefix = f"{output}_"
+            for metric in require_tensorflow().nest.flatten(metrics):
+                if metric is not None and metric._name.startswith(prefix):
+                    renamed.append((metric, metric._name))
+                    metric._name = metric._name[len(prefix) :]
+    try:
+        yield
+    finally:
+        for metric, name in renamed:
+            metric._name = name
 
 
 def _is_built(optimizer: Any) -> bool:
@@ -426,15 +505,15 @@ def compile_forward(model: Any) -> None:
 
 def install_worker_overrides() -> None:
     """Changes the installed Keras, in a worker's process, so that it trains rightly."""
-    if not is_keras_3():
-        return
-    trainer = source_module("backend.tensorflow.trainer")
+    # One replica per worker: what a step returns is this worker's value, which is all that its
+    # progress report needs. Metrics are summed over workers when they are read. What `predict`
+    # concatenates, the parent puts together from all workers.
+    trainer = source_module(_TRAINER_3 if is_keras_3() else _TRAINER_2)
+    local = {"concat"} | ({"auto", "mean", "first"} if is_keras_3() else set())
     stock = trainer.reduce_per_replica
 
     def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
-        # One replica per worker: what a step returns is this worker's value, which is all
-        # that its progress report needs. Metrics are summed over workers when they are read.
-        if reduction in ("auto", "mean", "first"):
+        if reduction in local:
             tf = require_tensorflow()
             return tf.nest.map_structure(
                 lambda v: strategy.experimental_local_results(v)[0], values
@@ -482,3 +561,51 @@ def _number(value: Any) -> Any:
     """A scalar tensor as Keras gives it to callbacks: as a number."""
     value = value.numpy() if hasattr(value, "numpy") else value
     return value.item() if getattr(value, "shape", None) == () else value
+
+
+def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
+    """What `evaluate` returns for `logs`: a list, or the only value.
+
+    Args:
+        model: a model whose metrics are built.
+        logs: dict of str to float, by the metrics' names.
+    """
+    if is_keras_3():
+        return model._flatten_metrics_in_order(logs)
+    return source_module(_TRAINER_2).flatten_metrics_in_order(logs, model.metrics_names)
+
+
+def join_batches(batches: list[Any]) -> Any:
+    """Joins the outputs of batches as `predict` does: ragged where their shapes differ.
+
+    Args:
+        batches: list of tensors, dense, ragged or sparse, with one row for each sample.
+
+    Returns:
+        A `numpy.ndarray`, or a ragged or sparse tensor.
+    """
+    trainer = source_module(_TRAINER_3 if is_keras_3() else _TRAINER_2)
+    joined = trainer.potentially_ragged_concat(batches)
+    return joined.numpy() if isinstance(joined, require_tensorflow().Tensor) else joined
+
+
+def step_count(model: Any, method: str) -> int | None:
+    """The batches of the last `evaluate` or `predict`, where Keras counts them (Keras 2).
+
+    Args:
+        model: a Keras model.
+        method: "evaluate" or "predict".
+    """
+    if is_keras_3():
+        return None
+    return int(_step_counter(model, method).numpy())
+
+
+def set_step_count(model: Any, method: str, steps: int | None) -> None:
+    """Sets what `step_count` returns; None changes nothing."""
+    if steps is not None:
+        _step_counter(model, method).assign(steps)
+
+
+def _step_counter(model: Any, method: str) -> Any:
+    return {"evaluate": model._test_counter, "predict": model._predict_counter}[method]

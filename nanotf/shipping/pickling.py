@@ -31,6 +31,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 
@@ -143,6 +144,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, self._tf.keras.Model):
             recipe = models.recipe_of(obj)
             return models.rebuild, (recipe,)
+        plain = keras_names.untracked(obj)
+        if plain is not None:
+            return _same, (plain,)
         if isinstance(obj, self._by_config):
             return _rebuild_from_config, self._from_config(obj)
         if isinstance(obj, self._by_attributes):

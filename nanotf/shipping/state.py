@@ -248,11 +248,7 @@ class State:
         ):
             if entry.local is None:
                 continue
-            if entry.reduction == "first":
-                value[...] = locals_[0]
-            else:
-                total = sum(x.astype(_accumulator(value.dtype)) for x in locals_)
-                value[...] = total / len(locals_) if entry.reduction == "mean" else total
+            value[...] = _combined(entry.reduction, locals_)
 
     def differs(self, turn: int) -> bool:
         """Whether any variable differs from the block's values of `turn`."""
@@ -288,6 +284,27 @@ def _pieces(
         pieces.append((wholes[index].reshape(-1)[first:last], slice(at, at + last - first)))
         at += last - first
     return pieces
+
+
+def _combined(reduction: str, by_rank: Sequence[Any]) -> Any:
+    if reduction == "first":
+        return by_rank[0]
+    total = sum(x.astype(_accumulator(x.dtype)) for x in by_rank)
+    return total / len(by_rank) if reduction == "mean" else total
+
+
+def combine_locals(variables: Sequence[Any], by_rank: Sequence[Sequence[Any]]) -> None:
+    """Sets variables to the values of all ranks, combined as each variable's aggregation says.
+
+    Args:
+        variables: sequence of `tf.Variable`. Nothing is set where a worker has others: metrics
+            may make variables at their first step, which the parent does not take.
+        by_rank: for every rank, the arrays that its copies of the variables hold.
+    """
+    if [tuple(v.shape) for v in variables] != [tuple(value.shape) for value in by_rank[0]]:
+        return
+    for variable, *values in zip(variables, *by_rank, strict=True):
+        variable.assign(_combined(_REDUCTIONS[variable.aggregation.name], values))
 
 
 def _accumulator(dtype: np.dtype[Any]) -> Any:

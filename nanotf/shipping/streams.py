@@ -80,6 +80,9 @@ class StreamInput:
                 generate, output_signature=(self.signature, tf.TensorSpec([], tf.float64))
             ).prefetch(2)
         )
+        if self.cardinality == tf.data.UNKNOWN_CARDINALITY:
+            return made, made
+        # Keras runs one step too many where it does not know the number.
         return made.apply(tf.data.experimental.assert_cardinality(self.cardinality)), made
 
 

@@ -297,6 +297,33 @@ def test_pipelines_as_graphs() -> None:
     assert [b.tolist() for b in again.as_numpy_iterator()] == [[0, 2], [4, 6], [8]]
 
 
+def test_names_of_evaluate_and_predict() -> None:
+    trainer = keras_names.source_module(
+        "backend.tensorflow.trainer" if IS_KERAS_3 else "engine.training"
+    )
+    parameters = list(inspect.signature(trainer.reduce_per_replica).parameters)
+    assert parameters == ["values", "strategy", "reduction"]
+    joined = keras_names.join_batches([tf.ones([2, 3]), tf.ones([1, 3])])
+    assert joined.shape == (3, 3)
+    assert isinstance(keras_names.join_batches([tf.ones([2, 3]), tf.ones([1, 2])]), tf.RaggedTensor)
+    model = _compiled()
+    keras_names.build_metrics(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
+    assert len(keras_names.optimizer_variables(model.optimizer)) <= 2, "no slots"
+    logs = {"mae": 2.0, "loss": 1.0}
+    assert keras_names.metrics_in_order(model, logs)[0] == 1.0
+    assert keras_names.metrics_in_order(model, {"loss": 1.0}) == 1.0
+    keras_names.set_step_count(model, "predict", None if IS_KERAS_3 else 3)
+    assert keras_names.step_count(model, "predict") == (None if IS_KERAS_3 else 3)
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
+def test_containers_that_track_variables() -> None:
+    tracking = keras_names.source_module("utils.tracking")
+    plain = keras_names.untracked(tracking.TrackedList([1, 2]))
+    assert (type(plain), plain) == (list, [1, 2])
+    assert keras_names.untracked([1]) is None
+
+
 def test_versions() -> None:
     versions.check_keras()
     assert versions.keras_version() >= (2, 15)

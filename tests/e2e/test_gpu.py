@@ -39,6 +39,9 @@ one, ours = model(), model()
 common = dict(batch_size=50, epochs=2, shuffle=False)
 expected = one.fit(x, y, **common, verbose=0).history
 got = ours.fit(x, y, **common, verbose=2, callbacks=[note], num_processes=2).history
+loss = ours.evaluate(x, y, verbose=0, num_processes=2)
+assert loss == ours.evaluate(x, y, verbose=0), loss
+assert (ours.predict(x, num_processes=2, verbose=0) == ours.predict(x, verbose=0)).all()
 print("RESULT " + json.dumps({
     "expected": expected,
     "got": got,
@@ -59,9 +62,10 @@ def test_falls_back_to_mirrored_strategy_in_this_process() -> None:
     )
     assert run.returncode == 0, run.stderr[-3000:]
     lines = run.stdout.splitlines()
-    note = [line for line in lines if line.startswith("nanotf: TensorFlow sees 2 GPU(s)")]
-    assert len(note) == 1
-    assert "MirroredStrategy" in note[0]
+    notes = [line for line in lines if line.startswith("nanotf: TensorFlow sees 2 GPU(s)")]
+    assert len(notes) == 3
+    for note, text in zip(notes, ("MirroredStrategy", "evaluate(", "predict("), strict=True):
+        assert text in note
     result = json.loads(next(line for line in lines if line.startswith("RESULT "))[7:])
     assert result["got"].keys() == result["expected"].keys()
     for name, values in result["expected"].items():

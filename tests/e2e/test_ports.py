@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nanotf import messages, topology, warm
+from nanotf import topology, warm
 from nanotf.errors import WorkerError
 from nanotf.pool import SetupError
 from nanotf.worker import PORT_TAKEN
@@ -35,23 +35,13 @@ def test_tensorflow_says_that_a_port_is_taken() -> None:
     assert any(text in line for text in PORT_TAKEN)
 
 
-class _Worker:
-    cores = (0,)
-
-    class process:
-        pid = 1
-
-    @staticmethod
-    def log_tail() -> str:
-        return ""
-
-
 def _failing_pool(failures: int, retry: bool, made: list[int]) -> Any:
     def make(plan: Any, transport: str) -> str:
         made.append(len(made))
         if len(made) <= failures:
-            failed = messages.SetupFailed(0, retry, "no port", "")
-            raise SetupError(failed, _Worker)  # type: ignore[arg-type]
+            error = SetupError("no port")
+            error.retry = retry
+            raise error
         return "a pool"
 
     return make

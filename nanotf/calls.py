@@ -1,0 +1,325 @@
+"""A call of a model's method that runs on workers, as the parent sees it.
+
+    models -> training | inference      one call: its arguments, its callbacks, its results
+                 Call.run               the job goes out, messages come in, all ends or fails
+
+Whatever the kind of job, it starts, is followed, fails and ends in `Call`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nanotf import gpu, jobs, messages, topology, warm
+from nanotf.callbacks import ParentCallbacks
+from nanotf.compat import keras_names
+from nanotf.compat.versions import check_keras, require_tensorflow
+from nanotf.errors import ModelError, NanoError, WorkerError
+from nanotf.fit_data import FitArguments, FitData, Stream
+from nanotf.pool import Pool
+from nanotf.shipping import models, pickling, streams
+from nanotf.shipping.blocks import Block
+from nanotf.shipping.pipelines import check_sharding
+from nanotf.shipping.state import State, StateLayout
+from nanotf.transports import check_transport
+
+STATE_BLOCK = 0  # the job's first block; the blocks of arrays follow
+
+
+def needs_workers(num_processes: Any, transport: str | None, sharding: str | None = None) -> bool:
+    """Checks the arguments that nanotf adds to a method, and says whether they ask for workers.
+
+    Args:
+        num_processes: None or an int above 0.
+        transport: None or one of `transports.TRANSPORTS`.
+        sharding: None or one of `shipping.pipelines.SHARDINGS`.
+
+    Raises:
+        InvalidArgumentError, InvalidArgumentTypeError: They are something else.
+    """
+    check_transport(transport)
+    check_sharding(sharding)
+    if num_processes is None:
+        return False
+    topology.check_num_processes(num_processes)
+    return bool(num_processes > 1)
+
+
+def plan_for(
+    method: str, num_processes: int, cores_per_process: int | None
+) -> topology.Plan | None:
+    """Says where the workers of a call will run.
+
+    Args:
+        method: str, the method that is called.
+        num_processes: int, above 1.
+        cores_per_process: int or None for equal shares of all usable cores.
+
+    Returns:
+        A `topology.Plan`, or None where there are GPUs, which take the place of workers.
+
+    Raises:
+        NanoError: No worker can be used here and now.
+    """
+    check_keras()
+    received = f"{method}(num_processes={num_processes})"
+    if "NANOTF_RANK" in os.environ:
+        raise NanoError(
+            f"A worker cannot start workers of its own. Received: {received} inside worker "
+            f"{os.environ['NANOTF_RANK']}. Remove the argument there."
+        )
+    warm.check_not_lent(received)
+    return None if gpu.devices() else topology.plan(num_processes, cores_per_process)
+
+
+class Call:
+    """One job, from the parent's side. A subclass says what is sent and what is made of it.
+
+    Args:
+        size: int, number of workers.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    # ---------------------------------------------------------------- what a subclass says
+    def begin(self) -> list[Block]:
+        """Makes ready for workers; returns the job's blocks, which `run` gives back."""
+        raise NotImplementedError
+
+    def job(self) -> Any:
+        """The job that workers get: one of the kinds in `jobs`."""
+        raise NotImplementedError
+
+    def data_streams(self) -> list[Stream]:
+        """The data that this process reads for the workers, by stream number."""
+        return []
+
+    def sent(self) -> None:
+        """Called when the workers have the job, and the blocks' descriptors are still open."""
+
+    def hear(self, message: Any) -> None:
+        """Takes a message of the job's own kind, see `messages`."""
+        raise AssertionError(message)
+
+    def answer(self, first: messages.Waiting) -> messages.Proceed:
+        """Decides how all ranks go on at a hook; `first` is what rank 0 said."""
+        raise AssertionError(first)
+
+    def failure(self, message: messages.JobFailed) -> BaseException:
+        """The exception for a job that raised in a worker."""
+        error = self.workers.workers[message.rank].error(
+            WorkerError,
+            f"Worker {message.rank} raised {message.summary}",
+            remote_traceback=message.traceback,
+        )
+        try:
+            original = pickle.loads(message.exception) if message.exception else None
+        except Exception:
+            original = None
+        error.__cause__ = original
+        return error
+
+    def fail(self) -> None:
+        """Leaves what can be saved after a failure; the workers are gone."""
+
+    def release(self) -> None:
+        """Lets go of what refers to the job's blocks."""
+
+    def end(self, results: list[Any]) -> Any:
+        """What the call returns; `results` has what each rank's job returned, by rank."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------------------------- run
+    def run(self, workers: Pool) -> Any:
+        """Runs the job on a pool and brings its results home."""
+        self.workers = workers
+        self.number = workers.next_job()
+        blocks = self.begin()
+        self.writers: list[streams.StreamWriter] = []
+        try:
+            body = pickling.dumps(self.job())
+            sizes = tuple(block.nbytes for block in blocks)
+            workers.send(messages.Job(self.number, body, sizes), blocks)
+            self.sent()
+            _close_descriptors(blocks)
+            self.writers = [self._writer(i, stream) for i, stream in enumerate(self.data_streams())]
+            results = self._follow()
+        except BaseException:
+            # The workers are somewhere in a step; the next job needs them at rest.
+            workers.kill()
+            self.fail()
+            raise
+        finally:
+            for writer in self.writers:
+                writer.stop()
+            # An exception that somebody keeps holds this frame, and must not hold the memory.
+            self.release()
+            while blocks:
+                blocks.pop().discard()
+        return self.end(results)
+
+    def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
+        def send(message: messages.Message, block: Block | None) -> None:
+            self.workers.send(message, [] if block is None else [block])
+            if block is not None:
+                block.close_fd()
+
+        return streams.StreamWriter(
+            number,
+            stream.data,
+            stream.signature,
+            stream.trains,
+            self.size,
+            send,
+            self.workers.post,
+        )
+
+    def _follow(self) -> list[Any]:
+        """Handles what the workers say, until all have ended the job; returns their results."""
+        waiting: dict[int, messages.Waiting] = {}
+        done: dict[int, Any] = {}
+        while len(done) < self.size:
+            rank, message = self.workers.receive()
+            if isinstance(message, BaseException):
+                raise message
+            if isinstance(message, (messages.OpenStream, messages.CloseStream, messages.SlotRead)):
+                self.writers[message.stream].handle(message)
+            elif isinstance(message, messages.JobFailed):
+                raise self.failure(message)
+            elif isinstance(message, messages.JobDone):
+                done[rank] = message.result
+            elif isinstance(message, messages.Waiting):
+                waiting[rank] = message
+                if len(waiting) == self.size:
+                    _check_same_hook(waiting)
+                    self.workers.send(self.answer(waiting[0]))
+                    waiting.clear()
+            else:
+                self.hear(message)
+        return [done[rank] for rank in range(self.size)]
+
+
+def _close_descriptors(blocks: list[Block]) -> None:
+    for block in blocks:
+        block.close_fd()
+
+
+def _check_same_hook(waiting: Mapping[int, messages.Waiting]) -> None:
+    first = waiting[0]
+    if any((m.hook, m.index) != (first.hook, first.index) for m in waiting.values()):
+        raise WorkerError(
+            "All workers must reach the same hook. Received: rank 0 at "
+            f"{first.hook}({first.index}), others at "
+            f"{[(m.rank, m.hook, m.index) for m in waiting.values() if m.rank]}."
+        )
+
+
+class ModelCall(Call):
+    """A call of a model's method: everything is checked and laid out before workers are needed.
+
+    Args:
+        model: a Keras model.
+        arguments: `FitArguments`.
+        size: int, number of workers.
+        sharding: str, where datasets are read, see `FitData`.
+
+    Attributes:
+        callbacks: `ParentCallbacks`, set by `begin`.
+    """
+
+    callbacks: ParentCallbacks
+    trains = False  # a model without variables can be called, and not be trained
+
+    def __init__(
+        self, model: Any, arguments: FitArguments, size: int, sharding: str = "parent"
+    ) -> None:
+        super().__init__(size)
+        self.model = model
+        self.arguments = arguments
+        self.seed = self._seed()
+        self.data = FitData(
+            model, arguments, self.seed, STATE_BLOCK + 1, sharding, trains=self.trains
+        )
+        self.build()
+        with (
+            pickling.naming(f"The model {model.name!r}"),
+            keras_names.metric_names_as_compiled(model),
+        ):
+            recipe = models.recipe_of(model)
+            models.check_can_be_rebuilt(model, recipe)
+            self.recipe = pickling.dumps(recipe)
+        self.variables = self.variables_to_send()
+        self.layout = StateLayout.of(self.variables, size)
+
+    def build(self) -> None:
+        """Builds the user's model, as the first step in a single process would."""
+        model, specs = self.model, self.data.specs
+        if not models.needs_call(model):
+            return
+        x = specs[0] if isinstance(specs, tuple) else specs
+        try:
+            models.call_on_nothing(model, x)
+        except Exception as error:
+            raise ModelError(
+                "A model must be built before workers can get its weights, and the inputs do "
+                f"not tell how. Received: model {model.name!r}, inputs {x}, and calling it "
+                f"raised {type(error).__name__}: {error}. Call the model on a batch once, or "
+                "give it an Input layer."
+            ) from error
+        if models.needs_call(model) and (self.trains or not model.built):
+            raise ModelError(
+                "A model must be built before workers can get its weights. Received: model "
+                f"{model.name!r}, which has no variables after a call on inputs {x}."
+            )
+
+    def variables_to_send(self) -> list[Any]:
+        """The variables whose values the workers need."""
+        return keras_names.model_variables(self.model)
+
+    def _seed(self) -> int:
+        """A seed that follows `set_random_seed`, without using up the user's random numbers.
+
+        The step count makes the second of two calls in a row differ from the first.
+        """
+        optimizer = getattr(self.model, "optimizer", None)
+        steps = 0 if optimizer is None else int(optimizer.iterations.numpy())
+        state: Any = np.random.get_state(legacy=False)
+        position = f"{state['state']['pos']} {steps}".encode()
+        return zlib.crc32(state["state"]["key"].tobytes() + position)
+
+    def data_streams(self) -> list[Stream]:
+        return self.data.streams
+
+    def state_and_blocks(self) -> list[Block]:
+        """Makes the job's blocks, and `state` over the first."""
+        blocks = [Block(self.layout.nbytes), *self.data.blocks()]
+        self.state = State(self.layout, blocks[STATE_BLOCK], self.variables)
+        return blocks
+
+    def release(self) -> None:
+        del self.state
+
+    def common(self) -> dict[str, Any]:
+        """The fields of `jobs.ModelJob`."""
+        backend = require_tensorflow().keras.backend
+        return {
+            "recipe": self.recipe,
+            "settings": jobs.KerasSettings(backend.floatx(), backend.image_data_format()),
+            "specs": self.data.specs,
+            "layout": self.layout,
+            "state_block": STATE_BLOCK,
+            "events": self.callbacks.events,
+            "waits": self.callbacks.waits,
+            "seed": self.seed,
+        }
+
+    def hear(self, message: Any) -> None:
+        assert isinstance(message, messages.Event), message
+        self.callbacks.call(message.hook, message.index, message.logs)

@@ -1,0 +1,209 @@
+"""`evaluate` and `predict` with `num_processes`, in the parent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nanotf import calls, gpu, jobs, messages, warm
+from nanotf.callbacks import ParentCallbacks
+from nanotf.compat import keras_names
+from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.errors import InvalidArgumentError, ModelError
+from nanotf.fit_data import FitArguments
+from nanotf.pool import Delivery
+from nanotf.shipping import outputs
+from nanotf.shipping.blocks import Block
+from nanotf.shipping.state import combine_locals
+from nanotf.transports import check_transport
+
+
+def evaluate(
+    model: Any,
+    given: Mapping[str, Any],
+    num_processes: int,
+    transport: str | None = None,
+    cores_per_process: int | None = None,
+) -> Any:
+    """Evaluates a model on `num_processes` workers.
+
+    Args:
+        model: a compiled Keras model.
+        given: mapping of str to object, the arguments of Keras's `evaluate` that were given.
+        num_processes, transport, cores_per_process: as in `training.fit`.
+
+    Returns:
+        What Keras's `evaluate` returns.
+
+    Raises:
+        NanoError: As in `training.fit`.
+    """
+    if not keras_names.is_compiled(model):
+        raise ModelError(
+            "You must call `compile()` before calling `evaluate()`. Received: a model that is "
+            "not compiled. Call model.compile(loss=...) first."
+        )
+    plan = calls.plan_for("evaluate", num_processes, cores_per_process)
+    call = _EvaluateCall(model, given, num_processes)
+    if plan is None:
+        return gpu.run_here(model, "evaluate", given, num_processes)
+    with warm.pool_for(plan, check_transport(transport)) as workers:
+        return call.run(workers)
+
+
+def predict(
+    model: Any,
+    given: Mapping[str, Any],
+    num_processes: int,
+    transport: str | None = None,
+    cores_per_process: int | None = None,
+) -> Any:
+    """Computes a model's outputs on `num_processes` workers.
+
+    Args:
+        model: a Keras model, compiled or not.
+        given: mapping of str to object, the arguments of Keras's `predict` that were given.
+        num_processes, transport, cores_per_process: as in `training.fit`.
+
+    Returns:
+        What Keras's `predict` returns.
+
+    Raises:
+        NanoError: As in `training.fit`.
+    """
+    plan = calls.plan_for("predict", num_processes, cores_per_process)
+    call = _PredictCall(model, given, num_processes)
+    if plan is None:
+        return gpu.run_here(model, "predict", given, num_processes)
+    with warm.pool_for(plan, check_transport(transport)) as workers:
+        return call.run(workers)
+
+
+class _Inference(calls.ModelCall):
+    """What `evaluate` and `predict` share: one pass over the data, which changes no weight."""
+
+    method: str
+    hooks: frozenset[str]  # those that workers report; the others are called here
+    stop_flag: str  # the model's attribute by which a callback of Keras 3 ends the pass
+
+    def __init__(self, model: Any, given: Mapping[str, Any], size: int) -> None:
+        self.return_dict = bool(given.get("return_dict", False))
+        known = {name: value for name, value in given.items() if name != "return_dict"}
+        if "steps" in known:
+            known["steps_per_epoch"] = known.pop("steps")
+        super().__init__(model, FitArguments.of({**known, "shuffle": False}), size)
+        infinite = require_tensorflow().data.INFINITE_CARDINALITY
+        cardinality = getattr(self.data.train, "cardinality", None)
+        if cardinality == infinite and self.arguments.steps_per_epoch is None:
+            raise InvalidArgumentError(
+                f"{self.method}() of an endless dataset never ends. Received: steps=None and a "
+                "dataset that repeats for ever. Say how many batches: steps=..."
+            )
+
+    def begin(self) -> list[Block]:
+        a, model = self.arguments, self.model
+        steps = self.data.steps
+        list_class = keras_names.callback_list_class()
+        callbacks = a.callbacks
+        if not isinstance(callbacks, list_class):
+            callbacks = list_class(
+                callbacks,
+                add_history=not is_keras_3(),  # Keras 2 gives the model a new one
+                add_progbar=a.verbose != 0,
+                model=model,
+                verbose=1 if a.verbose == "auto" else a.verbose,
+                epochs=1,
+                steps=steps,
+            )
+        self.callbacks = ParentCallbacks(callbacks, model, a.verbose, 1, steps)
+        self.callbacks.waits &= self.hooks
+        self.callbacks.events &= self.hooks
+        if is_keras_3():
+            setattr(model, self.stop_flag, False)
+        self.on_begin()  # may change the weights for the time of the pass
+        blocks = self.state_and_blocks()
+        self.state.store(0)
+        return blocks
+
+    def on_begin(self) -> None:
+        """Calls the hook of all callbacks that opens the pass."""
+        raise NotImplementedError
+
+    def answer(self, first: messages.Waiting) -> messages.Proceed:
+        self.callbacks.call(first.hook, first.index, self.logs_at(first))
+        return messages.Proceed(self.number, stop=bool(getattr(self.model, self.stop_flag, False)))
+
+    def logs_at(self, waiting: messages.Waiting) -> Any:
+        """The logs that callbacks get at a hook of a batch."""
+        return waiting.logs
+
+
+class _EvaluateCall(_Inference):
+    """One call of `evaluate`."""
+
+    method = "evaluate"
+    hooks = frozenset({"on_test_batch_begin", "on_test_batch_end"})
+    stop_flag = "stop_evaluating"
+
+    def build(self) -> None:
+        super().build()
+        keras_names.build_metrics(self.model, self.data.specs)
+
+    def on_begin(self) -> None:
+        self.callbacks.list.on_test_begin()
+
+    def job(self) -> jobs.EvaluateJob:
+        return jobs.EvaluateJob(
+            **self.common(), data=self.data.train, steps=self.arguments.steps_per_epoch
+        )
+
+    def end(self, results: list[jobs.Evaluated]) -> Any:
+        first = results[0]
+        combine_locals(
+            keras_names.metric_variables(self.model), [result.metrics for result in results]
+        )
+        keras_names.set_step_count(self.model, self.method, first.steps)
+        self.callbacks.list.on_test_end(first.logs)
+        return first.logs if self.return_dict else first.values
+
+
+class _PredictCall(_Inference):
+    """One call of `predict`."""
+
+    method = "predict"
+    hooks = frozenset({"on_predict_batch_begin", "on_predict_batch_end"})
+    stop_flag = "stop_predicting"
+
+    def begin(self) -> list[Block]:
+        self.outputs = outputs.OutputReader(self.size)
+        return super().begin()
+
+    def on_begin(self) -> None:
+        self.callbacks.list.on_predict_begin()
+
+    def job(self) -> jobs.PredictJob:
+        return jobs.PredictJob(
+            **self.common(), data=self.data.train, steps=self.arguments.steps_per_epoch
+        )
+
+    def hear(self, message: Any) -> None:
+        if not isinstance(message, Delivery):
+            super().hear(message)
+            return
+        said = message.message
+        self.outputs.take(said.rank, said.structure, said.arrays, message.block)
+
+    def logs_at(self, waiting: messages.Waiting) -> Any:
+        ends = waiting.hook == "on_predict_batch_end"
+        return {"outputs": self.outputs.new()} if ends else None
+
+    def fail(self) -> None:
+        self.outputs.discard()
+
+    def end(self, results: list[int | None]) -> Any:
+        try:
+            keras_names.set_step_count(self.model, self.method, results[0])
+            self.callbacks.list.on_predict_end()
+            return self.outputs.all()
+        finally:
+            self.outputs.discard()

@@ -1,0 +1,232 @@
+"""How a model's outputs come back from the workers, through shared memory.
+
+    worker, every rank                            parent
+      takes the outputs of its rows of each batch
+      Outputs(structure, arrays) + a block  --->  keeps the blocks
+      ... whenever there are `PIECE_NBYTES`       joins them: batch by batch, rank by rank
+
+A rank's rows of a batch are contiguous and the ranks' rows follow each other, so that this
+order is the order of the rows. A row that stands in for none is dropped by its worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat import keras_names
+from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import ModelError
+from nanotf.shipping import pickling
+from nanotf.shipping.arrays import ArrayRef, Packing, view
+from nanotf.shipping.blocks import Block
+
+PIECE_NBYTES = 64 * 1024**2  # what a worker collects before it hands it over
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """One output: a dense tensor travels as one array, the others as several.
+
+    Args:
+        kind: "dense", "ragged" or "sparse".
+        parts: int, number of arrays.
+    """
+
+    kind: str
+    parts: int
+
+
+def _kind(output: Any) -> _Leaf:
+    tf = require_tensorflow()
+    if isinstance(output, tf.RaggedTensor):
+        return _Leaf("ragged", 1 + output.ragged_rank)
+    return _Leaf("sparse", 3) if isinstance(output, tf.SparseTensor) else _Leaf("dense", 1)
+
+
+def _parts(leaf: _Leaf, output: Any) -> list[np.ndarray[Any, Any]]:
+    if leaf.kind == "ragged":
+        found = [output.flat_values, *output.nested_row_splits]
+    elif leaf.kind == "sparse":
+        found = [output.indices, output.values, output.dense_shape]
+    else:
+        found = [output]
+    return [np.asarray(part) for part in found]
+
+
+def _whole(leaf: _Leaf, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
+    """Undoes `_parts`; a dense output stays an array."""
+    tf = require_tensorflow()
+    if leaf.kind == "dense":
+        return parts[0]
+    # Copies, since TensorFlow may keep an array's memory, which is given back.
+    tensors = [tf.constant(np.array(part)) for part in parts]
+    if leaf.kind == "ragged":
+        return tf.RaggedTensor.from_nested_row_splits(tensors[0], tensors[1:])
+    return tf.SparseTensor(*tensors)
+
+
+def _number_of_rows(output: Any) -> int:
+    """The length of the first dimension; 0 for a scalar."""
+    if hasattr(output, "dense_shape"):
+        return int(output.dense_shape[0])
+    if hasattr(output, "nrows"):
+        return int(output.nrows())
+    return int(output.shape[0]) if output.shape else 0
+
+
+def _rows(output: Any, first: int, last: int) -> Any:
+    if not hasattr(output, "dense_shape"):
+        return output[first:last]
+    tf = require_tensorflow()
+    shape = output.dense_shape.numpy()
+    start = [first, *[0] * (len(shape) - 1)]
+    return tf.sparse.slice(output, start, [last - first, *shape[1:]])
+
+
+class OutputWriter:
+    """A worker's side.
+
+    Args:
+        send: callable of the pickled structure, the number of batches, the references of the
+            arrays and the block in which they lie.
+    """
+
+    def __init__(self, send: Callable[[bytes, int, tuple[ArrayRef, ...], Block], None]) -> None:
+        self._send = send
+        self._structure = b""
+        self._arrays: list[np.ndarray[Any, Any]] = []
+        self._steps = 0
+
+    def take(self, outputs: Any, counts: Any) -> None:
+        """Takes what one execution of the predict function returned.
+
+        Args:
+            outputs: nested structure of tensors, the outputs of one or more batches.
+            counts: int tensor of shape (batches, 2), the rows of each batch and whether they
+                count; see `replica`.
+
+        Raises:
+            ModelError: An output has not a row for each sample.
+        """
+        nest = require_tensorflow().nest
+        flat = [_as_array_or_composite(output) for output in nest.flatten(outputs)]
+        leaves = [_kind(output) for output in flat]
+        self._structure = pickling.dumps(nest.pack_sequence_as(outputs, leaves))
+        counts = np.asarray(counts)
+        rows = int(counts[:, 0].sum())
+        each = [_rows_per_sample(output, rows) for output in flat]
+        first = 0
+        for count, is_real in counts.tolist():
+            last = first + count if is_real else first
+            for leaf, output, factor in zip(leaves, flat, each, strict=True):
+                mine = _rows(output, first * factor, last * factor)
+                self._arrays += _parts(leaf, mine)
+            first += count
+            self._steps += 1
+        if sum(array.nbytes for array in self._arrays) >= PIECE_NBYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands over what was collected."""
+        if self._steps == 0:
+            return
+        packing = Packing(self._arrays)
+        block = Block(packing.nbytes)
+        packing.write(block)
+        self._send(self._structure, self._steps, tuple(packing.refs), block)
+        block.close_fd()
+        self._arrays, self._steps = [], 0
+
+
+def _as_array_or_composite(output: Any) -> Any:
+    tf = require_tensorflow()
+    if isinstance(output, (tf.RaggedTensor, tf.SparseTensor)):
+        return output
+    return np.asarray(output.numpy() if hasattr(output, "numpy") else output)
+
+
+def _rows_per_sample(output: Any, samples: int) -> int:
+    """How many rows of an output belong to a sample: one, unless the model unfolds them."""
+    rows = _number_of_rows(output)
+    if rows == 0 or rows % samples:
+        raise ModelError(
+            "predict(num_processes=...) puts outputs together row by row, so each must have a "
+            f"row for every sample. Received: an output of shape {tuple(output.shape)} for "
+            f"{samples} samples. Leave num_processes out for this model."
+        )
+    return rows // samples
+
+
+class OutputReader:
+    """The parent's side: collects from all ranks, and joins.
+
+    Args:
+        size: int, number of workers.
+    """
+
+    def __init__(self, size: int) -> None:
+        # By rank, the outputs of its rows: batch by batch, a list of leaves.
+        self._steps: list[list[list[Any]]] = [[] for _ in range(size)]
+        self._blocks: list[Block] = []
+        self._structure: Any = None
+        self._leaves: list[_Leaf] = []
+        self._seen = 0
+
+    def take(self, rank: int, structure: bytes, arrays: Sequence[ArrayRef], block: Block) -> None:
+        """Takes what a rank handed over; the memory is kept until `discard`."""
+        if self._structure is None:
+            self._structure = pickle.loads(structure)
+            self._leaves = require_tensorflow().nest.flatten(self._structure)
+        self._blocks.append(block)
+        views = iter([view(block, ref) for ref in arrays])
+        step_parts = sum(leaf.parts for leaf in self._leaves)
+        for _ in range(len(arrays) // step_parts):
+            self._steps[rank].append(
+                [_whole(leaf, [next(views) for _ in range(leaf.parts)]) for leaf in self._leaves]
+            )
+
+    def new(self) -> Any:
+        """The outputs of the batches since the last call, as tensors, in the model's structure."""
+        tf = require_tensorflow()
+        first, self._seen = self._seen, len(self._steps[0])
+        return tf.nest.map_structure(
+            lambda x: tf.constant(x) if isinstance(x, np.ndarray) else x, self._joined(first)
+        )
+
+    def all(self) -> Any:
+        """The outputs of all batches, as Keras's `predict` returns them."""
+        return self._joined(0)
+
+    def _joined(self, first_step: int) -> Any:
+        leaves = [self._joined_leaf(i, first_step) for i in range(len(self._leaves))]
+        return require_tensorflow().nest.pack_sequence_as(self._structure, leaves)
+
+    def _joined_leaf(self, place: int, first_step: int) -> Any:
+        tf = require_tensorflow()
+        by_rank = [[step[place] for step in steps[first_step:]] for steps in self._steps]
+        # A rank without a row of a batch tells nothing of its shape, but one always has some.
+        batches = [
+            [output for output in batch if _number_of_rows(output)]
+            for batch in zip(*by_rank, strict=True)
+        ]
+        kind = self._leaves[place].kind
+        if kind == "dense":
+            rows = [output for batch in batches for output in batch]
+            if len({output.shape[1:] for output in rows}) == 1:
+                return np.concatenate(rows)
+            return keras_names.join_batches([tf.constant(np.concatenate(b)) for b in batches])
+        if kind == "sparse":
+            joined = [tf.sparse.concat(axis=0, sp_inputs=batch) for batch in batches]
+        else:
+            joined = [tf.concat(batch, axis=0) for batch in batches]
+        return keras_names.join_batches(joined)
+
+    def discard(self) -> None:
+        """Gives the memory back."""
+        for block in self._blocks:
+            block.discard()
