@@ -111,7 +111,9 @@ class _FitCall:
             models.check_can_be_rebuilt(model, recipe)
             self.recipe = pickling.dumps(recipe)
         self.variables = keras_names.training_variables(model)
-        self.layout = StateLayout.of(self.variables, size)
+        self.layout = StateLayout.of(
+            self.variables, size, averaged=keras_names.moving_variables(model)
+        )
         self.turn = 0
 
     def _seed(self) -> int:
