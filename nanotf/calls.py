@@ -256,7 +256,9 @@ class ModelCall(Call):
             models.check_can_be_rebuilt(model, recipe)
             self.recipe = pickling.dumps(recipe)
         self.variables = self.variables_to_send()
-        self.layout = StateLayout.of(self.variables, size)
+        self.layout = StateLayout.of(
+            self.variables, size, averaged=keras_names.moving_variables(model)
+        )
 
     def build(self) -> None:
         """Builds the user's model, as the first step in a single process would."""

@@ -113,7 +113,8 @@ def _variables_of_this_rank(model: Any) -> list[Any]:
     """Metrics and moving statistics: what differs between ranks until it is read."""
     variables = [keras_names.tf_variable(v) for v in model.non_trainable_variables]
     variables += keras_names.metric_variables(model)
-    return [v for v in variables if v.synchronization == tf.VariableSynchronization.ON_READ]
+    local = [v for v in variables if v.synchronization == tf.VariableSynchronization.ON_READ]
+    return local + keras_names.moving_variables(model)
 
 
 @tf.autograph.experimental.do_not_convert

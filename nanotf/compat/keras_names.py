@@ -18,6 +18,7 @@
 | `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | 2; 2.15, tf_keras 2.15-2.21 | state outside `variables` |
 | `IndexLookup.input_vocabulary`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
+| `Layer._non_trainable_variables` | 3; 3.10-3.15 | what every replica updates by itself |
 | `Layer._seed_generators` | 3; 3.10-3.15 | the seeds of random layers |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
@@ -188,6 +189,19 @@ def model_variables(model: Any) -> list[Any]:
     # The progress bar reads them where the number of steps is not known in advance.
     variables += [model._train_counter, model._test_counter]
     return variables
+
+
+def moving_variables(model: Any) -> list[Any]:
+    """The moving statistics of a model of Keras 3, among `model_variables`.
+
+    Each worker updates its own. In Keras 2 they say so (`VariableSynchronization.ON_READ`).
+    """
+    if not is_keras_3():
+        return []
+    dtypes = ("float16", "bfloat16", "float32", "float64")
+    # By how they were made: freezing a layer does not move its weights to this list.
+    made = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
+    return [tf_variable(variable) for variable in made if variable.dtype in dtypes]
 
 
 def seed_variables(model: Any) -> list[Any]:

@@ -58,11 +58,19 @@ class StateLayout:
     size: int
 
     @classmethod
-    def of(cls, variables: Sequence[Any], size: int) -> StateLayout:
-        """The layout for a list of `tf.Variable`."""
+    def of(cls, variables: Sequence[Any], size: int, averaged: Sequence[Any] = ()) -> StateLayout:
+        """The layout for a list of `tf.Variable`.
+
+        Args:
+            variables: sequence of `tf.Variable`.
+            size: int, number of workers.
+            averaged: sequence of those among them which differ between ranks though TensorFlow
+                does not know it, and whose mean counts.
+        """
+        means = {id(variable) for variable in averaged}
         specs = [_Spec(tuple(v.shape), numpy_dtype(v.dtype.name)) for v in variables]
         values, values_nbytes = lay_out(specs)
-        is_local = [_is_local(v) for v in variables]
+        is_local = [_is_local(v) or id(v) in means for v in variables]
         chosen = [spec for spec, local in zip(specs, is_local, strict=True) if local]
         locals_, local_nbytes = lay_out(chosen)
         rest = iter(locals_)
@@ -71,7 +79,7 @@ class StateLayout:
                 v.name,
                 ref,
                 next(rest) if local else None,
-                _REDUCTIONS[v.aggregation.name] if local else "first",
+                "mean" if id(v) in means else _REDUCTIONS[v.aggregation.name],
             )
             for v, ref, local in zip(variables, values, is_local, strict=True)
         )

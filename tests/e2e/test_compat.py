@@ -395,6 +395,10 @@ def test_keras_3_names_of_losses_and_metrics() -> None:
     assert callable(model._compile_metrics.metrics[0]._fn)
     assert callable(model.optimizer.scale_loss)
     assert len(keras_names.seed_variables(model)) == 1
+    assert keras_names.moving_variables(model) == []
+    normalised = tf.keras.Sequential([L.Input((3,)), L.Dense(2), L.BatchNormalization()])
+    normalised.trainable = False
+    assert len(keras_names.moving_variables(normalised)) == 2
 
 
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
