@@ -196,8 +196,13 @@ class JobFailed(Message):
 # ---------------------------------------------------- batches that the parent hands out
 @dataclasses.dataclass(frozen=True)
 class OpenStream(Message):
-    """Worker -> parent: an iterator over stream `stream` begins; `turn` counts them."""
+    """Worker -> parent: an iterator over stream `stream` begins; `turn` counts them.
 
+    This and the next two carry the job's number, since an iterator may be dropped, and say so,
+    when the next job has begun.
+    """
+
+    job: int
     stream: int
     turn: int
 
@@ -206,6 +211,7 @@ class OpenStream(Message):
 class CloseStream(Message):
     """Worker -> parent: that iterator is not read any further."""
 
+    job: int
     stream: int
     turn: int
 
@@ -245,5 +251,6 @@ class EndOfStream(Message):
 class SlotRead(Message):
     """Worker -> parent: this worker has copied its rows out of `slot`."""
 
+    job: int
     stream: int
     slot: int

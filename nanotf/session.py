@@ -106,7 +106,7 @@ class _FitRun:
         self.turn = 0
         self._last_progress = 0.0
         self._last_wait = ""
-        inbox.streams = self.reader = streams.StreamReader(session.channel)
+        inbox.streams = self.reader = streams.StreamReader(session.channel, number)
 
     def run(self) -> None:
         job, session = self.job, self.session
