@@ -190,7 +190,8 @@ class Call:
             if isinstance(message, BaseException):
                 raise message
             if isinstance(message, (messages.OpenStream, messages.CloseStream, messages.SlotRead)):
-                self.writers[message.stream].handle(message)
+                if message.job == self.number:
+                    self.writers[message.stream].handle(message)
             elif isinstance(message, messages.JobFailed):
                 raise self.failure(message)
             elif isinstance(message, messages.JobDone):

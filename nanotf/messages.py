@@ -232,8 +232,13 @@ class Outputs(Message):
 # ---------------------------------------------------- batches that the parent hands out
 @dataclasses.dataclass(frozen=True)
 class OpenStream(Message):
-    """Worker -> parent: an iterator over stream `stream` begins; `turn` counts them."""
+    """Worker -> parent: an iterator over stream `stream` begins; `turn` counts them.
 
+    This and the next two carry the job's number, since an iterator may be dropped, and say so,
+    when the next job has begun.
+    """
+
+    job: int
     stream: int
     turn: int
 
@@ -242,6 +247,7 @@ class OpenStream(Message):
 class CloseStream(Message):
     """Worker -> parent: that iterator is not read any further."""
 
+    job: int
     stream: int
     turn: int
 
@@ -281,5 +287,6 @@ class EndOfStream(Message):
 class SlotRead(Message):
     """Worker -> parent: this worker has copied its rows out of `slot`."""
 
+    job: int
     stream: int
     slot: int

@@ -166,7 +166,7 @@ class _ModelRun:
         self.blocks = blocks
         self._last_progress = 0.0
         self._held: dict[str, tuple[int | None, Any]] = {}  # events of the last batch
-        inbox.streams = self.reader = streams.StreamReader(session.channel)
+        inbox.streams = self.reader = streams.StreamReader(session.channel, number)
 
     def run(self) -> Any:
         """Does the job; returns its result, see `jobs`."""

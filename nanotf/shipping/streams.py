@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -40,6 +41,8 @@ from nanotf.shipping.inputs import rows_of_rank, tuned
 
 SLOTS = 3
 STOP_SECONDS = 5.0  # for user code that is in the middle of making a batch
+
+logger = logging.getLogger("nanotf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,10 +156,15 @@ class StreamReader:
     """A worker's side: turns messages into batches.
 
     `deliver` is called by the thread that reads the connection, `iterate` by tf.data's.
+
+    Args:
+        channel: `Channel`.
+        job: int, the number of the job whose streams it reads.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, job: int) -> None:
         self._channel = channel
+        self._job = job
         self._queues: dict[tuple[int, int], queue.SimpleQueue[Any]] = {}
         self._blocks: dict[int, Block] = {}
         self._turns: collections.Counter[int] = collections.Counter()
@@ -178,7 +186,7 @@ class StreamReader:
             turn = self._turns[stream]
             self._turns[stream] += 1
         inbox = self._queue(stream, turn)
-        self._channel.send(messages.OpenStream(stream, turn))
+        self._channel.send(messages.OpenStream(self._job, stream, turn))
         try:
             while True:
                 message, block = inbox.get()
@@ -194,10 +202,10 @@ class StreamReader:
                     np.array(view(self._blocks[stream], ArrayRef(*place))[first:last])
                     for place in message.arrays
                 ]
-                self._channel.send(messages.SlotRead(stream, message.slot))
+                self._channel.send(messages.SlotRead(self._job, stream, message.slot))
                 yield flat, share
         finally:
-            self._channel.send(messages.CloseStream(stream, turn))
+            self._channel.send(messages.CloseStream(self._job, stream, turn))
 
 
 class Epochs(Protocol):
@@ -310,7 +318,10 @@ class StreamWriter:
                 self._iterator = None
                 self._data.close()
         except BaseException as error:  # the user's data; raised again in fit()
-            self._fail(error)
+            if self._stopped:  # which has ended; the next must not hear of it
+                logger.info("Data raised that were not needed any more: %r", error)
+            else:
+                self._fail(error)
 
     def _train(self) -> None:
         for number, epoch in enumerate(self._data.training()):
