@@ -84,6 +84,7 @@ class FitData:
         steps_per_epoch, validation_steps: int or None, what a worker's `fit` gets.
         streams: list of the data that the parent reads, by stream number.
         specs: nested structure of `tf.TensorSpec`, of one batch of `train`.
+        is_endless: bool, whether a single pass over them would not end.
 
     Raises:
         InvalidArgumentError, ShippingError: Something given cannot be used.
@@ -106,6 +107,7 @@ class FitData:
         self._seed = seed
         self._packings: list[Packing] = []
         self.streams: list[Stream] = []
+        self.is_endless = False
         self.train: Input
         self.validation: Input | None = None
         self.validation_steps: int | None = None
@@ -131,6 +133,10 @@ class FitData:
             train = self._stream("x", opened, trains=False)
             self.train, self.specs = train, train.signature
             self.steps = steps or opened.steps
+            infinite = require_tensorflow().data.INFINITE_CARDINALITY
+            self.is_endless = (
+                opened.dataset is not None and int(opened.dataset.cardinality()) == infinite
+            )
             return
         self.train = self._arrays(opened, False, 1)
         self.specs = _specs(opened.structure)

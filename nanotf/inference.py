@@ -8,7 +8,7 @@ from typing import Any
 from nanotf import calls, gpu, jobs, messages, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.fit_data import FitArguments
 from nanotf.pool import Delivery
@@ -92,9 +92,7 @@ class _Inference(calls.ModelCall):
         if "steps" in known:
             known["steps_per_epoch"] = known.pop("steps")
         super().__init__(model, FitArguments.of({**known, "shuffle": False}), size)
-        infinite = require_tensorflow().data.INFINITE_CARDINALITY
-        cardinality = getattr(self.data.train, "cardinality", None)
-        if cardinality == infinite and self.arguments.steps_per_epoch is None:
+        if self.data.is_endless and self.arguments.steps_per_epoch is None:
             raise InvalidArgumentError(
                 f"{self.method}() of an endless dataset never ends. Received: steps=None and a "
                 "dataset that repeats for ever. Say how many batches: steps=..."
