@@ -381,6 +381,10 @@ def test_py_dataset_with_workers_of_its_own(float64: None, processes: bool) -> N
     else:
         found = small_cnn().fit(Batches(), **common, **reading, num_processes=2)
     assert_same_history(found.history, expected.history)
+    # Keras closes its pools of processes, and does not wait for their end.
+    for pool in list(keras_names.source_module(_ADAPTERS)._DATA_POOLS):
+        pool.terminate()
+        pool.join()
 
 
 @pytest.mark.skipif(not KERAS_3, reason="a Sequence of Keras 2 has a length")
