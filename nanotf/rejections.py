@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_names, keras_share
 from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping import inputs
 
@@ -27,6 +27,8 @@ def looks_wrong(model: Any, specs: Any) -> bool:
     tf = require_tensorflow()
     if isinstance(specs, tuple) and len(specs) > 3:
         return True
+    if not keras_share.is_keras_own(type(model).train_step):
+        return False  # its own step may do without
     x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(specs)
     if y is None or keras_names.compile_arguments(model).get("loss") is None:
         return True
@@ -49,10 +51,16 @@ def trace_step(model: Any, specs: Any) -> None:
     tf = require_tensorflow()
     iterator = iter(_no_batches(specs))
     step = model.make_train_function() or model.train_function  # Keras 3 returns None
+    # What does not depend on a batch happens nevertheless, such as the counting of steps.
+    counters = [optimizer.iterations for optimizer in keras_names.optimizers_of(model)]
+    kept = [(v, v.numpy()) for v in [*keras_names.training_variables(model), *counters]]
     try:
         step(iterator)
     except (StopIteration, tf.errors.OutOfRangeError):
         return  # it was traced, and found no batch
+    finally:
+        for variable, value in kept:
+            variable.assign(value)
 
 
 def _no_batches(specs: Any) -> Any:
