@@ -78,18 +78,23 @@ class Block:
         return view
 
     def write(self, offset: int, array: np.ndarray[Any, Any]) -> None:
-        """Copies a contiguous array to byte `offset`, in the process that created the block.
+        """Copies a contiguous array to byte `offset`.
 
-        The kernel need not clear the pages that it allocates for this, as it must when they are
-        touched through the mapping; that takes half the time.
+        While the descriptor is open, the kernel does it: it need not clear the pages that it
+        allocates, as it must when they are touched through the mapping; that takes half the time.
         """
-        data = memoryview(array.reshape(-1).view(np.uint8).data) if array.size else b""
+        if array.size == 0:
+            return
+        data = memoryview(array.reshape(-1).view(np.uint8).data)
+        if not self._closer.alive:
+            self._map[offset : offset + len(data)] = data
+            return
         done = 0
         while done < len(data):
             done += os.pwrite(self.fd, data[done:], offset + done)
 
     def reserve(self, offset: int, nbytes: int) -> None:
-        """Allocates memory for a part of the block, in a thread of its own.
+        """Allocates memory for a part of the block, in a thread; the descriptor must be open.
 
         Pages that are allocated only when they are written make the first epoch's end slow.
         """

@@ -162,3 +162,15 @@ def test_rows_are_dealt_once_each_and_evenly(rows: int, size: int) -> None:
     counts = [end - begin for begin, end in shares]
     assert max(counts) - min(counts) <= 1
     assert counts == sorted(counts, reverse=True)
+
+
+def test_blocks_are_written_before_and_after_the_descriptor_is_closed() -> None:
+    block = Block(256)
+    block.write(64, np.arange(4, dtype=np.float64))
+    block.reserve(128, 64)
+    block.close_fd()
+    block.write(128, np.arange(4, 8, dtype=np.int32))
+    block.write(0, np.empty((0, 3)))
+    assert block.array(64, (4,), np.float64).tolist() == [0, 1, 2, 3]
+    assert block.array(128, (4,), np.int32).tolist() == [4, 5, 6, 7]
+    assert not block.array(0, (64,), np.uint8).any()
