@@ -106,6 +106,8 @@ def _is_elementwise(optimizer: Any) -> bool:
         and keras_share.is_keras_own(type(optimizer))
         and hasattr(optimizer, "update_step")  # not the oldest kind of Keras 2
         and not any(getattr(optimizer, name, None) for name in others)
+        # Keras 2 keeps slots for it, too.
+        and not (type(optimizer).__name__ == "SGD" and not optimizer.momentum)
     )
 
 

@@ -51,7 +51,10 @@ def trace_step(model: Any, specs: Any) -> None:
     tf = require_tensorflow()
     iterator = iter(_no_batches(specs))
     step = model.make_train_function() or model.train_function  # Keras 3 returns None
-    # What does not depend on a batch happens nevertheless, such as the counting of steps.
+    # What does not depend on a batch happens nevertheless, such as the counting of steps and the
+    # gradients of regularizers.
+    if model.built and model.trainable_variables:
+        keras_names.build_optimizer(model)
     counters = [optimizer.iterations for optimizer in keras_names.optimizers_of(model)]
     kept = [(v, v.numpy()) for v in [*keras_names.training_variables(model), *counters]]
     try:

@@ -96,7 +96,10 @@ class Packing:
     def write(self, block: Block, start: int = 0) -> None:
         """Copies the arrays into a block, from byte `start` on."""
         for place, raw in zip(self._places, self._raw, strict=True):
-            view(block, dataclasses.replace(place, offset=place.offset + start))[...] = raw
+            if raw.flags.c_contiguous:
+                block.write(place.offset + start, raw)
+            else:
+                view(block, dataclasses.replace(place, offset=place.offset + start))[...] = raw
 
 
 def _raw(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
