@@ -189,7 +189,7 @@ def follow_share(model: Any, share: Share) -> None:
         if tracker is not None:
             _count_values_of_all(tracker, share)
     for metric in model.metrics:
-        for part in getattr(metric, "metrics", [metric]):
+        for part in getattr(metric, "metrics", None) or [metric]:
             function = getattr(part, "_fn", None)
             if function is not None and not is_keras_own(function):
                 part._fn = _over_whole_batch(function, share, with_gradient=False)

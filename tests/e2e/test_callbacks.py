@@ -348,7 +348,11 @@ def test_no_batch_hook_is_waited_for_unless_a_callback_does_something_there(
     idle += [k.SwapEMAWeights()] if hasattr(k, "SwapEMAWeights") else []
     needs = _needs(*idle)
     assert not needs.waits & set(jobs.BATCH_HOOKS)
-    assert needs.events & set(jobs.BATCH_HOOKS) <= {"on_train_batch_end", "on_test_batch_end"}
+    assert needs.events & set(jobs.BATCH_HOOKS) <= {
+        "on_train_batch_end",
+        "on_test_batch_end",
+        "on_predict_batch_end",
+    }
     assert not (_needs(*idle, verbose=0).events & set(jobs.BATCH_HOOKS))
 
 

@@ -241,7 +241,7 @@ def test_bad_arguments_start_no_process() -> None:
         small_cnn().evaluate(x, y, num_processes=2.0)
     with pytest.raises(ValueError, match="same number of samples"):
         small_cnn().evaluate(x, y[:7], num_processes=2)
-    with pytest.raises(ValueError, match="never ends|infinite dataset"):
+    with pytest.raises(ValueError, match=r"never ends|infinite dataset"):
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(5).repeat()
         small_cnn().evaluate(data, num_processes=2)
     with pytest.raises(errors.PlacementError):

@@ -304,7 +304,7 @@ def test_failures_and_bad_arguments() -> None:
         model.predict(x, transport="pigeon")
     with pytest.raises(TypeError, match="batchsize"):
         model.predict(x, batchsize=3, num_processes=2)
-    with pytest.raises(ValueError, match="length 0|non-empty"):
+    with pytest.raises(ValueError, match=r"length 0|non-empty"):
         model.predict(x[:0], num_processes=2)
     assert nanotf.worker_pids() == ()
     inputs = L.Input((8, 8, 1))
