@@ -67,7 +67,9 @@ class OptimizerShards:
             variables: sequence of `tf.Variable`, the job's state.
         """
         optimizer = model.optimizer
-        if not _is_elementwise(optimizer) or not keras_share.is_keras_own(type(model).train_step):
+        if not keras_names.updates_elements_apart(
+            optimizer, ELEMENTWISE
+        ) or not keras_share.is_keras_own(type(model).train_step):
             return None
         trainable = [keras_names.tf_variable(v) for v in model.trainable_variables]
         place = {id(variable): i for i, variable in enumerate(variables)}
@@ -87,28 +89,11 @@ class OptimizerShards:
             tuple(place[id(trainable[i])] for i in divided),
             tuple((name, tuple(slots[name][i] for i in divided)) for name in sorted(slots)),
             elements,
-            not all(keras_share.is_keras_own(type(layer)) for layer in _layers(model)),
+            not all(
+                keras_share.is_keras_own(type(layer))
+                for layer in [model, *keras_names.layers_below(model)]
+            ),
         )
-
-
-def _is_elementwise(optimizer: Any) -> bool:
-    """Whether every element of a variable is updated by itself."""
-    others = (
-        "clipnorm",
-        "global_clipnorm",
-        "use_ema",
-        "gradient_accumulation_steps",
-        "_exclude_from_weight_decay",
-        "_exclude_from_weight_decay_pattern",
-    )
-    return (
-        type(optimizer).__name__ in ELEMENTWISE
-        and keras_share.is_keras_own(type(optimizer))
-        and hasattr(optimizer, "update_step")  # not the oldest kind of Keras 2
-        and not any(getattr(optimizer, name, None) for name in others)
-        # Keras 2 keeps slots for it, too.
-        and not (type(optimizer).__name__ == "SGD" and not optimizer.momentum)
-    )
 
 
 def _are_understood(
@@ -124,20 +109,16 @@ def _are_understood(
     )
 
 
-def _layers(model: Any) -> list[Any]:
-    return list(model._flatten_layers(include_self=False))
-
-
 def _divisible_variables(model: Any) -> set[int]:
     """The ids of variables that belong to Keras's own layers and have dense gradients."""
     divisible: set[int] = set()
     whole: set[int] = set()
-    for layer in _layers(model)[1:]:
+    for layer in keras_names.layers_below(model):
         variables = layer.trainable_variables
         ids = {id(keras_names.tf_variable(v)) for v in variables}
         if type(layer).__name__ in UNDIVIDED_LAYERS:
             whole |= ids
-        elif keras_share.is_keras_own(type(layer)) and not _layers(layer)[1:]:
+        elif keras_share.is_keras_own(type(layer)) and not keras_names.layers_below(layer):
             constrained = any(getattr(v, "constraint", None) for v in variables)
             (whole if constrained else divisible).update(ids)
     return divisible - whole

@@ -23,6 +23,7 @@
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
 | `Optimizer._learning_rate`, legacy `_create_all_weights`, `_hyper` | 2 | optimizer state outside `variables` |
+| `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`, lists of slots in its attributes | 2 and 3 | see `updates_elements_apart`, `optimizer_slots` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 """
 
@@ -98,6 +99,11 @@ def functions_by_name() -> Iterator[None]:
         yield
     finally:
         cls._serialize_function_to_config = stock
+
+
+def layers_below(layer: Any) -> list[Any]:
+    """All layers inside of a model or layer, in a fixed order."""
+    return list(layer._flatten_layers(include_self=False))
 
 
 def _flat_layers(obj: Any) -> list[Any]:
@@ -269,6 +275,31 @@ def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
         and len(value) > 0
         and all(hasattr(v, "assign") and id(tf_variable(v)) in own for v in value)
     }
+
+
+def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
+    """Whether an optimizer updates every element of a variable by itself, and keeps slots.
+
+    Args:
+        optimizer: a built optimizer, or None.
+        classes: sequence of str, the names of Keras's classes that may.
+    """
+    others = (
+        "clipnorm",
+        "global_clipnorm",
+        "use_ema",
+        "gradient_accumulation_steps",
+        "_exclude_from_weight_decay",
+        "_exclude_from_weight_decay_pattern",
+    )
+    return (
+        type(optimizer).__name__ in classes
+        and type(optimizer).__module__.split(".")[0] in ("keras", "tf_keras")
+        and hasattr(optimizer, "update_step")  # not the oldest kind of Keras 2
+        and not any(getattr(optimizer, name, None) for name in others)
+        # Keras 2 keeps slots for it, too.
+        and not (type(optimizer).__name__ == "SGD" and not optimizer.momentum)
+    )
 
 
 def make_variable(value: Any, name: str) -> Any:

@@ -184,7 +184,9 @@ def recipe_of(model: Any) -> ModelRecipe:
         custom_objects=custom_objects,
         build_config=build_config,
         trainable=_trainable_flags(model),
-        adapted=tuple(keras_names.adapted_state(layer) for layer in _layers_below(model)),
+        adapted=tuple(
+            keras_names.adapted_state(layer) for layer in keras_names.layers_below(model)
+        ),
         compile_arguments=_compile_arguments(model),
         own_compile_arguments=_own_compile_arguments(model, cls),
         optimizer=getattr(model, "optimizer", None),
@@ -214,11 +216,7 @@ def _with_graph(model: Any, arguments: Any) -> tuple[Any, Any]:
 
 
 def _trainable_flags(model: Any) -> tuple[bool, ...]:
-    return tuple(bool(layer.trainable) for layer in _layers_below(model))
-
-
-def _layers_below(model: Any) -> list[Any]:
-    return list(model._flatten_layers(include_self=False))
+    return tuple(bool(layer.trainable) for layer in keras_names.layers_below(model))
 
 
 def _compile_arguments(model: Any) -> dict[str, Any] | None:
@@ -290,10 +288,10 @@ def rebuild(recipe: ModelRecipe) -> Any:
                 _build(model, recipe.build_config)
         except Exception as error:
             raise _cannot_rebuild(recipe.cls, f"rebuilding it raised {error!r}") from error
-    for layer, trainable in zip(_layers_below(model), recipe.trainable, strict=False):
+    for layer, trainable in zip(keras_names.layers_below(model), recipe.trainable, strict=False):
         if bool(layer.trainable) != trainable:
             layer.trainable = trainable
-    for layer, adapted in zip(_layers_below(model), recipe.adapted, strict=False):
+    for layer, adapted in zip(keras_names.layers_below(model), recipe.adapted, strict=False):
         keras_names.set_adapted_state(layer, adapted)
     if recipe.own_compile_arguments is not None:
         args, kwargs = recipe.own_compile_arguments
@@ -345,7 +343,7 @@ def _from_known(stock: Any, parameters: Any) -> Any:
 
 
 def _is_built(model: Any) -> bool:
-    return bool(model.built) and all(layer.built for layer in _layers_below(model))
+    return bool(model.built) and all(layer.built for layer in keras_names.layers_below(model))
 
 
 def _build(model: Any, config: dict[str, Any]) -> None:
@@ -428,7 +426,7 @@ def _has_layers_in_two_models(model: Any) -> bool:
     """Whether models inside a model share layers, which Keras's configuration does not say."""
     keras = require_tensorflow().keras
     owners: dict[int, int] = {}
-    for owner in [model, *_layers_below(model)]:
+    for owner in [model, *keras_names.layers_below(model)]:
         if isinstance(owner, keras.Model):
             for layer in owner.layers:
                 if owners.setdefault(id(layer), id(owner)) != id(owner) and layer.weights:

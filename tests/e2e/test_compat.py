@@ -442,3 +442,15 @@ def test_names_of_compiled_models() -> None:
     assert keras_names.has_call(model)
     assert keras_names.optimizers_of(model) == [model.optimizer]
     assert not keras_names.runs_several_steps(model)
+
+
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "Lion", "Adadelta", "Adamax", "AdamW"])
+def test_slots_lie_in_lists_of_the_optimizer(name: str) -> None:
+    model = tf.keras.Sequential([L.Input((2,)), L.Dense(3)])
+    model.compile(getattr(tf.keras.optimizers, name)(), "mse")
+    keras_names.build_optimizer(model)
+    slots = keras_names.optimizer_slots(model.optimizer)
+    shapes = [tuple(v.shape) for v in model.trainable_variables]
+    assert slots and all([tuple(v.shape) for v in slot] == shapes for slot in slots.values())
+    assert keras_names.updates_elements_apart(model.optimizer, [name])
+    assert keras_names.layers_below(model)[-1] is model.layers[-1]
