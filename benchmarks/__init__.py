@@ -21,9 +21,9 @@ end, and steps alone are the time from the end of an epoch's first step to the e
 over the steps between. What happens at the boundary of epochs is in no contestant's steps: neither
 tf.data's stall (up to the length of the epoch again), which would make `ideal` and `plain` look
 slow, nor nanotf's exchange of state. In nanotf the callback runs in the parent, and a user's batch
-hook would cost a round trip per step; the clock is a subclass of Keras's `History`, which nanotf
-knows not to wait for, so the first worker sends it the number of the step that has ended, without
-waiting and at most every 50 ms, as it does for the progress bar. Should that change, nanotf gets
+hook would cost an exchange of state per step; the clock says `nanotf_needs = "progress"`, so the
+first worker sends it the number of the step that has ended, without waiting and at most every
+50 ms, as it does for the progress bar. Should that change, nanotf gets
 slower in this table, not faster. The error is the delay of one message in a window of a second.
 
 `ideal` starts its processes at an agreed time of the system-wide monotonic clock, and its block is

@@ -9,8 +9,7 @@ from typing import Any
 def make_clock(keras: Any) -> Any:
     """A Keras callback that notes when epochs and steps end.
 
-    It is a `History`, since nanotf does not make workers wait for Keras's own callbacks; see
-    the top of the package.
+    It tells nanotf that workers need not wait for it; see the top of the package.
 
     Attributes of what is returned:
         ends: list of float, `time.monotonic()` at the end of each epoch.
@@ -18,6 +17,8 @@ def make_clock(keras: Any) -> Any:
     """
 
     class Clock(keras.callbacks.History):  # type: ignore[misc]
+        nanotf_needs = "progress"
+
         def __init__(self) -> None:
             super().__init__()
             self.ends: list = []  # type: ignore[type-arg]

@@ -58,7 +58,11 @@ class ParentCallbacks:
                 steps=steps,
             )
         own = (keras.History, getattr(keras, "ProgbarLogger", None))
-        users = [c for c in self.list.callbacks if type(c) not in own]
+        users = [
+            c
+            for c in self.list.callbacks
+            if type(c) not in own and keras_callbacks.said_need(c) is not Need.PROGRESS
+        ]
         self.look_at_model = bool(users) or steps is None
         needs = [
             (hook, callback, keras_callbacks.need_at_batch(callback, hook))

@@ -17,6 +17,7 @@ import enum
 from typing import Any
 
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
+from nanotf.errors import InvalidArgumentError
 
 # Names that Keras's hooks had before, which still call the old ones by default.
 FORMER_NAMES = {
@@ -54,6 +55,24 @@ def defines(callback: Any, hook: str) -> bool:
     return _definer(callback, hook) is not None
 
 
+def said_need(callback: Any) -> Need | None:
+    """What a callback itself says that it needs, by its attribute `nanotf_needs`.
+
+    Raises:
+        InvalidArgumentError: It is not one of "progress", "logs" and "state".
+    """
+    said = getattr(callback, "nanotf_needs", None)
+    if said is None:
+        return None
+    known = [Need.PROGRESS.value, Need.LOGS.value, Need.STATE.value]
+    if said not in known:
+        raise InvalidArgumentError(
+            f"A callback's `nanotf_needs` must be one of {', '.join(map(repr, known))}. "
+            f"Received: {type(callback).__name__}.nanotf_needs={said!r}."
+        )
+    return Need(said)
+
+
 def need_at_batch(callback: Any, hook: str) -> Need:
     """What a callback needs at a batch hook.
 
@@ -66,6 +85,9 @@ def need_at_batch(callback: Any, hook: str) -> Need:
     definer = _definer(callback, hook)
     if definer is None:
         return Need.NOTHING
+    said = said_need(callback)
+    if said is not None:
+        return said
     if definer.__module__.split(".")[0] != keras_module_name():
         return Need.STATE
     name = definer.__name__

@@ -693,3 +693,29 @@ def test_two_threads_wait_for_each_other() -> None:
     assert order[0] is order[1]
     assert order[2] is order[3]
     assert recorders[0].calls == recorders[1].calls
+
+
+def test_a_callback_says_what_it_needs_at_batches() -> None:
+    class Bar(tf.keras.callbacks.Callback):
+        nanotf_needs = "progress"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.batches: list[int] = []
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.batches.append(batch)
+
+    needs = _needs(Bar())
+    assert not needs.waits & set(jobs.BATCH_HOOKS) and not needs.look_at_model
+    assert "on_train_batch_end" in needs.events
+    bar = Bar()
+    x, y = digits(60)
+    small_cnn().fit(x, y, batch_size=20, verbose=0, callbacks=[bar], num_processes=2)
+    assert bar.batches and bar.batches[-1] == 2, "the last is always reported"
+    bar.nanotf_needs = "logs"
+    needs = _needs(bar)
+    assert "on_train_batch_end" in needs.waits and not needs.asks
+    bar.nanotf_needs = "everything"
+    with pytest.raises(nanotf.errors.InvalidArgumentError, match=r"nanotf_needs=.everything"):
+        _needs(bar)
