@@ -185,7 +185,8 @@ class ShardedUpdate:
         locals_ = [self._local(v) for v in self._divided(trainable)]
         absent = [g is None for g in self._divided(gradients)]
         dense = [
-            tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)
+            # Some gradients, of layer normalisation for one, do not know their shape when traced.
+            tf.zeros_like(v) if g is None else tf.ensure_shape(tf.convert_to_tensor(g), v.shape)
             for g, v in zip(self._divided(gradients), locals_, strict=True)
         ]
         part = self._local(self.part)

@@ -172,6 +172,25 @@ def test_weights_without_a_gradient_stay_as_they_are(float64: None) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
+def test_gradients_of_unknown_shape(float64: None) -> None:
+    """Those of a layer normalisation between others have none until they run."""
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(5)
+        inputs = L.Input((5, 16))
+        hidden = L.Dense(16)(inputs)
+        added = L.Add()([hidden, L.MultiHeadAttention(2, 16)(hidden, hidden)])
+        normed = L.LayerNormalization()(added)
+        model = Model(inputs, L.Dense(1)(L.GlobalAveragePooling1D()(L.Dense(16)(normed))))
+        model.compile(O.Adam(0.01), "mse")
+        return model
+
+    shards = shards_of(make())
+    assert shards is not None and len(shards.divided) == 16
+    random = np.random.default_rng(3)
+    fit_both(make, x=random.normal(size=(ROWS, 5, 16)), y=random.normal(size=ROWS), batch_size=16)
+
+
 def test_python_collectives(float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
     nanotf.shutdown()
     monkeypatch.setenv("NANOTF_NATIVE", "0")
