@@ -288,9 +288,8 @@ void GatherParts(Group& group, const NanotfCall& what, const void* part, uint64_
         for (int rank = 0; rank < size; ++rank) {
           const Chunk whole = part_of(rank);
           const Chunk chunk = ChunkOf(round, size_of_chunk, whole.bytes());
-          const char* source = rank == group.rank()
-                                   ? static_cast<const char*>(part) + chunk.begin
-                                   : call.input(rank, round);
+          const char* source = rank == group.rank() ? static_cast<const char*>(part) + chunk.begin
+                                                    : call.input(rank, round);
           stream.ForEach(whole.begin + chunk.begin, whole.begin + chunk.end,
                          [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
                            memcpy(static_cast<char*>(f.out) + inside, source + at, n);
