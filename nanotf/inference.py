@@ -43,12 +43,7 @@ def evaluate(
             "You must call `compile()` before calling `evaluate()`. Received: a model that is "
             "not compiled. Call model.compile(loss=...) first."
         )
-    plan = calls.plan_for("evaluate", num_processes, cores_per_process)
-    call = _EvaluateCall(model, given, num_processes)
-    if plan is None:
-        return gpu.run_here(model, "evaluate", given, num_processes)
-    with warm.pool_for(plan, check_transport(transport)) as workers:
-        return call.run(workers)
+    return _run(_EvaluateCall, model, given, num_processes, transport, cores_per_process)
 
 
 def predict(
@@ -71,10 +66,21 @@ def predict(
     Raises:
         NanoError: As in `training.fit`.
     """
-    plan = calls.plan_for("predict", num_processes, cores_per_process)
-    call = _PredictCall(model, given, num_processes)
+    return _run(_PredictCall, model, given, num_processes, transport, cores_per_process)
+
+
+def _run(
+    kind: type[_Inference],
+    model: Any,
+    given: Mapping[str, Any],
+    num_processes: int,
+    transport: str | None,
+    cores_per_process: int | None,
+) -> Any:
+    plan = calls.plan_for(kind.method, num_processes, cores_per_process)
+    call = kind(model, given, num_processes)
     if plan is None:
-        return gpu.run_here(model, "predict", given, num_processes)
+        return gpu.run_here(model, kind.method, given, num_processes)
     with warm.pool_for(plan, check_transport(transport)) as workers:
         return call.run(workers)
 

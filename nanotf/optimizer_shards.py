@@ -67,9 +67,10 @@ class OptimizerShards:
             variables: sequence of `tf.Variable`, the job's state.
         """
         optimizer = model.optimizer
-        if not keras_names.updates_elements_apart(
-            optimizer, ELEMENTWISE
-        ) or not keras_share.is_keras_own(type(model).train_step):
+        own = (type(optimizer), type(model).train_step)
+        if not all(map(keras_share.is_keras_own, own)):
+            return None
+        if not keras_names.updates_elements_apart(optimizer, ELEMENTWISE):
             return None
         trainable = [keras_names.tf_variable(v) for v in model.trainable_variables]
         place = {id(variable): i for i, variable in enumerate(variables)}

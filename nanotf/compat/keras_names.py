@@ -106,8 +106,9 @@ def layers_below(layer: Any) -> list[Any]:
     return list(layer._flatten_layers(include_self=False))
 
 
-def _flat_layers(obj: Any) -> list[Any]:
-    return list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else []
+def flat_layers(obj: Any) -> list[Any]:
+    """A layer or model and all layers inside of it; another object alone."""
+    return list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else [obj]
 
 
 @contextlib.contextmanager
@@ -119,7 +120,7 @@ def with_vocabularies(obj: Any) -> Iterator[None]:
         changed.append((layer, name, getattr(layer, name)))
         setattr(layer, name, value)
 
-    for layer in _flat_layers(obj):
+    for layer in flat_layers(obj):
         if hasattr(layer, "input_vocabulary") and layer.input_vocabulary is None:
             vocabulary = layer.get_vocabulary(include_special_tokens=False)
             if len(vocabulary) > 0:
@@ -282,7 +283,7 @@ def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
 
     Args:
         optimizer: a built optimizer, or None.
-        classes: sequence of str, the names of Keras's classes that may.
+        classes: sequence of str, the names of the classes that may.
     """
     others = (
         "clipnorm",
@@ -294,7 +295,6 @@ def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
     )
     return (
         type(optimizer).__name__ in classes
-        and type(optimizer).__module__.split(".")[0] in ("keras", "tf_keras")
         and hasattr(optimizer, "update_step")  # not the oldest kind of Keras 2
         and not any(getattr(optimizer, name, None) for name in others)
         # Keras 2 keeps slots for it, too.

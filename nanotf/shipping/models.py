@@ -117,8 +117,7 @@ def custom_objects_of(obj: Any) -> dict[str, Any]:
     for name, value in tf.keras.utils.get_custom_objects().items():
         found[name] = value
         found[name.split(">")[-1]] = value
-    layers = list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else [obj]
-    for layer in layers:
+    for layer in keras_names.flat_layers(obj):
         _collect(layer, found, seen)
     return found
 
