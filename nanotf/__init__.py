@@ -12,9 +12,14 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CheckpointManager": "nanotf.checkpoints",
     "accelerate": "nanotf.models",
+    "get_strategy": "nanotf.context",
+    "is_chief": "nanotf.context",
     "plan": "nanotf.topology",
+    "rank": "nanotf.context",
     "shutdown": "nanotf.warm",
+    "size": "nanotf.context",
     "warm_up": "nanotf.warm",
     "worker_pids": "nanotf.warm",
     "errors": None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -78,12 +79,25 @@ def plan_for(
     return None if gpu.devices() else topology.plan(num_processes, cores_per_process)
 
 
+def seed_of_user(number: int) -> int:
+    """A seed that follows `set_random_seed`, without using up the user's random numbers.
+
+    Args:
+        number: int, what makes two calls at the same state differ.
+    """
+    state: Any = np.random.get_state(legacy=False)
+    position = f"{state['state']['pos']} {number}".encode()
+    return zlib.crc32(state["state"]["key"].tobytes() + position)
+
+
 class Call:
     """One job, from the parent's side. A subclass says what is sent and what is made of it.
 
     Args:
         size: int, number of workers.
     """
+
+    patience: float | None = None  # seconds; without end
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -108,6 +122,17 @@ class Call:
         """Takes a message of the job's own kind, see `messages`."""
         raise AssertionError(message)
 
+    def hear_stream(self, message: Any) -> None:
+        """Takes a message about the data that this process reads."""
+        self.writers[message.stream].handle(message)
+
+    def look(self, ended: set[int]) -> None:
+        """Looks after workers that have said nothing for `patience` seconds.
+
+        Args:
+            ended: set of int, the ranks that have ended the job.
+        """
+
     def answer(self, first: messages.Waiting) -> messages.Proceed:
         """Decides how all ranks go on at a hook; `first` is what rank 0 said."""
         raise AssertionError(first)
@@ -125,6 +150,9 @@ class Call:
             original = None
         error.__cause__ = original
         return error
+
+    def collect(self) -> None:
+        """Called when all workers have ended the job, and its blocks are still there."""
 
     def fail(self) -> None:
         """Leaves what can be saved after a failure; the workers are gone."""
@@ -151,6 +179,7 @@ class Call:
             _close_descriptors(blocks)
             self.writers = [self._writer(i, stream) for i, stream in enumerate(self.data_streams())]
             results = self._follow()
+            self.collect()
         except BaseException:
             # The workers are somewhere in a step; the next job needs them at rest.
             workers.kill()
@@ -186,12 +215,16 @@ class Call:
         waiting: dict[int, messages.Waiting] = {}
         done: dict[int, Any] = {}
         while len(done) < self.size:
-            rank, message = self.workers.receive()
+            try:
+                rank, message = self.workers.receive(self.patience)
+            except queue.Empty:
+                self.look(set(done))
+                continue
             if isinstance(message, BaseException):
                 raise message
             if isinstance(message, (messages.OpenStream, messages.CloseStream, messages.SlotRead)):
                 if message.job == self.number:
-                    self.writers[message.stream].handle(message)
+                    self.hear_stream(message)
             elif isinstance(message, messages.JobFailed):
                 raise self.failure(message)
             elif isinstance(message, messages.JobDone):
@@ -244,7 +277,9 @@ class ModelCall(Call):
         super().__init__(size)
         self.model = model
         self.arguments = arguments
-        self.seed = self._seed()
+        optimizer = getattr(model, "optimizer", None)
+        # The step count makes the second of two calls in a row differ from the first.
+        self.seed = seed_of_user(0 if optimizer is None else int(optimizer.iterations.numpy()))
         self.data = FitData(
             model, arguments, self.seed, STATE_BLOCK + 1, sharding, trains=self.trains
         )
@@ -285,17 +320,6 @@ class ModelCall(Call):
     def variables_to_send(self) -> list[Any]:
         """The variables whose values the workers need."""
         return keras_names.model_variables(self.model)
-
-    def _seed(self) -> int:
-        """A seed that follows `set_random_seed`, without using up the user's random numbers.
-
-        The step count makes the second of two calls in a row differ from the first.
-        """
-        optimizer = getattr(self.model, "optimizer", None)
-        steps = 0 if optimizer is None else int(optimizer.iterations.numpy())
-        state: Any = np.random.get_state(legacy=False)
-        position = f"{state['state']['pos']} {steps}".encode()
-        return zlib.crc32(state["state"]["key"].tobytes() + position)
 
     def data_streams(self) -> list[Stream]:
         return self.data.streams

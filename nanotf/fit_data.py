@@ -281,7 +281,7 @@ class Stream:
         trains: bool, whether they are those of training.
     """
 
-    data: data_adapters.Epochs
+    data: streams.Epochs
     signature: Any
     trains: bool
 

@@ -144,3 +144,95 @@ class PredictJob(ModelJob):
 
     data: Any
     steps: int | None
+
+
+# ------------------------------------------------------------------------- custom loops
+@dataclasses.dataclass(frozen=True)
+class LoopData:
+    """Batches of a custom loop, which the parent reads.
+
+    Args:
+        kind: str, "dataset" for what can be iterated again and again, "iterator" for what yields
+            tensors once, "generator" for what yields arrays once.
+        signature: nested structure of `tf.TensorSpec`, of one global batch.
+        cardinality: int, batches, or TensorFlow's codes for endless and unknown.
+    """
+
+    kind: str
+    signature: Any
+    cardinality: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Terminal:
+    """What rank 0 needs to know of the user's output.
+
+    Args:
+        is_terminal: dict of str to bool, whether "stdout" and "stderr" are one.
+        columns: int, its width.
+    """
+
+    is_terminal: dict[str, bool]
+    columns: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopJob:
+    """One `@nano` call. A worker's result is a `LoopEnd`.
+
+    Args:
+        shipment: `shipping.programs.Shipment`.
+        array_block: int or None, which of the job's blocks holds the arrays of its pickles.
+        data: tuple of `LoopData`, by number.
+        settings: `KerasSettings`.
+        dtype_policy: str, Keras's global policy.
+        layout: `StateLayout` of the variables of all roots that exist in the parent.
+        counts: tuple of int, how many variables each root has there.
+        state_block: int, which of the job's blocks holds the state.
+        seed: int, of TensorFlow's random numbers.
+        random_states: tuple of the states of `random` and of NumPy, the same for all ranks.
+        terminal: `Terminal`.
+    """
+
+    shipment: Any
+    array_block: int | None
+    data: tuple[LoopData, ...]
+    settings: KerasSettings
+    dtype_policy: str
+    layout: StateLayout
+    counts: tuple[int, ...]
+    state_block: int
+    seed: int
+    random_states: tuple[Any, Any]
+    terminal: Terminal
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """What a `@nano` function has built of the user's objects; sent by rank 0.
+
+    Args:
+        models: dict of int to dict, the `get_build_config()` of models by root.
+        optimizers: dict of int to tuple of tuples of int, for an optimizer by root the variables
+            that it was built with: root, and place in its variables.
+        values: dict of int to list of `numpy.ndarray`, of every root whose number of variables
+            has changed, all its values.
+        random_states: as in `LoopJob`, afterwards.
+    """
+
+    models: dict[int, Any]
+    optimizers: dict[int, tuple[tuple[int, int], ...]]
+    values: dict[int, list[Any]]
+    random_states: tuple[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopEnd:
+    """How a `@nano` function ended on one rank.
+
+    Args:
+        sums: tuple of float, for each variable that all ranks should hold alike the sum of its
+            magnitudes.
+    """
+
+    sums: tuple[float, ...]

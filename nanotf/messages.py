@@ -16,6 +16,7 @@ The life of a pool, from top to bottom:
       |  <- EpochEnd                             |   every rank, its state in the shared block
       |  Proceed (stop?, new state?) ->          |   every rank, so that all decide alike
       |  <- Outputs                              |   every rank, in predict
+      |  <- Printed, Returned                    |   rank 0, in a @nano function
       |  <- JobDone | JobFailed                  |
       |  Stop ->                                 |
 """
@@ -226,6 +227,40 @@ class Outputs(Message):
     structure: bytes
     steps: int
     arrays: tuple[Any, ...]
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Printed(Message):
+    """Worker -> parent, rank 0: a `@nano` function has printed.
+
+    Args:
+        job: int.
+        stream: str, "stdout" or "stderr".
+        text: str.
+    """
+
+    job: int
+    stream: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Returned(Message):
+    """Worker -> parent, rank 0: what a `@nano` function returned, and what it has built.
+
+    The file descriptor of a shared block follows, in which the arrays lie.
+
+    Args:
+        job: int.
+        value: `shipping.programs.Pickled`.
+        built: `shipping.programs.Pickled`, of a `jobs.Built`.
+        nbytes: int, the block's size in bytes.
+    """
+
+    job: int
+    value: Any
+    built: Any
     nbytes: int
 
 

@@ -51,7 +51,7 @@ class _Gone:
 class Delivery:
     """In the inbox: a message with the shared block whose descriptor followed it."""
 
-    message: messages.Outputs
+    message: Any  # `messages.Outputs` or `messages.Returned`
     block: Block
 
 
@@ -159,7 +159,7 @@ class Pool:
         try:
             while True:
                 message = worker.channel.receive()
-                if isinstance(message, messages.Outputs):
+                if isinstance(message, (messages.Outputs, messages.Returned)):
                     block = Block(message.nbytes, worker.channel.receive_fds(1)[0])
                     message = Delivery(message, block)
                 self._inbox.put((worker.rank, message))

@@ -20,6 +20,7 @@ from nanotf import jobs, messages, replica
 from nanotf.channel import Channel
 from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_callbacks, keras_names, keras_share
+from nanotf.loop_session import LoopRun
 from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate
 from nanotf.shipping import inputs, models, outputs, pickling, pipelines, state, streams
 from nanotf.shipping.blocks import Block
@@ -51,7 +52,9 @@ class Session:
             group = Group.attach(setup.group, rank, fds[0])
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
+        keras_share.install_in_optimizers(self.share, self.strategy)
         self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
+        self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block]) -> None:
         """Runs a job and reports its end."""
@@ -423,10 +426,11 @@ class _PredictRun(_ModelRun):
         self._ask(name, index, None)
 
 
-_RUNS: dict[type, type[_ModelRun]] = {
+_RUNS: dict[type, Any] = {
     jobs.FitJob: _FitRun,
     jobs.EvaluateJob: _EvaluateRun,
     jobs.PredictJob: _PredictRun,
+    jobs.LoopJob: LoopRun,
 }
 
 

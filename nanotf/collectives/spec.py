@@ -80,6 +80,23 @@ def write_abort_record(memory: mmap.mmap, offset: int, message: str) -> None:
     struct.pack_into("<I", memory, layout.ABORTED, 1)
 
 
+@dataclasses.dataclass(frozen=True)
+class Wait:
+    """A collective in which a rank waits.
+
+    Args:
+        rank: int.
+        missing: tuple of int, the ranks that have not come.
+        tag: int, of the collective; see `native/layout.h`.
+        what: str, the call, for people.
+    """
+
+    rank: int
+    missing: tuple[int, ...]
+    tag: int
+    what: str
+
+
 class GroupOwner:
     """The parent's handle of a group. Made by `create_group`.
 
@@ -110,6 +127,33 @@ class GroupOwner:
         """
         if not self._common.closed:
             write_abort_record(self._common, layout.COMMON_RECORD, _with_prefix(message))
+
+    def waits(self) -> list[Wait]:
+        """The collectives in which some rank waits for others that have not come."""
+        return [wait for rank in range(self.spec.size) for wait in self._waits_of(rank)]
+
+    def _waits_of(self, rank: int) -> list[Wait]:
+        places, found = self.spec.layout, []
+        peers = [peer for peer in range(self.spec.size) if peer != rank]
+        for slot, tag in enumerate(self._words(places.region(rank) + layout.TAGS, layout.SLOTS)):
+            missing = tuple(p for p in peers if tag and not self._has_come(p, rank, slot, tag))
+            header = places.region(rank) + layout.SLOT_HEADERS + slot * layout.SLOT_HEADER_BYTES
+            if missing:
+                length = struct.unpack("<I", os.pread(self.fd, 4, header + layout.TEXT_LENGTH))[0]
+                text = os.pread(self.fd, min(length, layout.TEXT_BYTES), header + layout.TEXT)
+                found.append(Wait(rank, missing, tag, text.decode(errors="replace")))
+        return found
+
+    def _has_come(self, peer: int, rank: int, slot: int, tag: int) -> bool:
+        region = self.spec.layout.region(peer)
+        place = layout.ACKNOWLEDGEMENTS + (rank * layout.SLOTS + slot) * 8
+        # In this order: a peer acknowledges what is in its tags before it puts another there.
+        here = tag in self._words(region + layout.TAGS, layout.SLOTS)
+        return here or self._words(region + place, 1)[0] == tag
+
+    def _words(self, offset: int, count: int) -> tuple[int, ...]:
+        # Read through the descriptor: what the parent maps would lie on its NUMA node.
+        return struct.unpack(f"<{count}Q", os.pread(self.fd, 8 * count, offset))
 
     def close(self) -> None:
         """Gives up the parent's mapping and descriptor. May be called twice."""

@@ -12,6 +12,7 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | its `_get_variable_creator_initial_value` | variables whose values are known need no broadcast |
 | `cross_device_ops.CollectiveAllReduce`, its `_launchers`, `_devices` | holds the launcher of each device |
 | `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass |
+| `Dataset._inputs` | the datasets that a dataset is made of |
 | `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
 """
 
@@ -35,6 +36,11 @@ Launcher: Any = cross_device_utils.CollectiveReplicaLauncher
 def empty_cluster() -> Any:
     """A cluster resolver without a cluster: the strategy starts in its local mode."""
     return cluster_resolver.SimpleClusterResolver(cluster_resolver.ClusterSpec({}))
+
+
+def inputs_of(dataset: Any) -> list[Any]:
+    """The datasets that a dataset reads directly."""
+    return list(dataset._inputs()) if isinstance(dataset, tf.data.Dataset) else []
 
 
 def function_graph() -> Any:

@@ -24,6 +24,7 @@
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
 | `Optimizer._learning_rate`, legacy `_create_all_weights`, `_hyper` | 2 | optimizer state outside `variables` |
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`, lists of slots in its attributes | 2 and 3 | see `updates_elements_apart`, `optimizer_slots` |
+| `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 """
 
@@ -472,6 +473,24 @@ def sum_gradients_first(optimizer: Any) -> None:
         # They are summed already; the step itself shall not do it again.
         optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
         optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+def build_method(root: Any) -> str | None:
+    """The name of the method that makes an optimizer's slots, given its variables.
+
+    None for what is no optimizer, or has its slots in another.
+    """
+    keras = require_tensorflow().keras
+    if hasattr(root, "inner_optimizer"):
+        return None
+    if hasattr(root, "_create_all_weights"):  # Keras 2, tf.keras.optimizers.legacy
+        return "_create_all_weights"
+    return "build" if isinstance(root, keras.optimizers.Optimizer) else None
+
+
+def reduces_retracing(function: Any) -> bool:
+    """The argument `reduce_retracing` of a `tf.function`."""
+    return bool(getattr(function, "_reduce_retracing", False))
 
 
 def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:

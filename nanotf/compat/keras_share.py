@@ -27,15 +27,20 @@ The private names of both generations that this takes:
 | `CompileLoss._flat_losses`, `CompileMetrics.metrics`, `Model._loss_tracker` | 3; 3.10-3.15 | the loss and metric objects of a model |
 | `LossesContainer._losses`, `_total_loss_mean`, `_per_output_metrics`, `MetricsContainer.metrics` | 2; 2.15, tf_keras 2.15-2.21 | same |
 | `LossFunctionWrapper.fn`, `MeanMetricWrapper._fn` | 2 and 3 | the user's function in them |
+| `Loss._get_reduction`, `_allow_sum_over_batch_size` | 2; 2.15, tf_keras 2.15-2.21 | refuses means in loops under a strategy |
+| `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | gradients that are summed already |
+| `mixed_precision.loss_scale_optimizer.LossScaleOptimizer`, `LossScaleOptimizerV3` | 2; 2.15, tf_keras 2.15-2.21 | their `apply_gradients` |
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 from nanotf.compat import keras_names
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
+from nanotf.errors import NanoError
 
 _MEANS_OF_3 = ("mean", "sum_over_batch_size")
 
@@ -48,6 +53,12 @@ class Share:
 
     def __init__(self) -> None:
         self.current: Any = None
+        self.in_loop = False  # whether a `@nano` function runs
+        self.applying = False  # whether an optimizer is in the middle of an update of a loop's step
+
+    def begin_own_step(self, share: Any) -> Any:
+        """As `set`, for a step that the user wrote."""
+        return self.set(share)
 
     def set(self, share: Any) -> Any:
         """Sets the share (a scalar float tensor or None) and returns the one before."""
@@ -137,6 +148,19 @@ def _install_in_2(share: Share, module: Any) -> None:
 
     module.apply_valid_mask = apply_valid_mask
     module.reduce_weighted_loss = reduce_weighted_loss
+    _allow_means(share, tf.keras.losses.Loss)
+
+
+def _allow_means(share: Share, loss_class: Any) -> None:
+    """Keras 2 refuses means over the batch in loops under a strategy; here they are right."""
+    stock = loss_class._get_reduction
+
+    def _get_reduction(self: Any) -> Any:
+        if share.current is not None:
+            self._allow_sum_over_batch_size = True
+        return stock(self)
+
+    loss_class._get_reduction = _get_reduction
 
 
 def _leave_losses_alone(share: Share, module: Any, name: str) -> None:
@@ -192,7 +216,7 @@ def follow_share(model: Any, share: Share) -> None:
         for part in getattr(metric, "metrics", None) or [metric]:
             function = getattr(part, "_fn", None)
             if function is not None and not is_keras_own(function):
-                part._fn = _over_whole_batch(function, share, with_gradient=False)
+                part._fn = over_whole_batch(function, share, with_gradient=False)
 
 
 def is_keras_own(value: Any) -> bool:
@@ -205,7 +229,7 @@ def _take_whole_batch_if_scalar(loss: Any, share: Share) -> None:
     """Replaces `call` of a loss object that the user wrote, or that holds the user's function."""
     if is_keras_own(getattr(loss, "fn", type(loss))):
         return
-    loss.call = _over_whole_batch(loss.call, share, with_gradient=True)
+    loss.call = over_whole_batch(loss.call, share, with_gradient=True)
 
 
 def _as_mean(loss: Any, share: Share) -> Any:
@@ -249,7 +273,7 @@ def _count_values_of_all(tracker: Any, share: Share) -> None:
     tracker.update_state = update_state
 
 
-def _over_whole_batch(
+def over_whole_batch(
     function: Callable[..., Any], share: Share, with_gradient: bool
 ) -> Callable[..., Any]:
     """Makes a function of targets and predictions that returns a scalar see all workers' rows.
@@ -263,8 +287,8 @@ def _over_whole_batch(
         values = function(y_true, y_pred, *args, **kwargs)
         if share.current is None or getattr(values, "shape", tf.TensorShape([])).rank != 0:
             return values
-        true = tf.nest.map_structure(lambda v: _rows_of_all(v, share), y_true)
-        pred = tf.nest.map_structure(lambda v: _rows_of_all(v, share), y_pred)
+        true = tf.nest.map_structure(lambda v: rows_of_all(v, share), y_true)
+        pred = tf.nest.map_structure(lambda v: rows_of_all(v, share), y_pred)
         whole = function(true, pred, *args, **kwargs)
         if not with_gradient:
             return whole
@@ -276,7 +300,7 @@ def _over_whole_batch(
     return call
 
 
-def _rows_of_all(value: Any, share: Share) -> Any:
+def rows_of_all(value: Any, share: Share) -> Any:
     """The rows of all workers in their order; a gradient reaches the worker's own alone."""
     tf = require_tensorflow()
     context = tf.distribute.get_replica_context()
@@ -301,10 +325,7 @@ def update_in_branches(optimizer: Any, strategy: Any) -> None:
         optimizer: an optimizer, in a worker.
         strategy: `strategy.WorkerStrategy`.
     """
-    branches = getattr(optimizer, "gradient_accumulation_steps", None) or getattr(
-        optimizer, "ema_overwrite_frequency", None
-    )
-    if not is_keras_3() or not branches:
+    if not is_keras_3() or not _has_branches(optimizer):
         return
     stock = optimizer.apply
 
@@ -313,6 +334,110 @@ def update_in_branches(optimizer: Any, strategy: Any) -> None:
             return stock(grads, trainable_variables)
 
     optimizer.apply = apply
+
+
+def install_in_optimizers(share: Share, strategy: Any) -> None:
+    """Makes all optimizers follow the share in the steps of a `@nano` function.
+
+    Those that the function makes itself among them, which is why classes are changed here.
+
+    Args:
+        share: `Share`.
+        strategy: `strategy.WorkerStrategy`.
+    """
+    keras = require_tensorflow().keras
+    if is_keras_3():
+        _stay_summed(keras.optimizers.Optimizer, share)
+        for cls in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
+            _follow_share_in_apply(cls, share, strategy)
+        return
+    scaling = keras_names.source_module("mixed_precision.loss_scale_optimizer")
+    for cls in (
+        keras.optimizers.Optimizer,
+        keras.optimizers.legacy.Optimizer,
+        scaling.LossScaleOptimizer,
+        scaling.LossScaleOptimizerV3,
+    ):
+        _follow_share_in_apply_gradients(cls, share)
+
+
+def _check_place(share: Share) -> None:
+    """Raises `NanoError` where a worker would update variables with its own gradients alone."""
+    if share.in_loop and require_tensorflow().distribute.in_cross_replica_context():
+        raise NanoError(
+            "Inside of a @nano function variables are updated in steps that the workers share. "
+            "Received: an optimizer that is called outside of one. Put @nano_multiprocessing on "
+            "the function that calls it, or call that with get_strategy().run()."
+        )
+
+
+def _stay_summed(cls: Any, share: Share) -> None:
+    stock = cls._all_reduce_sum_gradients
+
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        return list(grads_and_vars) if share.applying else stock(self, grads_and_vars)
+
+    cls._all_reduce_sum_gradients = _all_reduce_sum_gradients
+
+
+def _follow_share_in_apply(cls: Any, share: Share, strategy: Any) -> None:
+    stock = cls.apply
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        _check_place(share)
+        if share.current is None or not share.in_loop or share.applying:
+            return stock(self, grads, trainable_variables)
+        share.applying = True
+        try:
+            summed = keras_names.sum_over_workers([_weighed(g, share) for g in grads])
+            with strategy.without_merging() if _has_branches(self) else contextlib.nullcontext():
+                return stock(self, summed, trainable_variables)
+        finally:
+            share.applying = False
+
+    cls.apply = apply
+
+
+def _follow_share_in_apply_gradients(cls: Any, share: Share) -> None:
+    stock = cls.apply_gradients
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        _check_place(share)
+        if share.current is None or not share.in_loop or share.applying:
+            return stock(self, grads_and_vars, *args, **kwargs)
+        share.applying = True
+        try:
+            pairs = _weighed_pairs(grads_and_vars, kwargs, share)
+            return stock(self, pairs, *args, **kwargs)
+        finally:
+            share.applying = False
+
+    cls.apply_gradients = apply_gradients
+
+
+def _has_branches(optimizer: Any) -> bool:
+    """Whether an optimizer of Keras 3 updates variables inside a branch of `tf.cond`."""
+    return bool(
+        getattr(optimizer, "gradient_accumulation_steps", None)
+        or getattr(optimizer, "ema_overwrite_frequency", None)
+    )
+
+
+def _weighed(gradient: Any, share: Share) -> Any:
+    tf = require_tensorflow()
+    if gradient is None or share.current is None:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(share.of(gradient.values), gradient.indices, gradient.dense_shape)
+    return share.of(gradient)
+
+
+def _weighed_pairs(grads_and_vars: Any, options: Any, share: Share) -> list[tuple[Any, Any]]:
+    """Gradients and variables; a step that sums the gradients itself must know what it does."""
+    summed = options.get("skip_gradients_aggregation") or not options.get(
+        "experimental_aggregate_gradients", True
+    )
+    return [(g if summed else _weighed(g, share), v) for g, v in grads_and_vars]
 
 
 def weigh_loss(optimizer: Any, share: Share) -> None:
@@ -334,33 +459,17 @@ def weigh_gradients(optimizer: Any, share: Share) -> None:
         optimizer: an optimizer that the user's own `train_step` may call.
         share: `Share`.
     """
-    tf = require_tensorflow()
-
-    def weighed(gradient: Any) -> Any:
-        if gradient is None or share.current is None:
-            return gradient
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(
-                share.of(gradient.values), gradient.indices, gradient.dense_shape
-            )
-        return share.of(gradient)
-
     if is_keras_3():
         stock = optimizer.apply
 
         def apply(grads: Any, trainable_variables: Any = None) -> Any:
-            return stock([weighed(gradient) for gradient in grads], trainable_variables)
+            return stock([_weighed(gradient, share) for gradient in grads], trainable_variables)
 
         optimizer.apply = apply
         return
     stock_gradients = optimizer.apply_gradients
 
     def apply_gradients(grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        # A step that sums the gradients itself must know what it does.
-        summed = kwargs.get("skip_gradients_aggregation") or not kwargs.get(
-            "experimental_aggregate_gradients", True
-        )
-        pairs = [(g if summed else weighed(g), v) for g, v in grads_and_vars]
-        return stock_gradients(pairs, *args, **kwargs)
+        return stock_gradients(_weighed_pairs(grads_and_vars, kwargs, share), *args, **kwargs)
 
     optimizer.apply_gradients = apply_gradients

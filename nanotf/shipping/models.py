@@ -284,7 +284,7 @@ def rebuild(recipe: ModelRecipe) -> Any:
                 config = copy.deepcopy(recipe.config)  # Keras empties what it is given
                 model = recipe.cls.from_config(config)  # type: ignore[attr-defined]
             if not _is_built(model) and recipe.build_config:
-                _build(model, recipe.build_config)
+                build_as(model, recipe.build_config)
         except Exception as error:
             raise _cannot_rebuild(recipe.cls, f"rebuilding it raised {error!r}") from error
     for layer, trainable in zip(keras_names.layers_below(model), recipe.trainable, strict=False):
@@ -345,7 +345,8 @@ def _is_built(model: Any) -> bool:
     return bool(model.built) and all(layer.built for layer in keras_names.layers_below(model))
 
 
-def _build(model: Any, config: dict[str, Any]) -> None:
+def build_as(model: Any, config: dict[str, Any]) -> None:
+    """Builds a model as another was built, by that one's `get_build_config()`."""
     shapes = config.get("input_shape")
     if shapes is None or _is_shape(shapes):  # Keras 2 cannot build from a structure of shapes
         model.build_from_config(config)

@@ -34,6 +34,7 @@ import numpy as np
 from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
+from nanotf.steps import is_tf_function
 
 
 def _rebuild_from_config(
@@ -94,11 +95,16 @@ def _rebuild_tensor(value: Any) -> Any:
     return require_tensorflow().constant(value)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A cloudpickle that knows Keras's and TensorFlow's objects."""
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A cloudpickle that knows Keras's and TensorFlow's objects.
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, protocol=5)
+    Args:
+        file: `io.BytesIO`.
+        buffer_callback: as in `pickle.Pickler`.
+    """
+
+    def __init__(self, file: io.BytesIO, buffer_callback: Any = None) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._tf = require_tensorflow()
         keras = self._tf.keras
         self._by_attributes = (keras.losses.Loss, keras.optimizers.schedules.LearningRateSchedule)
@@ -154,7 +160,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return copyreg.__newobj__, (type(obj),), vars(obj)  # type: ignore[attr-defined]
         if self._tf.is_tensor(obj) and hasattr(obj, "numpy") and not hasattr(obj, "assign"):
             return _rebuild_tensor, (obj.numpy(),)
-        if hasattr(obj, "python_function") and hasattr(obj, "get_concrete_function"):
+        if is_tf_function(obj):
             return _rebuild_function, (obj.python_function,)
         return super().reducer_override(obj)
 
@@ -191,8 +197,14 @@ def dumps(obj: Any) -> bytes:
         ShippingError: Something in it cannot be sent; the message names it.
     """
     file = io.BytesIO()
+    dump(Pickler(file), obj)
+    return file.getvalue()
+
+
+def dump(pickler: Pickler, obj: Any) -> None:
+    """Pickles an object; raises `ShippingError` as `dumps` does."""
     try:
-        _Pickler(file).dump(obj)
+        pickler.dump(obj)
     except ShippingError:
         raise
     except Exception as error:
@@ -202,7 +214,6 @@ def dumps(obj: Any) -> bytes:
             "Keep open files, locks, threads and the like out of models, losses, metrics and "
             "the functions that they use."
         ) from error
-    return file.getvalue()
 
 
 def _describe(obj: Any) -> str:

@@ -179,9 +179,15 @@ class StreamReader:
             return self._queues.setdefault((stream, turn), queue.SimpleQueue())
 
     def iterate(
-        self, stream: int, rank: int, size: int
+        self, stream: int, rank: int, size: int, stand_in: bool = True
     ) -> Iterator[tuple[list[np.ndarray[Any, Any]], float]]:
-        """Reads the next turn: yields a rank's rows of each array of a batch, and its share."""
+        """Reads the next turn: yields a rank's rows of each array of a batch, and its share.
+
+        Args:
+            stream: int, its number.
+            rank, size: int.
+            stand_in: bool, whether a rank without rows gets one of another's to stand in.
+        """
         with self._lock:
             turn = self._turns[stream]
             self._turns[stream] += 1
@@ -196,7 +202,7 @@ class StreamReader:
                     self._blocks[stream] = block
                 first, last = rows_of_rank(message.rows, rank, size)
                 share = (last - first) / max(message.rows, 1)
-                if first == last:  # a row to stand in, see `inputs`
+                if first == last and stand_in:  # see `inputs`
                     first, last = 0, 1
                 flat = [
                     np.array(view(self._blocks[stream], ArrayRef(*place))[first:last])
@@ -206,6 +212,13 @@ class StreamReader:
                 yield flat, share
         finally:
             self._channel.send(messages.CloseStream(self._job, stream, turn))
+
+    def forget(self, stream: int) -> None:
+        """Lets go of the memory of a stream that is read no further."""
+        with self._lock:
+            self._blocks.pop(stream, None)
+            for key in [key for key in self._queues if key[0] == stream]:
+                del self._queues[key]
 
 
 class Epochs(Protocol):
@@ -307,6 +320,13 @@ class StreamWriter:
         self._thread.join(STOP_SECONDS)
         if self._block is not None:
             self._block.discard()
+
+    def reap(self) -> bool:
+        """Gives the memory back if the thread has ended; says whether it has."""
+        if self._thread.is_alive():
+            return False
+        self.stop()
+        return True
 
     # ------------------------------------------------------------------ the writer's thread
     def _run(self) -> None:

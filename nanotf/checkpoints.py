@@ -1,0 +1,124 @@
+"""Checkpoints of a custom training loop: written once, restored everywhere."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import tempfile
+from typing import Any
+
+from nanotf import context
+from nanotf.compat.versions import require_tensorflow
+
+
+class CheckpointManager:
+    """`tf.train.CheckpointManager` for `@nano` functions and for a single process.
+
+    In a `@nano` function every worker calls `save` and `restore_or_initialize`; rank 0 writes the
+    files, and the others wait until they are complete. Files have TensorFlow's own format, and
+    are restored without a strategy, too.
+
+    Args:
+        checkpoint: `tf.train.Checkpoint`.
+        directory: str or path-like.
+        max_to_keep: int or None, as all further arguments in `tf.train.CheckpointManager`.
+        **options: `keep_checkpoint_every_n_hours`, `checkpoint_name`, `step_counter`,
+            `checkpoint_interval`, `init_fn`, `last_checkpoint_step`.
+
+    Raises:
+        ValueError: What `tf.train.CheckpointManager` raises.
+    """
+
+    def __init__(
+        self, checkpoint: Any, directory: Any, max_to_keep: int | None, **options: Any
+    ) -> None:
+        self._arguments = (checkpoint, os.fspath(directory), max_to_keep, options)
+        self.checkpoint = checkpoint
+        self._manager = self._make(os.fspath(directory))
+
+    def _make(self, directory: str) -> Any:
+        checkpoint, _, max_to_keep, options = self._arguments
+        manager_class = require_tensorflow().train.CheckpointManager
+        return manager_class(checkpoint, directory, max_to_keep, **options)
+
+    def __reduce__(self) -> Any:
+        return _remake, self._arguments
+
+    @property
+    def directory(self) -> str:
+        """Where the checkpoints are."""
+        return str(self._arguments[1])
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The kept checkpoints, oldest first."""
+        self._look_again()
+        return list(self._manager.checkpoints)
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The last one; None before the first."""
+        found = self.checkpoints
+        return found[-1] if found else None
+
+    def _look_again(self) -> None:
+        """Takes notice of what another process has written."""
+        if not context.is_chief():
+            self._manager = self._make(self.directory)
+
+    def save(
+        self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None
+    ) -> str | None:
+        """Saves; returns when the files are complete.
+
+        Args:
+            checkpoint_number, check_interval, options: as in `tf.train.CheckpointManager`.
+
+        Returns:
+            The path that rank 0 has written, on every rank; None if it is not time yet.
+        """
+        path: str | None
+        if context.is_chief():
+            path = self._manager.save(checkpoint_number, check_interval, options)
+        else:
+            path = self._take_part(checkpoint_number, check_interval, options)
+        _wait_for_all()
+        if path is None or context.is_chief():
+            return path
+        return str(pathlib.Path(self.directory) / pathlib.Path(path).name)
+
+    def _take_part(self, checkpoint_number: Any, check_interval: bool, options: Any) -> str | None:
+        """Saves somewhere else: reading metrics takes all workers, as does counting."""
+        manager, elsewhere = self._manager, tempfile.mkdtemp(prefix="nanotf-checkpoint-")
+        try:
+            self._manager = self._make(elsewhere)
+            path: str | None = self._manager.save(checkpoint_number, check_interval, options)
+            return path
+        finally:
+            self._manager = manager
+            shutil.rmtree(elsewhere, ignore_errors=True)
+
+    def restore_or_initialize(self) -> str | None:
+        """Restores the last checkpoint on every worker, or calls `init_fn` if there is none.
+
+        Returns:
+            The restored path, or None.
+        """
+        _wait_for_all()
+        self._look_again()
+        path: str | None = self._manager.restore_or_initialize()
+        return path
+
+
+def _remake(checkpoint: Any, directory: str, max_to_keep: int | None, options: Any) -> Any:
+    return CheckpointManager(checkpoint, directory, max_to_keep, **options)
+
+
+def _wait_for_all() -> None:
+    """A barrier, where there are several workers."""
+    if context.size() == 1:
+        return
+    tf = require_tensorflow()
+    strategy = context.get_strategy()
+    strategy.reduce(tf.distribute.ReduceOp.SUM, tf.ones([]), axis=None)

@@ -1,0 +1,397 @@
+"""`@nano`: a custom training loop on several workers, from the user's process.
+
+    @nano(num_processes=N)      the call is bound, and what it refers to is found (`programs`)
+    _LoopCall                   one job: state and data go out, prints and results come home
+
+The function runs in every worker. Its datasets are read here, and each worker gets its rows of
+every batch; its steps (`steps.nano_multiprocessing`) see to gradients, metrics and results.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+import shutil
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from nanotf import calls, context, jobs, messages, topology, warm
+from nanotf.compat import keras_names
+from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import (
+    CollectiveError,
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    ModelError,
+    WorkerError,
+)
+from nanotf.fit_data import Stream
+from nanotf.pool import Delivery
+from nanotf.shipping import models, programs, streams
+from nanotf.shipping.blocks import Block
+from nanotf.shipping.state import State, StateLayout
+from nanotf.transports import check_transport
+
+_LOOK_SECONDS = 1.0
+_STUCK_LOOKS = 10  # looks at which nothing has moved, before ranks count as parted
+_SAME = 1e-3  # relative; what rounding may make of a sum of magnitudes that should be equal
+# A function whose code names one of these divides the work itself.
+_DIVIDES_ITSELF = {"get_strategy", "experimental_distribute_dataset", "rank", "Dataset"}
+
+
+def nano(
+    num_processes: int | None = None,
+    transport: str | None = None,
+    cores_per_process: int | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Runs a custom training loop on several core-pinned processes.
+
+    The decorated function runs in every worker. The datasets that it gets, as arguments or from
+    the code around it, yield each worker's rows of every batch, and the functions under
+    `nano_multiprocessing` share the work of a step. When it returns, the caller's models,
+    optimizers, metrics and variables have the values of the workers', and the caller gets what
+    rank 0 returned. Other objects are copies: what the function changes in a list stays there.
+
+    Args:
+        num_processes: int or None. None or 1 calls the function in this process. N > 1 runs it
+            on N workers, each pinned to its own cores. Batches keep their size.
+        transport, cores_per_process: as in `nanotf.keras.Model.fit`.
+
+    Returns:
+        A decorator of a function or a method.
+
+    Raises:
+        nanotf.errors.NanoError: See the subclasses. When the decorated function is called; what
+            is wrong with its arguments before any process is started.
+
+    Example:
+        >>> @nano(num_processes=4)
+        ... def train(model, dataset, loss_object, optimizer, train_step):
+        ...     for x, y in dataset:
+        ...         print(train_step(x, y, model, loss_object, optimizer))
+    """
+    if callable(num_processes):
+        raise InvalidArgumentTypeError(
+            "@nano is written with parentheses. Received: @nano on the function "
+            f"{getattr(num_processes, '__name__', num_processes)!r}. Write "
+            "@nano(num_processes=2)."
+        )
+    has_workers = calls.needs_workers(num_processes, transport)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if not callable(function):
+            raise InvalidArgumentTypeError(
+                "@nano(...) decorates a function. Received: an object of class "
+                f"{type(function).__qualname__}."
+            )
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not has_workers or context.current is not None:
+                return function(*args, **kwargs)
+            size = num_processes or 1
+            name = getattr(function, "__qualname__", "function")
+            plan = calls.plan_for(f"{name} under @nano", size, cores_per_process)
+            if plan is None:
+                print(
+                    f"nanotf: TensorFlow sees GPUs; {name}() under @nano(num_processes={size}) "
+                    "runs in this process."
+                )
+                return function(*args, **kwargs)
+            return _run(function, args, kwargs, plan, transport)
+
+        return call
+
+    return decorate
+
+
+def _run(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    plan: topology.Plan,
+    transport: str | None,
+) -> Any:
+    # Raises what a call with wrong arguments raises.
+    arguments = inspect.signature(function).bind(*args, **kwargs).arguments
+    call = _LoopCall(function, arguments, args, kwargs, len(plan.placements))
+    with warm.pool_for(plan, check_transport(transport)) as workers:
+        return call.run(workers)
+
+
+class _LoopCall(calls.Call):
+    """One `@nano` call."""
+
+    patience = _LOOK_SECONDS
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        size: int,
+    ) -> None:
+        super().__init__(size)
+        self.name = getattr(function, "__qualname__", "function")
+        self.manifest = programs.Manifest(function, arguments, args, kwargs)
+        self._check_reach()
+        self.sources = [_Source(data) for data in self.manifest.data]
+        self._build_models()
+        self.manifest.check_shared()
+        self.shipment, self.packer = self.manifest.ship()
+        roots = self.manifest.roots
+        self.counts = tuple(len(programs.variables_of(root)) for root in roots)
+        self.variables = programs.distinct_variables(roots)
+        self.layout = StateLayout.of(
+            self.variables, size, averaged=programs.moving_variables(roots)
+        )
+        self.returned: Delivery | None = None
+        self._stuck: tuple[list[Any], int] = ([], 0)
+        # By number; a pass over a dataset is a stream of its own.
+        self._open: dict[int, streams.StreamWriter] = {}
+        self._closed: dict[int, int] = {}
+        self._closing: list[streams.StreamWriter] = []
+
+    def _check_reach(self) -> None:
+        """Raises `InvalidArgumentError` where there is nothing to divide, or to train."""
+        if not self.manifest.data and not self.manifest.names & _DIVIDES_ITSELF:
+            raise InvalidArgumentError(
+                "A @nano function must get a dataset, whose batches the workers share: as an "
+                f"argument or from the code around it. Received: {self.name}, which refers to no "
+                "tf.data.Dataset, iterator or generator. Make a dataset of your arrays with "
+                "tf.data.Dataset.from_tensor_slices(...).batch(batch_size)."
+            )
+        trained = [root for root in self.manifest.roots if programs.can_be_trained(root)]
+        if not trained and not self.manifest.names & _DIVIDES_ITSELF:
+            raise InvalidArgumentError(
+                "A @nano function must get what it trains: a model, an optimizer or variables, as "
+                f"an argument or from the code around it. Received: {self.name}, which refers to "
+                "none."
+            )
+
+    def _build_models(self) -> None:
+        """Builds models that the first step would build, where the data tell how."""
+        keras = require_tensorflow().keras
+        for source in self.sources:
+            signature = source.data.signature
+            x = signature[0] if isinstance(signature, tuple) and signature else signature
+            for root in self.manifest.roots:
+                if not isinstance(root, keras.Model) or not models.needs_call(root):
+                    continue
+                try:
+                    models.call_on_nothing(root, x)
+                except Exception:  # it takes other inputs; the workers will build it
+                    continue
+
+    # ------------------------------------------------------------------------------ the job
+    def begin(self) -> list[Block]:
+        blocks = [Block(self.layout.nbytes)]
+        if self.packer.nbytes:
+            blocks.append(Block(self.packer.nbytes))
+            self.packer.write(blocks[1])
+        self.state = State(self.layout, blocks[0], self.variables)
+        self.state.store(0)
+        return blocks
+
+    def job(self) -> jobs.LoopJob:
+        tf = require_tensorflow()
+        backend = tf.keras.backend
+        return jobs.LoopJob(
+            shipment=self.shipment,
+            array_block=1 if self.packer.nbytes else None,
+            data=tuple(source.data for source in self.sources),
+            settings=jobs.KerasSettings(backend.floatx(), backend.image_data_format()),
+            dtype_policy=tf.keras.mixed_precision.global_policy().name,
+            layout=self.layout,
+            counts=self.counts,
+            state_block=calls.STATE_BLOCK,
+            seed=calls.seed_of_user(0),
+            random_states=(random.getstate(), np.random.get_state()),
+            terminal=jobs.Terminal(
+                {"stdout": sys.stdout.isatty(), "stderr": sys.stderr.isatty()},
+                shutil.get_terminal_size().columns,
+            ),
+        )
+
+    def hear(self, message: Any) -> None:
+        if isinstance(message, messages.Printed):
+            stream = getattr(sys, message.stream)
+            stream.write(message.text)
+            stream.flush()
+        else:
+            assert isinstance(message, Delivery), message
+            self.returned = message
+
+    def hear_stream(self, message: Any) -> None:
+        number = message.stream
+        if number not in self._open:
+            stream = self.sources[number % len(self.sources)].stream()
+            self._open[number] = self._writer(number, stream)
+            self._closed[number] = 0
+        writer = self._open[number]
+        writer.handle(message)
+        if isinstance(message, messages.CloseStream):
+            self._closed[number] += 1
+            if self._closed[number] == self.size:
+                writer.finish()
+                self._closing.append(self._open.pop(number))
+                self._closing = [w for w in self._closing if not w.reap()]
+
+    def look(self, ended: set[int]) -> None:
+        if self.workers.group is None:
+            return
+        waits = self.workers.group.waits()
+        for wait in waits:
+            gone = sorted(ended & set(wait.missing))
+            if gone:
+                raise self._parted(
+                    f"rank {gone[0]} has returned from the function, and rank {wait.rank} waits "
+                    f"for it in a collective: {wait.what}"
+                )
+        waiting = {wait.rank for wait in waits}
+        before, looks = self._stuck
+        looks = looks + 1 if waits == before and len(waiting) == self.size - len(ended) else 0
+        self._stuck = (waits, looks)
+        if looks >= _STUCK_LOOKS and waits:
+            places = [
+                f"rank {w.rank} waits for {list(w.missing)} in a collective: {w.what}"
+                for w in waits
+            ]
+            raise self._parted("; ".join(places))
+
+    def _parted(self, received: str) -> CollectiveError:
+        return CollectiveError(
+            "All workers must take the same path through a @nano function, and run the same "
+            f"steps. Received: in {self.name}, {received}. Decide by what is alike on all of "
+            "them, like the loss that a step returns, not by a worker's own rows or rank."
+        )
+
+    def collect(self) -> None:
+        self.state.combine(1)
+        self.state.load(1)
+
+    def release(self) -> None:
+        for writer in [*self._open.values(), *self._closing]:
+            writer.stop()
+        del self.state
+
+    # ------------------------------------------------------------------------------ the end
+    def end(self, results: list[jobs.LoopEnd]) -> Any:
+        assert self.returned is not None
+        message, block = self.returned.message, self.returned.block
+        roots = self.manifest.roots
+        built: jobs.Built = programs.load_result(message.built, block, ())
+        self.build(built)
+        random.setstate(built.random_states[0])
+        np.random.set_state(built.random_states[1])
+        value = programs.load_result(message.value, block, roots)
+        self.check_alike(results)
+        return value
+
+    def build(self, built: jobs.Built) -> None:
+        """Builds what the workers have built, and gives it its values."""
+        roots = self.manifest.roots
+        for index, config in built.models.items():
+            models.build_as(roots[index], config)
+        for index, places in built.optimizers.items():
+            found = [programs.variables_of(roots[root])[place] for root, place in places]
+            name = keras_names.build_method(roots[index])
+            assert name is not None
+            getattr(roots[index], name)(programs.as_owned(roots, found))
+        for index, values in built.values.items():
+            variables = programs.variables_of(roots[index])
+            if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
+                raise ModelError(
+                    "What a @nano function builds must be built in your process to get its "
+                    f"values. Received: an object of class {type(roots[index]).__name__} with "
+                    f"{len(variables)} variables here and {len(values)} in the workers. Build it "
+                    "before the call: call the model on a batch, or the optimizer's build()."
+                )
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    def check_alike(self, results: list[jobs.LoopEnd]) -> None:
+        """Raises `WorkerError` where variables have drifted apart between the workers."""
+        sums = np.array([result.sums for result in results])
+        if sums.size == 0:
+            return
+        limit = _SAME * np.abs(sums).max(axis=0) + 1e-30
+        if not np.all((np.ptp(sums, axis=0) <= limit) | np.isnan(sums).all(axis=0)):
+            raise WorkerError(
+                "All workers must hold the same weights. Received: after "
+                f"{self.name}, they differ. Update variables only with a Keras optimizer inside "
+                "of a step under @nano_multiprocessing, or sum the gradients yourself."
+            )
+
+
+class _Source:
+    """A dataset, iterator or generator of the user's, as its batches are handed out."""
+
+    def __init__(self, source: Any) -> None:
+        tf = require_tensorflow()
+        self._source = source
+        self._left: Iterator[Any] | None = None
+        cardinality = int(tf.data.UNKNOWN_CARDINALITY)
+        what = "A dataset of a @nano function"
+        if isinstance(source, types.GeneratorType):
+            kind, signature = "generator", streams.signature_of(self._specs_of_first(), what)
+        else:
+            kind = "dataset" if isinstance(source, tf.data.Dataset) else "iterator"
+            signature = streams.signature_of(source.element_spec, what)
+            if kind == "dataset":
+                cardinality = int(source.cardinality())
+        self.data = jobs.LoopData(kind, signature, cardinality)
+
+    def _specs_of_first(self) -> Any:
+        """The specification of a generator's batches, by its first."""
+        tf = require_tensorflow()
+        try:
+            first = next(self._source)
+        except StopIteration:
+            raise InvalidArgumentError(
+                "A generator of a @nano function must yield at least one batch. Received: an "
+                "exhausted one."
+            ) from None
+        self._source = _chain(first, self._source)
+        return tf.nest.map_structure(
+            lambda a: tf.TensorSpec(np.shape(a), np.asarray(a).dtype), first
+        )
+
+    def stream(self) -> Stream:
+        """One pass over it."""
+        return Stream(_OnePass(self._source), self.data.signature, trains=False)
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+class _OnePass:
+    """What a `StreamWriter` reads: one iteration over a source."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def training(self) -> Iterator[Any]:
+        raise AssertionError("a loop has no epochs of its own")
+
+    def evaluations(self) -> Iterator[Any]:
+        yield self._batches()
+
+    def _batches(self) -> Iterator[tuple[Any, Any]]:
+        iterator = iter(self._source)
+        for batch in iterator:
+            yield iterator, batch
+
+    def keeps(self, iterator: Any) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass

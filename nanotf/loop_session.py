@@ -1,0 +1,309 @@
+"""A worker's side of a `@nano` call.
+
+The user's function runs as it is, under the worker's strategy, on datasets that yield this
+worker's rows. Its steps run through `replica_step`.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nanotf import context, jobs, messages, relayed_output, replica_step
+from nanotf.compat import keras_names, keras_share
+from nanotf.shipping import programs, state, streams
+from nanotf.shipping.blocks import Block
+from nanotf.shipping.inputs import tuned
+from nanotf.steps import is_tf_function
+from nanotf.strategy import mark_as_rows
+
+PROGRAMS_KEPT = 2
+
+
+class _Source:
+    """The batches that the parent reads for a program, which outlives the jobs.
+
+    Args:
+        data: tuple of `jobs.LoopData`.
+        rank, size: int.
+    """
+
+    def __init__(self, data: tuple[jobs.LoopData, ...], rank: int, size: int) -> None:
+        self._data = data
+        self._rank = rank
+        self._size = size
+        self._passes: collections.Counter[int] = collections.Counter()
+        self._reader: Any = None
+
+    def begin(self, reader: streams.StreamReader) -> None:
+        """Begins a job."""
+        self._reader = reader
+        self._passes.clear()
+
+    def open(self, number: int) -> Any:
+        """What stands for a dataset or iterator of the user's in this worker."""
+        data = self._data[number]
+        if data.kind == "dataset":
+            return mark_as_rows(self._dataset(number, data))
+        convert = tf.convert_to_tensor if data.kind == "iterator" else np.asarray
+        return _Once(lambda: self._rows(number, convert))
+
+    def _dataset(self, number: int, data: jobs.LoopData) -> Any:
+        made = tf.data.Dataset.from_generator(
+            lambda: self._rows(number, np.asarray), output_signature=data.signature
+        )
+        if data.cardinality != tf.data.UNKNOWN_CARDINALITY:
+            made = made.apply(tf.data.experimental.assert_cardinality(data.cardinality))
+        return tuned(made.prefetch(2))
+
+    def _rows(self, number: int, convert: Callable[[Any], Any]) -> Iterator[Any]:
+        stream = number + len(self._data) * self._passes[number]
+        self._passes[number] += 1
+        signature = self._data[number].signature
+        rows = self._reader.iterate(stream, self._rank, self._size, stand_in=False)
+        try:
+            for flat, _ in rows:
+                yield tf.nest.pack_sequence_as(signature, [convert(array) for array in flat])
+        finally:
+            rows.close()
+            self._reader.forget(stream)
+
+
+class _Once(collections.abc.Iterator[Any]):
+    """An iterator that begins when it is first asked."""
+
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self._begin = begin
+        self._rows: Iterator[Any] | None = None
+
+    def __next__(self) -> Any:
+        if self._rows is None:
+            self._rows = self._begin()
+        return next(self._rows)
+
+
+class _KeptProgram:
+    """A program in this worker, with the graphs of its steps.
+
+    Args:
+        job: `jobs.LoopJob`.
+        block: `Block` or None, the arrays of its pickles.
+        strategy: `strategy.WorkerStrategy`.
+        share: `keras_share.Share`.
+    """
+
+    def __init__(self, job: jobs.LoopJob, block: Block | None, strategy: Any, share: Any) -> None:
+        self.strategy = strategy
+        self._share = share
+        self.source = _Source(job.data, strategy.rank, strategy.size)
+        self._bodies: dict[Any, Any] = {}
+        self.built_with: dict[int, list[Any]] = {}  # by the optimizer's id
+        with strategy.known_values():
+            self.program = programs.Program(job.shipment, block, self.source.open)
+        for root in self.program.roots:
+            self._record_builds(root)
+
+    def _record_builds(self, root: Any) -> None:
+        """Notes the variables that an optimizer is built with, for the parent to do the same."""
+        name = keras_names.build_method(root)
+        if name is None:
+            return
+        stock = getattr(root, name)
+
+        def build(variables: Any) -> Any:
+            self.built_with.setdefault(id(root), list(variables))
+            return stock(variables)
+
+        setattr(root, name, build)
+
+    def fits(self, counts: tuple[int, ...]) -> bool:
+        """Whether the roots have as many variables as in the parent."""
+        return tuple(len(programs.variables_of(root)) for root in self.program.roots) == counts
+
+    def variables(self) -> list[Any]:
+        """The variables of all roots, each once."""
+        return programs.distinct_variables(self.program.roots)
+
+    def local_variables(self) -> list[Any]:
+        """Those that differ between ranks until they are read."""
+        moving = {id(v) for v in programs.moving_variables(self.program.roots)}
+        return [
+            v
+            for v in self.variables()
+            if v.synchronization == tf.VariableSynchronization.ON_READ or id(v) in moving
+        ]
+
+    # What `context.Loop` asks for.
+    def run_step(
+        self, step: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs a step of the user's on all workers."""
+        python = getattr(function, "python_function", function)
+        if not tf.distribute.in_cross_replica_context():
+            return python(*args, **kwargs)  # a step inside of a step
+        key = (id(step), tf.executing_eagerly())
+        if key not in self._bodies:
+            body = replica_step.body_of(python, self.strategy, self._share, self.local_variables)
+            if is_tf_function(function) and tf.executing_eagerly():
+                body = tf.function(body, reduce_retracing=keras_names.reduces_retracing(function))
+            self._bodies[key] = (step, body)  # which keeps the step's id its own
+        return self._bodies[key][1](*args, **kwargs)
+
+    def over_whole_batch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A loss function whose scalar is that of all workers' rows."""
+        return keras_share.over_whole_batch(function, self._share, with_gradient=True)
+
+
+class LoopRun:
+    """One `@nano` call in one worker.
+
+    Args:
+        session: `session.Session`.
+        inbox: `worker.Inbox`.
+        number: int, the job's.
+        job: `jobs.LoopJob`.
+        blocks: list of `Block`, those of the job.
+    """
+
+    def __init__(
+        self, session: Any, inbox: Any, number: int, job: jobs.LoopJob, blocks: list[Block]
+    ) -> None:
+        self.session = session
+        self.number = number
+        self.job = job
+        self.blocks = blocks
+        inbox.streams = self.reader = streams.StreamReader(session.channel, number)
+
+    def run(self) -> jobs.LoopEnd:
+        """Calls the user's function; returns how it ended."""
+        job, session = self.job, self.session
+        tf.keras.backend.set_floatx(job.settings.floatx)
+        tf.keras.backend.set_image_data_format(job.settings.image_data_format)
+        if tf.keras.mixed_precision.global_policy().name != job.dtype_policy:
+            tf.keras.mixed_precision.set_global_policy(job.dtype_policy)
+        # Alike on all ranks: what a loop decides by chance, all must decide alike.
+        random.setstate(job.random_states[0])
+        np.random.set_state(job.random_states[1])
+        arrays = None if job.array_block is None else self.blocks[job.array_block]
+        kept = self._program(arrays)
+        kept.source.begin(self.reader)
+        self._load(kept)
+        args, kwargs = kept.program.arguments(job.shipment.arguments, arrays)
+        with self._relayed(), self._current(kept), session.strategy.scope():
+            value = kept.program.function(*args, **kwargs)
+        if session.rank == 0:
+            self._send(kept, value)
+        return self._end(kept)
+
+    def _program(self, arrays: Block | None) -> _KeptProgram:
+        """The program of this call, as an earlier one has left it if it is the same."""
+        job, kept = self.job, self.session.programs
+        shipped = job.shipment
+        parts = [*shipped.roots, shipped.program.body, repr(job.data).encode()]
+        parts += [] if arrays is None else shipped.program.arrays(arrays)
+        key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+        if key in kept and not kept[key].fits(job.counts):
+            del kept[key]  # the user has made some of its objects anew
+        if key not in kept:
+            tf.random.set_seed(job.seed + self.session.rank * state.SEED_DISTANCE)
+            kept[key] = _KeptProgram(job, arrays, self.session.strategy, self.session.share)
+        kept.move_to_end(key)
+        while len(kept) > PROGRAMS_KEPT:
+            kept.popitem(last=False)
+        found: _KeptProgram = kept[key]
+        return found
+
+    def _load(self, kept: _KeptProgram) -> None:
+        """Gives the roots the values that the user's have."""
+        self.known = kept.variables()
+        self.state = state.State(
+            self.job.layout,
+            self.blocks[self.job.state_block],
+            self.known,
+            self.session.strategy,
+            seeds=programs.seed_variables(kept.program.roots),
+            rank=self.session.rank,
+        )
+        self.state.load(0)
+        if self.session.rank == 0:
+            return
+        local = self.session.strategy.experimental_local_results
+        for variable in self.known:  # of a metric's sums, one worker has the user's
+            if (
+                variable.synchronization == tf.VariableSynchronization.ON_READ
+                and variable.aggregation == tf.VariableAggregation.SUM
+            ):
+                own = local(variable)[0]
+                own.assign(tf.zeros_like(own))
+
+    @contextlib.contextmanager
+    def _current(self, kept: _KeptProgram) -> Iterator[None]:
+        context.current = kept
+        self.session.share.in_loop = True
+        try:
+            yield
+        finally:
+            context.current = None
+            self.session.share.in_loop = False
+
+    def _relayed(self) -> Any:
+        if self.session.rank != 0:
+            return contextlib.nullcontext()
+
+        def send(stream: str, text: str) -> None:
+            self.session.channel.send(messages.Printed(self.number, stream, text))
+
+        return relayed_output.relayed(send, self.job.terminal)
+
+    def _send(self, kept: _KeptProgram, value: Any) -> None:
+        """Sends the function's value, and what it has built, to the parent."""
+        packer = programs.Packer()
+        pickled = programs.dump_result(value, kept.program.roots, packer)
+        built = programs.dump_result(self._built(kept), (), packer)
+        block = Block(packer.nbytes)
+        packer.write(block)
+        assert block.fd is not None
+        message = messages.Returned(self.number, pickled, built, block.nbytes)
+        self.session.channel.send(message, [block.fd])
+        block.close_fd()
+
+    def _built(self, kept: _KeptProgram) -> jobs.Built:
+        roots = kept.program.roots
+        places = {
+            id(variable): (index, place)
+            for index, root in reversed(list(enumerate(roots)))
+            for place, variable in enumerate(programs.variables_of(root))
+        }
+        known = {id(variable) for variable in self.known}
+        result = jobs.Built({}, {}, {}, (random.getstate(), np.random.get_state()))
+        local = self.session.strategy.experimental_local_results
+        for index, root in enumerate(roots):
+            variables = programs.variables_of(root)
+            if all(id(variable) in known for variable in variables):
+                continue
+            result.values[index] = [local(variable)[0].numpy() for variable in variables]
+            if isinstance(root, tf.keras.Model):
+                result.models[index] = root.get_build_config()
+            found = [id(keras_names.tf_variable(v)) for v in kept.built_with.get(id(root), [])]
+            if found and all(i in places for i in found):
+                result.optimizers[index] = tuple(places[i] for i in found)
+        return result
+
+    def _end(self, kept: _KeptProgram) -> jobs.LoopEnd:
+        self.state.store_rank(1, self.session.rank)
+        local = self.session.strategy.experimental_local_results
+        differ = {id(v) for v in kept.local_variables()}
+        differ |= {id(v) for v in programs.seed_variables(kept.program.roots)}
+        sums = []
+        for variable in kept.variables():
+            if id(variable) not in differ and variable.dtype.is_floating:
+                value = tf.cast(local(variable)[0].read_value(), tf.float64)
+                sums.append(float(tf.reduce_sum(tf.abs(value))))
+        return jobs.LoopEnd(tuple(sums))

@@ -1,0 +1,180 @@
+"""Steps of a custom training loop: what the decorators of a step make of a function.
+
+A step is a plain function of the user's. In the user's own process it is called as it is. In a
+worker, inside of a `@nano` function, `replica_step` runs it on this worker's rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from nanotf import context
+from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import InvalidArgumentTypeError
+
+
+def is_tf_function(value: Any) -> bool:
+    """Whether something was made by `tf.function`."""
+    methods = ("python_function", "get_concrete_function")
+    return not isinstance(value, Step) and all(hasattr(value, name) for name in methods)
+
+
+class Step:
+    """A function that the workers of a `@nano` function share. Made by `nano_multiprocessing`.
+
+    Attributes that it does not have itself are those of the function.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        functools.update_wrapper(self, getattr(function, "python_function", function))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if context.current is None:
+            return self.function(*args, **kwargs)
+        return context.current.run_step(self, self.function, args, kwargs)
+
+    def __get__(self, owner: Any, cls: type | None = None) -> Any:
+        return self if owner is None else types.MethodType(self, owner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "function":  # a copy that is not filled yet
+            raise AttributeError(name)
+        return getattr(self.function, name)
+
+    def __reduce__(self) -> Any:
+        return Step, (self.function,)
+
+
+def nano_multiprocessing(function: Callable[..., Any]) -> Step:
+    """Makes a training or test step one that the workers of a `@nano` function share.
+
+    Every worker runs it on its own rows of the batch. The batch is the first argument, or part
+    of one, that is a tensor or array with at least one dimension. What a single process would
+    return comes back on every worker:
+
+    - a floating scalar is taken for a mean over the batch, and is the one of the global batch;
+    - a value for each row is gathered, in the order of the global batch;
+    - an integer scalar is taken for a count, and summed;
+    - anything else is this worker's own.
+
+    Gradients that a Keras optimizer applies are weighed by the worker's part of the batch and
+    summed, and metrics count every row once.
+
+    Args:
+        function: a function, a method or a `tf.function`.
+
+    Returns:
+        A callable with the same arguments. Outside of `@nano` it just calls the function.
+
+    Raises:
+        InvalidArgumentTypeError: It is not callable.
+
+    Example:
+        >>> @nano_multiprocessing
+        ... @tf.function
+        ... def train_step(x, y, model, loss_object, optimizer):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = loss_object(y, model(x, training=True))
+        ...     gradients = tape.gradient(loss, model.trainable_variables)
+        ...     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        ...     return loss
+    """
+    if not callable(function):
+        raise InvalidArgumentTypeError(
+            "@nano_multiprocessing decorates a function. Received: an object of class "
+            f"{type(function).__qualname__}. Write it without parentheses."
+        )
+    return Step(function)
+
+
+class _Loss:
+    """A plain function of targets and predictions, as a loss; see `nano_multiprocessing_loss`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tf = require_tensorflow()
+        function = self.function
+        if context.current is not None:
+            function = context.current.over_whole_batch(function)
+        values = tf.convert_to_tensor(function(*args, **kwargs))
+        return values if values.shape.rank == 0 else tf.reduce_mean(values)
+
+    def __reduce__(self) -> Any:
+        return _Loss, (self.function,)
+
+
+def nano_multiprocessing_loss() -> Callable[[Callable[..., Any]], Any]:
+    """Turns a plain function of targets and predictions into a loss for a step.
+
+    A function that returns a value for each row becomes their mean over the global batch. One
+    that returns a scalar, whatever it is, gets the rows of all workers, so that it is what a
+    single process would compute.
+
+    Returns:
+        A decorator.
+
+    Example:
+        >>> @nano_multiprocessing_loss()
+        ... def loss_object(y_true, y_pred):
+        ...     return tf.reduce_mean(tf.abs(y_true - y_pred), axis=-1)
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        if not callable(function):
+            raise InvalidArgumentTypeError(
+                "@nano_multiprocessing_loss() decorates a function of targets and predictions. "
+                f"Received: an object of class {type(function).__qualname__}."
+            )
+        return _Loss(function)
+
+    return decorate
+
+
+def nano_bf16(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Casts the floating tensors and arrays among a step's arguments to bfloat16.
+
+    Below `@nano_multiprocessing` (nearer to the function) it casts each worker's rows.
+
+    Args:
+        function: a function, a method or a `tf.function`.
+
+    Returns:
+        A function with the same arguments. Models, optimizers and Python numbers are passed on.
+    """
+    if not callable(function):
+        raise InvalidArgumentTypeError(
+            "@nano_bf16 decorates a function. Received: an object of class "
+            f"{type(function).__qualname__}. Write it without parentheses."
+        )
+
+    inner = getattr(function, "python_function", function)
+
+    @functools.wraps(inner)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return inner(*_to_bfloat16(args), **_to_bfloat16(kwargs))
+
+    # One graph, not one inside of another, which a replica's step may not have.
+    return require_tensorflow().function(step) if is_tf_function(function) else step
+
+
+def _to_bfloat16(structure: Any) -> Any:
+    tf = require_tensorflow()
+
+    def cast(leaf: Any) -> Any:
+        is_data = tf.is_tensor(leaf) or hasattr(leaf, "__array_interface__")
+        if not is_data or isinstance(leaf, tf.Variable):
+            return leaf
+        dtype = getattr(leaf.dtype, "name", "")
+        return tf.cast(leaf, tf.bfloat16) if dtype in _CAST else leaf
+
+    return tf.nest.map_structure(cast, structure)
+
+
+_CAST = ("float16", "float32", "float64")
