@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from nanotf import calls, context, jobs, messages, topology, warm
-from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
     CollectiveError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
     ModelError,
+    ShippingError,
     WorkerError,
 )
 from nanotf.fit_data import Stream
@@ -147,6 +147,8 @@ class _LoopCall(calls.Call):
         self.shipment, self.packer = self.manifest.ship()
         roots = self.manifest.roots
         self.counts = tuple(len(programs.variables_of(root)) for root in roots)
+        self.optimizers = programs.built_optimizers(roots)
+        self._check_optimizers()
         self.variables = programs.distinct_variables(roots)
         self.layout = StateLayout.of(
             self.variables, size, averaged=programs.moving_variables(roots)
@@ -174,6 +176,16 @@ class _LoopCall(calls.Call):
                 f"an argument or from the code around it. Received: {self.name}, which refers to "
                 "none."
             )
+
+    def _check_optimizers(self) -> None:
+        for place, variables in self.optimizers.items():
+            if variables is None:
+                optimizer = programs.optimizers_in(self.manifest.roots)[place]
+                raise ShippingError(
+                    "An optimizer reaches the workers with the variables that it was built with. "
+                    f"Received: {type(optimizer).__name__}, built with variables that {self.name} "
+                    "does not refer to. Pass the model that they belong to."
+                )
 
     def _build_models(self) -> None:
         """Builds models that the first step would build, where the data tell how."""
@@ -210,6 +222,7 @@ class _LoopCall(calls.Call):
             dtype_policy=tf.keras.mixed_precision.global_policy().name,
             layout=self.layout,
             counts=self.counts,
+            optimizers=self.optimizers,
             state_block=calls.STATE_BLOCK,
             seed=calls.seed_of_user(0),
             random_states=(random.getstate(), np.random.get_state()),
@@ -299,11 +312,7 @@ class _LoopCall(calls.Call):
         roots = self.manifest.roots
         for index, config in built.models.items():
             models.build_as(roots[index], config)
-        for index, places in built.optimizers.items():
-            found = [programs.variables_of(roots[root])[place] for root, place in places]
-            name = keras_names.build_method(roots[index])
-            assert name is not None
-            getattr(roots[index], name)(programs.as_owned(roots, found))
+        programs.build_optimizers(roots, built.optimizers)
         for index, values in built.values.items():
             variables = programs.variables_of(roots[index])
             if [tuple(v.shape) for v in variables] != [value.shape for value in values]:

@@ -188,6 +188,8 @@ class LoopJob:
         dtype_policy: str, Keras's global policy.
         layout: `StateLayout` of the variables of all roots that exist in the parent.
         counts: tuple of int, how many variables each root has there.
+        optimizers: dict, what the optimizers there are built with; see
+            `shipping.programs.built_optimizers`.
         state_block: int, which of the job's blocks holds the state.
         seed: int, of TensorFlow's random numbers.
         random_states: tuple of the states of `random` and of NumPy, the same for all ranks.
@@ -201,6 +203,7 @@ class LoopJob:
     dtype_policy: str
     layout: StateLayout
     counts: tuple[int, ...]
+    optimizers: dict[Any, Any]
     state_block: int
     seed: int
     random_states: tuple[Any, Any]
@@ -213,15 +216,14 @@ class Built:
 
     Args:
         models: dict of int to dict, the `get_build_config()` of models by root.
-        optimizers: dict of int to tuple of tuples of int, for an optimizer by root the variables
-            that it was built with: root, and place in its variables.
+        optimizers: as in `LoopJob`, afterwards.
         values: dict of int to list of `numpy.ndarray`, of every root whose number of variables
             has changed, all its values.
         random_states: as in `LoopJob`, afterwards.
     """
 
     models: dict[int, Any]
-    optimizers: dict[int, tuple[tuple[int, int], ...]]
+    optimizers: dict[Any, Any]
     values: dict[int, list[Any]]
     random_states: tuple[Any, Any]
 

@@ -104,24 +104,9 @@ class _KeptProgram:
         self._share = share
         self.source = _Source(job.data, strategy.rank, strategy.size)
         self._bodies: dict[Any, Any] = {}
-        self.built_with: dict[int, list[Any]] = {}  # by the optimizer's id
         with strategy.known_values():
             self.program = programs.Program(job.shipment, block, self.source.open)
-        for root in self.program.roots:
-            self._record_builds(root)
-
-    def _record_builds(self, root: Any) -> None:
-        """Notes the variables that an optimizer is built with, for the parent to do the same."""
-        name = keras_names.build_method(root)
-        if name is None:
-            return
-        stock = getattr(root, name)
-
-        def build(variables: Any) -> Any:
-            self.built_with.setdefault(id(root), list(variables))
-            return stock(variables)
-
-        setattr(root, name, build)
+            programs.build_optimizers(self.program.roots, job.optimizers)
 
     def fits(self, counts: tuple[int, ...]) -> bool:
         """Whether the roots have as many variables as in the parent."""
@@ -188,14 +173,14 @@ class LoopRun:
         tf.keras.backend.set_image_data_format(job.settings.image_data_format)
         if tf.keras.mixed_precision.global_policy().name != job.dtype_policy:
             tf.keras.mixed_precision.set_global_policy(job.dtype_policy)
-        # Alike on all ranks: what a loop decides by chance, all must decide alike.
-        random.setstate(job.random_states[0])
-        np.random.set_state(job.random_states[1])
         arrays = None if job.array_block is None else self.blocks[job.array_block]
         kept = self._program(arrays)
         kept.source.begin(self.reader)
         self._load(kept)
         args, kwargs = kept.program.arguments(job.shipment.arguments, arrays)
+        # Alike on all ranks: what a loop decides by chance, all must decide alike.
+        random.setstate(job.random_states[0])
+        np.random.set_state(job.random_states[1])
         with self._relayed(), self._current(kept), session.strategy.scope():
             value = kept.program.function(*args, **kwargs)
         if session.rank == 0:
@@ -276,13 +261,9 @@ class LoopRun:
 
     def _built(self, kept: _KeptProgram) -> jobs.Built:
         roots = kept.program.roots
-        places = {
-            id(variable): (index, place)
-            for index, root in reversed(list(enumerate(roots)))
-            for place, variable in enumerate(programs.variables_of(root))
-        }
         known = {id(variable) for variable in self.known}
-        result = jobs.Built({}, {}, {}, (random.getstate(), np.random.get_state()))
+        optimizers = programs.built_optimizers(roots)
+        result = jobs.Built({}, optimizers, {}, (random.getstate(), np.random.get_state()))
         local = self.session.strategy.experimental_local_results
         for index, root in enumerate(roots):
             variables = programs.variables_of(root)
@@ -291,9 +272,6 @@ class LoopRun:
             result.values[index] = [local(variable)[0].numpy() for variable in variables]
             if isinstance(root, tf.keras.Model):
                 result.models[index] = root.get_build_config()
-            found = [id(keras_names.tf_variable(v)) for v in kept.built_with.get(id(root), [])]
-            if found and all(i in places for i in found):
-                result.optimizers[index] = tuple(places[i] for i in found)
         return result
 
     def _end(self, kept: _KeptProgram) -> jobs.LoopEnd:

@@ -31,6 +31,7 @@ class Step:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         functools.update_wrapper(self, getattr(function, "python_function", function))
+        del vars(self)["__wrapped__"]  # AutoGraph would call that instead
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if context.current is None:
@@ -97,6 +98,7 @@ class _Loss:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         functools.update_wrapper(self, function)
+        del vars(self)["__wrapped__"]  # AutoGraph would call that instead
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tf = require_tensorflow()

@@ -24,6 +24,7 @@
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
 | `Optimizer._learning_rate`, legacy `_create_all_weights`, `_hyper` | 2 | optimizer state outside `variables` |
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`, lists of slots in its attributes | 2 and 3 | see `updates_elements_apart`, `optimizer_slots` |
+| `Optimizer._trainable_variables` / `_index_dict`, legacy `_slots`, `tf.Variable._unique_id` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | see `built_with` |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 """
@@ -475,17 +476,33 @@ def sum_gradients_first(optimizer: Any) -> None:
         optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
-def build_method(root: Any) -> str | None:
-    """The name of the method that makes an optimizer's slots, given its variables.
+def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
+    """The variables, in order, that an optimizer's slots were made for; none if it is not built.
 
-    None for what is no optimizer, or has its slots in another.
+    Args:
+        optimizer: an optimizer.
+        candidates: sequence of `tf.Variable`, among which they are.
+
+    Returns:
+        A list of `tf.Variable`.
     """
-    keras = require_tensorflow().keras
-    if hasattr(root, "inner_optimizer"):
-        return None
-    if hasattr(root, "_create_all_weights"):  # Keras 2, tf.keras.optimizers.legacy
-        return "_create_all_weights"
-    return "build" if isinstance(root, keras.optimizers.Optimizer) else None
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if is_keras_3():
+        return [tf_variable(v) for v in optimizer._trainable_variables or ()]
+    by_key = {getattr(v, "_unique_id", None): v for v in candidates}
+    legacy = hasattr(optimizer, "_create_all_weights")
+    keys = optimizer._slots if legacy else getattr(optimizer, "_index_dict", {})
+    return [by_key[key] for key in keys if key in by_key]
+
+
+def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Makes an optimizer's slots for variables of the installed generation."""
+    if not is_keras_3():
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+        if hasattr(optimizer, "_create_all_weights"):  # tf.keras.optimizers.legacy
+            optimizer._create_all_weights(variables)
+            return
+    optimizer.build(variables)
 
 
 def reduces_retracing(function: Any) -> bool:

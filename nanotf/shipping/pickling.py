@@ -17,6 +17,7 @@ An object that stands in several places is one object again after loading.
 """
 
 from __future__ import annotations
+import __future__
 
 import contextlib
 import copy
@@ -162,7 +163,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _rebuild_tensor, (obj.numpy(),)
         if is_tf_function(obj):
             return _rebuild_function, (obj.python_function,)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
+            # AutoGraph looks there, to know whether it has to evaluate annotations, which
+            # may name what the function itself does not refer to.
+            reduced[2][1]["__globals__"].update(_future_features(obj))
+        return reduced
+
+
+def _future_features(function: types.FunctionType) -> dict[str, Any]:
+    """The features that the function's module imports from `__future__`."""
+    flags = function.__code__.co_flags
+    features = {name: getattr(__future__, name) for name in __future__.all_feature_names}
+    return {name: f for name, f in features.items() if flags & f.compiler_flag}
 
 
 def _is_tracking(cls: type) -> bool:

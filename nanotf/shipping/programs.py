@@ -145,6 +145,57 @@ def can_be_trained(root: Any) -> bool:
     return _is_variable(root) or isinstance(root, (tf.keras.layers.Layer, *_optimizer_classes()))
 
 
+Place = tuple[int, tuple[str, int] | None]  # a root, or a part of one
+VariablePlace = tuple[int, int]  # a root, and a place in its variables
+
+
+def optimizers_in(roots: Sequence[Any]) -> dict[Place, Any]:
+    """All optimizers among roots and their parts, each once."""
+    found: dict[int, tuple[Place, Any]] = {}
+    for index, root in enumerate(roots):
+        if isinstance(root, _optimizer_classes()):
+            found.setdefault(id(root), ((index, None), root))
+        elif isinstance(root, require_tensorflow().keras.Model):
+            for place, part in parts_of(root).items():
+                if place[0] == "optimizers":
+                    found.setdefault(id(part), ((index, place), part))
+    inner = {id(getattr(o, "inner_optimizer", None)) for _, o in found.values()}
+    return {place: o for place, o in found.values() if id(o) not in inner}
+
+
+def built_optimizers(roots: Sequence[Any]) -> dict[Place, tuple[VariablePlace, ...] | None]:
+    """What the built optimizers were built with.
+
+    Returns:
+        A dict of an optimizer's place to the places of variables; None for an optimizer that
+        was built with others than the roots have.
+    """
+    places: dict[int, VariablePlace] = {}
+    for index, root in enumerate(roots):
+        for place, variable in enumerate(variables_of(root)):
+            places.setdefault(id(variable), (index, place))
+    candidates = distinct_variables(roots)
+    result: dict[Place, tuple[VariablePlace, ...] | None] = {}
+    for at, optimizer in optimizers_in(roots).items():
+        found = [places.get(id(v)) for v in keras_names.built_with(optimizer, candidates)]
+        if found:
+            known = tuple(place for place in found if place is not None)
+            result[at] = known if len(known) == len(found) else None
+    return result
+
+
+def build_optimizers(
+    roots: Sequence[Any], built: Mapping[Place, tuple[VariablePlace, ...] | None]
+) -> None:
+    """Builds the optimizers that are not built yet as `built_optimizers` says."""
+    done = built_optimizers(roots)
+    optimizers = optimizers_in(roots)
+    for at, places in built.items():
+        if at not in done and places is not None:
+            variables = [variables_of(roots[index])[place] for index, place in places]
+            keras_names.build_for(optimizers[at], as_owned(roots, variables))
+
+
 def as_owned(roots: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """The variables of the installed Keras that hold these `tf.Variable`s."""
     owners: dict[int, Any] = {}

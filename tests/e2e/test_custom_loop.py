@@ -1,0 +1,528 @@
+"""`@nano` and `@nano_multiprocessing`: two lines that change nothing but the speed."""
+
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import loops
+import numpy as np
+import pytest
+import tensorflow as tf
+from loops import cross_entropy, dense, plain_step, plain_train
+
+import nanotf
+from nanotf.keras import nano, nano_bf16, nano_multiprocessing, nano_multiprocessing_loss
+
+L = tf.keras.layers
+OPTIMIZERS = {
+    "sgd": lambda: tf.keras.optimizers.SGD(0.1),
+    "momentum": lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: tf.keras.optimizers.Adam(0.01),
+    "clipped": lambda: tf.keras.optimizers.Adam(0.01, global_clipnorm=0.1),
+}
+
+
+@pytest.fixture(scope="module", params=["shm", "grpc"])
+def run_on(request: pytest.FixtureRequest) -> Any:
+    """`nano` for two workers on one of the transports."""
+    return functools.partial(nano, num_processes=2, transport=request.param)
+
+
+def _train_both(
+    run_on: Any,
+    optimizer: Any = OPTIMIZERS["sgd"],
+    loss: Any = cross_entropy,
+    step: Any = plain_step,
+    model: Any = dense,
+    data: Any = loops.dataset,
+    graph: bool = True,
+) -> tuple[Any, Any]:
+    """Trains two equal models, alone and with two workers; they must agree."""
+    found, expected = (model(), optimizer()), (model(), optimizer())
+    plain = tf.function(step) if graph else step
+    theirs = plain_train(expected[0], data(), loss(), expected[1], plain)
+    shared = nano_multiprocessing(tf.function(step) if graph else step)
+    ours = run_on()(plain_train)(found[0], data(), loss(), found[1], shared)
+    np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
+    loops.assert_same_variables(found[0].variables, expected[0].variables)
+    mine, other = loops.variables_of(found[1]), loops.variables_of(expected[1])
+    loops.assert_same_variables(mine, other)
+    return found, expected
+
+
+# ------------------------------------------------------------------------------- the numbers
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_follows_one_process(run_on: Any, float64: None, optimizer: str) -> None:
+    _train_both(run_on, OPTIMIZERS[optimizer])
+
+
+@pytest.mark.parametrize(("rows", "batch_size"), [(33, 16), (35, 7), (1, 1), (3, 2)])
+def test_every_batch_size(run_on: Any, float64: None, rows: int, batch_size: int) -> None:
+    # The last batch of 33 has one row, for two workers.
+    _train_both(run_on, data=lambda: loops.dataset(rows, batch_size))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "default"])
+def test_reductions_and_regularizers(run_on: Any, float64: None, reduction: str) -> None:
+    options = {} if reduction == "default" else {"reduction": reduction}
+    _train_both(
+        run_on,
+        optimizer=lambda: tf.keras.optimizers.SGD(0.01),
+        loss=lambda: cross_entropy(**options),
+        model=lambda: dense(regularizer="l2"),
+    )
+
+
+def test_no_reduction(run_on: Any, float64: None) -> None:
+    def step(inputs: Any, model: Any, loss_object: Any, optimizer: Any) -> Any:
+        x, y = inputs
+        with tf.GradientTape() as tape:
+            values = loss_object(y, model(x, training=True))
+            loss = tf.reduce_mean(values * tf.cast(1 + y % 2, values.dtype))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    none = {"reduction": "none"}
+    _train_both(run_on, loss=lambda: cross_entropy(**none), step=step)
+
+
+def test_step_without_tf_function(run_on: Any, float64: None) -> None:
+    _train_both(run_on, OPTIMIZERS["adam"], graph=False)
+
+
+def test_loss_of_a_plain_function(run_on: Any, float64: None) -> None:
+    @nano_multiprocessing_loss()
+    def of_rows(y_true: Any, y_pred: Any) -> Any:
+        return tf.reduce_sum(tf.square(tf.one_hot(y_true, 3, dtype=y_pred.dtype) - y_pred), axis=-1)
+
+    @nano_multiprocessing_loss()
+    def of_batch(y_true: Any, y_pred: Any) -> Any:
+        errors = tf.abs(tf.one_hot(y_true, 3, dtype=y_pred.dtype) - y_pred)
+        return tf.reduce_sum(errors**2) / tf.reduce_sum(errors)
+
+    y = loops.rows(4)[1]
+    assert of_rows(y, np.zeros((4, 3))).shape == ()
+    for loss in (of_rows, of_batch):
+        _train_both(run_on, loss=lambda loss=loss: loss)
+
+
+def test_sparse_gradients(run_on: Any, float64: None) -> None:
+    def model() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        return tf.keras.Sequential(
+            [L.Input((4,), dtype="int32"), L.Embedding(11, 5), L.Flatten(), L.Dense(3)]
+        )
+
+    def data() -> Any:
+        draw = np.random.default_rng(0)
+        ids, y = draw.integers(0, 11, (37, 4)).astype("int32"), draw.integers(0, 3, 37)
+        return tf.data.Dataset.from_tensor_slices((ids, y)).batch(8)
+
+    _train_both(run_on, OPTIMIZERS["sgd"], model=model, data=data)
+
+
+def test_accumulation_and_loss_scaling(run_on: Any) -> None:
+    if hasattr(tf.keras, "Variable"):  # Keras 3
+        _train_both(run_on, lambda: tf.keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+    optimizer = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD(0.1))
+    model, step = dense(), nano_multiprocessing(tf.function(plain_step))
+    before = model.get_weights()
+    losses = run_on()(plain_train)(model, loops.dataset(), cross_entropy(), optimizer, step)
+    assert np.isfinite(losses).all()
+    assert not np.array_equal(model.get_weights()[0], before[0])
+
+
+def test_three_processes(float64: None) -> None:
+    try:
+        nanotf.plan(3)
+    except nanotf.errors.PlacementError as error:
+        pytest.skip(f"three workers need three cores: {error}")
+    _train_both(functools.partial(nano, num_processes=3))
+
+
+def test_second_call_goes_on(run_on: Any, float64: None) -> None:
+    found, expected = _train_both(run_on, OPTIMIZERS["adam"])
+    step = nano_multiprocessing(tf.function(plain_step))
+    train = run_on()(plain_train)
+    for _ in range(2):
+        ours = train(found[0], loops.dataset(), cross_entropy(), found[1], step)
+        theirs = plain_train(
+            expected[0], loops.dataset(), cross_entropy(), expected[1], tf.function(plain_step)
+        )
+        np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
+    # And in this process, with the state of both.
+    ours = plain_train(found[0], loops.dataset(), cross_entropy(), found[1], plain_step)
+    theirs = plain_train(expected[0], loops.dataset(), cross_entropy(), expected[1], plain_step)
+    np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
+
+
+# ------------------------------------------------------------- what reaches the workers, and how
+def test_everything_captured(run_on: Any, float64: None) -> None:
+    def both(run: Any, share: Any) -> tuple[list[float], list[Any]]:
+        model, optimizer, data, loss_object = (
+            dense(), OPTIMIZERS["adam"](), loops.dataset(), cross_entropy()
+        )  # fmt: skip
+
+        @share
+        @tf.function
+        def step(inputs: Any) -> Any:
+            return plain_step(inputs, model, loss_object, optimizer)
+
+        @run
+        def train(*, epochs: int = 2, scale: float = 1.0) -> list[float]:
+            return [scale * float(step(inputs)) for _ in range(epochs) for inputs in data]
+
+        return train(scale=2.0), model.get_weights()
+
+    def as_it_is(function: Any) -> Any:
+        return function
+
+    ours, theirs = both(run_on(), nano_multiprocessing), both(as_it_is, as_it_is)
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=loops.tolerance())
+    loops.assert_same_variables(ours[1], theirs[1])
+
+
+class _Trainer:
+    """Holds all that it trains, and has a method for each level."""
+
+    def __init__(self) -> None:
+        self.model = dense()
+        self.optimizer = tf.keras.optimizers.SGD(0.1)
+        self.loss_object = cross_entropy()
+
+    @nano_multiprocessing
+    @tf.function
+    def step(self, inputs: Any) -> Any:
+        return plain_step(inputs, self.model, self.loss_object, self.optimizer)
+
+    def train(self, data: Any) -> list[float]:
+        return [float(self.step(inputs)) for inputs in data]
+
+
+def test_methods(run_on: Any, float64: None) -> None:
+    alone, shared = _Trainer(), _Trainer()
+    theirs = alone.train(loops.dataset())
+
+    class Shared(_Trainer):
+        train = run_on()(_Trainer.train)
+
+    shared = Shared()
+    np.testing.assert_allclose(shared.train(loops.dataset()), theirs, rtol=loops.tolerance())
+    loops.assert_same_variables(shared.model.get_weights(), alone.model.get_weights())
+
+
+def test_parts_are_the_same_objects(run_on: Any, float64: None) -> None:
+    def both(run: Any) -> list[Any]:
+        tf.keras.utils.set_random_seed(5)
+        encoder = tf.keras.Sequential([L.Input((8,)), L.Dense(4, activation="tanh")])
+        decoder = tf.keras.Sequential([L.Input((4,)), L.Dense(8)])
+        inputs = L.Input((8,))
+        both = tf.keras.Model(inputs, decoder(encoder(inputs)))
+        optimizer = tf.keras.optimizers.SGD(0.1)
+        kernel = encoder.trainable_variables[0]
+
+        @nano_multiprocessing
+        @tf.function
+        def step(x: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(both(x) - x)) + tf.reduce_mean(
+                    tf.square(encoder(x))
+                )
+            gradients = tape.gradient(loss, both.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, both.trainable_variables, strict=True))
+            return loss + 0 * tf.reduce_sum(kernel)
+
+        @run
+        def train(data: Any) -> Any:
+            losses = [float(step(x)) for x, _ in data]
+            return losses, encoder, float(tf.reduce_sum(kernel))
+
+        losses, same, total = train(loops.dataset())
+        assert same is encoder
+        np.testing.assert_allclose(total, np.sum(encoder.get_weights()[0]), rtol=1e-10)
+        return [np.array(losses), *both.get_weights()]
+
+    for ours, theirs in zip(both(run_on()), both(lambda f: f), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+def test_two_models_and_optimizers(run_on: Any, float64: None) -> None:
+    def both(run: Any) -> list[Any]:
+        tf.keras.utils.set_random_seed(5)
+        generator = tf.keras.Sequential([L.Input((2,)), L.Dense(8)])
+        discriminator = tf.keras.Sequential([L.Input((8,)), L.Dense(4, "tanh"), L.Dense(1)])
+        optimizers = {"g": tf.keras.optimizers.Adam(0.01), "d": tf.keras.optimizers.Adam(0.02)}
+        entropy = tf.keras.losses.BinaryCrossentropy(from_logits=True)
+
+        @nano_multiprocessing
+        @tf.function
+        def step(x: Any) -> dict[str, Any]:
+            with tf.GradientTape() as g_tape, tf.GradientTape() as d_tape:
+                fake = discriminator(generator(x[:, :2]))
+                real = discriminator(x)
+                g_loss = entropy(tf.ones_like(fake), fake)
+                d_loss = entropy(tf.ones_like(real), real) + entropy(tf.zeros_like(fake), fake)
+            for name, tape, loss, model in (
+                ("g", g_tape, g_loss, generator),
+                ("d", d_tape, d_loss, discriminator),
+            ):
+                gradients = tape.gradient(loss, model.trainable_variables)
+                optimizers[name].apply_gradients(
+                    zip(gradients, model.trainable_variables, strict=True)
+                )
+            return {"losses": (g_loss, d_loss), "rows": fake[:, 0], "count": tf.size(fake)}
+
+        @run
+        def train(data: Any) -> list[Any]:
+            return [step(x) for x, _ in data]
+
+        found = tf.nest.flatten(train(loops.dataset()))
+        state = loops.variables_of(optimizers["d"])
+        return [np.asarray(v) for v in [*found, *generator.get_weights(), *state]]
+
+    ours, theirs = both(run_on()), both(lambda f: f)
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_metrics_and_validation_steps(run_on: Any, float64: None) -> None:
+    def both(run: Any) -> list[Any]:
+        model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)
+        loss_object = cross_entropy()
+        mean = tf.keras.metrics.Mean(name="loss")
+        accuracy = tf.keras.metrics.SparseCategoricalAccuracy()
+        auc = tf.keras.metrics.AUC(num_thresholds=7)
+
+        @nano_multiprocessing
+        @tf.function
+        def train_step(x: Any, y: Any) -> None:
+            loss = plain_step((x, y), model, loss_object, optimizer)
+            mean.update_state(loss)
+            accuracy.update_state(y, model(x))
+
+        @nano_multiprocessing
+        @tf.function
+        def test_step(x: Any, y: Any) -> Any:
+            outputs = model(x)
+            auc.update_state(tf.cast(y > 0, outputs.dtype), tf.sigmoid(outputs[:, 0]))
+            return loss_object(y, outputs), outputs
+
+        @run
+        def train(data: Any, validation: Any) -> list[Any]:
+            numbers: list[Any] = []
+            for _ in range(2):
+                (mean.reset_state if hasattr(mean, "reset_state") else mean.reset_states)()
+                for x, y in data:
+                    train_step(x, y)
+                numbers += [float(mean.result()), float(accuracy.result())]
+                for x, y in validation:
+                    loss, outputs = test_step(x, y)
+                    numbers += [float(loss), outputs.numpy()]
+                numbers.append(float(auc.result()))
+            return numbers
+
+        numbers = train(loops.dataset(53), loops.dataset(17, 8, seed=4))
+        # The metrics here have the state of all workers, too.
+        return [*numbers, float(accuracy.result()), float(auc.result()), float(mean.result())]
+
+    for ours, theirs in zip(both(run_on()), both(lambda f: f), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+def test_ways_to_read_a_dataset(run_on: Any, float64: None) -> None:
+    model, optimizer, loss_object = dense(), tf.keras.optimizers.SGD(0.1), cross_entropy()
+    alone, other = dense(), tf.keras.optimizers.SGD(0.1)
+    step = nano_multiprocessing(tf.function(plain_step))
+
+    def train(data: Any, step: Any, model: Any, optimizer: Any, pairs: Any) -> list[float]:
+        found = []
+        iterator = iter(data)
+        for _ in range(2):
+            found.append(float(step(next(iterator), model, loss_object, optimizer)))
+        for number, inputs in enumerate(data):  # while the first iterator goes on
+            if number == 2:
+                break
+            found.append(float(step(inputs, model, loss_object, optimizer)))
+            found.append(float(step(next(iterator), model, loss_object, optimizer)))
+        for x, y in data.skip(1).map(lambda x, y: (2 * x, y)).take(2):
+            found.append(float(step((x, y), model, loss_object, optimizer)))
+        for inputs in pairs:
+            found.append(float(step(inputs, model, loss_object, optimizer)))
+        return [*found, float(len(data))]
+
+    def generator() -> Any:
+        for start in range(0, 30, 10):
+            x, y = loops.rows(30)
+            yield x[start : start + 10], y[start : start + 10]
+
+    data = loops.dataset(70)
+    ours = run_on()(train)(data, step, model, optimizer, generator())
+    theirs = train(data, plain_step, alone, other, generator())
+    np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
+    assert model.get_weights()[0].shape == (8, 6)
+
+
+def test_loop_in_one_graph(run_on: Any, float64: None) -> None:
+    def both(run: Any) -> list[Any]:
+        model, optimizer, loss_object = dense(), tf.keras.optimizers.SGD(0.1), cross_entropy()
+
+        @nano_multiprocessing
+        def step(inputs: Any) -> Any:
+            return plain_step(inputs, model, loss_object, optimizer)
+
+        @tf.function
+        def epoch(data: Any) -> Any:
+            total, steps = tf.constant(0.0, tf.float64), 0
+            for inputs in data:
+                if steps > 2:
+                    break
+                total += step(inputs)
+                steps += 1
+            return total / tf.cast(steps, tf.float64)
+
+        @run
+        def train(data: Any) -> list[float]:
+            return [float(epoch(data)) for _ in range(2)]
+
+        return [train(loops.dataset(50, 12)), *model.get_weights()]
+
+    for ours, theirs in zip(both(run_on()), both(lambda f: f), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+def test_generator_datasets_count_every_row(run_on: Any) -> None:
+    weight = tf.Variable(0.0)
+    optimizer = tf.keras.optimizers.SGD(0.0)
+
+    def numbers() -> Any:
+        yield from np.arange(37, dtype="float32")
+
+    data = tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec([], "float32"))
+    data = data.shuffle(37, seed=3).batch(5)
+
+    @nano_multiprocessing
+    @tf.function
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(weight * x)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return x
+
+    @run_on()
+    def collect(data: Any) -> list[Any]:
+        return [step(x).numpy() for x in data]
+
+    found = collect(data)
+    assert [len(batch) for batch in found] == [5] * 7 + [2]
+    assert sorted(np.concatenate(found)) == list(range(37))
+
+
+def test_models_that_are_built_by_the_first_step(run_on: Any, float64: None) -> None:
+    class Lazy(tf.keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.hidden = L.Dense(5, activation="tanh")
+            self.outer = L.Dense(3)
+
+        def call(self, x: Any) -> Any:
+            return self.outer(self.hidden(x))
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(2)
+        return Lazy()
+
+    if hasattr(tf.keras, "Variable"):  # Keras 3
+        _train_both(run_on, OPTIMIZERS["adam"], model=make)
+        return
+    # Keras 2 draws other initial weights inside of a tf.function than outside of one.
+    model, optimizer = make(), OPTIMIZERS["adam"]()
+    step = nano_multiprocessing(tf.function(plain_step))
+    losses = run_on()(plain_train)(model, loops.dataset(), cross_entropy(), optimizer, step)
+    assert losses[-1] < losses[0]
+    assert int(optimizer.iterations.numpy()) == 8
+    assert model.count_params() == 8 * 5 + 5 + 5 * 3 + 3
+
+
+def test_batch_normalization_and_dropout(run_on: Any) -> None:
+    tf.keras.utils.set_random_seed(2)
+    model = tf.keras.Sequential(
+        [L.Input((8,)), L.Dense(6), L.BatchNormalization(), L.Dropout(0.5), L.Dense(3)]
+    )
+    before = [v.numpy() for v in model.non_trainable_variables]
+    step = nano_multiprocessing(tf.function(plain_step))
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    run_on()(plain_train)(model, loops.dataset(33), cross_entropy(), optimizer, step)
+    after = [v.numpy() for v in model.non_trainable_variables]
+    assert all(np.isfinite(v).all() for v in after)
+    assert not np.array_equal(before[0], after[0])
+
+
+def test_chance_is_alike_on_all_workers(run_on: Any) -> None:
+    model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)
+    step = nano_multiprocessing(tf.function(plain_step))
+
+    def train(data: Any, loss_object: Any) -> list[float]:
+        found = []
+        for inputs in data:
+            if random.random() < 0.5:
+                step(inputs, model, loss_object, optimizer)
+            found.append(random.random() + np.random.rand())
+        return found
+
+    random.seed(5)
+    np.random.seed(5)
+    theirs, following = train(loops.dataset(), cross_entropy()), random.random()
+    random.seed(5)
+    np.random.seed(5)
+    assert run_on()(train)(loops.dataset(), cross_entropy()) == theirs
+    assert random.random() == following
+
+
+def test_bfloat16(run_on: Any) -> None:
+    seen = []
+
+    @nano_bf16
+    def look(x: Any, y: Any, factor: float) -> Any:
+        return x.dtype.name, y.dtype.name, factor
+
+    assert look(tf.ones(2), tf.constant([1]), 2.0) == ("bfloat16", "int32", 2.0)
+    assert look(np.ones(2), y=np.array([1], "int32"), factor=2.0)[0] == "bfloat16"
+
+    @nano_multiprocessing
+    @nano_bf16
+    @tf.function
+    def step(x: Any, model: Any, optimizer: Any) -> Any:
+        seen.append(x.dtype.name)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.cast(model(x), tf.float32) ** 2)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss, seen[-1] == "bfloat16"
+
+    @run_on()
+    def train(model: Any, data: Any, optimizer: Any) -> list[Any]:
+        return [step(x, model, optimizer) for x, _ in data]
+
+    found = train(dense(), loops.dataset(), tf.keras.optimizers.SGD(0.1))
+    assert [bool(was_cast) for _, was_cast in found] == [True] * 4
+    assert float(found[-1][0]) < float(found[0][0])
+
+
+# --------------------------------------------------------------------------- without workers
+def test_without_nano_nothing_happens() -> None:
+    model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)
+    step = nano_multiprocessing(tf.function(plain_step))
+    plain = plain_train(dense(), loops.dataset(), cross_entropy(), OPTIMIZERS["sgd"](), plain_step)
+    found = plain_train(model, loops.dataset(), cross_entropy(), optimizer, step)
+    np.testing.assert_allclose(found, plain, rtol=1e-5)
+    for count in (None, 1):
+        assert nano(num_processes=count)(lambda x: x + 1)(1) == 2
+    assert nanotf.worker_pids() == () or len(nanotf.worker_pids()) == 2
+    assert (nanotf.rank(), nanotf.size(), nanotf.is_chief()) == (0, 1, True)
+    assert nanotf.get_strategy() is tf.distribute.get_strategy()
+    assert step.__name__ == "plain_step"

@@ -1,0 +1,257 @@
+"""Bad input to `@nano`, and what goes wrong inside: a clear error, never a hang."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+from typing import Any
+
+import loops
+import pytest
+import tensorflow as tf
+from loops import cross_entropy, dense, plain_step, plain_train
+
+import nanotf
+from nanotf import errors
+from nanotf.keras import nano, nano_bf16, nano_multiprocessing, nano_multiprocessing_loss
+
+two = functools.partial(nano, num_processes=2)
+step = nano_multiprocessing(tf.function(plain_step))
+
+
+def _arguments() -> tuple[Any, ...]:
+    return dense(), loops.dataset(), cross_entropy(), tf.keras.optimizers.SGD(0.1)
+
+
+def _works() -> None:
+    """The pool, or a new one, takes the next job."""
+    losses = two()(plain_train)(*_arguments(), step, epochs=1)
+    assert len(losses) == 4
+
+
+@pytest.fixture
+def no_workers() -> Any:
+    """Asserts that nothing was started."""
+    nanotf.shutdown()
+    yield
+    assert nanotf.worker_pids() == ()
+
+
+# ------------------------------------------------------------------------- before any process
+def test_no_dataset(no_workers: None) -> None:
+    @two()
+    def train(model: Any, x: Any, optimizer: Any) -> None:
+        pass
+
+    with pytest.raises(errors.InvalidArgumentError, match=r"dataset.*Received: .*train"):
+        train(dense(), loops.rows(4)[0], tf.keras.optimizers.SGD())
+
+
+def test_nothing_to_train(no_workers: None) -> None:
+    @two()
+    def train(data: Any) -> None:
+        for _ in data:
+            pass
+
+    with pytest.raises(errors.InvalidArgumentError, match=r"a model, an optimizer or variables"):
+        train(loops.dataset())
+
+
+def test_argument_that_cannot_be_sent(no_workers: None) -> None:
+    @two()
+    def train(model: Any, data: Any, guard: Any) -> None:
+        pass
+
+    with pytest.raises(errors.ShippingError, match=r"`guard` of .*train.*lock"):
+        train(dense(), loops.dataset(), guard=threading.Lock())
+
+
+def test_captured_object_that_cannot_be_sent(no_workers: None) -> None:
+    guard = threading.Lock()
+
+    @two()
+    def train(model: Any, data: Any) -> None:
+        with guard:
+            pass
+
+    with pytest.raises(errors.ShippingError, match=r"function .*train.*lock"):
+        train(dense(), loops.dataset())
+
+
+def test_wrong_arguments(no_workers: None) -> None:
+    @two()
+    def train(model: Any, data: Any) -> None:
+        pass
+
+    with pytest.raises(TypeError, match="missing a required argument: 'data'"):
+        train(dense())
+
+
+def test_scalar_elements(no_workers: None) -> None:
+    @two()
+    def train(model: Any, data: Any) -> None:
+        pass
+
+    with pytest.raises(errors.ShippingError, match=r"must yield batches.*\.batch"):
+        train(dense(), tf.data.Dataset.range(5))
+
+
+def test_models_that_share_a_layer_without_containing_each_other(no_workers: None) -> None:
+    shared = tf.keras.layers.Dense(2)
+    shape = tf.keras.layers.Input((8,))
+    first = tf.keras.Model(shape, tf.keras.layers.Dense(1)(shared(shape)))
+    second = tf.keras.Model(shape, tf.keras.layers.Dense(1)(shared(shape)))
+
+    @two()
+    def train(first: Any, second: Any, data: Any) -> None:
+        pass
+
+    with pytest.raises(errors.ShippingError, match=r"share layers.*Received: .*contains both"):
+        train(first, second, loops.dataset())
+
+
+DECORATORS = [nano_multiprocessing, nano_bf16, nano_multiprocessing_loss(), two()]
+
+
+@pytest.mark.parametrize("decorator", DECORATORS)
+def test_decorating_something_else(decorator: Any) -> None:
+    with pytest.raises(errors.InvalidArgumentTypeError, match=r"Received: an object of class int"):
+        decorator(3)
+
+
+def test_nano_without_parentheses() -> None:
+    with pytest.raises(errors.InvalidArgumentTypeError, match=r"@nano\(num_processes=2\)"):
+
+        @nano
+        def train() -> None:
+            pass
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "two"])
+def test_num_processes(value: Any) -> None:
+    with pytest.raises((errors.InvalidArgumentError, errors.InvalidArgumentTypeError)):
+        nano(num_processes=value)
+
+
+# ----------------------------------------------------------------------------------- inside
+def test_result_that_cannot_be_sent_back() -> None:
+    @two()
+    def train(model: Any, data: Any) -> Any:
+        return threading.Lock()
+
+    with pytest.raises(errors.WorkerError, match=r"returns must be picklable.*lock"):
+        train(dense(), loops.dataset())
+    _works()
+
+
+def test_exception_on_one_rank() -> None:
+    @two()
+    def train(model: Any, data: Any, loss_object: Any, optimizer: Any, step: Any) -> None:
+        for number, inputs in enumerate(data):
+            if number == 2 and nanotf.rank() == 1:
+                raise ZeroDivisionError("in the third step")
+            step(inputs, model, loss_object, optimizer)
+
+    model, *rest = _arguments()
+    before = model.get_weights()
+    with pytest.raises(errors.WorkerError, match="in the third step") as caught:
+        train(model, *rest, step)
+    assert caught.value.rank == 1
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "number == 2 and nanotf.rank() == 1" in caught.value.remote_traceback or (
+        'raise ZeroDivisionError("in the third step")' in caught.value.remote_traceback
+    )
+    loops.assert_same_variables(model.get_weights(), before)
+    _works()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_leaves_earlier(rank: int) -> None:
+    @two()
+    def train(model: Any, data: Any, loss_object: Any, optimizer: Any, step: Any) -> None:
+        for number, inputs in enumerate(data):
+            if number == 2 and nanotf.rank() == rank:
+                break
+            step(inputs, model, loss_object, optimizer)
+
+    with pytest.raises(errors.CollectiveError, match=rf"rank {rank} has returned.*all_reduce"):
+        train(*_arguments(), step)
+    _works()
+
+
+def test_ranks_that_run_different_steps() -> None:
+    other = nano_multiprocessing(tf.function(lambda x: tf.reduce_mean(x)))
+
+    @two()
+    def train(model: Any, data: Any, loss_object: Any, optimizer: Any, step: Any) -> None:
+        for inputs in data:
+            if nanotf.rank() == 0:
+                step(inputs, model, loss_object, optimizer)
+            else:
+                other(inputs[0])
+
+    with pytest.raises((errors.CollectiveError, errors.WorkerError), match=r"rank|ranks"):
+        train(*_arguments(), step)
+    _works()
+
+
+def test_update_outside_of_a_step() -> None:
+    @two()
+    def train(model: Any, data: Any, loss_object: Any, optimizer: Any) -> None:
+        for inputs in data:
+            plain_step(inputs, model, loss_object, optimizer)
+
+    with pytest.raises(errors.WorkerError, match="Put @nano_multiprocessing on"):
+        train(*_arguments())
+    _works()
+
+
+def test_weights_that_drift_apart() -> None:
+    @two()
+    def train(model: Any, data: Any) -> None:
+        for variable in model.trainable_variables:
+            variable.assign(tf.ones_like(variable) * (1.0 + nanotf.rank()))
+
+    with pytest.raises(errors.WorkerError, match="must hold the same weights"):
+        train(dense(), loops.dataset())
+    _works()
+
+
+def test_a_generator_that_raises() -> None:
+    def generator() -> Any:
+        yield loops.rows(4)
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        two()(plain_train)(
+            dense(), generator(), cross_entropy(), tf.keras.optimizers.SGD(), step, epochs=1
+        )
+    _works()
+
+
+def test_a_worker_that_dies() -> None:
+    @two()
+    def train(model: Any, data: Any, loss_object: Any, optimizer: Any, step: Any) -> None:
+        for number, inputs in enumerate(data):
+            if number == 2 and nanotf.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step(inputs, model, loss_object, optimizer)
+
+    with pytest.raises(errors.WorkerDied, match="SIGKILL") as caught:
+        train(*_arguments(), step)
+    assert caught.value.rank == 1
+    _works()
+
+
+def test_nano_inside_of_nano_just_runs() -> None:
+    @two()
+    def inner(x: Any) -> Any:
+        return x + nanotf.size()
+
+    @two()
+    def outer(model: Any, data: Any) -> Any:
+        return inner(1)
+
+    assert outer(dense(), loops.dataset()) == 3
