@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from nanotf import context, jobs, messages, relayed_output, replica_step
 from nanotf.compat import keras_names, keras_share
+from nanotf.errors import NanoError
 from nanotf.shipping import programs, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.inputs import tuned
@@ -146,6 +147,22 @@ class _KeptProgram:
         return keras_share.over_whole_batch(function, self._share, with_gradient=True)
 
 
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Says what to do about TensorFlow's words for a step that stands outside of a replica."""
+    try:
+        yield
+    except ValueError as error:
+        if "outside the replica context" not in str(error):
+            raise
+        raise NanoError(
+            "Inside of a @nano function gradients are computed and applied in steps that the "
+            f"workers share. Received: code outside of one, of which TensorFlow says: {error} "
+            "Put @nano_multiprocessing on the function that it stands in, or call that with "
+            "get_strategy().run()."
+        ) from error
+
+
 class LoopRun:
     """One `@nano` call in one worker.
 
@@ -181,7 +198,7 @@ class LoopRun:
         # Alike on all ranks: what a loop decides by chance, all must decide alike.
         random.setstate(job.random_states[0])
         np.random.set_state(job.random_states[1])
-        with self._relayed(), self._current(kept), session.strategy.scope():
+        with self._relayed(), self._current(kept), session.strategy.scope(), _explained():
             value = kept.program.function(*args, **kwargs)
         if session.rank == 0:
             self._send(kept, value)

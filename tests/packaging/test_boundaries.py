@@ -17,16 +17,28 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 PUBLIC = {
     "nanotf": [
+        "CheckpointManager",
         "__version__",
         "accelerate",
         "errors",
+        "get_strategy",
+        "is_chief",
         "keras",
         "plan",
+        "rank",
         "shutdown",
+        "size",
         "warm_up",
         "worker_pids",
     ],
-    "nanotf.keras": ["Model", "Sequential"],
+    "nanotf.keras": [
+        "Model",
+        "Sequential",
+        "nano",
+        "nano_bf16",
+        "nano_multiprocessing",
+        "nano_multiprocessing_loss",
+    ],
 }
 SHARED_MEMORY = {"memfd_create", "shm_open", "SharedMemory"}
 
