@@ -27,6 +27,7 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+@functools.cache  # which also keeps AutoGraph from converting the machinery of imports
 def require_tensorflow() -> Any:
     """Imports TensorFlow.
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import inspect
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +31,8 @@ class ModelRecipe:
         cls: type, the model's class.
         config: dict or None, what `cls.from_config` takes; None if `arguments` are used.
         arguments: tuple of positional and keyword arguments of `cls`, or None.
+        attributes: dict of str to object or None, what the user's `__init__` has set, where there
+            is neither of them.
         graph: dict or None, the configuration of a functional model whose inputs and outputs
             stand in `arguments` as `_Tensor`.
         custom_objects: dict of str to object, the classes and functions that the configuration
@@ -47,6 +51,7 @@ class ModelRecipe:
     cls: type
     config: dict[str, Any] | None
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
+    attributes: dict[str, Any] | None
     graph: dict[str, Any] | None
     custom_objects: dict[str, Any]
     build_config: dict[str, Any] | None
@@ -159,16 +164,21 @@ def recipe_of(model: Any) -> ModelRecipe:
     tf = require_tensorflow()
     cls = original_class(type(model))
     custom_objects = custom_objects_of(model)
+    functional = keras_names.functional_class()
     arguments = getattr(model, "_nanotf_arguments", None)
-    config = graph = None
+    config = graph = attributes = None
     if arguments is None or not is_foreign(cls) or has_own_get_config(cls):
         arguments = None
         try:
             with configured_by_name(model, custom_objects):
                 config = model.get_config()
         except Exception as error:
-            raise _cannot_rebuild(cls, f"get_config() raised {error!r}") from error
-    elif isinstance(model, keras_names.functional_class()):
+            if has_own_get_config(cls) or isinstance(model, (functional, tf.keras.Sequential)):
+                raise _cannot_rebuild(cls, f"get_config() raised {error!r}") from error
+            config, attributes = None, _own_attributes(model)
+        if config is not None and _lacks_arguments(cls, config):
+            config, attributes = None, _own_attributes(model)
+    elif isinstance(model, functional):
         with configured_by_name(model, custom_objects):
             graph, arguments = _with_graph(model, arguments)
     build_config = None
@@ -179,6 +189,7 @@ def recipe_of(model: Any) -> ModelRecipe:
         cls=cls,
         config=config,
         arguments=arguments,
+        attributes=attributes,
         graph=graph,
         custom_objects=custom_objects,
         build_config=build_config,
@@ -191,6 +202,38 @@ def recipe_of(model: Any) -> ModelRecipe:
         optimizer=getattr(model, "optimizer", None),
         dtype_policy=policy.name,
     )
+
+
+def _lacks_arguments(cls: type, config: dict[str, Any]) -> bool:
+    """Whether Keras 2 has left out the arguments of `__init__`, which it could not write down."""
+    if is_keras_3() or not is_foreign(cls) or has_own_get_config(cls):
+        return False
+    parameters = list(inspect.signature(cls.__init__).parameters)[1:]  # type: ignore[misc]
+    own = [name for name in parameters if name not in ("args", "kwargs", "name", "dtype")]
+    return bool(own) and not any(name in config for name in own)
+
+
+@functools.cache
+def _names_of_keras() -> frozenset[str]:
+    """The attributes that Keras itself gives a model of the user's class."""
+    tf = require_tensorflow()
+
+    class Plain(tf.keras.Model):  # type: ignore[misc, name-defined]
+        def call(self, x: Any) -> Any:
+            return x
+
+    model = Plain()
+    model.compile("sgd", "mse", metrics=["mse"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it has no weights to train
+        model.fit(tf.zeros([1, 1]), tf.zeros([1, 1]), shuffle=False, verbose=0)
+    return frozenset(vars(model))
+
+
+def _own_attributes(model: Any) -> dict[str, Any]:
+    """What the user's class has set on a model: its layers above all, and what it was made with."""
+    names = [name for name in vars(model) if name not in _names_of_keras()]
+    return {name: getattr(model, name) for name in names if not name.startswith("_nanotf")}
 
 
 def _plain(value: Any) -> Any:
@@ -280,6 +323,8 @@ def rebuild(recipe: ModelRecipe) -> Any:
                 if recipe.graph is not None:
                     args, kwargs = _on_graph(recipe.graph, recipe.arguments)
                 model = recipe.cls(*args, **kwargs)
+            elif recipe.attributes is not None:
+                model = _with_attributes(recipe.cls, recipe.attributes)
             else:
                 config = copy.deepcopy(recipe.config)  # Keras empties what it is given
                 model = recipe.cls.from_config(config)  # type: ignore[attr-defined]
@@ -297,6 +342,15 @@ def rebuild(recipe: ModelRecipe) -> Any:
         model.compile(*args, **kwargs)
     elif recipe.compile_arguments is not None:
         model.compile(optimizer=recipe.optimizer, **recipe.compile_arguments)
+    return model
+
+
+def _with_attributes(cls: Any, attributes: dict[str, Any]) -> Any:
+    """A model as the user's `__init__` has left it; Keras tracks layers as they are set."""
+    model = cls.__new__(cls)
+    require_tensorflow().keras.Model.__init__(model)
+    for name, value in attributes.items():
+        setattr(model, name, value)
     return model
 
 

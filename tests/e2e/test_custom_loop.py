@@ -448,6 +448,53 @@ def test_models_that_are_built_by_the_first_step(run_on: Any, float64: None) -> 
     assert model.count_params() == 8 * 5 + 5 + 5 * 3 + 3
 
 
+class Residual(tf.keras.Model):  # type: ignore[misc]
+    """Without get_config(), with arguments that Keras cannot write down."""
+
+    def __init__(self, widths: list[int], activation: Any) -> None:
+        super().__init__()
+        self.hidden = [L.Dense(width) for width in widths]
+        self._last = L.Dense(3)
+        self.by_name = {"again": self.hidden[-1]}
+        self.activation = activation
+
+    def call(self, x: Any) -> Any:
+        for layer in self.hidden:
+            x = self.activation(layer(x))
+        return self._last(x + self.by_name["again"](x))
+
+
+def test_models_without_configuration(run_on: Any, float64: None) -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(2)
+        made = Residual([5, 5], lambda x: tf.tanh(x) * 2)
+        made(loops.rows(2)[0])
+        return made
+
+    _train_both(run_on, OPTIMIZERS["adam"], model=make)
+
+
+def test_variables_without_keras(run_on: Any, float64: None) -> None:
+    class Line(tf.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.slope = tf.Variable(tf.ones([8, 3], tf.float64))
+            self.offset = tf.Variable(tf.zeros([3], tf.float64))
+
+        def __call__(self, x: Any, training: bool = False) -> Any:
+            return x @ self.slope + self.offset
+
+        losses = ()
+
+    found, expected = Line(), Line()
+    optimizers = tf.keras.optimizers.SGD(0.1), tf.keras.optimizers.SGD(0.1)
+    theirs = plain_train(expected, loops.dataset(), cross_entropy(), optimizers[1], plain_step)
+    step = nano_multiprocessing(tf.function(plain_step))
+    ours = run_on()(plain_train)(found, loops.dataset(), cross_entropy(), optimizers[0], step)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    loops.assert_same_variables(list(found.variables), list(expected.variables))
+
+
 def test_batch_normalization_and_dropout(run_on: Any) -> None:
     tf.keras.utils.set_random_seed(2)
     model = tf.keras.Sequential(
