@@ -246,7 +246,7 @@ class ModelCall(Call):
         self.arguments = arguments
         self.seed = self._seed()
         self.data = FitData(
-            model, arguments, self.seed, STATE_BLOCK + 1, sharding, trains=self.trains
+            model, arguments, self.seed, STATE_BLOCK + 1, size, sharding, trains=self.trains
         )
         self.build()
         with (
