@@ -45,6 +45,7 @@ from nanotf.errors import ShippingError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.inputs import UNKNOWN_CARDINALITY, rows_of_rank, tuned
+from nanotf.shipping.state import SEED_DISTANCE
 
 _TAGS, _ROWS, _CLOSED = slice(0, 2), slice(2, 4), 4  # the columns of a rank's row
 _PAUSES = (0.0001, 0.001)  # s, between two looks at another's tag: the first and the longest
@@ -136,7 +137,8 @@ class FilesInput:
             batch = tuple(_with_shape(t, spec) for t, spec in zip(batch, flat_specs, strict=True))
             return tuple(t[:1] for t in batch), (batch, rows)
 
-        shipped = pipelines.from_graph(self.graph, self.element_spec)
+        graph = pipelines.with_seeds_of(self.graph, rank, SEED_DISTANCE)
+        shipped = pipelines.from_graph(graph, self.element_spec)
         own = _cut(pipelines.files_of(shipped, rank, size), self.batch_size, rank, size).map(flat)
         # One row of zeros, for a worker whose files are empty.
         nothing = tuple(
@@ -252,7 +254,7 @@ def files_input(
     if dataset is None:
         raise _refusal(what, "data that only your process can read")
     try:
-        graph = pipelines.to_graph(dataset)
+        graph = pipelines.to_random_graph(dataset)
     except tf.errors.OpError as error:
         raise _refusal(what, f"a dataset of which TensorFlow says: {error.message}") from error
     for reason in _obstacles(graph, size):

@@ -13,6 +13,7 @@ from parity import assert_same_history, assert_same_state
 from test_parity import RowSums
 
 import nanotf
+from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Sequential
 from nanotf.transports import TRANSPORTS
 
@@ -138,6 +139,10 @@ def _listed(names: list[str]) -> tf.data.Dataset:
     return files.interleave(tf.data.TFRecordDataset, num_parallel_calls=2, deterministic=False)
 
 
+def _flipped(x: Any, y: Any) -> Any:
+    return tf.cond(tf.random.uniform([]) < 0.5, lambda: x, lambda: x[::-1]), y
+
+
 PIPELINES: dict[str, Callable[[list[str]], tf.data.Dataset]] = {
     "plain_reader": lambda names: tf.data.TFRecordDataset(names).map(_parsed).batch(BATCH),
     "listed": lambda names: _listed(names).map(_parsed).shuffle(50).batch(BATCH),
@@ -152,6 +157,7 @@ PIPELINES: dict[str, Callable[[list[str]], tf.data.Dataset]] = {
         _records(names).padded_batch(5, padded_shapes=([None], [1]))
         .map(lambda x, y: (tf.ensure_shape(x, [None, WIDTH]), y))
     ),
+    "random": lambda names: _records(names).map(_flipped).batch(BATCH),
     "mapped_batches": lambda names: _records(names).batch(BATCH).map(lambda x, y: (x + 0.0, y)),
 }  # fmt: skip
 
@@ -175,6 +181,43 @@ def test_transports_and_validation(float64: None, tmp_path: pathlib.Path, transp
         history = _assert_rows_once(data, 24, validation_data=several, transport=transport)
         found = {name: history[f"val_{name}"] for name in expected}
         assert_same_history(found, {name: [value] * 3 for name, value in expected.items()})
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_workers_draw_other_random_numbers(float64: None, tmp_path: pathlib.Path) -> None:
+    names = _write_records(tmp_path, _tables(60, 60))
+    tf.keras.utils.set_random_seed(8)
+
+    def drawn(x: Any, y: Any) -> Any:
+        return x, tf.cast(tf.random.uniform([1]) < 0.5, tf.float64)
+
+    model = _model(rate=0.0)
+    data = _records(names).map(drawn).batch(2)
+    sums: list[float] = []
+    callback = tf.keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: sums.append(logs["sum1"])
+    )
+    model.fit(data, verbose=0, callbacks=[callback], num_processes=2, sharding="file")
+    steps = np.diff([0.0, *sums])
+    assert set(steps) == {0.0, 1.0, 2.0}, "of the two rows of a step"
+
+
+@pytest.mark.skipif(not is_keras_3(), reason="Keras 2 does not know where an execution ends")
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_several_steps_per_execution(float64: None, tmp_path: pathlib.Path) -> None:
+    tables = _tables(19, 5)
+    histories = []
+    for data, arguments in (
+        (_global_batches(tables), {}),
+        (
+            _records(_write_records(tmp_path, tables)).batch(BATCH),
+            {"num_processes": 2, "sharding": "file"},
+        ),
+    ):
+        model = _model()
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse", steps_per_execution=3)
+        histories.append(model.fit(data, epochs=2, verbose=0, **arguments).history)
+    assert_same_history(histories[1], histories[0])
 
 
 def test_without_end(float64: None, tmp_path: pathlib.Path) -> None:
