@@ -14,12 +14,12 @@ import numpy as np
 
 from nanotf.compat import data_adapters
 from nanotf.compat.versions import is_keras_3, require_tensorflow
-from nanotf.errors import InvalidArgumentError
-from nanotf.shipping import inputs, pipelines, streams
+from nanotf.errors import InvalidArgumentError, ShippingError
+from nanotf.shipping import files, inputs, pipelines, streams
 from nanotf.shipping.arrays import Packing
 from nanotf.shipping.blocks import Block
 
-Input = inputs.ArrayInput | streams.StreamInput | pipelines.PipelineInput
+Input = inputs.ArrayInput | streams.StreamInput | pipelines.PipelineInput | files.FilesInput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +74,13 @@ class FitData:
         arguments: `FitArguments`.
         seed: int, of the order of shuffled arrays.
         first_block: int, the number of the first of the job's blocks that is for arrays.
-        sharding: str, "data" or "parent", where datasets are read.
+        size: int, number of workers.
+        sharding: str, "data", "file" or "parent", where datasets are read. Validation data that
+            have no files to divide are read in the parent.
         trains: bool, whether the data are for training; otherwise for one pass over them.
 
     Attributes:
-        train: `ArrayInput`, `StreamInput` or `PipelineInput`.
+        train: `ArrayInput`, `StreamInput`, `PipelineInput` or `FilesInput`.
         validation: same, or None.
         steps: int or None, batches per epoch, where that is known.
         steps_per_epoch, validation_steps: int or None, what a worker's `fit` gets.
@@ -97,10 +99,12 @@ class FitData:
         arguments: FitArguments,
         seed: int,
         first_block: int,
+        size: int,
         sharding: str = "parent",
         trains: bool = True,
     ) -> None:
         self._sharding = sharding
+        self._size = size
         self._model = model
         self._arguments = a = arguments
         self._first_block = first_block
@@ -130,8 +134,7 @@ class FitData:
         self.steps = self.steps_per_epoch = steps = a.steps_per_epoch
         opened = self._open_for_evaluation(x, y, sample_weight, a.batch_size, steps)
         if isinstance(opened, data_adapters.Epochs):
-            train = self._stream("x", opened, trains=False)
-            self.train, self.specs = train, train.signature
+            self.train, self.specs = self._stream("x", opened, trains=False)
             self.steps = steps or opened.steps
             infinite = require_tensorflow().data.INFINITE_CARDINALITY
             self.is_endless = (
@@ -169,9 +172,10 @@ class FitData:
             ),
         )
         if isinstance(opened, data_adapters.Epochs):
-            train = self._stream("x", opened, trains=True)
-            self.train, self.specs = train, train.signature
-            self.steps, self.steps_per_epoch = opened.steps, steps
+            self.train, self.specs = self._stream("x", opened, trains=True)
+            # By files, an epoch may take more steps than the dataset has batches.
+            self.steps = steps if self._sharding == "file" else opened.steps
+            self.steps_per_epoch = steps
             return
         passes = self._passes_of_training(opened.size)
         shuffle = _shuffles(a.shuffle)
@@ -208,7 +212,7 @@ class FitData:
         opened = self._open_for_evaluation(x, y, sample_weight, batch_size, steps)
         self.validation_steps = steps
         if isinstance(opened, data_adapters.Epochs):
-            self.validation = self._stream("validation_data", opened, trains=False)
+            self.validation, _ = self._stream("validation_data", opened, trains=False)
             return
         runs_out = steps is not None and not 0 < steps <= opened.size
         self.validation = self._arrays(opened, False, 1 if runs_out else None)
@@ -223,21 +227,33 @@ class FitData:
             "max_queue_size": a.max_queue_size,
         }
 
-    def _stream(
-        self, what: str, data: data_adapters.Epochs, trains: bool
-    ) -> streams.StreamInput | pipelines.PipelineInput:
+    def _stream(self, what: str, data: data_adapters.Epochs, trains: bool) -> tuple[Input, Any]:
+        """Data that have to be read, as an input of the workers, and the specs of a batch."""
         if data.cardinality == 0:
             raise InvalidArgumentError(
                 f"{what} must have at least one batch. Received: an empty dataset."
             )
         signature = streams.signature_of(data.element_spec, what)
         if self._sharding == "data":
-            return pipelines.pipeline_input(
+            pipeline = pipelines.pipeline_input(
                 data.dataset, signature, data.cardinality, data.steps, what
             )
+            return pipeline, signature
+        if self._sharding == "file":
+            try:
+                return self._files(data, what), signature
+            except ShippingError:
+                if trains:
+                    raise
         self.streams.append(Stream(data, signature, trains))
         number = len(self.streams) - 1
-        return streams.StreamInput(number, signature, data.cardinality, data.steps)
+        return streams.StreamInput(number, signature, data.cardinality, data.steps), signature
+
+    def _files(self, data: data_adapters.Epochs, what: str) -> files.FilesInput:
+        block = self._first_block + len(self._packings)
+        made, packing = files.files_input(data.dataset, data.cardinality, what, self._size, block)
+        self._packings.append(packing)
+        return made
 
     def _arrays(
         self, data: data_adapters.Arrays, shuffle: bool | str, passes: int | None
@@ -262,6 +278,12 @@ class FitData:
             blocks.append(block)
         self._packings = []  # nothing refers to the user's arrays beyond this point
         return blocks
+
+    def warn_of_pass(self) -> None:
+        """Says what Keras says of `evaluate` and `predict` for which there are too few arrays."""
+        steps = self._arguments.steps_per_epoch
+        if isinstance(self.train, inputs.ArrayInput) and steps and steps > self.train.steps:
+            data_adapters.warn_that_data_ran_out(steps)
 
     def warn_of_epoch(self, epoch: int) -> None:
         """Says what Keras says of an epoch for which there are not enough arrays."""

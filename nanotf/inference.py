@@ -7,9 +7,9 @@ from typing import Any
 
 from nanotf import calls, gpu, jobs, messages, warm
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import keras_names
+from nanotf.compat import data_adapters, keras_names
 from nanotf.compat.versions import is_keras_3
-from nanotf.errors import InvalidArgumentError, ModelError
+from nanotf.errors import InvalidArgumentError
 from nanotf.fit_data import FitArguments
 from nanotf.pool import Delivery
 from nanotf.shipping import outputs
@@ -38,11 +38,7 @@ def evaluate(
     Raises:
         NanoError: As in `training.fit`.
     """
-    if not keras_names.is_compiled(model):
-        raise ModelError(
-            "You must call `compile()` before calling `evaluate()`. Received: a model that is "
-            "not compiled. Call model.compile(loss=...) first."
-        )
+    data_adapters.check_compiled(model, "evaluate")
     return _run(_EvaluateCall, model, given, num_processes, transport, cores_per_process)
 
 
@@ -162,6 +158,7 @@ class _EvaluateCall(_Inference):
         )
 
     def end(self, results: list[jobs.Evaluated]) -> Any:
+        self.data.warn_of_pass()
         first = results[0]
         combine_locals(
             keras_names.metric_variables(self.model), [result.metrics for result in results]
@@ -205,6 +202,7 @@ class _PredictCall(_Inference):
         self.outputs.discard()
 
     def end(self, results: list[int | None]) -> Any:
+        self.data.warn_of_pass()
         try:
             keras_names.set_step_count(self.model, self.method, results[0])
             self.callbacks.list.on_predict_end()

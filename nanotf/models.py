@@ -35,6 +35,15 @@ def _recording(compile_: Any) -> Any:
     return compile
 
 
+def _given(method: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+    """The arguments of a call of Keras's method, by name; None for one that Keras rejects."""
+    try:
+        given = dict(inspect.signature(method).bind(*args, **kwargs).arguments)
+    except TypeError:
+        return None
+    return None if given.pop("kwargs", None) else given
+
+
 class Accelerated:
     """What nanotf adds to a Keras model; mixed in before the Keras class."""
 
@@ -66,7 +75,8 @@ class Accelerated:
             cores_per_process: int or None, cores of each worker. None shares the usable
                 cores equally.
             sharding: str or None, where a `tf.data.Dataset` is read: "parent", once, in this
-                process; "data", by every worker, each keeping its rows; "auto" or None chooses.
+                process; "data", by every worker, each keeping its rows; "file", by every worker
+                an N-th of the files; "auto" or None chooses.
             **kwargs: as in Keras's `fit`.
 
         Returns:
@@ -85,9 +95,8 @@ class Accelerated:
                 return keras_fit(*args, **kwargs)
             finally:
                 iterators.let_go(self.train_function, self.test_function)
-        try:
-            given = inspect.signature(keras_fit).bind(*args, **kwargs).arguments
-        except TypeError:
+        given = _given(keras_fit, args, kwargs)
+        if given is None:
             return keras_fit(*args, **kwargs)  # raises it in Keras's words
         return training.fit(self, given, num_processes or 1, transport, cores_per_process, sharding)
 
@@ -122,7 +131,9 @@ class Accelerated:
                 # Inside `fit`, Keras may go on with the iterator in the next epoch.
                 if "_use_cached_eval_dataset" not in kwargs:
                     iterators.let_go(self.test_function)
-        given = inspect.signature(keras_evaluate).bind(*args, **kwargs).arguments
+        given = _given(keras_evaluate, args, kwargs)
+        if given is None:
+            return keras_evaluate(*args, **kwargs)  # raises it in Keras's words
         return inference.evaluate(self, given, num_processes or 1, transport, cores_per_process)
 
     def predict(
@@ -151,7 +162,9 @@ class Accelerated:
         keras_predict = super().predict  # type: ignore[misc]
         if not calls.needs_workers(num_processes, transport):
             return keras_predict(*args, **kwargs)
-        given = inspect.signature(keras_predict).bind(*args, **kwargs).arguments
+        given = _given(keras_predict, args, kwargs)
+        if given is None:
+            return keras_predict(*args, **kwargs)  # raises it in Keras's words
         return inference.predict(self, given, num_processes or 1, transport, cores_per_process)
 
     def make_train_function(self, force: bool = False) -> Any:

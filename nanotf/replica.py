@@ -27,6 +27,7 @@ class ReplicaMixin:
     _nanotf_own_steps: frozenset[str]
     _nanotf_metrics_result: Any
     _nanotf_outputs: Any
+    _nanotf_average: Any
 
     def train_step(self, data: Any) -> Any:
         return self._nanotf_step("train_step", super().train_step, data)  # type: ignore[misc]
@@ -91,6 +92,12 @@ class ReplicaMixin:
             variable.assign(tf.where(share > 0, variable.read_value(), value))
         return result
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """As in Keras; within `fit`, moving statistics are first the mean over workers."""
+        if self._nanotf_average is not None:
+            self._nanotf_average()
+        return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+
     def get_metrics_result(self) -> Any:
         """As in Keras; between steps, in one prepared function.
 
@@ -114,7 +121,8 @@ def _variables_of_this_rank(model: Any) -> list[Any]:
     variables = [keras_names.tf_variable(v) for v in model.non_trainable_variables]
     variables += keras_names.metric_variables(model)
     local = [v for v in variables if v.synchronization == tf.VariableSynchronization.ON_READ]
-    return local + keras_names.moving_variables(model)
+    shared = {id(v) for v in keras_names.synchronized_variables(model)}
+    return [v for v in local + keras_names.moving_variables(model) if id(v) not in shared]
 
 
 @tf.autograph.experimental.do_not_convert
@@ -161,6 +169,7 @@ def become_replica(model: Any, share: keras_share.Share) -> None:
         "_nanotf_own_steps": own_steps,
         "_nanotf_metrics_result": None,
         "_nanotf_outputs": None,
+        "_nanotf_average": None,
     }
     object.__setattr__(model, "__class__", type(cls.__name__, (*mixins, cls), body))
 
@@ -179,6 +188,39 @@ def weigh_steps(model: Any, update: Any) -> None:
             keras_share.weigh_gradients(optimizer, share)
     elif is_keras_3():
         keras_share.weigh_loss(model.optimizer, share)
+
+
+def average_before_validation(model: Any, strategy: Any) -> None:
+    """Makes validation use the mean over workers of moving statistics, as later calls do.
+
+    Training goes on from the mean: what moves by averaging ends at the same mean.
+
+    Args:
+        model: a replica.
+        strategy: `strategy.WorkerStrategy`.
+    """
+    variables = keras_names.moving_variables(model)
+    if not is_keras_3():
+        variables = [v for v in model.non_trainable_variables if _is_moving(v)]
+    local = [strategy.experimental_local_results(v)[0] for v in variables]
+
+    def replace() -> None:
+        sums = keras_names.sum_over_workers([variable.read_value() for variable in local])
+        for variable, total in zip(local, sums, strict=True):
+            variable.assign(total / tf.cast(strategy.num_replicas_in_sync, total.dtype))
+
+    if local:
+        average = tf.function(lambda: strategy.run(replace), autograph=False)
+        type(model)._nanotf_average = staticmethod(average)
+
+
+def _is_moving(variable: Any) -> bool:
+    return (
+        isinstance(variable, tf.Variable)
+        and variable.dtype.is_floating
+        and variable.synchronization == tf.VariableSynchronization.ON_READ
+        and variable.aggregation == tf.VariableAggregation.MEAN
+    )
 
 
 def expect_empty_shares(model: Any) -> None:

@@ -45,7 +45,7 @@ def body_of(
         rows = tf.ones([], tf.int64) if batch is None else tf.shape(batch, tf.int64)[0]
         total = _sum([tf.cast(rows, tf.float64)])[0]
         known = 1 if batch is None else batch.shape[0]
-        before = share.begin_own_step(tf.math.divide_no_nan(tf.cast(rows, tf.float64), total))
+        before = share.set(tf.math.divide_no_nan(tf.cast(rows, tf.float64), total))
         try:
             if known:
                 result = function(*args, **kwargs)

@@ -22,7 +22,7 @@ from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_callbacks, keras_names, keras_share
 from nanotf.loop_session import LoopRun
 from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate
-from nanotf.shipping import inputs, models, outputs, pickling, pipelines, state, streams
+from nanotf.shipping import files, inputs, models, outputs, pickling, pipelines, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.strategy import WorkerStrategy, mark_as_share
 
@@ -122,6 +122,7 @@ class Session:
                 keras_share.update_in_branches(optimizer, self.strategy)
                 keras_names.sum_gradients_first(optimizer)
         replica.weigh_steps(model, update)
+        replica.average_before_validation(model, self.strategy)
         kept.has_optimizer, kept.shards = True, shards
 
 
@@ -200,6 +201,8 @@ class _ModelRun:
             return mark_as_share(*source.datasets(self.reader, rank, size))
         if isinstance(source, pipelines.PipelineInput):
             return mark_as_share(*source.datasets(rank, size))
+        if isinstance(source, files.FilesInput):
+            return mark_as_share(*source.datasets(self.blocks, rank, size))
         return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
 
     def _reporter(self) -> Any:

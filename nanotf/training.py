@@ -56,7 +56,7 @@ class _FitCall(calls.ModelCall):
     trains = True
 
     def __init__(self, model: Any, arguments: FitArguments, size: int, sharding: str) -> None:
-        data_adapters.check_compiled(model)
+        data_adapters.check_compiled(model, "fit")
         super().__init__(model, arguments, size, sharding)
         self.metrics_layout = StateLayout.of(keras_names.metric_state(model), size)
         self.turn = 0

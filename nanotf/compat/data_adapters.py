@@ -136,10 +136,10 @@ class Epochs:
             raise
 
 
-def check_compiled(model: Any) -> None:
-    """Raises what Keras's `fit` raises for a model that is not compiled."""
+def check_compiled(model: Any, method: str) -> None:
+    """Raises what Keras's `fit` or `evaluate` (`method`) raises for a model not compiled."""
     if is_keras_3():
-        model._assert_compile_called("fit")
+        model._assert_compile_called(method)
     else:
         model._assert_compile_was_called()
 

@@ -5,9 +5,10 @@
 | `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585); sends all outputs of `predict` to all workers |
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
-| `Model.compiled_loss.build`, `compiled_metrics.build` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
+| `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
 | `engine.training.reduce_per_replica` | 2 | same of `predict` |
+| `utils.metrics_utils.update_state_wrapper` | 2; 2.15, tf_keras 2.15-2.21 | see `_leave_metrics_alone_while_building` |
 | `backend.tensorflow.trainer.potentially_ragged_concat`, `engine.training.` | 3 / 2 | how `predict` joins batches whose outputs differ in shape |
 | `utils.tracking.TrackedList`, `TrackedDict`, `TrackedSet` | 3 | configurations hold some, and they cannot be pickled |
 | `Trainer._flatten_metrics_in_order`, `engine.training.flatten_metrics_in_order` | 3 / 2 | the order in which `evaluate` returns metrics |
@@ -16,7 +17,7 @@
 | `Lambda._serialize_function_to_config` | 2; 2.15, tf_keras 2.15-2.21 | writes a function's byte code, without the globals that it refers to |
 | `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
 | `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | 2; 2.15, tf_keras 2.15-2.21 | state outside `variables` |
-| `IndexLookup.input_vocabulary`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
+| `IndexLookup.input_vocabulary`, `input_idf_weights`, `idf_weights`, `num_documents`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `Layer._non_trainable_variables` | 3; 3.10-3.15 | what every replica updates by itself |
 | `Layer._seed_generators` | 3; 3.10-3.15 | the seeds of random layers |
@@ -127,6 +128,8 @@ def with_vocabularies(obj: Any) -> Iterator[None]:
             vocabulary = layer.get_vocabulary(include_special_tokens=False)
             if len(vocabulary) > 0:
                 change(layer, "input_vocabulary", list(vocabulary))
+                if getattr(layer, "output_mode", None) == "tf_idf":
+                    change(layer, "input_idf_weights", _idf_weights(layer, len(vocabulary)))
         if getattr(layer, "input_bin_boundaries", ()) is None and len(layer.bin_boundaries) > 0:
             change(layer, "input_bin_boundaries", [float(b) for b in layer.bin_boundaries])
             change(layer, "num_bins", None)
@@ -135,6 +138,13 @@ def with_vocabularies(obj: Any) -> Iterator[None]:
     finally:
         for layer, name, value in reversed(changed):
             setattr(layer, name, value)
+
+
+def _idf_weights(layer: Any, words: int) -> list[float]:
+    """The weights of a vocabulary's words, without those of what is not in it."""
+    others = len(layer.get_vocabulary(include_special_tokens=True)) - words
+    weights = layer.idf_weights.numpy()[others : others + words]
+    return [float(weight) for weight in weights]
 
 
 # Attributes that change what a layer does, and that its configuration in Keras 2 leaves out.
@@ -194,7 +204,9 @@ def model_variables(model: Any) -> list[Any]:
     # Lookup tables are listed there, too, and variables without a shape, of layers to adapt.
     tf = require_tensorflow()
     variables = [v for v in model.variables if isinstance(v, tf.Variable)]
-    variables = [v for v in variables if v.shape.is_fully_defined()]
+    # An adapted layer counts documents, and one that is given its vocabulary does not.
+    counts = {id(getattr(layer, "num_documents", None)) for layer in flat_layers(model)}
+    variables = [v for v in variables if v.shape.is_fully_defined() and id(v) not in counts]
     # The progress bar reads them where the number of steps is not known in advance.
     variables += [model._train_counter, model._test_counter]
     return variables
@@ -211,6 +223,12 @@ def moving_variables(model: Any) -> list[Any]:
     # By how they were made: freezing a layer does not move its weights to this list.
     made = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
     return [tf_variable(variable) for variable in made if variable.dtype in dtypes]
+
+
+def synchronized_variables(model: Any) -> list[Any]:
+    """The moving statistics of layers that compute them from the rows of all workers."""
+    layers = [v for v in flat_layers(model) if getattr(v, "synchronized", False)]
+    return [tf_variable(v) for layer in layers for v in layer.non_trainable_variables]
 
 
 def seed_variables(model: Any) -> list[Any]:
@@ -378,14 +396,28 @@ def build_metrics(model: Any, specs: Any) -> None:
         else:
             outputs = tf.nest.pack_sequence_as(model.output, outputs)
         outputs = tf.nest.map_structure(lambda o: tf.TensorSpec(o.shape, o.dtype), outputs)
-        model.compiled_loss.build(outputs)
-        if y is not None:
-            model.compiled_metrics.build(outputs, y)
+        if model.compiled_loss._user_losses is not None or not _has_own_step(model):
+            model.compiled_loss.build(outputs)
+        if y is not None and not model.compiled_metrics.built:
+            targets = model.compiled_metrics._conform_to_outputs(outputs, y)
+            model.compiled_metrics.build(outputs, targets)
             if not all(metric.built for metric in model.compiled_metrics.metrics):
                 # F1Score and its like make their variables at the first update.
                 run = tf.distribute.get_strategy().run
                 update = model.compiled_metrics.update_state
                 tf.function(lambda *args: run(update, args)).get_concrete_function(y, outputs)
+
+
+def _has_own_step(model: Any) -> bool:
+    """Whether the user wrote the model's `train_step`.
+
+    With no loss in `compile`, it need not use Keras's container of losses. That would bring a
+    metric of its own, "loss", to stand in the place of what such a step returns.
+    """
+    own = getattr(model, "_nanotf_own_steps", None)
+    if own is not None:  # a replica, whose class has a train_step anyway
+        return "train_step" in own
+    return type(model).train_step.__module__.split(".")[0] not in ("keras", "tf_keras")
 
 
 def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
@@ -602,6 +634,33 @@ def install_worker_overrides() -> None:
         return stock(values, strategy, reduction)
 
     trainer.reduce_per_replica = reduce_per_replica
+    if not is_keras_3():
+        _leave_metrics_alone_while_building()
+
+
+def _leave_metrics_alone_while_building() -> None:
+    """Lets layers of Keras 2 that update a metric in their call be rebuilt under a strategy.
+
+    Building a functional model calls them outside of any replica, where such a metric cannot
+    be updated and need not be: its value comes from the parent.
+    """
+    tf = require_tensorflow()
+    utils = source_module("utils.metrics_utils")
+    stock = utils.update_state_wrapper
+
+    def update_state_wrapper(update_state: Any) -> Any:
+        updating = stock(update_state)
+
+        def update(metric: Any, *args: Any, **kwargs: Any) -> Any:
+            strategy = tf.distribute.get_strategy()
+            builds = getattr(strategy.extended, "values_are_known", False)
+            if builds and tf.distribute.in_cross_replica_context():
+                return None
+            return updating(metric, *args, **kwargs)
+
+        return update
+
+    utils.update_state_wrapper = update_state_wrapper
 
 
 def metric_variables(model: Any) -> list[Any]:

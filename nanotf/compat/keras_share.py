@@ -8,7 +8,10 @@ and the sum of `share * gradient` its gradient. What is no mean over rows is mad
 | in one process | in a worker |
 | --- | --- |
 | mean over the batch | mean over the worker's rows |
-| sum over the batch, or no reduction | the worker's sum, or values, divided by the share |
+| sum over the batch | the worker's sum, divided by the share |
+| no reduction, in a loss of `compile` (of which Keras takes the sum) | the worker's values, divided by the share |
+| no reduction, in a loss that the user's code calls | the worker's values: a mean over them follows |
+| `tf.nn.compute_average_loss`, `scale_regularization_loss` | what they are in one process, divided by the share where it is a sum over rows |
 | mean over what a mask leaves, or divided by the sum of weights | the counts are those of all workers |
 | a loss or metric function that returns a scalar | computed on the rows of all workers; only the worker's own rows have a gradient |
 | a scalar handed to the metric `Mean` | counts as much as the share |
@@ -26,8 +29,10 @@ The private names of both generations that this takes:
 | `utils.losses_utils.scale_loss_for_distribution`, `apply_valid_mask`, `apply_mask`, `reduce_weighted_loss` | 2; 2.15, tf_keras 2.15-2.21 | same |
 | `CompileLoss._flat_losses`, `CompileMetrics.metrics`, `Model._loss_tracker` | 3; 3.10-3.15 | the loss and metric objects of a model |
 | `LossesContainer._losses`, `_total_loss_mean`, `_per_output_metrics`, `MetricsContainer.metrics` | 2; 2.15, tf_keras 2.15-2.21 | same |
+| `CompileLoss.__call__` / `LossesContainer.__call__` | 3 / 2 | tells the losses of `compile` from those that the user's code calls |
+| `Loss._get_reduction`, `_allow_sum_over_batch_size` | 2; 2.15, tf_keras 2.15-2.21 | under a strategy it refuses a mean in the user's own step, for which there is a share |
+| `backend.tensorflow.nn._compute_moments_sync` / `BatchNormalizationBase._sync_calculate_mean_and_var` | 3 / 2 | synchronized batch normalisation counts a row that stands in for none |
 | `LossFunctionWrapper.fn`, `MeanMetricWrapper._fn` | 2 and 3 | the user's function in them |
-| `Loss._get_reduction`, `_allow_sum_over_batch_size` | 2; 2.15, tf_keras 2.15-2.21 | refuses means in loops under a strategy |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | gradients that are summed already |
 | `mixed_precision.loss_scale_optimizer.LossScaleOptimizer`, `LossScaleOptimizerV3` | 2; 2.15, tf_keras 2.15-2.21 | their `apply_gradients` |
 """
@@ -35,6 +40,8 @@ The private names of both generations that this takes:
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -49,16 +56,19 @@ class Share:
     """The part of the global batch that this worker's rows are, while a step is traced or run.
 
     Outside of a step it is None, and Keras's own rules hold.
+
+    Attributes:
+        current: scalar float tensor or None.
+        of_compile: bool, whether the losses of `compile` are being computed.
+        in_loop: bool, whether a `@nano` function runs.
+        applying: bool, whether an optimizer is updating, in a step of that function.
     """
 
     def __init__(self) -> None:
         self.current: Any = None
-        self.in_loop = False  # whether a `@nano` function runs
-        self.applying = False  # whether an optimizer is in the middle of an update of a loop's step
-
-    def begin_own_step(self, share: Any) -> Any:
-        """As `set`, for a step that the user wrote."""
-        return self.set(share)
+        self.of_compile = False
+        self.in_loop = False
+        self.applying = False
 
     def set(self, share: Any) -> Any:
         """Sets the share (a scalar float tensor or None) and returns the one before."""
@@ -91,12 +101,15 @@ def install(share: Share) -> None:
     else:
         _install_in_2(share, keras_names.source_module("utils.losses_utils"))
     _weigh_scalars_in_mean(share)
+    _average_over_all(share)
 
 
 def _install_in_3(share: Share, module: Any) -> None:
     tf = require_tensorflow()
     _leave_losses_alone(share, module, "scale_loss_for_distribution")
     _leave_losses_alone(share, module, "unscale_loss_for_distribution")
+    _tell_losses_of_compile(share, keras_names.source_module("trainers.compile_utils").CompileLoss)
+    _leave_stand_ins_out(share, keras_names.source_module("backend.tensorflow.nn"))
     stock_mask, stock_reduce = module.apply_mask, module.reduce_values
 
     def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
@@ -112,7 +125,7 @@ def _install_in_3(share: Share, module: Any) -> None:
         result = stock_reduce(values, sample_weight, reduction)
         if share.current is None or values.shape.rank == 0:
             return result
-        if reduction in ("sum", "none", None):
+        if reduction == "sum" or (reduction in ("none", None) and share.of_compile):
             return share.undone(result)
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
             total = share.total(tf.cast(tf.reduce_sum(sample_weight), values.dtype))
@@ -125,6 +138,11 @@ def _install_in_3(share: Share, module: Any) -> None:
 def _install_in_2(share: Share, module: Any) -> None:
     tf = require_tensorflow()
     _leave_losses_alone(share, module, "scale_loss_for_distribution")
+    _tell_losses_of_compile(
+        share, keras_names.source_module("engine.compile_utils").LossesContainer
+    )
+    _allow_means(share, tf.keras.losses.Loss)
+    _leave_stand_ins_out_in_2(share)
     stock_mask, stock_reduce = module.apply_valid_mask, module.reduce_weighted_loss
     reductions = tf.keras.losses.Reduction
 
@@ -144,28 +162,114 @@ def _install_in_2(share: Share, module: Any) -> None:
         of_scalar = weighted_losses.shape.rank == 0
         if share.current is None or of_scalar or reduction == reductions.SUM_OVER_BATCH_SIZE:
             return result
+        if reduction == reductions.NONE and not share.of_compile:
+            return result
         return share.undone(result)
 
     module.apply_valid_mask = apply_valid_mask
     module.reduce_weighted_loss = reduce_weighted_loss
-    _allow_means(share, tf.keras.losses.Loss)
-
-
-def _allow_means(share: Share, loss_class: Any) -> None:
-    """Keras 2 refuses means over the batch in loops under a strategy; here they are right."""
-    stock = loss_class._get_reduction
-
-    def _get_reduction(self: Any) -> Any:
-        if share.current is not None:
-            self._allow_sum_over_batch_size = True
-        return stock(self)
-
-    loss_class._get_reduction = _get_reduction
 
 
 def _leave_losses_alone(share: Share, module: Any, name: str) -> None:
     stock = getattr(module, name)
     setattr(module, name, lambda value: stock(value) if share.current is None else value)
+
+
+def _tell_losses_of_compile(share: Share, container: Any) -> None:
+    """Sets `share.of_compile` while a model's container of losses computes."""
+    stock = container.__call__
+
+    @functools.wraps(stock)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before, share.of_compile = share.of_compile, True
+        try:
+            return stock(self, *args, **kwargs)
+        finally:
+            share.of_compile = before
+
+    container.__call__ = call
+
+
+def _allow_means(share: Share, loss: Any) -> None:
+    """Lets losses that the user's own step calls be means, as in one process."""
+    stock = loss._get_reduction
+
+    def get_reduction(self: Any) -> Any:
+        if share.current is None or self._allow_sum_over_batch_size:
+            return stock(self)
+        self._allow_sum_over_batch_size = True
+        try:
+            return stock(self)
+        finally:
+            self._allow_sum_over_batch_size = False
+
+    loss._get_reduction = get_reduction
+
+
+def _leave_stand_ins_out(share: Share, module: Any) -> None:
+    """Keeps rows that stand in for none out of the statistics that all workers share."""
+    stock = module._compute_moments_sync
+
+    def compute_moments_sync(x: Any, axes: Any, keepdims: Any) -> Any:
+        return stock(_rows_that_count(x, share), axes, keepdims)
+
+    module._compute_moments_sync = compute_moments_sync
+
+
+def _leave_stand_ins_out_in_2(share: Share) -> None:
+    path = "layers.normalization.batch_normalization"
+    cls = keras_names.source_module(path).BatchNormalizationBase
+    stock = cls._sync_calculate_mean_and_var
+
+    def calculate(self: Any, x: Any, axes: Any, keep_dims: Any, mask: Any = None) -> Any:
+        mask = None if mask is None else _rows_that_count(mask, share)
+        return stock(self, _rows_that_count(x, share), axes, keep_dims, mask=mask)
+
+    cls._sync_calculate_mean_and_var = calculate
+
+
+def _rows_that_count(value: Any, share: Share) -> Any:
+    """The rows of a tensor, or none where they stand in for none."""
+    tf = require_tensorflow()
+    if share.current is None:
+        return value
+    rows = tf.cond(share.current > 0, lambda: value, lambda: value[:0])
+    rows.set_shape([None, *value.shape[1:]])
+    return rows
+
+
+def _average_over_all(share: Share) -> None:
+    """Makes TensorFlow's helpers for own steps right where replicas have unequal shares.
+
+    They divide by the number of replicas, which is left out: the share takes its place.
+    """
+    tf = require_tensorflow()
+    stock_average, stock_scale = tf.nn.compute_average_loss, tf.nn.scale_regularization_loss
+
+    def undivided(value: Any) -> Any:
+        return value * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, value.dtype)
+
+    @functools.wraps(stock_average)
+    def compute_average_loss(
+        per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+    ) -> Any:
+        average = stock_average(per_example_loss, sample_weight, global_batch_size)
+        if share.current is None:
+            return average
+        return undivided(average) if global_batch_size is None else share.undone(average)
+
+    @functools.wraps(stock_scale)
+    def scale_regularization_loss(regularization_loss: Any) -> Any:
+        scaled = stock_scale(regularization_loss)
+        return scaled if share.current is None else undivided(scaled)
+
+    for stock, ours in (
+        (stock_average, compute_average_loss),
+        (stock_scale, scale_regularization_loss),
+    ):
+        # Functions that travel by value find it where it was defined.
+        for module in (tf.nn, sys.modules[stock.__module__]):
+            setattr(module, stock.__name__, ours)
 
 
 def _counts(share: Share, mask: Any) -> tuple[Any, Any]:

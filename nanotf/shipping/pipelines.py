@@ -8,6 +8,8 @@ of every batch, so nothing is copied between processes, but all work is done N t
 fewer cores each. All workers must see the same batches: what has state outside of the graph
 (Python functions, tables, random numbers) or an order that differs from run to run is refused.
 
+"file": every worker reads an N-th of the files, see `files`.
+
 "auto" is "parent", by measurement: two workers with a core each, on a machine busy with other
 work, and a model of one dense layer, so that the data take the time. Milliseconds per batch of
 256 rows, best of five epochs:
@@ -35,11 +37,11 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError, ShippingError
 from nanotf.shipping.inputs import share_of_rows, tuned
 
-SHARDINGS = ("auto", "data", "parent")
+SHARDINGS = ("auto", "data", "file", "parent")
 
 
 def check_sharding(sharding: str | None) -> str:
-    """Where a dataset is to be read, for an argument `sharding`: "data" or "parent".
+    """Where a dataset is to be read, for an argument `sharding`: "data", "file" or "parent".
 
     Raises:
         InvalidArgumentError: It is not one of `SHARDINGS`.
@@ -49,7 +51,7 @@ def check_sharding(sharding: str | None) -> str:
             f"`sharding` must be one of {', '.join(map(repr, SHARDINGS))}. "
             f"Received: sharding={sharding!r}."
         )
-    return "data" if sharding == "data" else "parent"
+    return sharding if sharding in ("data", "file") else "parent"
 
 
 @dataclasses.dataclass(frozen=True)

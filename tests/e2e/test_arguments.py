@@ -448,9 +448,19 @@ def test_moving_statistics_are_the_mean_over_workers(float64: None) -> None:
 
 def test_synchronized_batch_normalisation(float64: None) -> None:
     fit_both(lambda: _normalised(synchronized=True), x=features(100), y=targets(100), batch_size=20)
-    model = _normalised(synchronized=True)
-    history = model.fit(features(41), targets(41), batch_size=20, verbose=0, num_processes=2)
-    assert np.isfinite(history.history["loss"]).all(), "a last batch with a single row"
+    # A last batch with a single row, which one of the workers has.
+    fit_both(lambda: _normalised(synchronized=True), x=features(41), y=targets(41), batch_size=20)
+
+
+def test_validation_uses_the_mean_of_moving_statistics(float64: None) -> None:
+    model = _normalised()
+    validation = 2 * features(30), targets(30)
+    history = model.fit(
+        features(40), targets(40), batch_size=10, epochs=2, verbose=0, validation_data=validation,
+        num_processes=2,
+    ).history  # fmt: skip
+    expected = model.evaluate(*validation, verbose=0)
+    np.testing.assert_allclose(history["val_loss"][-1], expected, rtol=1e-10)
 
 
 # -------------------------------------------------------------------------------- preprocessing
@@ -470,12 +480,15 @@ def test_preprocessing_layers() -> None:
         lookup.adapt(numbers)
         bins = L.Discretization(num_bins=3, output_mode="one_hot")
         bins.adapt(floats[:, :1])
+        weigh = L.TextVectorization(output_mode="tf_idf")
+        weigh.adapt(texts)
         word, text = L.Input((1,), dtype="string"), L.Input((1,), dtype="string")
         number, value = L.Input((1,), dtype="int64"), L.Input((6,))
         parts = [
             L.StringLookup(vocabulary=["red", "blue"], output_mode="one_hot")(word),
             L.Flatten()(L.Embedding(8, 2)(vectorise(text))),
             L.Flatten()(L.Embedding(5, 2)(L.Hashing(5)(word))),
+            L.Flatten()(weigh(text)),
             lookup(number),
             normalise(value),
             L.Rescaling(0.1)(value),

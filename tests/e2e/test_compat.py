@@ -286,15 +286,29 @@ def test_data_adapters_of_keras_2() -> None:
 
 
 def test_compile_checks() -> None:
-    data_adapters.check_compiled(_compiled())
+    data_adapters.check_compiled(_compiled(), "fit")
     with pytest.raises((ValueError, RuntimeError), match="compile"):
-        data_adapters.check_compiled(tf.keras.Sequential([L.Dense(1)]))
+        data_adapters.check_compiled(tf.keras.Sequential([L.Dense(1)]), "evaluate")
 
 
 def test_pipelines_as_graphs() -> None:
     dataset = tf.data.Dataset.range(5).map(lambda n: n * 2).batch(2)
     again = pipelines.from_graph(pipelines.to_graph(dataset), dataset.element_spec)
     assert [b.tolist() for b in again.as_numpy_iterator()] == [[0, 2], [4, 6], [8]]
+    random = tf.data.Dataset.range(3).map(lambda n: tf.random.uniform([], seed=4))
+    with pytest.raises(tf.errors.OpError):
+        pipelines.to_graph(random)
+    graph = pipelines.to_random_graph(random)
+    drawn = [
+        list(pipelines.from_graph(g, random.element_spec).as_numpy_iterator())
+        for g in (graph, graph, pipelines.with_seeds_of(graph, 1, 7))
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+    with pytest.raises(tf.errors.OpError, match="stateful"):
+        pipelines.to_random_graph(random.map(lambda n: tf.py_function(abs, [n], n.dtype)))
+    assert pipelines.batch_size(tf.data.Dataset.range(5).batch(2)) == 2
+    with pytest.raises(tf.errors.NotFoundError, match="unshardable"):
+        pipelines.files_of(dataset, 0, 2)
 
 
 def test_names_of_evaluate_and_predict() -> None:
@@ -394,6 +408,11 @@ def test_keras_3_names_of_losses_and_metrics() -> None:
     assert [m.name for m in model._compile_metrics.metrics] == ["mae"]
     assert callable(model._compile_metrics.metrics[0]._fn)
     assert callable(model.optimizer.scale_loss)
+    backend = keras_names.source_module("backend.tensorflow.nn")
+    found = inspect.signature(backend._compute_moments_sync)
+    assert list(found.parameters) == ["x", "axes", "keepdims"]
+    compiled = keras_names.source_module("trainers.compile_utils").CompileLoss
+    assert isinstance(model._compile_loss, compiled) and "__call__" in vars(compiled)
     assert len(keras_names.seed_variables(model)) == 1
     assert keras_names.moving_variables(model) == []
     normalised = tf.keras.Sequential([L.Input((3,)), L.Dense(2), L.BatchNormalization()])
@@ -411,6 +430,17 @@ def test_keras_2_names_of_losses_and_metrics() -> None:
     model = _compiled()
     keras_names.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
     losses = model.compiled_loss
+    container = keras_names.source_module("engine.compile_utils").LossesContainer
+    assert isinstance(losses, container) and "__call__" in vars(container)
+    assert losses._user_losses == "mse"
+    assert model.compiled_metrics._conform_to_outputs([1, 2], 3) == [3, 3]
+    assert callable(keras_names.source_module("utils.metrics_utils").update_state_wrapper)
+    normal = keras_names.source_module("layers.normalization.batch_normalization")
+    found = inspect.signature(normal.BatchNormalizationBase._sync_calculate_mean_and_var)
+    assert list(found.parameters) == ["self", "x", "reduction_axes", "keep_dims", "mask"]
+    loss = tf.keras.losses.MeanSquaredError()
+    assert loss._allow_sum_over_batch_size is False
+    assert loss._get_reduction() == tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE
     assert callable(losses._losses[0])
     assert callable(losses._losses[0].fn)
     assert callable(losses._total_loss_mean.update_state)
@@ -429,6 +459,11 @@ def test_names_of_adapted_layers() -> None:
     with keras_names.with_vocabularies(model):
         assert sorted(lookup.get_config()["vocabulary"]) == ["a", "b"]
     assert lookup.input_vocabulary is None
+    weigh = L.StringLookup(output_mode="tf_idf")
+    weigh.adapt(tf.constant([["a"], ["b"]]))
+    assert weigh.input_idf_weights is None
+    with keras_names.with_vocabularies(weigh):
+        assert len(weigh.get_config()["idf_weights"]) == 2
     normalise = L.Normalization()
     normalise.adapt(tf.constant([[1.0], [3.0]]))
     assert set(keras_names.adapted_state(normalise)) == {"adapt_mean", "adapt_variance"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -235,8 +237,6 @@ def test_inside_a_callback_of_fit() -> None:
 def test_bad_arguments_start_no_process() -> None:
     nanotf.shutdown()
     x, y = digits(20)
-    with pytest.raises(ValueError, match=r"You must call `compile\(\)` before"):
-        Sequential([L.Input((8, 8, 1)), L.Flatten()]).evaluate(x, y, num_processes=2)
     with pytest.raises(TypeError, match=r"num_processes=2\.0"):
         small_cnn().evaluate(x, y, num_processes=2.0)
     with pytest.raises(ValueError, match="same number of samples"):
@@ -247,3 +247,54 @@ def test_bad_arguments_start_no_process() -> None:
     with pytest.raises(errors.PlacementError):
         small_cnn().evaluate(x, y, num_processes=10**6)
     assert nanotf.worker_pids() == ()
+
+
+REJECTED: dict[str, Callable[..., Any]] = {
+    "evaluate_not_compiled": lambda x, y, **n: Sequential([L.Flatten()]).evaluate(x, y, **n),
+    "evaluate_unknown_argument": lambda x, y, **n: small_cnn().evaluate(x, y, batchsize=3, **n),
+    "predict_unknown_argument": lambda x, y, **n: small_cnn().predict(x, batchsize=3, **n),
+    "predict_of_nothing": lambda x, y, **n: small_cnn().predict(**n),
+}
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_rejected_as_by_keras(name: str) -> None:
+    nanotf.shutdown()
+    caught = []
+    for arguments in ({}, {"num_processes": 2}):
+        with pytest.raises((TypeError, ValueError, RuntimeError)) as error:
+            REJECTED[name](*digits(20), **arguments)
+        caught.append(error.value)
+    assert type(caught[1]) is type(caught[0])
+    assert str(caught[1]) == str(caught[0])
+    assert nanotf.worker_pids() == ()
+
+
+def _times_said(caplog: pytest.LogCaptureFixture, call: Callable[[], Any]) -> int:
+    """How often Keras says that the data ran out: by a warning, or in TensorFlow's log."""
+    caplog.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    text = caplog.text + "".join(str(w.message) for w in caught)
+    return text.count("Your input ran out of data")
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+@pytest.mark.parametrize("kind", ["arrays", "dataset"])
+@pytest.mark.parametrize("steps", [3, 4])
+def test_says_that_data_ran_out(
+    method: str, kind: str, steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    x, y = digits(60)
+    data: Any = (x, y) if method == "evaluate" else (x,)
+    arguments: dict[str, Any] = {"steps": steps, "batch_size": 20, "verbose": 0}
+    if kind == "dataset":
+        data = (tf.data.Dataset.from_tensor_slices(data).batch(20),)
+        del arguments["batch_size"]
+    said = [
+        _times_said(caplog, lambda n=n: getattr(small_cnn(), method)(*data, **arguments, **n))  # type: ignore[misc]
+        for n in ({}, {"num_processes": 2})
+    ]
+    assert said[1] == said[0]
+    assert said[0] == (steps == 4)

@@ -114,6 +114,31 @@ def test_a_loss_for_one_of_two_outputs_only() -> None:
     fit_both(make, x=x, y={"c": Y, "d": Y[:, :1]}, batch_size=12)
 
 
+@pytest.mark.skipif(is_keras_3(), reason="Keras 3 wants one for each output that has a loss")
+@pytest.mark.parametrize("loss", ["mse", ["mse", None]])
+def test_one_target_for_two_outputs(loss: Any) -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        inputs = L.Input((4,))
+        model = Model(inputs, [L.Dense(3, name="a")(inputs), L.Dense(3, name="b")(inputs)])
+        model.compile("sgd", loss, metrics=["mae"] if loss == "mse" else [["mae"], []])
+        return model
+
+    fit_both(make, x=X, y=Y, batch_size=12)
+
+
+@pytest.mark.skipif(is_keras_3(), reason="Keras 3 wants the target of every output")
+def test_target_of_one_of_two_named_outputs() -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        inputs = L.Input((4,))
+        model = Model(inputs, {"a": L.Dense(3, name="a")(inputs), "b": L.Dense(3)(inputs)})
+        model.compile("sgd", loss={"a": "mse"}, metrics={"a": ["mae"]})
+        return model
+
+    fit_both(make, x=X, y={"a": Y}, batch_size=12)
+
+
 def test_evaluate_and_predict_in_this_process_after_fit() -> None:
     found, expected = fit_both(lambda: example(metrics=["mae"]), x=X, y=Y, batch_size=12)
     ours = found.evaluate(X, Y, batch_size=7, verbose=0, return_dict=True)
@@ -349,9 +374,6 @@ class Counts(L.Layer):  # type: ignore[misc]
         return inputs
 
 
-@pytest.mark.skipif(
-    not is_keras_3(), reason="Keras 2 updates it when it builds; tf.distribute does not let it"
-)
 def test_metric_of_a_layer() -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
