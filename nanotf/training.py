@@ -7,7 +7,8 @@ from typing import Any
 
 from nanotf import calls, gpu, jobs, messages, rejections, warm
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import data_adapters, keras_callbacks, keras_names
+from nanotf.compat import data_adapters, keras_callbacks, keras_names, keras_share
+from nanotf.errors import ModelError
 from nanotf.fit_data import FitArguments
 from nanotf.optimizer_shards import OptimizerShards
 from nanotf.shipping.blocks import Block
@@ -67,7 +68,26 @@ class _FitCall(calls.ModelCall):
         if rejections.looks_wrong(model, specs):
             rejections.trace_step(model, specs)
         super().build()
+        self._check_optimizer()
         keras_names.build_for_training(model, specs)
+
+    def _check_optimizer(self) -> None:
+        """Refuses an optimizer that has slots for other variables than those to be trained.
+
+        What Keras makes of it depends on what it has traced before: it raises, or goes on as if
+        nothing had changed since.
+        """
+        model, optimizer = self.model, self.model.optimizer
+        own_step = not keras_share.is_keras_own(type(model).train_step)
+        if own_step or keras_names.is_built_for(optimizer, model.trainable_variables):
+            return
+        rejections.trace_step(model, self.data.specs)
+        raise ModelError(
+            "An optimizer must have been built for the variables that are to be trained. Received: "
+            f"model {model.name!r} with {len(model.trainable_variables)} trainable variables, and "
+            f"an optimizer {type(optimizer).__name__} of others. Call compile(), with a new "
+            "optimizer, after a change of `trainable` or of the layers."
+        )
 
     def variables_to_send(self) -> list[Any]:
         return keras_names.training_variables(self.model)
