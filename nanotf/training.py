@@ -8,7 +8,7 @@ from typing import Any
 from nanotf import calls, gpu, jobs, messages, rejections, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import data_adapters, keras_callbacks, keras_names, keras_share
-from nanotf.errors import ModelError
+from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.fit_data import FitArguments
 from nanotf.optimizer_shards import OptimizerShards
 from nanotf.shipping.blocks import Block
@@ -44,11 +44,24 @@ def fit(
         WorkerError: A worker raised or died.
     """
     plan = calls.plan_for("fit", num_processes, cores_per_process)
+    _check_steps_per_execution(model, check_transport(transport))
     call = _FitCall(model, FitArguments.of(given), num_processes, check_sharding(sharding))
     if plan is None:
         return gpu.fit(model, call.recipe, given, num_processes, gpu.devices())
     with warm.pool_for(plan, check_transport(transport)) as workers:
         return call.run(workers)
+
+
+def _check_steps_per_execution(model: Any, transport: str) -> None:
+    """Refuses what ends in a graph without a key for each of TensorFlow's collectives."""
+    if transport == "grpc" and keras_names.is_compiled(model):
+        steps = int(model.steps_per_execution) if keras_names.runs_several_steps(model) else 1
+        if steps > 1:
+            raise InvalidArgumentError(
+                "TensorFlow's collectives do not work inside the loop that makes several steps one "
+                f"execution. Received: transport='grpc' and steps_per_execution={steps}. Use "
+                "transport='shm', or compile(steps_per_execution=1)."
+            )
 
 
 class _FitCall(calls.ModelCall):

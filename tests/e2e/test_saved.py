@@ -157,7 +157,8 @@ def loaded(trained: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
         for kind, form in CASES
     }
     (directory / "paths.json").write_text(json.dumps(paths))
-    script = LOAD.format(without_slots=LOSES_SLOTS, subclass=textwrap.dedent(inspect.getsource(subclass)))
+    source = textwrap.dedent(inspect.getsource(subclass))
+    script = LOAD.format(without_slots=LOSES_SLOTS, subclass=source)
     return last_json(run_script(directory, script, json.dumps(FIT), with_nanotf=False))
 
 
