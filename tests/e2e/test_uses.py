@@ -134,10 +134,14 @@ def test_a_table_with_columns_of_strings() -> None:
         "colour": tf.constant(frame["colour"].tolist())[:, None],
         "size": frame["size"].to_numpy("float32")[:, None],
     }
-    fit_both(make, x=columns, y=target.to_numpy(), batch_size=12)
-    # Straight from the table: Keras 2 makes tensors of series, of strings as well.
-    rows = tf.data.Dataset.from_tensor_slices((columns, target)).batch(12)
-    fit_both(make, x=rows)
+    arrays = {"x": columns, "y": target.to_numpy(), "batch_size": 12, "shuffle": False}
+    dataset = {"x": tf.data.Dataset.from_tensor_slices((columns, target)).batch(12)}
+    for data in (arrays, dataset):
+        found, expected = (
+            make().fit(**data, epochs=2, verbose=0, num_processes=processes).history
+            for processes in (2, None)
+        )
+        assert_same_history(found, expected)
 
 
 # ------------------------------------------------------------------------------- their models
