@@ -284,6 +284,7 @@ class ModelCall(Call):
             model, arguments, self.seed, STATE_BLOCK + 1, size, sharding, trains=self.trains
         )
         self.build()
+        models.check_rows_are_independent(model)
         with (
             pickling.naming(f"The model {model.name!r}"),
             keras_names.metric_names_as_compiled(model),

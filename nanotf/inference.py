@@ -137,6 +137,17 @@ class _Inference(calls.ModelCall):
         """The logs that callbacks get at a hook of a batch."""
         return waiting.logs
 
+    def take_over(self, first: jobs.Evaluated | jobs.Predicted) -> None:
+        """Gives the user's model what a pass changes in it: counters, seeds of random layers.
+
+        Args:
+            first: what rank 0 returned, whose seeds are those of a single process.
+        """
+        keras_names.set_step_count(self.model, self.method, first.steps)
+        seeds = keras_names.seed_variables(self.model)
+        for variable, value in zip(seeds, first.seeds, strict=True):
+            variable.assign(value)
+
 
 class _EvaluateCall(_Inference):
     """One call of `evaluate`."""
@@ -163,7 +174,7 @@ class _EvaluateCall(_Inference):
         combine_locals(
             keras_names.metric_variables(self.model), [result.metrics for result in results]
         )
-        keras_names.set_step_count(self.model, self.method, first.steps)
+        self.take_over(first)
         self.callbacks.list.on_test_end(first.logs)
         return first.logs if self.return_dict else first.values
 
@@ -201,10 +212,10 @@ class _PredictCall(_Inference):
     def fail(self) -> None:
         self.outputs.discard()
 
-    def end(self, results: list[int | None]) -> Any:
+    def end(self, results: list[jobs.Predicted]) -> Any:
         self.data.warn_of_pass()
         try:
-            keras_names.set_step_count(self.model, self.method, results[0])
+            self.take_over(results[0])
             self.callbacks.list.on_predict_end()
             return self.outputs.all()
         finally:

@@ -125,17 +125,19 @@ class Evaluated:
         values: float or list of float, what `evaluate()` returns.
         metrics: list of `numpy.ndarray`, this rank's part of the metrics' variables.
         steps: int or None, batches, where Keras counts them in the model.
+        seeds: list of `numpy.ndarray`, where this rank's random layers stand.
     """
 
     logs: dict[str, Any]
     values: Any
     metrics: list[Any]
     steps: int | None
+    seeds: list[Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class PredictJob(ModelJob):
-    """One `predict`. A worker's result is the number of batches, where Keras counts them.
+    """One `predict`. A worker's result is `Predicted`.
 
     Args:
         data: `ArrayInput` or `StreamInput`.
@@ -144,6 +146,18 @@ class PredictJob(ModelJob):
 
     data: Any
     steps: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+    """What a worker returns from a `PredictJob`, next to the outputs that it has sent.
+
+    Args:
+        steps, seeds: as in `Evaluated`.
+    """
+
+    steps: int | None
+    seeds: list[Any]
 
 
 # ------------------------------------------------------------------------- custom loops

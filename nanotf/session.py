@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import os
 import pickle
@@ -27,6 +28,9 @@ from nanotf.shipping.blocks import Block
 from nanotf.strategy import WorkerStrategy, mark_as_share
 
 MODELS_KEPT = 2
+# A model that is dropped is one of many objects that refer to each other, and Python looks for
+# such by their number, not by their size.
+DROPPED_BYTES = 2**27
 PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
 
 
@@ -55,6 +59,7 @@ class Session:
         keras_share.install_in_optimizers(self.share, self.strategy)
         self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+        self._dropped = 0  # bytes of variables of models that are not kept, and may be there
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block]) -> None:
         """Runs a job and reports its end."""
@@ -94,13 +99,20 @@ class Session:
             kept = self._models[key] = _KeptModel(model)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
-            self._models.popitem(last=False)
+            self._drop(self._models.popitem(last=False)[1])
         with self.strategy.known_values():
             if metrics and not kept.has_metrics:
                 self._build_metrics(kept, specs)
             if optimizer and not kept.has_optimizer:
                 self._build_optimizers(kept, specs, shards)
         return kept.model
+
+    def _drop(self, kept: _KeptModel) -> None:
+        variables = keras_names.training_variables(kept.model)
+        self._dropped += sum(v.shape.num_elements() * v.dtype.size for v in variables)
+        if self._dropped > DROPPED_BYTES:
+            self._dropped, kept.model = 0, None
+            gc.collect()
 
     def _build_metrics(self, kept: _KeptModel, specs: Any) -> None:
         keras_names.build_metrics(kept.model, specs)
@@ -204,6 +216,11 @@ class _ModelRun:
         if isinstance(source, files.FilesInput):
             return mark_as_share(*source.datasets(self.blocks, rank, size))
         return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
+
+    def _seeds(self) -> list[Any]:
+        """Where the random layers stand, which draw in a pass without training, too."""
+        local = self.session.strategy.experimental_local_results
+        return [local(v)[0].numpy() for v in keras_names.seed_variables(self.model)]
 
     def _reporter(self) -> Any:
         """A Keras callback with the hooks that the parent wants to hear of, and no other."""
@@ -393,6 +410,7 @@ class _EvaluateRun(_ModelRun):
             keras_names.metrics_in_order(self.model, logs),
             [strategy.experimental_local_results(v)[0].numpy() for v in variables],
             keras_names.step_count(self.model, "evaluate"),
+            self._seeds(),
         )
 
 
@@ -402,7 +420,7 @@ class _PredictRun(_ModelRun):
     job: jobs.PredictJob
     stop_flag = "stop_predicting"
 
-    def run(self) -> int | None:
+    def run(self) -> jobs.Predicted:
         job = self.job
         self._take_model(keras_names.model_variables, metrics=False)
         self.writer = outputs.OutputWriter(self._send_outputs)
@@ -415,7 +433,7 @@ class _PredictRun(_ModelRun):
             )
         self._send_held()
         self.writer.flush()
-        return keras_names.step_count(self.model, "predict")
+        return jobs.Predicted(keras_names.step_count(self.model, "predict"), self._seeds())
 
     def _send_outputs(self, structure: bytes, steps: int, arrays: Any, block: Block) -> None:
         rank = self.session.rank

@@ -7,7 +7,8 @@ from typing import Any
 
 from nanotf import calls, gpu, jobs, messages, rejections, warm
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import data_adapters, keras_callbacks, keras_names
+from nanotf.compat import data_adapters, keras_callbacks, keras_names, keras_share
+from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.fit_data import FitArguments
 from nanotf.optimizer_shards import OptimizerShards
 from nanotf.shipping.blocks import Block
@@ -43,11 +44,24 @@ def fit(
         WorkerError: A worker raised or died.
     """
     plan = calls.plan_for("fit", num_processes, cores_per_process)
+    _check_steps_per_execution(model, check_transport(transport))
     call = _FitCall(model, FitArguments.of(given), num_processes, check_sharding(sharding))
     if plan is None:
         return gpu.fit(model, call.recipe, given, num_processes, gpu.devices())
     with warm.pool_for(plan, check_transport(transport)) as workers:
         return call.run(workers)
+
+
+def _check_steps_per_execution(model: Any, transport: str) -> None:
+    """Refuses what ends in a graph without a key for each of TensorFlow's collectives."""
+    if transport == "grpc" and keras_names.is_compiled(model):
+        steps = int(model.steps_per_execution) if keras_names.runs_several_steps(model) else 1
+        if steps > 1:
+            raise InvalidArgumentError(
+                "TensorFlow's collectives do not work inside the loop that makes several steps one "
+                f"execution. Received: transport='grpc' and steps_per_execution={steps}. Use "
+                "transport='shm', or compile(steps_per_execution=1)."
+            )
 
 
 class _FitCall(calls.ModelCall):
@@ -67,7 +81,26 @@ class _FitCall(calls.ModelCall):
         if rejections.looks_wrong(model, specs):
             rejections.trace_step(model, specs)
         super().build()
+        self._check_optimizer()
         keras_names.build_for_training(model, specs)
+
+    def _check_optimizer(self) -> None:
+        """Refuses an optimizer that has slots for other variables than those to be trained.
+
+        What Keras makes of it depends on what it has traced before: it raises, or goes on as if
+        nothing had changed since.
+        """
+        model, optimizer = self.model, self.model.optimizer
+        own_step = not keras_share.is_keras_own(type(model).train_step)
+        if own_step or keras_names.is_built_for(optimizer, model.trainable_variables):
+            return
+        rejections.trace_step(model, self.data.specs)
+        raise ModelError(
+            "An optimizer must have been built for the variables that are to be trained. Received: "
+            f"model {model.name!r} with {len(model.trainable_variables)} trainable variables, and "
+            f"an optimizer {type(optimizer).__name__} of others. Call compile(), with a new "
+            "optimizer, after a change of `trainable` or of the layers."
+        )
 
     def variables_to_send(self) -> list[Any]:
         return keras_names.training_variables(self.model)

@@ -83,10 +83,14 @@ def _nothing_leaks_from_a_module() -> Iterator[None]:
     assert _own_files("/dev/shm") <= shared, "shared-memory segments stayed behind"
 
     def leaked() -> dict[int, str]:
-        gc.collect()
         # Libraries keep files and sockets of their own; nanotf holds these three kinds.
         kinds = ("socket:", "/memfd:nanotf", "pipe:")
         new = {fd: path for fd, path in _descriptors().items() if fd not in descriptors}
         return {fd: path for fd, path in new.items() if path.startswith(kinds)}
 
-    wait_until(lambda: not leaked(), f"file descriptors are closed: {leaked()}")
+    def closed() -> bool:
+        if leaked():
+            gc.collect()  # takes seconds after a module that made many models
+        return not leaked()
+
+    wait_until(closed, f"file descriptors are closed: {leaked()}")

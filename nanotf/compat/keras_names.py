@@ -18,6 +18,7 @@
 | `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
 | `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | 2; 2.15, tf_keras 2.15-2.21 | state outside `variables` |
 | `IndexLookup.input_vocabulary`, `input_idf_weights`, `idf_weights`, `num_documents`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
+| `Optimizer._trainable_variables_indices`, `_index_dict`, `_var_key` | 3 / 2 / both | which variables an optimizer was built for |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `Layer._non_trainable_variables` | 3; 3.10-3.15 | what every replica updates by itself |
 | `Layer._seed_generators` | 3; 3.10-3.15 | the seeds of random layers |
@@ -348,6 +349,21 @@ def build_optimizer(model: Any) -> None:
         return
     if not _is_built(optimizer):
         optimizer.build(model.trainable_variables)
+
+
+def is_built_for(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether an optimizer, if it is built, has slots for just these variables.
+
+    Args:
+        optimizer: an optimizer, or None.
+        variables: sequence of the trainable variables of a model.
+    """
+    while hasattr(optimizer, "inner_optimizer"):  # of a loss-scaling optimizer
+        optimizer = optimizer.inner_optimizer
+    if optimizer is None or hasattr(optimizer, "_create_all_weights") or not _is_built(optimizer):
+        return True  # Keras 2's legacy ones get slots as they need them
+    known = optimizer._trainable_variables_indices if is_keras_3() else optimizer._index_dict
+    return {optimizer._var_key(variable) for variable in variables} == set(known)
 
 
 def has_call(model: Any) -> bool:

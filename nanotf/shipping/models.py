@@ -476,6 +476,22 @@ def check_can_be_rebuilt(model: Any, recipe: ModelRecipe) -> None:
         )
 
 
+def check_rows_are_independent(model: Any) -> None:
+    """Refuses layers that go on, in the next batch, from where each row of the last one stood.
+
+    Raises:
+        ModelError: A recurrent layer is stateful; names it and the remedy.
+    """
+    recurrent = require_tensorflow().keras.layers.RNN
+    for layer in keras_names.flat_layers(model):
+        if isinstance(layer, recurrent) and layer.stateful:
+            raise ModelError(
+                "A recurrent layer with stateful=True keeps a state for every row of a batch, and "
+                f"workers share the rows. Received: layer {layer.name!r} with stateful=True. Leave "
+                "num_processes out, or make the layer with stateful=False."
+            )
+
+
 def _has_layers_in_two_models(model: Any) -> bool:
     """Whether models inside a model share layers, which Keras's configuration does not say."""
     keras = require_tensorflow().keras

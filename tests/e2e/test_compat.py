@@ -489,3 +489,13 @@ def test_slots_lie_in_lists_of_the_optimizer(name: str) -> None:
     assert slots and all([tuple(v.shape) for v in slot] == shapes for slot in slots.values())
     assert keras_names.updates_elements_apart(model.optimizer, [name])
     assert keras_names.layers_below(model)[-1] is model.layers[-1]
+
+
+def test_variables_that_an_optimizer_was_built_for() -> None:
+    model, other = (tf.keras.Sequential([L.Input((2,)), L.Dense(1)]) for _ in range(2))
+    optimizer = tf.keras.optimizers.Adam()
+    assert keras_names.is_built_for(optimizer, model.trainable_variables), "not built yet"
+    optimizer.build(model.trainable_variables)
+    assert keras_names.is_built_for(optimizer, model.trainable_variables)
+    assert not keras_names.is_built_for(optimizer, model.trainable_variables[:1])
+    assert not keras_names.is_built_for(optimizer, other.trainable_variables)

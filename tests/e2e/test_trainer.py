@@ -500,3 +500,333 @@ def test_a_callback_changes_the_state_between_batches() -> None:
     plain, model = run(None), run(2)
     assert_same_state(model, plain)
     assert_same_history(model.history.history, plain.history.history)
+
+
+# ------------------------------------------------------------------ more of Keras's own cases
+class Tracks(Model):  # type: ignore[misc]
+    """A metric in an attribute, which a `compute_loss` of its own updates."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.dense = L.Dense(units, activity_regularizer="l2")
+        self.own = tf.keras.metrics.Mean(name="own")
+        self.added = tf.keras.metrics.Mean(name="added")
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:  # fmt: skip
+        more = (training,) if is_keras_3() else ()
+        loss = super().compute_loss(x, y, y_pred, sample_weight, *more)
+        self.added.update_state(sum(self.losses))
+        self.own.update_state(tf.reduce_mean(y_pred, axis=-1))
+        return loss
+
+
+def test_metrics_that_compute_loss_updates() -> None:
+    models = []
+    for processes in (None, 2):
+        tf.keras.utils.set_random_seed(3)
+        model = Tracks(3)
+        model.compile("sgd", "mse", metrics=["mae"])
+        model(X[:1])
+        # Every worker has as many rows as the others: `added` is a mean over batches.
+        fit = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0}
+        model.fit(X[:36], Y[:36], **fit, num_processes=processes)
+        names = [metric.name for metric in model.metrics]
+        logs = model.evaluate(X, Y, 12, verbose=0, return_dict=True, num_processes=processes)
+        models.append((model, names, logs))
+    (plain, names, expected), (model, ours, found) = models
+    assert ours == names
+    assert_same_state(model, plain)
+    assert_same_history(
+        {k: v for k, v in model.history.history.items() if k != "added"},
+        {k: v for k, v in plain.history.history.items() if k != "added"},
+    )
+    assert list(found) == list(expected)
+    np.testing.assert_allclose(found["own"], expected["own"], rtol=1e-10)
+    np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-10)
+    assert len(model.metrics_names) == len(plain.metrics_names)
+
+
+def test_models_inside_that_are_compiled_themselves() -> None:
+    def make() -> Any:
+        inner, other = example(metrics=["mse"]), example()
+        inputs = L.Input((4,))
+        outputs = [L.Dense(3, name="a")(inner(inputs)), L.Dense(1, name="b")(other(inputs))]
+        model = Model(inputs, outputs)
+        model.compile("sgd", ["mse", "mae"], metrics=[["mae"], ["mse"]])
+        return model
+
+    found, expected = fit_both(make, x=X, y=[Y, Y[:, :1]], batch_size=12)
+    assert found.metrics_names == expected.metrics_names
+    assert [m.name for m in found.metrics] == [m.name for m in expected.metrics]
+
+
+def test_no_target_for_some_outputs() -> None:
+    inputs_width = 4
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(2)
+        inputs = L.Input((inputs_width,))
+        hidden = L.Dense(3, name="a")(inputs)
+        others = [L.Dense(2, name="b")(hidden), L.Dense(1, name="c")(hidden)]
+        model = Model(inputs, [hidden, *others])
+        model.compile("sgd", ["mse", None, None])
+        return model
+
+    y: Any = Y if is_keras_3() else [Y, Y[:, :2], Y[:, :1]]
+    fit_both(make, x=X, y=y, batch_size=12)
+
+
+def test_without_an_optimizer_and_without_training() -> None:
+    """`compile(loss=...)` chooses an optimizer; a model that is frozen has the same loss always."""
+
+    def make() -> Any:
+        model = example()
+        model.compile(loss="mse")
+        return model
+
+    fit_both(make, x=X, y=Y, batch_size=12)
+    model = make()
+    model.trainable = False
+    model.compile(loss="mse")
+    fit = {"x": X, "y": Y, "epochs": 2, "verbose": 0, "num_processes": 2}
+    losses = [model.fit(**fit, batch_size=size).history["loss"] for size in (12, 46, 64)]
+    np.testing.assert_allclose(losses, losses[0][0], rtol=1e-12)
+
+
+class Different(L.Layer):  # type: ignore[misc]
+    def call(self, inputs: Any, training: Any = False) -> Any:
+        return inputs * (2.0 if training else 1.0)
+
+
+def test_training_argument() -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        model = Sequential([L.Input((4,)), L.Dense(3), Different()])
+        model.compile("sgd", "mse")
+        return model
+
+    found, expected = fit_both(make, x=X, y=Y, batch_size=12, validation_data=(X, Y))
+    assert found.history.history["val_loss"][-1] != found.history.history["loss"][-1]
+    outputs = [m.predict(X, verbose=0, num_processes=n) for m, n in ((found, 2), (expected, None))]
+    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-9)
+
+
+class Counting(Model):  # type: ignore[misc]
+    """Weights that only callbacks change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = L.Dense(3)
+        for name in ("train", "test", "predict"):
+            weight = self.add_weight(name=name, shape=(), initializer="zeros", trainable=False)
+            setattr(self, f"{name}_counter", weight)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+
+class Counter(tf.keras.callbacks.Callback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = {"train": 0, "test": 0, "predict": 0}
+
+    def _count(self, name: str) -> None:
+        getattr(self.model, f"{name}_counter").assign_add(1.0)
+        self.calls[name] += 1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._count("train")
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._count("test")
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._count("predict")
+
+
+def test_callbacks_count_in_the_model() -> None:
+    model, callback = Counting(), Counter()
+    model.compile("sgd", "mse")
+    arguments: dict[str, Any] = {"verbose": 0, "callbacks": [callback], "num_processes": 2}
+    model.fit(X[:16], Y[:16], batch_size=4, epochs=2, validation_data=(X[:6], Y[:6]), **arguments)
+    assert callback.calls == {"train": 8, "test": 4, "predict": 0}
+    counts = {name: float(np.asarray(getattr(model, f"{name}_counter"))) for name in callback.calls}
+    assert counts == callback.calls
+    model.evaluate(X[:8], Y[:8], batch_size=4, **arguments)
+    model.predict(X[:12], batch_size=4, **arguments)
+    assert callback.calls == {"train": 8, "test": 6, "predict": 3}
+    counts = {name: float(np.asarray(getattr(model, f"{name}_counter"))) for name in callback.calls}
+    assert counts == callback.calls
+
+
+class Stop(tf.keras.callbacks.Callback):
+    """Stops at the third batch, and counts the hooks."""
+
+    def __init__(self, hook: str) -> None:
+        super().__init__()
+        self.hook = hook
+        self.diary: list[str] = []
+
+    def _note(self, name: str, batch: int | None = None) -> None:
+        self.diary.append(name)
+        if name == self.hook and batch == 2:
+            self.model.stop_training = True
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._note("epoch_begin")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._note("epoch_end", epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._note("begin", batch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._note("end", batch)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._note("test", batch)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._note("train_end")
+
+
+@pytest.mark.parametrize("hook", ["begin", "end", "test", "epoch_end"])
+def test_a_callback_stops_training_where_keras_would(hook: str) -> None:
+    results = []
+    for processes in (None, 2):
+        callback, model = Stop(hook), example()
+        history = model.fit(
+            X, Y, batch_size=12, epochs=5, verbose=0, shuffle=False, callbacks=[callback],
+            validation_data=(X[:20], Y[:20]), validation_batch_size=5, num_processes=processes,
+        )  # fmt: skip
+        results.append((callback.diary, history, model))
+    (theirs, expected, plain), (ours, found, model) = results
+    assert ours == theirs
+    assert found.epoch == expected.epoch
+    assert_same_history(found.history, expected.history)
+    assert_same_state(model, plain)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "generator"])
+def test_steps_per_execution_of_data_of_unknown_length(kind: str) -> None:
+    """Executions of three steps over five batches: the last is cut short."""
+    if kind == "dataset" and not is_keras_3():
+        pytest.skip("Keras 2 wants to be told the number of steps")
+
+    def data() -> Any:
+        batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 40, 8)]
+        if kind == "generator":
+            return (batch for _ in range(2) for batch in batches)
+        pairs = tf.data.Dataset.from_tensor_slices((X[:40], Y[:40]))
+        return pairs.batch(8).filter(lambda *_: True)
+
+    results = []
+    for processes in (None, 2):
+        model = example(metrics=["mae"], steps_per_execution=3)
+        steps = 5 if kind == "generator" else None
+        model.fit(data(), steps_per_epoch=steps, epochs=2, verbose=0, num_processes=processes)
+        results.append(model)
+    assert_same_history(results[1].history.history, results[0].history.history)
+    assert_same_state(results[1], results[0])
+
+
+@pytest.mark.parametrize("batches", [4, 6])
+def test_fewer_batches_than_epochs_ask_for(batches: int, recwarn: pytest.WarningsRecorder) -> None:
+    """A generator ends in the second of three epochs of three steps: training ends there."""
+
+    def generator() -> Any:
+        return ((X[:8] + i, Y[:8]) for i in range(batches))
+
+    results = []
+    for processes in (None, 2):
+        model = example()
+        history = model.fit(
+            generator(), steps_per_epoch=3, epochs=3, verbose=0, num_processes=processes
+        )
+        results.append((model, history))
+    (plain, expected), (model, found) = results
+    assert found.epoch == expected.epoch
+    assert_same_history(found.history, expected.history)
+    assert_same_state(model, plain)
+
+
+def test_counts_of_an_endless_generator_of_validation_data() -> None:
+    def endless() -> Any:
+        while True:
+            yield X[:2], Y[:2]
+
+    model, callback = Counting(), Counter()
+    model.compile("sgd", "mse")
+    model.fit(
+        endless(), validation_data=endless(), steps_per_epoch=3, validation_steps=4, verbose=0,
+        callbacks=[callback], num_processes=2,
+    )  # fmt: skip
+    assert callback.calls == {"train": 3, "test": 4, "predict": 0}
+
+
+def test_order_of_metrics_in_a_list() -> None:
+    def nothing(y_true: Any, y_pred: Any) -> Any:
+        return tf.zeros_like(y_pred[:, 0])
+
+    def one(y_true: Any, y_pred: Any) -> Any:
+        return tf.ones_like(y_pred[:, 0])
+
+    for metrics, expected in (([nothing, one], [0.0, 1.0]), ([one, nothing], [1.0, 0.0])):
+        model = example(metrics=metrics)
+        assert model.evaluate(X, Y, verbose=0, num_processes=2)[1:] == expected
+        history = model.fit(X, Y, verbose=0, num_processes=2).history
+        assert [history[m.__name__] for m in metrics] == [[value] for value in expected]
+
+
+@pytest.mark.parametrize("loss_weights", [0.2, [0.2]])
+def test_weight_of_a_single_loss(loss_weights: Any) -> None:
+    fit_both(lambda: example(loss_weights=loss_weights, metrics=["mse"]), x=X, y=Y, batch_size=12)
+
+
+def test_class_weight_with_validation() -> None:
+    """Class weights are not those of the validation."""
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        model = Sequential([L.Input((4,)), L.Dense(3)])
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, weighted_metrics=["accuracy"])
+        return model
+
+    labels = np.arange(46) % 3
+    fit_both(
+        make, x=X, y=labels, batch_size=12, class_weight={0: 1.0, 1: 0.25, 2: 3.0},
+        validation_split=0.3,
+    )  # fmt: skip
+
+
+def test_a_training_step_is_traced_once_for_all_epochs_and_fits() -> None:
+    """Counted by Python's side effects in a worker, which a metric of the model reports."""
+
+    class Traced(Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = L.Dense(3)
+            self.traces = 0
+
+        def call(self, inputs: Any) -> Any:
+            return self.dense(inputs)
+
+        def train_step(self, data: Any) -> Any:
+            self.traces += 1
+            return {**super().train_step(data), "traces": tf.constant(float(self.traces))}
+
+    model = Traced()
+    model.compile("sgd", "mse")
+    fit: dict[str, Any] = {"batch_size": 12, "verbose": 0, "num_processes": 2}
+    first = model.fit(X[:36], Y[:36], epochs=3, **fit).history["traces"]
+    again = model.fit(X[:36], Y[:36], **fit).history["traces"]
+    assert first[0] == first[-1]
+    assert again == first[:1]
