@@ -32,8 +32,9 @@ from nanotf.errors import (
 )
 from nanotf.fit_data import Stream
 from nanotf.pool import Delivery
-from nanotf.shipping import models, programs, streams
+from nanotf.shipping import models, objects, programs, streams
 from nanotf.shipping.blocks import Block
+from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
 
@@ -146,13 +147,11 @@ class _LoopCall(calls.Call):
         self.manifest.check_shared()
         self.shipment, self.packer = self.manifest.ship()
         roots = self.manifest.roots
-        self.counts = tuple(len(programs.variables_of(root)) for root in roots)
-        self.optimizers = programs.built_optimizers(roots)
+        self.counts = tuple(len(objects.variables_of(root)) for root in roots)
+        self.optimizers = objects.built_optimizers(roots)
         self._check_optimizers()
-        self.variables = programs.distinct_variables(roots)
-        self.layout = StateLayout.of(
-            self.variables, size, averaged=programs.moving_variables(roots)
-        )
+        self.variables = objects.distinct_variables(roots)
+        self.layout = StateLayout.of(self.variables, size, averaged=objects.moving_variables(roots))
         self.returned: Delivery | None = None
         self._stuck: tuple[list[Any], int] = ([], 0)
         # By number; a pass over a dataset is a stream of its own.
@@ -169,7 +168,7 @@ class _LoopCall(calls.Call):
                 "tf.data.Dataset, iterator or generator. Make a dataset of your arrays with "
                 "tf.data.Dataset.from_tensor_slices(...).batch(batch_size)."
             )
-        trained = [root for root in self.manifest.roots if programs.can_be_trained(root)]
+        trained = [root for root in self.manifest.roots if objects.can_be_trained(root)]
         if not trained and not self.manifest.names & _DIVIDES_ITSELF:
             raise InvalidArgumentError(
                 "A @nano function must get what it trains: a model, an optimizer or variables, as "
@@ -180,7 +179,7 @@ class _LoopCall(calls.Call):
     def _check_optimizers(self) -> None:
         for place, variables in self.optimizers.items():
             if variables is None:
-                optimizer = programs.optimizers_in(self.manifest.roots)[place]
+                optimizer = objects.optimizers_in(self.manifest.roots)[place]
                 raise ShippingError(
                     "An optimizer reaches the workers with the variables that it was built with. "
                     f"Received: {type(optimizer).__name__}, built with variables that {self.name} "
@@ -299,11 +298,11 @@ class _LoopCall(calls.Call):
         assert self.returned is not None
         message, block = self.returned.message, self.returned.block
         roots = self.manifest.roots
-        built: jobs.Built = programs.load_result(message.built, block, ())
+        built: jobs.Built = load_result(message.built, block, ())
         self.build(built)
         random.setstate(built.random_states[0])
         np.random.set_state(built.random_states[1])
-        value = programs.load_result(message.value, block, roots)
+        value = load_result(message.value, block, roots)
         self.check_alike(results)
         return value
 
@@ -312,9 +311,9 @@ class _LoopCall(calls.Call):
         roots = self.manifest.roots
         for index, config in built.models.items():
             models.build_as(roots[index], config)
-        programs.build_optimizers(roots, built.optimizers)
+        objects.build_optimizers(roots, built.optimizers)
         for index, values in built.values.items():
-            variables = programs.variables_of(roots[index])
+            variables = objects.variables_of(roots[index])
             if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
                 raise ModelError(
                     "What a @nano function builds must be built in your process to get its "

@@ -203,7 +203,7 @@ class LoopJob:
         layout: `StateLayout` of the variables of all roots that exist in the parent.
         counts: tuple of int, how many variables each root has there.
         optimizers: dict, what the optimizers there are built with; see
-            `shipping.programs.built_optimizers`.
+            `shipping.objects.built_optimizers`.
         state_block: int, which of the job's blocks holds the state.
         seed: int, of TensorFlow's random numbers.
         random_states: tuple of the states of `random` and of NumPy, the same for all ranks.

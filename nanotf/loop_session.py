@@ -19,9 +19,10 @@ import tensorflow as tf
 from nanotf import context, jobs, messages, relayed_output, replica_step
 from nanotf.compat import keras_names, keras_share
 from nanotf.errors import NanoError
-from nanotf.shipping import programs, state, streams
+from nanotf.shipping import objects, packing, programs, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.inputs import tuned
+from nanotf.shipping.results import dump_result
 from nanotf.steps import is_tf_function
 from nanotf.strategy import mark_as_rows
 
@@ -107,19 +108,19 @@ class _KeptProgram:
         self._bodies: dict[Any, Any] = {}
         with strategy.known_values():
             self.program = programs.Program(job.shipment, block, self.source.open)
-            programs.build_optimizers(self.program.roots, job.optimizers)
+            objects.build_optimizers(self.program.roots, job.optimizers)
 
     def fits(self, counts: tuple[int, ...]) -> bool:
         """Whether the roots have as many variables as in the parent."""
-        return tuple(len(programs.variables_of(root)) for root in self.program.roots) == counts
+        return tuple(len(objects.variables_of(root)) for root in self.program.roots) == counts
 
     def variables(self) -> list[Any]:
         """The variables of all roots, each once."""
-        return programs.distinct_variables(self.program.roots)
+        return objects.distinct_variables(self.program.roots)
 
     def local_variables(self) -> list[Any]:
         """Those that differ between ranks until they are read."""
-        moving = {id(v) for v in programs.moving_variables(self.program.roots)}
+        moving = {id(v) for v in objects.moving_variables(self.program.roots)}
         return [
             v
             for v in self.variables()
@@ -230,7 +231,7 @@ class LoopRun:
             self.blocks[self.job.state_block],
             self.known,
             self.session.strategy,
-            seeds=programs.seed_variables(kept.program.roots),
+            seeds=objects.seed_variables(kept.program.roots),
             rank=self.session.rank,
         )
         self.state.load(0)
@@ -266,9 +267,9 @@ class LoopRun:
 
     def _send(self, kept: _KeptProgram, value: Any) -> None:
         """Sends the function's value, and what it has built, to the parent."""
-        packer = programs.Packer()
-        pickled = programs.dump_result(value, kept.program.roots, packer)
-        built = programs.dump_result(self._built(kept), (), packer)
+        packer = packing.Packer()
+        pickled = dump_result(value, kept.program.roots, packer)
+        built = dump_result(self._built(kept), (), packer)
         block = Block(packer.nbytes)
         packer.write(block)
         assert block.fd is not None
@@ -279,11 +280,11 @@ class LoopRun:
     def _built(self, kept: _KeptProgram) -> jobs.Built:
         roots = kept.program.roots
         known = {id(variable) for variable in self.known}
-        optimizers = programs.built_optimizers(roots)
+        optimizers = objects.built_optimizers(roots)
         result = jobs.Built({}, optimizers, {}, (random.getstate(), np.random.get_state()))
         local = self.session.strategy.experimental_local_results
         for index, root in enumerate(roots):
-            variables = programs.variables_of(root)
+            variables = objects.variables_of(root)
             if all(id(variable) in known for variable in variables):
                 continue
             result.values[index] = [local(variable)[0].numpy() for variable in variables]
@@ -295,7 +296,7 @@ class LoopRun:
         self.state.store_rank(1, self.session.rank)
         local = self.session.strategy.experimental_local_results
         differ = {id(v) for v in kept.local_variables()}
-        differ |= {id(v) for v in programs.seed_variables(kept.program.roots)}
+        differ |= {id(v) for v in objects.seed_variables(kept.program.roots)}
         sums = []
         for variable in kept.variables():
             if id(variable) not in differ and variable.dtype.is_floating:

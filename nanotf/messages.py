@@ -253,8 +253,8 @@ class Returned(Message):
 
     Args:
         job: int.
-        value: `shipping.programs.Pickled`.
-        built: `shipping.programs.Pickled`, of a `jobs.Built`.
+        value: `shipping.packing.Pickled`.
+        built: `shipping.packing.Pickled`, of a `jobs.Built`.
         nbytes: int, the block's size in bytes.
     """
 

@@ -21,231 +21,17 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import cloudpickle
 
-from nanotf.compat import keras_names
 from nanotf.compat.versions import is_keras_3, require_tensorflow
-from nanotf.errors import NanoError, ShippingError
-from nanotf.shipping import models, pickling
-from nanotf.shipping.blocks import Block, aligned
+from nanotf.errors import ShippingError
+from nanotf.shipping import models, objects, pickling
+from nanotf.shipping.blocks import Block
+from nanotf.shipping.packing import Packer, Pickled
 from nanotf.steps import Step, is_tf_function
-
-_INLINE = 1 << 16  # bytes; smaller arrays travel inside of the pickle
-
-
-# ----------------------------------------------------------------------------------- roots
-def is_data(value: Any) -> bool:
-    """Whether something yields the batches of a loop, and is read in the parent."""
-    tf = require_tensorflow()
-    return isinstance(value, (tf.data.Dataset, tf.data.Iterator, types.GeneratorType))
-
-
-def is_root(value: Any) -> bool:
-    """Whether something has an identity that must be kept."""
-    tf = require_tensorflow()
-    return isinstance(value, _root_classes(tf)) or is_data(value)
-
-
-def _root_classes(tf: Any) -> tuple[type, ...]:
-    keras = tf.keras
-    found = [
-        keras.layers.Layer,
-        keras.metrics.Metric,
-        keras.losses.Loss,
-        keras.optimizers.Optimizer,
-        tf.Variable,
-        tf.train.Checkpoint,
-    ]
-    legacy = getattr(getattr(keras.optimizers, "legacy", None), "Optimizer", None)
-    if isinstance(legacy, type):
-        found.append(legacy)
-    if is_keras_3():
-        found += [keras.Variable, keras.random.SeedGenerator]
-    return tuple(found)
-
-
-def _is_variable(value: Any) -> bool:
-    tf = require_tensorflow()
-    return isinstance(value, (tf.Variable, tf.keras.Variable) if is_keras_3() else tf.Variable)
-
-
-def parts_of(root: Any) -> dict[tuple[str, int], Any]:
-    """What is part of a root, by its place: alike on both sides."""
-    tf = require_tensorflow()
-    kinds: dict[str, Sequence[Any]] = {}
-    if isinstance(root, tf.keras.layers.Layer):
-        kinds["layers"] = keras_names.layers_below(root)
-        if isinstance(root, tf.keras.Model):
-            kinds["optimizers"] = _with_inner(keras_names.optimizers_of(root))
-            kinds["metrics"] = root.metrics
-    elif isinstance(root, _optimizer_classes()):
-        kinds["optimizers"] = _with_inner([root])[1:]
-    variables = _own_variables(root)
-    kinds["variables"] = variables
-    kinds["values"] = [keras_names.tf_variable(v) for v in variables]
-    return {
-        (kind, place): part
-        for kind, found in kinds.items()
-        for place, part in enumerate(found)
-        if part is not root
-    }
-
-
-def _optimizer_classes() -> tuple[type, ...]:
-    keras = require_tensorflow().keras
-    legacy = getattr(getattr(keras.optimizers, "legacy", None), "Optimizer", None)
-    return (keras.optimizers.Optimizer, *([legacy] if isinstance(legacy, type) else []))
-
-
-def _with_inner(optimizers: Sequence[Any]) -> list[Any]:
-    found = []
-    for optimizer in optimizers:
-        while optimizer is not None:
-            found.append(optimizer)
-            optimizer = getattr(optimizer, "inner_optimizer", None)
-    return found
-
-
-def _own_variables(root: Any) -> list[Any]:
-    """A root's variables as its own `variables` lists them, in the order of both sides."""
-    tf = require_tensorflow()
-    if _is_variable(root) or is_data(root):
-        return []
-    if isinstance(root, tf.train.Checkpoint):
-        return [root.save_counter]
-    if is_keras_3() and isinstance(root, tf.keras.random.SeedGenerator):
-        return [root.state]
-    found = getattr(root, "variables", [])
-    return [v for v in (found() if callable(found) else found) if hasattr(v, "assign")]
-
-
-def variables_of(root: Any) -> list[Any]:
-    """All variables whose values travel with a root.
-
-    Returns:
-        A list of `tf.Variable` in a fixed order.
-    """
-    tf = require_tensorflow()
-    if isinstance(root, tf.keras.Model):
-        return keras_names.training_variables(root) + keras_names.metric_variables(root)
-    if isinstance(root, _optimizer_classes()):
-        return keras_names.optimizer_variables(root)
-    if _is_variable(root):
-        return [keras_names.tf_variable(root)]
-    own = [keras_names.tf_variable(v) for v in _own_variables(root)]
-    return [v for v in own if v.shape.is_fully_defined()]
-
-
-def can_be_trained(root: Any) -> bool:
-    """Whether a root is a layer, an optimizer or a variable."""
-    tf = require_tensorflow()
-    return _is_variable(root) or isinstance(root, (tf.keras.layers.Layer, *_optimizer_classes()))
-
-
-Place = tuple[int, tuple[str, int] | None]  # a root, or a part of one
-VariablePlace = tuple[int, int]  # a root, and a place in its variables
-
-
-def optimizers_in(roots: Sequence[Any]) -> dict[Place, Any]:
-    """All optimizers among roots and their parts, each once."""
-    found: dict[int, tuple[Place, Any]] = {}
-    for index, root in enumerate(roots):
-        if isinstance(root, _optimizer_classes()):
-            found.setdefault(id(root), ((index, None), root))
-        elif isinstance(root, require_tensorflow().keras.Model):
-            for place, part in parts_of(root).items():
-                if place[0] == "optimizers":
-                    found.setdefault(id(part), ((index, place), part))
-    inner = {id(getattr(o, "inner_optimizer", None)) for _, o in found.values()}
-    return {place: o for place, o in found.values() if id(o) not in inner}
-
-
-def built_optimizers(roots: Sequence[Any]) -> dict[Place, tuple[VariablePlace, ...] | None]:
-    """What the built optimizers were built with.
-
-    Returns:
-        A dict of an optimizer's place to the places of variables; None for an optimizer that
-        was built with others than the roots have.
-    """
-    places: dict[int, VariablePlace] = {}
-    for index, root in enumerate(roots):
-        for place, variable in enumerate(variables_of(root)):
-            places.setdefault(id(variable), (index, place))
-    candidates = distinct_variables(roots)
-    result: dict[Place, tuple[VariablePlace, ...] | None] = {}
-    for at, optimizer in optimizers_in(roots).items():
-        found = [places.get(id(v)) for v in keras_names.built_with(optimizer, candidates)]
-        if found:
-            known = tuple(place for place in found if place is not None)
-            result[at] = known if len(known) == len(found) else None
-    return result
-
-
-def build_optimizers(
-    roots: Sequence[Any], built: Mapping[Place, tuple[VariablePlace, ...] | None]
-) -> None:
-    """Builds the optimizers that are not built yet as `built_optimizers` says."""
-    done = built_optimizers(roots)
-    optimizers = optimizers_in(roots)
-    for at, places in built.items():
-        if at not in done and places is not None:
-            variables = [variables_of(roots[index])[place] for index, place in places]
-            keras_names.build_for(optimizers[at], as_owned(roots, variables))
-
-
-def as_owned(roots: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-    """The variables of the installed Keras that hold these `tf.Variable`s."""
-    owners: dict[int, Any] = {}
-    for root in roots:
-        own = [root] if _is_variable(root) else _own_variables(root)
-        owners.update({id(keras_names.tf_variable(v)): v for v in own})
-    return [owners.get(id(variable), variable) for variable in variables]
-
-
-def distinct_variables(roots: Sequence[Any]) -> list[Any]:
-    """The variables of all roots, each once, in a fixed order."""
-    found = {id(v): v for root in roots for v in variables_of(root)}
-    return list(found.values())
-
-
-def moving_variables(roots: Sequence[Any]) -> list[Any]:
-    """Moving statistics that differ between ranks though TensorFlow does not know it."""
-    layers = [root for root in roots if isinstance(root, require_tensorflow().keras.layers.Layer)]
-    return [v for layer in layers for v in keras_names.moving_variables(layer)]
-
-
-def seed_variables(roots: Sequence[Any]) -> list[Any]:
-    """The seeds of random layers, and of generators of seeds."""
-    tf = require_tensorflow()
-    layers = [root for root in roots if isinstance(root, tf.keras.layers.Layer)]
-    found = [v for layer in layers for v in keras_names.seed_variables(layer)]
-    if is_keras_3():
-        generators = [r for r in roots if isinstance(r, tf.keras.random.SeedGenerator)]
-        found += [keras_names.tf_variable(generator.state) for generator in generators]
-    return found
-
-
-# ----------------------------------------------------------------------------- out and back
-@dataclasses.dataclass(frozen=True)
-class Pickled:
-    """A pickle whose large arrays lie in a block.
-
-    Args:
-        body: bytes.
-        buffers: tuple of tuples of int, the offset and size in bytes of each in the block.
-    """
-
-    body: bytes
-    buffers: tuple[tuple[int, int], ...]
-
-    def arrays(self, block: Block) -> list[bytearray]:
-        """The buffers, copied out of the block."""
-        return [
-            bytearray(block.array(offset, (nbytes,), "u1").data) for offset, nbytes in self.buffers
-        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +65,7 @@ class _Data:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Variable:
+class VariableRecipe:
     """What makes a variable of TensorFlow's own or, with `keras`, of Keras 3."""
 
     shape: tuple[int, ...]
@@ -304,39 +90,7 @@ class _Variable:
         )
 
 
-class Packer:
-    """Puts arrays that belong to pickles one after another into a block."""
-
-    def __init__(self) -> None:
-        self.nbytes = 0
-        self._buffers: list[tuple[int, memoryview]] = []
-
-    def add(self, buffer: pickle.PickleBuffer) -> bool:
-        """Takes a buffer of a pickle; says whether it stays inside of the pickle."""
-        try:
-            raw = buffer.raw()
-        except BufferError:  # an array that is not contiguous
-            return True
-        if raw.nbytes < _INLINE:
-            return True
-        self._buffers.append((self.nbytes, raw))
-        self.nbytes += aligned(raw.nbytes)
-        return False
-
-    def places(self, since: int) -> tuple[tuple[int, int], ...]:
-        """Offset and size of the buffers from number `since` on."""
-        return tuple((offset, raw.nbytes) for offset, raw in self._buffers[since:])
-
-    def __len__(self) -> int:
-        return len(self._buffers)
-
-    def write(self, block: Block) -> None:
-        """Copies all into a block of `nbytes`."""
-        for offset, raw in self._buffers:
-            block.array(offset, (raw.nbytes,), "u1")[...] = memoryview(raw).cast("B")
-
-
-class _Pickler(pickling.Pickler):
+class RootPickler(pickling.Pickler):
     """Writes roots, and steps where they are known, as numbers."""
 
     def __init__(
@@ -360,7 +114,7 @@ class _Collector(pickling.Pickler):
         self._manifest = manifest
 
     def persistent_id(self, obj: Any) -> Any:
-        if self._manifest.top is not obj and is_root(obj):
+        if self._manifest.top is not obj and objects.is_root(obj):
             self._manifest.add_root(obj)
             return 0
         if isinstance(obj, Step) or is_tf_function(obj):
@@ -407,7 +161,7 @@ class Manifest:
             for name, value in arguments.items():
                 with pickling.naming(f"The argument `{name}` of {title}"):
                     self._collect(value)
-        self.data = [root for root in self.roots if is_data(root)]
+        self.data = [root for root in self.roots if objects.is_data(root)]
         self._containers = self._find_containers()
 
     def _collect(self, value: Any) -> None:
@@ -420,7 +174,7 @@ class Manifest:
                 continue
             self.top = root
             with pickling.naming(f"An object of class {type(root).__name__}"):
-                pickling.dump(_Collector(self), _recipe(root))
+                pickling.dump(_Collector(self), recipe_of_root(root))
         self.top = None
 
     def add_root(self, root: Any) -> None:
@@ -471,7 +225,7 @@ class Manifest:
         """The roots that are part of others: the largest container counts."""
         found: dict[int, tuple[int, _Part]] = {}
         for index, root in enumerate(self.roots):
-            parts = parts_of(root)
+            parts = objects.parts_of(root)
             for place, part in parts.items():
                 inner = self._ids.get(id(part))
                 if inner is None or inner == index or _contains(self.roots[inner], root):
@@ -486,7 +240,7 @@ class Manifest:
         for index, root in enumerate(self.roots):
             if index in self._containers:
                 continue
-            for variable in variables_of(root):
+            for variable in objects.variables_of(root):
                 other = owners.setdefault(id(variable), index)
                 if other != index:
                     names = [getattr(self.roots[i], "name", i) for i in (other, index)]
@@ -515,30 +269,32 @@ class Manifest:
         if index in self._containers:
             return pickle.dumps(self._containers[index])
         root = self.roots[index]
-        if is_data(root):
+        if objects.is_data(root):
             return pickle.dumps(_Data(next(i for i, d in enumerate(self.data) if d is root)))
         # The parts of a root stand in its own recipe as they are.
-        inside = {id(root), *map(id, parts_of(root).values())}
+        inside = {id(root), *map(id, objects.parts_of(root).values())}
         others = {key: value for key, value in numbers.items() if key not in inside}
         with pickling.naming(f"An object of class {type(root).__name__}"):
-            return _pickled(_recipe(root), others, None).body
+            return _pickled(recipe_of_root(root), others, None).body
 
 
 def _is_opaque(root: Any) -> bool:
     """Whether a root refers to no other: Keras's own ways to describe it would be costly here."""
     keras = require_tensorflow().keras
-    return is_data(root) or isinstance(root, (keras.layers.Layer, *_optimizer_classes()))
+    return objects.is_data(root) or isinstance(
+        root, (keras.layers.Layer, *objects.optimizer_classes())
+    )
 
 
 def _contains(outer: Any, inner: Any) -> bool:
-    return any(part is inner for part in parts_of(outer).values())
+    return any(part is inner for part in objects.parts_of(outer).values())
 
 
-def _recipe(root: Any) -> Any:
+def recipe_of_root(root: Any) -> Any:
     """What is pickled for a root."""
     tf = require_tensorflow()
     if isinstance(root, tf.Variable):
-        return _Variable(
+        return VariableRecipe(
             tuple(root.shape),
             root.dtype.name,
             bool(root.trainable),
@@ -548,7 +304,9 @@ def _recipe(root: Any) -> Any:
             aggregation=root.aggregation.value,
         )
     if is_keras_3() and isinstance(root, tf.keras.Variable):
-        return _Variable(tuple(root.shape), root.dtype, bool(root.trainable), root.name, keras=True)
+        return VariableRecipe(
+            tuple(root.shape), root.dtype, bool(root.trainable), root.name, keras=True
+        )
     if is_keras_3() and isinstance(root, tf.keras.random.SeedGenerator):
         return _Made(type(root), (root.get_config(),), "from_config")
     if isinstance(root, tf.train.Checkpoint):
@@ -574,7 +332,7 @@ class _Made:
 def _pickled(value: Any, numbers: Mapping[int, Any], packer: Packer | None) -> Pickled:
     file = io.BytesIO()
     since = 0 if packer is None else len(packer)
-    pickling.dump(_Pickler(file, numbers, packer), value)
+    pickling.dump(RootPickler(file, numbers, packer), value)
     return Pickled(file.getvalue(), () if packer is None else packer.places(since))
 
 
@@ -617,7 +375,7 @@ class Program:
 
     def _load(self, pickled: Pickled, block: Block | None) -> Any:
         buffers = [] if block is None else pickled.arrays(block)
-        unpickler = _Unpickler(io.BytesIO(pickled.body), buffers=buffers)
+        unpickler = RootUnpickler(io.BytesIO(pickled.body), buffers=buffers)
         unpickler.find = self._find
         return unpickler.load()
 
@@ -628,94 +386,17 @@ class Program:
         if index not in self._made:
             made = self._load(Pickled(self._bodies[index], ()), None)
             if isinstance(made, _Part):
-                made = parts_of(self._root(made.container))[made.place]
+                made = objects.parts_of(self._root(made.container))[made.place]
             elif isinstance(made, _Data):
                 made = self._open_data(made.number)
-            elif isinstance(made, (_Variable, _Made)):
+            elif isinstance(made, (VariableRecipe, _Made)):
                 made = made.make()
             self._made[index] = made
         return self._made[index]
 
 
-class _Unpickler(pickle.Unpickler):
+class RootUnpickler(pickle.Unpickler):
     find: Callable[[str, int], Any]
 
     def persistent_load(self, pid: Any) -> Any:
         return self.find(*pid)
-
-
-# ------------------------------------------------------------------------------- the result
-def dump_result(value: Any, roots: Sequence[Any], packer: Packer) -> Pickled:
-    """Pickles what a `@nano` function returns, in a worker.
-
-    A root, or a part of one, is the user's own object again in the parent.
-
-    Raises:
-        ShippingError: It cannot be sent back.
-    """
-    numbers: dict[int, Any] = {}
-    for index, root in enumerate(roots):
-        for place, part in parts_of(root).items():
-            numbers.setdefault(id(part), ("part", index, place))
-    numbers.update({id(root): ("root", index) for index, root in enumerate(roots)})
-    file = io.BytesIO()
-    try:
-        pickling.dump(_ResultPickler(file, numbers, packer), value)
-    except ShippingError as error:
-        raise ShippingError(
-            "What a @nano function returns must be picklable to come back from its worker. "
-            f"Received: {type(value).__qualname__}. {error}"
-        ) from error
-    return Pickled(file.getvalue(), packer.places(0))
-
-
-class _ResultPickler(_Pickler):
-    """Sends objects that the function has made with the values of their variables."""
-
-    def reducer_override(self, obj: Any) -> Any:
-        tf = require_tensorflow()
-        local = tf.distribute.get_strategy().experimental_local_results
-        if isinstance(obj, tf.distribute.DistributedValues) and not isinstance(obj, tf.Variable):
-            return _same, (local(obj)[0],)
-        if isinstance(obj, tf.Variable):
-            return _filled_variable, (_recipe(obj), local(obj)[0].numpy())
-        if isinstance(obj, (tf.keras.layers.Layer, tf.keras.metrics.Metric)):
-            values = [local(v)[0].numpy() for v in variables_of(obj)]
-            return _filled, (super().reducer_override(obj), values)
-        return super().reducer_override(obj)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _filled_variable(recipe: _Variable, value: Any) -> Any:
-    made = recipe.make()
-    made.assign(value)
-    return made
-
-
-def _filled(reduced: Any, values: Sequence[Any]) -> Any:
-    make, args = reduced
-    made = make(*args)
-    for variable, value in zip(variables_of(made), values, strict=False):
-        variable.assign(value)
-    return made
-
-
-def load_result(pickled: Pickled, block: Block | None, roots: Sequence[Any]) -> Any:
-    """Undoes `dump_result`, in the parent; `roots` are the user's objects."""
-
-    def find(kind: str, index: int, place: Any = None) -> Any:
-        return roots[index] if kind == "root" else parts_of(roots[index])[place]
-
-    buffers = [] if block is None else pickled.arrays(block)
-    unpickler = _Unpickler(io.BytesIO(pickled.body), buffers=buffers)
-    unpickler.find = find
-    try:
-        return unpickler.load()
-    except Exception as error:
-        raise NanoError(
-            "What a @nano function returned could not be unpickled in your process. Received: "
-            f"{type(error).__name__}: {error}"
-        ) from error

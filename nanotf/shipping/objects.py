@@ -1,0 +1,206 @@
+"""The roots of a `@nano` call: what it refers to that has an identity.
+
+A root is a model, a layer, an optimizer, a metric, a loss, a variable, a checkpoint, or something
+that yields data. Both sides ask the same questions of their own roots, and must get answers in
+the same order: which variables a root has, what is part of it, what its optimizers are built with.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nanotf.compat import keras_names
+from nanotf.compat.versions import is_keras_3, require_tensorflow
+
+
+def is_data(value: Any) -> bool:
+    """Whether something yields the batches of a loop, and is read in the parent."""
+    tf = require_tensorflow()
+    return isinstance(value, (tf.data.Dataset, tf.data.Iterator, types.GeneratorType))
+
+
+def is_root(value: Any) -> bool:
+    """Whether something has an identity that must be kept."""
+    tf = require_tensorflow()
+    return isinstance(value, _root_classes(tf)) or is_data(value)
+
+
+def _root_classes(tf: Any) -> tuple[type, ...]:
+    keras = tf.keras
+    found = [
+        keras.layers.Layer,
+        keras.metrics.Metric,
+        keras.losses.Loss,
+        keras.optimizers.Optimizer,
+        tf.Variable,
+        tf.train.Checkpoint,
+    ]
+    legacy = getattr(getattr(keras.optimizers, "legacy", None), "Optimizer", None)
+    if isinstance(legacy, type):
+        found.append(legacy)
+    if is_keras_3():
+        found += [keras.Variable, keras.random.SeedGenerator]
+    return tuple(found)
+
+
+def _is_variable(value: Any) -> bool:
+    tf = require_tensorflow()
+    return isinstance(value, (tf.Variable, tf.keras.Variable) if is_keras_3() else tf.Variable)
+
+
+def parts_of(root: Any) -> dict[tuple[str, int], Any]:
+    """What is part of a root, by its place: alike on both sides."""
+    tf = require_tensorflow()
+    kinds: dict[str, Sequence[Any]] = {}
+    if isinstance(root, tf.keras.layers.Layer):
+        kinds["layers"] = keras_names.layers_below(root)
+        if isinstance(root, tf.keras.Model):
+            kinds["optimizers"] = _with_inner(keras_names.optimizers_of(root))
+            kinds["metrics"] = root.metrics
+    elif isinstance(root, optimizer_classes()):
+        kinds["optimizers"] = _with_inner([root])[1:]
+    variables = _own_variables(root)
+    kinds["variables"] = variables
+    kinds["values"] = [keras_names.tf_variable(v) for v in variables]
+    return {
+        (kind, place): part
+        for kind, found in kinds.items()
+        for place, part in enumerate(found)
+        if part is not root
+    }
+
+
+def optimizer_classes() -> tuple[type, ...]:
+    keras = require_tensorflow().keras
+    legacy = getattr(getattr(keras.optimizers, "legacy", None), "Optimizer", None)
+    return (keras.optimizers.Optimizer, *([legacy] if isinstance(legacy, type) else []))
+
+
+def _with_inner(optimizers: Sequence[Any]) -> list[Any]:
+    found = []
+    for optimizer in optimizers:
+        while optimizer is not None:
+            found.append(optimizer)
+            optimizer = getattr(optimizer, "inner_optimizer", None)
+    return found
+
+
+def _own_variables(root: Any) -> list[Any]:
+    """A root's variables as its own `variables` lists them, in the order of both sides."""
+    tf = require_tensorflow()
+    if _is_variable(root) or is_data(root):
+        return []
+    if isinstance(root, tf.train.Checkpoint):
+        return [root.save_counter]
+    if is_keras_3() and isinstance(root, tf.keras.random.SeedGenerator):
+        return [root.state]
+    found = getattr(root, "variables", [])
+    return [v for v in (found() if callable(found) else found) if hasattr(v, "assign")]
+
+
+def variables_of(root: Any) -> list[Any]:
+    """All variables whose values travel with a root.
+
+    Returns:
+        A list of `tf.Variable` in a fixed order.
+    """
+    tf = require_tensorflow()
+    if isinstance(root, tf.keras.Model):
+        return keras_names.training_variables(root) + keras_names.metric_variables(root)
+    if isinstance(root, optimizer_classes()):
+        return keras_names.optimizer_variables(root)
+    if _is_variable(root):
+        return [keras_names.tf_variable(root)]
+    own = [keras_names.tf_variable(v) for v in _own_variables(root)]
+    return [v for v in own if v.shape.is_fully_defined()]
+
+
+def can_be_trained(root: Any) -> bool:
+    """Whether a root is a layer, an optimizer or a variable."""
+    tf = require_tensorflow()
+    return _is_variable(root) or isinstance(root, (tf.keras.layers.Layer, *optimizer_classes()))
+
+
+Place = tuple[int, tuple[str, int] | None]  # a root, or a part of one
+VariablePlace = tuple[int, int]  # a root, and a place in its variables
+
+
+def optimizers_in(roots: Sequence[Any]) -> dict[Place, Any]:
+    """All optimizers among roots and their parts, each once."""
+    found: dict[int, tuple[Place, Any]] = {}
+    for index, root in enumerate(roots):
+        if isinstance(root, optimizer_classes()):
+            found.setdefault(id(root), ((index, None), root))
+        elif isinstance(root, require_tensorflow().keras.Model):
+            for place, part in parts_of(root).items():
+                if place[0] == "optimizers":
+                    found.setdefault(id(part), ((index, place), part))
+    inner = {id(getattr(o, "inner_optimizer", None)) for _, o in found.values()}
+    return {place: o for place, o in found.values() if id(o) not in inner}
+
+
+def built_optimizers(roots: Sequence[Any]) -> dict[Place, tuple[VariablePlace, ...] | None]:
+    """What the built optimizers were built with.
+
+    Returns:
+        A dict of an optimizer's place to the places of variables; None for an optimizer that
+        was built with others than the roots have.
+    """
+    places: dict[int, VariablePlace] = {}
+    for index, root in enumerate(roots):
+        for place, variable in enumerate(variables_of(root)):
+            places.setdefault(id(variable), (index, place))
+    candidates = distinct_variables(roots)
+    result: dict[Place, tuple[VariablePlace, ...] | None] = {}
+    for at, optimizer in optimizers_in(roots).items():
+        found = [places.get(id(v)) for v in keras_names.built_with(optimizer, candidates)]
+        if found:
+            known = tuple(place for place in found if place is not None)
+            result[at] = known if len(known) == len(found) else None
+    return result
+
+
+def build_optimizers(
+    roots: Sequence[Any], built: Mapping[Place, tuple[VariablePlace, ...] | None]
+) -> None:
+    """Builds the optimizers that are not built yet as `built_optimizers` says."""
+    done = built_optimizers(roots)
+    optimizers = optimizers_in(roots)
+    for at, places in built.items():
+        if at not in done and places is not None:
+            variables = [variables_of(roots[index])[place] for index, place in places]
+            keras_names.build_for(optimizers[at], as_owned(roots, variables))
+
+
+def as_owned(roots: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """The variables of the installed Keras that hold these `tf.Variable`s."""
+    owners: dict[int, Any] = {}
+    for root in roots:
+        own = [root] if _is_variable(root) else _own_variables(root)
+        owners.update({id(keras_names.tf_variable(v)): v for v in own})
+    return [owners.get(id(variable), variable) for variable in variables]
+
+
+def distinct_variables(roots: Sequence[Any]) -> list[Any]:
+    """The variables of all roots, each once, in a fixed order."""
+    found = {id(v): v for root in roots for v in variables_of(root)}
+    return list(found.values())
+
+
+def moving_variables(roots: Sequence[Any]) -> list[Any]:
+    """Moving statistics that differ between ranks though TensorFlow does not know it."""
+    layers = [root for root in roots if isinstance(root, require_tensorflow().keras.layers.Layer)]
+    return [v for layer in layers for v in keras_names.moving_variables(layer)]
+
+
+def seed_variables(roots: Sequence[Any]) -> list[Any]:
+    """The seeds of random layers, and of generators of seeds."""
+    tf = require_tensorflow()
+    layers = [root for root in roots if isinstance(root, tf.keras.layers.Layer)]
+    found = [v for layer in layers for v in keras_names.seed_variables(layer)]
+    if is_keras_3():
+        generators = [r for r in roots if isinstance(r, tf.keras.random.SeedGenerator)]
+        found += [keras_names.tf_variable(generator.state) for generator in generators]
+    return found

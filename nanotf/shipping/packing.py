@@ -1,0 +1,61 @@
+"""Pickles whose large arrays lie in a shared block, next to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+from nanotf.shipping.blocks import Block, aligned
+
+_INLINE = 1 << 16  # bytes; smaller arrays travel inside of the pickle
+
+
+@dataclasses.dataclass(frozen=True)
+class Pickled:
+    """A pickle whose large arrays lie in a block.
+
+    Args:
+        body: bytes.
+        buffers: tuple of tuples of int, the offset and size in bytes of each in the block.
+    """
+
+    body: bytes
+    buffers: tuple[tuple[int, int], ...]
+
+    def arrays(self, block: Block) -> list[bytearray]:
+        """The buffers, copied out of the block."""
+        return [
+            bytearray(block.array(offset, (nbytes,), "u1").data) for offset, nbytes in self.buffers
+        ]
+
+
+class Packer:
+    """Puts arrays that belong to pickles one after another into a block."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._buffers: list[tuple[int, memoryview]] = []
+
+    def add(self, buffer: pickle.PickleBuffer) -> bool:
+        """Takes a buffer of a pickle; says whether it stays inside of the pickle."""
+        try:
+            raw = buffer.raw()
+        except BufferError:  # an array that is not contiguous
+            return True
+        if raw.nbytes < _INLINE:
+            return True
+        self._buffers.append((self.nbytes, raw))
+        self.nbytes += aligned(raw.nbytes)
+        return False
+
+    def places(self, since: int) -> tuple[tuple[int, int], ...]:
+        """Offset and size of the buffers from number `since` on."""
+        return tuple((offset, raw.nbytes) for offset, raw in self._buffers[since:])
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def write(self, block: Block) -> None:
+        """Copies all into a block of `nbytes`."""
+        for offset, raw in self._buffers:
+            block.array(offset, (raw.nbytes,), "u1")[...] = memoryview(raw).cast("B")
