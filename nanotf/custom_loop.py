@@ -242,7 +242,7 @@ class _LoopCall(calls.Call):
 
     def hear_stream(self, message: Any) -> None:
         number = message.stream
-        if number not in self._open:
+        if isinstance(message, messages.OpenStream) and number not in self._open:
             stream = self.sources[number % len(self.sources)].stream()
             self._open[number] = self._writer(number, stream)
             self._closed[number] = 0

@@ -499,3 +499,52 @@ def test_variables_that_an_optimizer_was_built_for() -> None:
     assert keras_names.is_built_for(optimizer, model.trainable_variables)
     assert not keras_names.is_built_for(optimizer, model.trainable_variables[:1])
     assert not keras_names.is_built_for(optimizer, other.trainable_variables)
+
+
+def _optimizers_with_slots() -> list[Any]:
+    found = [tf.keras.optimizers.Adam()]
+    found.append(tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.Adam()))
+    if not IS_KERAS_3:
+        found.append(tf.keras.optimizers.legacy.Adam())
+    return found
+
+
+def test_what_an_optimizer_was_built_with() -> None:
+    model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
+    ours = [keras_names.tf_variable(v) for v in model.trainable_variables]
+    for optimizer in _optimizers_with_slots():
+        assert keras_names.built_with(optimizer, ours) == []
+        keras_names.build_for(optimizer, list(reversed(model.trainable_variables)))
+        found = keras_names.built_with(optimizer, ours)
+        assert [id(v) for v in found] == [id(v) for v in reversed(ours)]
+
+
+def test_names_for_custom_loops() -> None:
+    assert keras_names.reduces_retracing(tf.function(lambda x: x, reduce_retracing=True))
+    assert not keras_names.reduces_retracing(tf.function(lambda x: x))
+    data = tf.data.Dataset.range(3)
+    pair = tf.data.Dataset.zip((data.batch(2), data))
+    assert distribute.inputs_of(data) == []
+    assert [type(d).__name__ for d in distribute.inputs_of(pair)][1] == type(data).__name__
+    for optimizer in _optimizers_with_slots():
+        name = "apply" if IS_KERAS_3 else "apply_gradients"
+        assert callable(getattr(optimizer, name))
+    if IS_KERAS_3:
+        assert callable(tf.keras.optimizers.Optimizer._all_reduce_sum_gradients)
+    else:
+        scaling = keras_names.source_module("mixed_precision.loss_scale_optimizer")
+        assert callable(scaling.LossScaleOptimizer.apply_gradients)
+        assert callable(scaling.LossScaleOptimizerV3.apply_gradients)
+
+
+def test_functions_travel_with_the_features_of_their_module() -> None:
+    """AutoGraph finds `from __future__ import annotations` among a function's globals."""
+    from nanotf.shipping import pickling
+
+    def step(x: Any) -> Any:
+        return x + 1
+
+    step.__module__ = "__main__"  # what travels by value
+    copy = pickling.loads(pickling.dumps(step))
+    assert copy(1) == 2
+    assert copy.__globals__["annotations"].compiler_flag
