@@ -2,6 +2,7 @@
 #
 #   make demo                train a small CNN on two worker processes, next to one process
 #   make test                lint, then every test, with the newest supported TensorFlow
+#   make test-all            same, and with legacy Keras also what does not depend on the generation
 #   make test TF=2.15.1      same, with another TensorFlow, in a virtual environment of its own
 #   make lint                ruff, mypy, shellcheck, clang-format
 #   make format              let ruff and clang-format rewrite the files
@@ -25,7 +26,7 @@ STAMP := $(VENV)/.installed
 SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- .ci/run 'tools/*' 'scripts/*' '*.sh')
 CPP_SOURCES = $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cpp' '*.h' '*.hpp' '*.c')
 
-.PHONY: demo test test-fast lint format clean venv
+.PHONY: demo test test-all test-fast lint format clean venv
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -33,11 +34,14 @@ demo: $(STAMP)
 
 # TensorFlow 2.15 has one Keras generation; later versions have Keras 3 and, as tf_keras, Keras 2.
 # The generation is fixed when TensorFlow is imported, hence one run for each.
-test: lint
+test test-all: lint
 	$(BIN)/python -m pytest tests $(ARGS)
 ifeq ($(filter 2.15%,$(TF)),)
-	TF_USE_LEGACY_KERAS=1 $(BIN)/python -m pytest tests/e2e $(ARGS)
+	TF_USE_LEGACY_KERAS=1 $(BIN)/python -m pytest tests/e2e -m '$(LEGACY)' $(ARGS)
 endif
+
+test: LEGACY := not slow and not either_generation
+test-all: LEGACY := not slow
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest tests/unit $(ARGS)

@@ -22,8 +22,11 @@ import __future__
 import contextlib
 import copy
 import copyreg
+import dataclasses
 import inspect
 import io
+import linecache
+import pathlib
 import pickle
 import types
 from collections.abc import Iterator
@@ -165,17 +168,41 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _rebuild_function, (obj.python_function,)
         reduced = super().reducer_override(obj)
         if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
-            # AutoGraph looks there, to know whether it has to evaluate annotations, which
-            # may name what the function itself does not refer to.
-            reduced[2][1]["__globals__"].update(_future_features(obj))
+            reduced[2][1]["__globals__"].update(_for_autograph(obj))
         return reduced
 
 
-def _future_features(function: types.FunctionType) -> dict[str, Any]:
-    """The features that the function's module imports from `__future__`."""
+def _for_autograph(function: types.FunctionType) -> dict[str, Any]:
+    """What AutoGraph needs in the worker, next to the globals that a function refers to.
+
+    The features that its module imports from `__future__`: it looks for them among the globals,
+    to know whether annotations are to be evaluated, which may name what is not there. And the
+    source of a function that was typed into a notebook.
+    """
     flags = function.__code__.co_flags
     features = {name: getattr(__future__, name) for name in __future__.all_feature_names}
-    return {name: f for name, f in features.items() if flags & f.compiler_flag}
+    found: dict[str, Any] = {n: f for n, f in features.items() if flags & f.compiler_flag}
+    path = function.__code__.co_filename
+    if path in linecache.cache and not pathlib.Path(path).is_file():
+        found["__nanotf_source__"] = _Source(path, linecache.getlines(path))
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """A source text without a file, known to `inspect` wherever this is unpickled."""
+
+    path: str
+    lines: list[str]
+
+    def __reduce__(self) -> Any:
+        return _remember_source, (self.path, self.lines)
+
+
+def _remember_source(path: str, lines: list[str]) -> _Source:
+    # Without a time of modification it is never looked for on disk.
+    linecache.cache[path] = (sum(map(len, lines)), None, lines, path)
+    return _Source(path, lines)
 
 
 def _is_tracking(cls: type) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import random
 from typing import Any
 
@@ -558,6 +559,25 @@ def test_bfloat16(run_on: Any) -> None:
     found = train(dense(), loops.dataset(), tf.keras.optimizers.SGD(0.1))
     assert [bool(was_cast) for _, was_cast in found] == [True] * 4
     assert float(found[-1][0]) < float(found[0][0])
+
+
+def test_functions_typed_into_a_notebook(run_on: Any, float64: None) -> None:
+    """Their source is in the parent's linecache alone, and AutoGraph needs it."""
+    source = """
+def step(inputs, model, loss_object, optimizer):
+    x, y = inputs
+    if tf.reduce_sum(x) > 1e9:  # a branch of the graph
+        x = x * 0
+    return plain_step((x, y), model, loss_object, optimizer)
+"""
+    path = "<ipython-input-7-nanotf>"
+    cell = {"tf": tf, "plain_step": plain_step, "__name__": "__main__"}
+    linecache.cache[path] = (len(source), None, source.splitlines(True), path)
+    try:
+        exec(compile(source, path, "exec"), cell)
+        _train_both(run_on, step=cell["step"])
+    finally:
+        del linecache.cache[path]
 
 
 # --------------------------------------------------------------------------- without workers

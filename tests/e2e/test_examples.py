@@ -11,6 +11,8 @@ import sys
 import pytest
 from processes import SECONDS
 
+pytestmark = pytest.mark.either_generation
+
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
 

@@ -20,6 +20,8 @@ from waiting import wait_until
 import nanotf
 from nanotf.errors import WorkerDied, WorkerError
 
+pytestmark = pytest.mark.either_generation
+
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2}
 
 

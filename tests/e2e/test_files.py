@@ -17,6 +17,8 @@ from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Sequential
 from nanotf.transports import TRANSPORTS
 
+pytestmark = pytest.mark.either_generation
+
 L = tf.keras.layers
 WIDTH = 3
 BATCH = 8

@@ -19,6 +19,8 @@ import nanotf
 from nanotf import gpu
 from nanotf.keras import Sequential
 
+pytestmark = pytest.mark.either_generation
+
 gpu.devices = lambda: ["/cpu:0", "/cpu:1"]
 rng = np.random.default_rng(0)
 x, y = rng.random((200, 8), dtype="float32"), rng.random((200, 2), dtype="float32")

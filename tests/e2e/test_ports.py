@@ -17,6 +17,8 @@ TAKEN = """
 import socket
 from nanotf.strategy import WorkerStrategy
 
+pytestmark = pytest.mark.either_generation
+
 taken = socket.socket()
 taken.bind(("0.0.0.0", 0))
 taken.listen()

@@ -14,6 +14,8 @@ import tensorflow as tf
 import nanotf
 from nanotf.keras import Sequential
 
+pytestmark = pytest.mark.either_generation
+
 L = tf.keras.layers
 
 

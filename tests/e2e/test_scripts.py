@@ -205,6 +205,8 @@ import tensorflow as tf
 import nanotf
 from nanotf.keras import Sequential
 
+pytestmark = pytest.mark.either_generation
+
 model = Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 

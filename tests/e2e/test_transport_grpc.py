@@ -88,6 +88,7 @@ def _default_transport(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.either_generation
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_as_over_shm(case: Any, request: pytest.FixtureRequest) -> None:
     test, given = case
