@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -20,9 +21,15 @@ from nanotf import gpu, jobs, messages, topology, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
-from nanotf.errors import ModelError, NanoError, WorkerError
+from nanotf.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    ModelError,
+    NanoError,
+    WorkerError,
+)
 from nanotf.fit_data import FitArguments, FitData, Stream
-from nanotf.pool import Pool
+from nanotf.pool import LOOK_SECONDS, Pool
 from nanotf.shipping import models, pickling, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.pipelines import check_sharding
@@ -49,6 +56,25 @@ def needs_workers(num_processes: Any, transport: str | None, sharding: str | Non
         return False
     topology.check_num_processes(num_processes)
     return bool(num_processes > 1)
+
+
+def check_max_restarts(value: Any) -> int:
+    """Checks the argument `max_restarts` of `fit`.
+
+    Raises:
+        InvalidArgumentTypeError, InvalidArgumentError: It is no int, or below 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidArgumentTypeError(
+            f"`max_restarts` must be an integer. Received: max_restarts={value!r}. "
+            "Pass how often training may go on with new workers, such as max_restarts=3."
+        )
+    if value < 0:
+        raise InvalidArgumentError(
+            f"`max_restarts` must be at least 0. Received: max_restarts={value!r}. "
+            "Pass how often training may go on with new workers, such as max_restarts=3."
+        )
+    return int(value)
 
 
 def plan_for(
@@ -186,14 +212,18 @@ class Call:
         waiting: dict[int, messages.Waiting] = {}
         done: dict[int, Any] = {}
         while len(done) < self.size:
-            rank, message = self.workers.receive()
+            try:
+                rank, message = self.workers.receive(LOOK_SECONDS)
+            except queue.Empty:
+                self.workers.check_progress({*waiting, *done})
+                continue
             if isinstance(message, BaseException):
                 raise message
             if isinstance(message, (messages.OpenStream, messages.CloseStream, messages.SlotRead)):
                 if message.job == self.number:
                     self.writers[message.stream].handle(message)
             elif isinstance(message, messages.JobFailed):
-                raise self.failure(message)
+                raise self.workers.explain(message) or self.failure(message)
             elif isinstance(message, messages.JobDone):
                 done[rank] = message.result
             elif isinstance(message, messages.Waiting):

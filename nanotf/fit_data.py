@@ -66,6 +66,33 @@ class FitArguments:
         return cls(**given)
 
 
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """Where a `fit` goes on whose workers have died.
+
+    Args:
+        first_epoch: int, the epoch at which it began.
+        first_step: int, the step in it; 0 unless `BackupAndRestore` of Keras 2 resumed there.
+        epoch: int, the epoch to run next.
+    """
+
+    first_epoch: int
+    first_step: int
+    epoch: int
+
+    def place(self, steps: int, size: int) -> tuple[int, int]:
+        """How many passes over the data are complete, and how many batches of the next are taken.
+
+        Args:
+            steps: int, of an epoch.
+            size: int, batches of one pass.
+        """
+        epochs = self.epoch - self.first_epoch
+        if is_keras_3() and size % steps:
+            return epochs, 0  # epochs differ in length there; the next begins a pass of its own
+        return divmod(epochs * steps - self.first_step, size)
+
+
 class FitData:
     """The training and validation data of one `fit`.
 
@@ -76,6 +103,7 @@ class FitData:
         first_block: int, the number of the first of the job's blocks that is for arrays.
         sharding: str, "data" or "parent", where datasets are read.
         trains: bool, whether the data are for training; otherwise for one pass over them.
+        resume: `Resume`, where training goes on in the middle; None for its begin.
 
     Attributes:
         train: `ArrayInput`, `StreamInput` or `PipelineInput`.
@@ -99,8 +127,10 @@ class FitData:
         first_block: int,
         sharding: str = "parent",
         trains: bool = True,
+        resume: Resume | None = None,
     ) -> None:
         self._sharding = sharding
+        self._resume = resume
         self._model = model
         self._arguments = a = arguments
         self._first_block = first_block
@@ -151,12 +181,12 @@ class FitData:
         return data_adapters.open_data(self._model, arguments)
 
     def _open_training(self, x: Any, y: Any, sample_weight: Any) -> None:
-        a = self._arguments
+        a, resume = self._arguments, self._resume
         steps = a.steps_per_epoch
         opened = data_adapters.open_data(
             self._model,
             data_adapters.DataArguments(
-                x,
+                self._rewound(x),
                 y,
                 sample_weight,
                 a.batch_size,
@@ -164,7 +194,7 @@ class FitData:
                 shuffle=a.shuffle,
                 class_weight=a.class_weight,
                 epochs=a.epochs,
-                initial_epoch=a.initial_epoch,
+                initial_epoch=a.initial_epoch if resume is None else resume.epoch,
                 **self._reading(),
             ),
         )
@@ -173,13 +203,41 @@ class FitData:
             self.train, self.specs = train, train.signature
             self.steps, self.steps_per_epoch = opened.steps, steps
             return
-        passes = self._passes_of_training(opened.size)
+        passes, first = self._passes_of_training(opened.size), None
+        if resume is not None:
+            complete, taken = resume.place(steps or opened.size, opened.size)
+            first = (resume.first_epoch + complete, taken)
+            if passes is not None and not is_keras_3():  # one iterator, which ends training
+                passes = max(1, passes - complete)
         shuffle = _shuffles(a.shuffle)
-        self.train = self._arrays(opened, shuffle, passes)
+        self.train = dataclasses.replace(self._arrays(opened, shuffle, passes), first=first)
         self.specs = _specs(opened.structure)
         self.steps = steps or opened.size
         # A known number lets Keras keep one endless iterator over all epochs.
         self.steps_per_epoch = steps or opened.size
+
+    def _rewound(self, x: Any) -> Any:
+        """A dataset as it was when the epoch began at which training goes on.
+
+        A copy of its graph draws the orders of its shuffles as a new dataset does. What else
+        can be read, a generator above all, goes on where it is.
+        """
+        from nanotf.compat import pipelines
+
+        tf, resume = require_tensorflow(), self._resume
+        if resume is None or not isinstance(x, tf.data.Dataset):
+            return x
+        copy, steps = pipelines.copy_of(x), self._arguments.steps_per_epoch
+        epochs = resume.epoch - resume.first_epoch
+        if int(x.cardinality()) == tf.data.INFINITE_CARDINALITY:
+            taken = epochs * (steps or 0) - resume.first_step
+            return (x if copy is None else copy).skip(max(0, taken))
+        if copy is None:
+            return x
+        if self._sharding != "data":  # otherwise the workers do it, see `PipelineInput`
+            for _ in range(epochs):
+                iter(copy)
+        return copy
 
     def _passes_of_training(self, size: int) -> int | None:
         """How often an iterator over arrays goes through them; None is without end.
@@ -232,9 +290,13 @@ class FitData:
             )
         signature = streams.signature_of(data.element_spec, what)
         if self._sharding == "data":
-            return pipelines.pipeline_input(
+            made = pipelines.pipeline_input(
                 data.dataset, signature, data.cardinality, data.steps, what
             )
+            resume, infinite = self._resume, require_tensorflow().data.INFINITE_CARDINALITY
+            if resume is not None and trains and data.cardinality != infinite:
+                made = dataclasses.replace(made, iterated=resume.epoch - resume.first_epoch)
+            return made
         self.streams.append(Stream(data, signature, trains))
         number = len(self.streams) - 1
         return streams.StreamInput(number, signature, data.cardinality, data.steps)

@@ -53,6 +53,7 @@ class Accelerated:
         transport: str | None = None,
         cores_per_process: int | None = None,
         sharding: str | None = None,
+        max_restarts: int = 0,
         **kwargs: Any,
     ) -> Any:
         """Trains the model, on several core-pinned processes if asked.
@@ -67,6 +68,9 @@ class Accelerated:
                 cores equally.
             sharding: str or None, where a `tf.data.Dataset` is read: "parent", once, in this
                 process; "data", by every worker, each keeping its rows; "auto" or None chooses.
+            max_restarts: int, default 0, how often training goes on by itself, with new workers
+                and from the last completed epoch, after a worker has died or was stuck. Without
+                workers nothing is restarted.
             **kwargs: as in Keras's `fit`.
 
         Returns:
@@ -80,6 +84,7 @@ class Accelerated:
         from nanotf import calls, training  # the parent's side, not needed in a worker
 
         keras_fit = super().fit  # type: ignore[misc]
+        calls.check_max_restarts(max_restarts)
         if not calls.needs_workers(num_processes, transport, sharding):
             try:
                 return keras_fit(*args, **kwargs)
@@ -89,7 +94,15 @@ class Accelerated:
             given = inspect.signature(keras_fit).bind(*args, **kwargs).arguments
         except TypeError:
             return keras_fit(*args, **kwargs)  # raises it in Keras's words
-        return training.fit(self, given, num_processes or 1, transport, cores_per_process, sharding)
+        return training.fit(
+            self,
+            given,
+            num_processes or 1,
+            transport,
+            cores_per_process,
+            sharding,
+            max_restarts,
+        )
 
     def evaluate(
         self,

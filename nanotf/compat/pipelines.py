@@ -31,6 +31,18 @@ def to_graph(dataset: Any) -> bytes:
     return graph
 
 
+def copy_of(dataset: Any) -> Any:
+    """A dataset of the same graph that was never iterated, so that its shuffles begin anew.
+
+    Returns:
+        A `tf.data.Dataset`, or None where the graph does not say all, see `to_graph`.
+    """
+    try:
+        return from_graph(to_graph(dataset), dataset.element_spec)
+    except tf.errors.OpError:
+        return None
+
+
 def from_graph(graph: bytes, element_spec: Any) -> Any:
     """The `tf.data.Dataset` of a graph that `to_graph` made."""
     return dataset_ops._VariantDataset(tf.raw_ops.DatasetFromGraph(graph_def=graph), element_spec)
