@@ -80,6 +80,11 @@ class Resume:
     first_step: int
     epoch: int
 
+    @property
+    def epochs(self) -> int:
+        """How many epochs are complete."""
+        return self.epoch - self.first_epoch
+
     def place(self, steps: int, size: int) -> tuple[int, int]:
         """How many passes over the data are complete, and how many batches of the next are taken.
 
@@ -87,10 +92,9 @@ class Resume:
             steps: int, of an epoch.
             size: int, batches of one pass.
         """
-        epochs = self.epoch - self.first_epoch
         if is_keras_3() and size % steps:
-            return epochs, 0  # epochs differ in length there; the next begins a pass of its own
-        return divmod(epochs * steps - self.first_step, size)
+            return self.epochs, 0  # they differ in length there; the next begins a pass
+        return divmod(self.epochs * steps - self.first_step, size)
 
 
 class FitData:
@@ -194,11 +198,13 @@ class FitData:
                 shuffle=a.shuffle,
                 class_weight=a.class_weight,
                 epochs=a.epochs,
-                initial_epoch=a.initial_epoch if resume is None else resume.epoch,
+                initial_epoch=a.initial_epoch,
                 **self._reading(),
             ),
         )
         if isinstance(opened, data_adapters.Epochs):
+            if resume is not None and isinstance(x, require_tensorflow().data.Dataset):
+                opened.passed = resume.epochs
             train = self._stream("x", opened, trains=True)
             self.train, self.specs = train, train.signature
             self.steps, self.steps_per_epoch = opened.steps, steps
@@ -217,26 +223,21 @@ class FitData:
         self.steps_per_epoch = steps or opened.size
 
     def _rewound(self, x: Any) -> Any:
-        """A dataset as it was when the epoch began at which training goes on.
+        """A dataset as it was when training began; what is no dataset goes on where it is.
 
-        A copy of its graph draws the orders of its shuffles as a new dataset does. What else
-        can be read, a generator above all, goes on where it is.
+        A copy of its graph draws the orders of its shuffles as a new dataset does.
         """
         from nanotf.compat import pipelines
 
         tf, resume = require_tensorflow(), self._resume
         if resume is None or not isinstance(x, tf.data.Dataset):
             return x
-        copy, steps = pipelines.copy_of(x), self._arguments.steps_per_epoch
-        epochs = resume.epoch - resume.first_epoch
-        if int(x.cardinality()) == tf.data.INFINITE_CARDINALITY:
-            taken = epochs * (steps or 0) - resume.first_step
-            return (x if copy is None else copy).skip(max(0, taken))
-        if copy is None:
-            return x
-        if self._sharding != "data":  # otherwise the workers do it, see `PipelineInput`
-            for _ in range(epochs):
-                iter(copy)
+        copy = pipelines.copy_of(x)
+        copy = x if copy is None else copy
+        steps = self._arguments.steps_per_epoch
+        if self._sharding == "data" and steps is not None:  # one iterator for all epochs
+            taken = resume.epochs * steps - resume.first_step
+            return copy.skip(max(0, taken))
         return copy
 
     def _passes_of_training(self, size: int) -> int | None:
@@ -293,9 +294,9 @@ class FitData:
             made = pipelines.pipeline_input(
                 data.dataset, signature, data.cardinality, data.steps, what
             )
-            resume, infinite = self._resume, require_tensorflow().data.INFINITE_CARDINALITY
-            if resume is not None and trains and data.cardinality != infinite:
-                made = dataclasses.replace(made, iterated=resume.epoch - resume.first_epoch)
+            if self._resume is not None and trains and self._arguments.steps_per_epoch is None:
+                each = data_adapters.iterators_per_epoch(data.cardinality)
+                made = dataclasses.replace(made, iterated=self._resume.epochs * each)
             return made
         self.streams.append(Stream(data, signature, trains))
         number = len(self.streams) - 1

@@ -3,6 +3,7 @@
 | name | versions seen | why |
 | --- | --- | --- |
 | `Dataset._variant_tensor` | 2.15-2.21 | what `tf.raw_ops.DatasetToGraphV2` takes |
+| the resource type `SeedGenerator` in such a graph | 2.15-2.21 | what a shuffle has drawn of its orders |
 | `data.ops.dataset_ops._VariantDataset` | 2.15-2.21 | a dataset of what `tf.raw_ops.DatasetFromGraph` returns |
 """
 
@@ -38,7 +39,16 @@ def copy_of(dataset: Any) -> Any:
         A `tf.data.Dataset`, or None where the graph does not say all, see `to_graph`.
     """
     try:
-        return from_graph(to_graph(dataset), dataset.element_spec)
+        graph = tf.compat.v1.GraphDef.FromString(to_graph(dataset))
+        for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+            for node in nodes:
+                handle = node.attr["value"].tensor.resource_handle_val if node.attr else None
+                for one in handle or ():
+                    if "SeedGenerator" in one.maybe_type_name:
+                        # The original's, with what it has drawn. Where it is not found, as in
+                        # another process, a shuffle makes a new one of the seeds in the graph.
+                        one.name += "/copy"
+        return from_graph(graph.SerializeToString(), dataset.element_spec)
     except tf.errors.OpError:
         return None
 

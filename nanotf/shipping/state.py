@@ -260,7 +260,9 @@ class State:
 
     def snapshot(self, turn: int) -> np.ndarray[Any, Any]:
         """A copy of the block's values of `turn`, as bytes."""
-        return self.block.array(self._start(turn), (self.layout.values_nbytes,), np.uint8).copy()
+        values: np.ndarray[Any, Any]
+        values = self.block.array(self._start(turn), (self.layout.values_nbytes,), np.uint8)
+        return values.copy()
 
     def restore(self, turn: int, values: np.ndarray[Any, Any]) -> None:
         """Puts what `snapshot` returned into the block's values of `turn`, and the variables."""

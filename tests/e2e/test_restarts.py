@@ -57,7 +57,7 @@ def _same_as_undisturbed(kill: _Kill, make: Callable[[], Any] = _adam, **argumen
     # Without a batch size of its own where the data have batches.
     arguments = {k: v for k, v in arguments.items() if v is not None}
     expected, found = make(), make()
-    extra = arguments.pop("callbacks", lambda: [])
+    extra = arguments.pop("callbacks", list)
     before = expected.fit(**arguments, callbacks=[*extra()])
     after = found.fit(**arguments, callbacks=[kill, *extra()], max_restarts=2)
     assert after.epoch == before.epoch == list(range(FIT["epochs"]))
