@@ -42,12 +42,13 @@ def copy_of(dataset: Any) -> Any:
         graph = tf.compat.v1.GraphDef.FromString(to_graph(dataset))
         for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
             for node in nodes:
-                handle = node.attr["value"].tensor.resource_handle_val if node.attr else None
-                for one in handle or ():
-                    if "SeedGenerator" in one.maybe_type_name:
+                if "value" not in node.attr:  # and asking for it would make one
+                    continue
+                for handle in node.attr["value"].tensor.resource_handle_val:
+                    if "SeedGenerator" in handle.maybe_type_name:
                         # The original's, with what it has drawn. Where it is not found, as in
                         # another process, a shuffle makes a new one of the seeds in the graph.
-                        one.name += "/copy"
+                        handle.name += "/copy"
         return from_graph(graph.SerializeToString(), dataset.element_spec)
     except tf.errors.OpError:
         return None
