@@ -12,12 +12,12 @@ import os
 import pickle
 import queue
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from nanotf import gpu, jobs, messages, topology, warm
+from nanotf import gpu, jobs, messages, neighbours, topology, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
@@ -36,6 +36,7 @@ from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
 
+FAILED_SECONDS = 1.0  # for user code that is in the middle of making a batch, after a failure
 STATE_BLOCK = 0  # the job's first block; the blocks of arrays follow
 
 
@@ -78,7 +79,10 @@ def check_max_restarts(value: Any) -> int:
 
 
 def plan_for(
-    method: str, num_processes: int, cores_per_process: int | None
+    method: str,
+    num_processes: int,
+    cores_per_process: int | None,
+    cores: Sequence[int] | None = None,
 ) -> topology.Plan | None:
     """Says where the workers of a call will run.
 
@@ -86,6 +90,7 @@ def plan_for(
         method: str, the method that is called.
         num_processes: int, above 1.
         cores_per_process: int or None for equal shares of all usable cores.
+        cores: sequence of int or None, the logical CPUs to share out.
 
     Returns:
         A `topology.Plan`, or None where there are GPUs, which take the place of workers.
@@ -101,7 +106,7 @@ def plan_for(
             f"{os.environ['NANOTF_RANK']}. Remove the argument there."
         )
     warm.check_not_lent(received)
-    return None if gpu.devices() else topology.plan(num_processes, cores_per_process)
+    return None if gpu.devices() else neighbours.plan(num_processes, cores_per_process, cores)
 
 
 class Call:
@@ -168,6 +173,7 @@ class Call:
         self.workers = workers
         self.number = workers.next_job()
         blocks = self.begin()
+        patience = streams.STOP_SECONDS
         self.writers: list[streams.StreamWriter] = []
         try:
             body = pickling.dumps(self.job())
@@ -178,13 +184,14 @@ class Call:
             self.writers = [self._writer(i, stream) for i, stream in enumerate(self.data_streams())]
             results = self._follow()
         except BaseException:
+            patience = FAILED_SECONDS
             # The workers are somewhere in a step; the next job needs them at rest.
             workers.kill()
             self.fail()
             raise
         finally:
             for writer in self.writers:
-                writer.stop()
+                writer.stop(patience)
             # An exception that somebody keeps holds this frame, and must not hold the memory.
             self.release()
             while blocks:

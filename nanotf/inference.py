@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanotf import calls, gpu, jobs, messages, warm
@@ -24,13 +24,14 @@ def evaluate(
     num_processes: int,
     transport: str | None = None,
     cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
 ) -> Any:
     """Evaluates a model on `num_processes` workers.
 
     Args:
         model: a compiled Keras model.
         given: mapping of str to object, the arguments of Keras's `evaluate` that were given.
-        num_processes, transport, cores_per_process: as in `training.fit`.
+        num_processes, transport, cores_per_process, cores: as in `training.fit`.
 
     Returns:
         What Keras's `evaluate` returns.
@@ -43,7 +44,7 @@ def evaluate(
             "You must call `compile()` before calling `evaluate()`. Received: a model that is "
             "not compiled. Call model.compile(loss=...) first."
         )
-    return _run(_EvaluateCall, model, given, num_processes, transport, cores_per_process)
+    return _run(_EvaluateCall, model, given, num_processes, transport, cores_per_process, cores)
 
 
 def predict(
@@ -52,13 +53,14 @@ def predict(
     num_processes: int,
     transport: str | None = None,
     cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
 ) -> Any:
     """Computes a model's outputs on `num_processes` workers.
 
     Args:
         model: a Keras model, compiled or not.
         given: mapping of str to object, the arguments of Keras's `predict` that were given.
-        num_processes, transport, cores_per_process: as in `training.fit`.
+        num_processes, transport, cores_per_process, cores: as in `training.fit`.
 
     Returns:
         What Keras's `predict` returns.
@@ -66,7 +68,7 @@ def predict(
     Raises:
         NanoError: As in `training.fit`.
     """
-    return _run(_PredictCall, model, given, num_processes, transport, cores_per_process)
+    return _run(_PredictCall, model, given, num_processes, transport, cores_per_process, cores)
 
 
 def _run(
@@ -76,8 +78,9 @@ def _run(
     num_processes: int,
     transport: str | None,
     cores_per_process: int | None,
+    cores: Sequence[int] | None,
 ) -> Any:
-    plan = calls.plan_for(kind.method, num_processes, cores_per_process)
+    plan = calls.plan_for(kind.method, num_processes, cores_per_process, cores)
     call = kind(model, given, num_processes)
     if plan is None:
         return gpu.run_here(model, kind.method, given, num_processes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from nanotf import iterators
@@ -52,6 +53,7 @@ class Accelerated:
         num_processes: int | None = None,
         transport: str | None = None,
         cores_per_process: int | None = None,
+        cores: Sequence[int] | None = None,
         sharding: str | None = None,
         max_restarts: int = 0,
         **kwargs: Any,
@@ -66,6 +68,9 @@ class Accelerated:
             transport: str or None, how workers exchange gradients; None is the default.
             cores_per_process: int or None, cores of each worker. None shares the usable
                 cores equally.
+            cores: sequence of int or None, the logical CPUs to share out between the workers.
+                None takes all usable ones, and leaves those alone that another nanotf pool on
+                this machine has, if enough are left.
             sharding: str or None, where a `tf.data.Dataset` is read: "parent", once, in this
                 process; "data", by every worker, each keeping its rows; "auto" or None chooses.
             max_restarts: int, default 0, how often training goes on by itself, with new workers
@@ -102,6 +107,7 @@ class Accelerated:
             cores_per_process,
             sharding,
             max_restarts,
+            cores,
         )
 
     def evaluate(
@@ -110,13 +116,14 @@ class Accelerated:
         num_processes: int | None = None,
         transport: str | None = None,
         cores_per_process: int | None = None,
+        cores: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes loss and metrics, on several core-pinned processes if asked.
 
         Args:
             *args: as in Keras's `evaluate`.
-            num_processes, transport, cores_per_process: as in `fit`.
+            num_processes, transport, cores_per_process, cores: as in `fit`.
             **kwargs: as in Keras's `evaluate`.
 
         Returns:
@@ -136,7 +143,9 @@ class Accelerated:
                 if "_use_cached_eval_dataset" not in kwargs:
                     iterators.let_go(self.test_function)
         given = inspect.signature(keras_evaluate).bind(*args, **kwargs).arguments
-        return inference.evaluate(self, given, num_processes or 1, transport, cores_per_process)
+        return inference.evaluate(
+            self, given, num_processes or 1, transport, cores_per_process, cores
+        )
 
     def predict(
         self,
@@ -144,13 +153,14 @@ class Accelerated:
         num_processes: int | None = None,
         transport: str | None = None,
         cores_per_process: int | None = None,
+        cores: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes the model's outputs, on several core-pinned processes if asked.
 
         Args:
             *args: as in Keras's `predict`.
-            num_processes, transport, cores_per_process: as in `fit`.
+            num_processes, transport, cores_per_process, cores: as in `fit`.
             **kwargs: as in Keras's `predict`.
 
         Returns:
@@ -165,7 +175,9 @@ class Accelerated:
         if not calls.needs_workers(num_processes, transport):
             return keras_predict(*args, **kwargs)
         given = inspect.signature(keras_predict).bind(*args, **kwargs).arguments
-        return inference.predict(self, given, num_processes or 1, transport, cores_per_process)
+        return inference.predict(
+            self, given, num_processes or 1, transport, cores_per_process, cores
+        )
 
     def make_train_function(self, force: bool = False) -> Any:
         """As in Keras; the function does not make epochs wait for their iterators' end."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ def fit(
     cores_per_process: int | None = None,
     sharding: str | None = None,
     max_restarts: int = 0,
+    cores: Sequence[int] | None = None,
 ) -> Any:
     """Trains a model on `num_processes` workers.
 
@@ -43,6 +44,7 @@ def fit(
         sharding: str or None for "auto", one of `shipping.pipelines.SHARDINGS`.
         max_restarts: int, how often training goes on, from the last completed epoch and with new
             workers, after one has died or was stuck.
+        cores: sequence of int or None, the logical CPUs to share out between the workers.
 
     Returns:
         The `keras.callbacks.History` of the user's model.
@@ -52,7 +54,7 @@ def fit(
         ShippingError: Something given cannot be used. No process was started.
         WorkerError: A worker raised or died.
     """
-    plan = calls.plan_for("fit", num_processes, cores_per_process)
+    plan = calls.plan_for("fit", num_processes, cores_per_process, cores)
     call = _FitCall(
         model, FitArguments.of(given), num_processes, check_sharding(sharding), max_restarts
     )

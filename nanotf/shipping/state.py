@@ -262,7 +262,8 @@ class State:
         """A copy of the block's values of `turn`, as bytes."""
         values: np.ndarray[Any, Any]
         values = self.block.array(self._start(turn), (self.layout.values_nbytes,), np.uint8)
-        return values.copy()
+        copy: np.ndarray[Any, Any] = values.copy()
+        return copy
 
     def restore(self, turn: int, values: np.ndarray[Any, Any]) -> None:
         """Puts what `snapshot` returned into the block's values of `turn`, and the variables."""
