@@ -57,7 +57,7 @@ def end_with_parent(parent: int) -> None:
 
 def write_stacks() -> None:
     """Makes the log tell where Python is, when this process crashes and when the parent asks."""
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGQUIT, all_threads=True)
 

@@ -23,6 +23,7 @@ from nanotf.channel import Channel
 from nanotf.errors import WorkerDied, WorkerError, describe_exit
 
 LOG_TAIL_LINES = 20
+CRASH = "Fatal Python error:"  # as faulthandler begins
 DEATH_SECONDS = 2.0  # a process that has closed its channel is gone by then
 STACK_SIGNAL = signal.SIGQUIT  # makes a worker write its Python stacks to its log
 STACK_SECONDS = 1.0
@@ -77,10 +78,13 @@ class WorkerProcess:
             self.process.stdin.close()
 
     def log_tail(self) -> str:
-        """The last lines that the worker printed."""
+        """The last lines that the worker printed; of a crash, the top of its Python stack."""
         size = self.log.seek(0, os.SEEK_END)
         self.log.seek(max(0, size - 65536))
         lines = self.log.read().decode(errors="replace").splitlines()
+        crash = [number for number, line in enumerate(lines) if line.startswith(CRASH)]
+        if crash:
+            return "\n".join(lines[max(0, crash[-1] - 5) : crash[-1] + LOG_TAIL_LINES])
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
     def error(self, kind: type[_Error], message: str, **more: Any) -> _Error:
