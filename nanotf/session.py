@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import os
 import pickle
@@ -26,6 +27,7 @@ from nanotf.shipping.blocks import Block
 from nanotf.strategy import WorkerStrategy, mark_as_share
 
 MODELS_KEPT = 2
+JOBS_PER_COLLECTION = 16
 PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
 
 
@@ -52,6 +54,7 @@ class Session:
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
         self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
+        self._jobs = 0
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block]) -> None:
         """Runs a job and reports its end."""
@@ -62,6 +65,11 @@ class Session:
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
         self.channel.send(answer)
+        self._jobs += 1
+        if self._jobs % JOBS_PER_COLLECTION == 0:
+            # Datasets of jobs that have ended hang in cycles, and each mapping of a block that one
+            # holds has a file descriptor. Python would leave them for hundreds of jobs.
+            gc.collect()
 
     def model(
         self,

@@ -239,24 +239,17 @@ class Footprint:
         )
 
 
-def warm_jobs(count: int, first: int = 10) -> tuple[Footprint, Footprint]:
-    """Runs jobs on one pool; returns what it held after the `first`, and after the last.
-
-    Args:
-        count: int, jobs in all.
-        first: int, jobs after which memory has to stay as it is.
-    """
+def warm_jobs(rounds: int) -> list[Footprint]:
+    """Runs a `fit`, an `evaluate` and a `predict` per round; returns what was held after each."""
     x, y = _rows(4000, 64)
     model = _model(64)
-    before = None
-    for number in range(count):
+    footprints = []
+    for _ in range(rounds):
         model.fit(x, y, batch_size=400, verbose=0, num_processes=2)
         model.evaluate(x, y, batch_size=400, verbose=0, num_processes=2)
         model.predict(x, batch_size=400, verbose=0, num_processes=2)
-        if number + 1 == first:
-            before = Footprint.now()
-    assert before is not None, "fewer jobs than the first ones"
-    return before, Footprint.now()
+        footprints.append(Footprint.now())
+    return footprints
 
 
 def kills(count: int, seed: int, phases: Sequence[str] = tuple(PHASES)) -> list[Outcome]:
