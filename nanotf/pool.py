@@ -260,7 +260,7 @@ class Pool:
         text = f"{failure.summary}\n{failure.traceback}"
         missing = stalls.missing_ranks(text)
         if missing:
-            return self.stuck(missing, failure.summary)
+            return self.stuck(missing, stalls.expiry(text))
         waits = self.transport == "grpc" or stalls.lost_a_peer(text)
         deadline = time.monotonic() + (GRACE_SECONDS if waits else 0.0)
         while True:

@@ -62,6 +62,13 @@ def missing_ranks(text: str) -> list[int]:
     return [int(rank) for rank in _MISSING.findall(found[1])] if found else []
 
 
+def expiry(text: str) -> str:
+    """What that collective said; `text` as in `missing_ranks`, which is not empty."""
+    found = _EXPIRED.search(text)
+    assert found is not None, text
+    return found[0].removesuffix(". Ranks must")
+
+
 def lost_a_peer(text: str) -> bool:
     """Whether a collective failed since another rank's process has gone; `text` as above."""
     return _PEER_LOST.search(text) is not None

@@ -23,7 +23,7 @@ from processes import run_script
 from waiting import wait_until
 
 import nanotf
-from nanotf.errors import WorkerDied, WorkerError
+from nanotf.errors import NanoError, WorkerDied, WorkerError
 
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2}
 
@@ -233,6 +233,53 @@ def test_secrets_reach_workers_and_no_log(
     assert "hunter2" not in caplog.text
     monkeypatch.delenv("SOME_SERVICE_TOKEN")
     _next_fit_works(())
+
+
+def test_workers_of_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = digits(50)
+    model = small_cnn()
+    with monkeypatch.context() as patch:
+        patch.setenv("NANOTF_RANK", "1")
+        with pytest.raises(NanoError, match=r"fit\(num_processes=2\) inside worker 1"):
+            model.fit(x, y, **FIT)
+
+
+def test_a_call_inside_another_is_refused() -> None:
+    """Its workers wait for the callback that makes it."""
+    x, y = digits(100)
+
+    def call(epoch: int, logs: Any) -> None:
+        small_cnn().fit(x, y, **FIT)
+
+    callback = tf.keras.callbacks.LambdaCallback(on_epoch_end=call)
+    with pytest.raises(NanoError, match="Leave num_processes out there"):
+        small_cnn().fit(x, y, **FIT, callbacks=[callback])
+
+
+FORKED = """
+import os, tensorflow as tf, numpy as np, nanotf
+from nanotf.keras import Sequential
+
+model = Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x, y = np.ones((20, 4)), np.ones((20, 1))
+model.fit(x, y, verbose=0, num_processes=2)
+pids = nanotf.worker_pids()
+child = os.fork()
+if child == 0:
+    seen = nanotf.worker_pids()
+    nanotf.shutdown()
+    os._exit(len(seen))
+print("RESULT", os.waitpid(child, 0)[1])
+model.fit(x, y, verbose=0, num_processes=2)
+print("RESULT", nanotf.worker_pids() == pids)
+"""
+
+
+def test_forked_process_leaves_the_workers_alone(tmp_path: pathlib.Path) -> None:
+    done = run_script(tmp_path, FORKED)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert lines == ["RESULT 0", "RESULT True"]
 
 
 FEW_DESCRIPTORS = """

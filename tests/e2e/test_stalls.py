@@ -129,6 +129,8 @@ def test_what_a_collective_says_when_its_deadline_passes() -> None:
         "\n\t [[{{node x}}]]"
     )
     assert stalls.missing_ranks(text) == [1, 3]
+    assert stalls.expiry(text).startswith("nanotf collective: rank 0 waited 8 s in all_reduce")
+    assert stalls.expiry(text).endswith("rank 3 (came, did not finish)")
     assert stalls.missing_ranks("rank 1 (did not come)") == []
     assert not stalls.lost_a_peer(text)
     assert stalls.lost_a_peer("nanotf collective: rank 1 (process 7) ended while rank 0 waited")
