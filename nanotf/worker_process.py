@@ -21,6 +21,7 @@ from typing import IO, Any, TypeVar
 from nanotf import environment, stalls, topology
 from nanotf.channel import Channel
 from nanotf.errors import WorkerDied, WorkerError, describe_exit
+from nanotf.shipping.blocks import anonymous_file
 
 LOG_TAIL_LINES = 20
 CRASH = "Fatal Python error:"  # as faulthandler begins
@@ -158,10 +159,10 @@ def _log_file() -> IO[bytes]:
     try:
         return tempfile.TemporaryFile()
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE) or not hasattr(os, "memfd_create"):
+        if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         logger.warning("The workers' logs are kept in memory: %s.", error)
-        return os.fdopen(os.memfd_create("nanotf-log", os.MFD_CLOEXEC), "w+b")
+        return os.fdopen(anonymous_file(0), "w+b")
 
 
 # ------------------------------------------------------------------------ a lasting thread
