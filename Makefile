@@ -7,6 +7,7 @@
 #   make lint                ruff, mypy, shellcheck, clang-format
 #   make format              let ruff and clang-format rewrite the files
 #   make test-fast           unit tests alone
+#   make soak                load and faults many times over: 200 warm jobs, 100 random kills
 #   make bench               compare with plain Keras and others; results in benchmarks/results
 #   make clean               remove what these commands made
 #
@@ -67,6 +68,11 @@ $(STAMP): pyproject.toml tools/make-venv $(wildcard setup.py nanotf/collectives/
 clean:
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Some 20 minutes; prints a table. NANOTF_SOAK_SEED=n repeats the moments of a run.
+.PHONY: soak
+soak: $(STAMP)
+	$(BIN)/python -m pytest tests/soak -m 'slow or not slow' -s $(ARGS)
 
 # Trains models with plain Keras, nanotf and others, interleaved; some 20 minutes on 2 cores, for a
 # quiet machine. ARGS="--models mlp,cnn --quick" takes under 3; see `python -m benchmarks --help`.

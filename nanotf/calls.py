@@ -12,24 +12,31 @@ import os
 import pickle
 import queue
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from nanotf import gpu, jobs, messages, topology, warm
+from nanotf import gpu, jobs, messages, neighbours, topology, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
-from nanotf.errors import ModelError, NanoError, WorkerError
+from nanotf.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    ModelError,
+    NanoError,
+    WorkerError,
+)
 from nanotf.fit_data import FitArguments, FitData, Stream
-from nanotf.pool import Pool
+from nanotf.pool import LOOK_SECONDS, Pool
 from nanotf.shipping import models, pickling, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
 
+FAILED_SECONDS = 1.0  # for user code that is in the middle of making a batch, after a failure
 STATE_BLOCK = 0  # the job's first block; the blocks of arrays follow
 
 
@@ -52,8 +59,30 @@ def needs_workers(num_processes: Any, transport: str | None, sharding: str | Non
     return bool(num_processes > 1)
 
 
+def check_max_restarts(value: Any) -> int:
+    """Checks the argument `max_restarts` of `fit`.
+
+    Raises:
+        InvalidArgumentTypeError, InvalidArgumentError: It is no int, or below 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidArgumentTypeError(
+            f"`max_restarts` must be an integer. Received: max_restarts={value!r}. "
+            "Pass how often training may go on with new workers, such as max_restarts=3."
+        )
+    if value < 0:
+        raise InvalidArgumentError(
+            f"`max_restarts` must be at least 0. Received: max_restarts={value!r}. "
+            "Pass how often training may go on with new workers, such as max_restarts=3."
+        )
+    return int(value)
+
+
 def plan_for(
-    method: str, num_processes: int, cores_per_process: int | None
+    method: str,
+    num_processes: int,
+    cores_per_process: int | None,
+    cores: Sequence[int] | None = None,
 ) -> topology.Plan | None:
     """Says where the workers of a call will run.
 
@@ -61,6 +90,7 @@ def plan_for(
         method: str, the method that is called.
         num_processes: int, above 1.
         cores_per_process: int or None for equal shares of all usable cores.
+        cores: sequence of int or None, the logical CPUs to share out.
 
     Returns:
         A `topology.Plan`, or None where there are GPUs, which take the place of workers.
@@ -76,7 +106,7 @@ def plan_for(
             f"{os.environ['NANOTF_RANK']}. Remove the argument there."
         )
     warm.check_not_lent(received)
-    return None if gpu.devices() else topology.plan(num_processes, cores_per_process)
+    return None if gpu.devices() else neighbours.plan(num_processes, cores_per_process, cores)
 
 
 def seed_of_user(number: int) -> int:
@@ -96,8 +126,6 @@ class Call:
     Args:
         size: int, number of workers.
     """
-
-    patience: float | None = None  # seconds; without end
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -127,7 +155,7 @@ class Call:
         self.writers[message.stream].handle(message)
 
     def look(self, ended: set[int]) -> None:
-        """Looks after workers that have said nothing for `patience` seconds.
+        """Looks after workers that have said nothing for `pool.LOOK_SECONDS`.
 
         Args:
             ended: set of int, the ranks that have ended the job.
@@ -170,6 +198,7 @@ class Call:
         self.workers = workers
         self.number = workers.next_job()
         blocks = self.begin()
+        patience = streams.STOP_SECONDS
         self.writers: list[streams.StreamWriter] = []
         try:
             body = pickling.dumps(self.job())
@@ -181,13 +210,14 @@ class Call:
             results = self._follow()
             self.collect()
         except BaseException:
+            patience = FAILED_SECONDS
             # The workers are somewhere in a step; the next job needs them at rest.
             workers.kill()
             self.fail()
             raise
         finally:
             for writer in self.writers:
-                writer.stop()
+                writer.stop(patience)
             # An exception that somebody keeps holds this frame, and must not hold the memory.
             self.release()
             while blocks:
@@ -216,8 +246,9 @@ class Call:
         done: dict[int, Any] = {}
         while len(done) < self.size:
             try:
-                rank, message = self.workers.receive(self.patience)
+                rank, message = self.workers.receive(LOOK_SECONDS)
             except queue.Empty:
+                self.workers.check_progress({*waiting, *done})
                 self.look(set(done))
                 continue
             if isinstance(message, BaseException):
@@ -226,7 +257,7 @@ class Call:
                 if message.job == self.number:
                     self.hear_stream(message)
             elif isinstance(message, messages.JobFailed):
-                raise self.failure(message)
+                raise self.workers.explain(message) or self.failure(message)
             elif isinstance(message, messages.JobDone):
                 done[rank] = message.result
             elif isinstance(message, messages.Waiting):

@@ -38,7 +38,6 @@ from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
 
-_LOOK_SECONDS = 1.0
 _STUCK_LOOKS = 10  # looks at which nothing has moved, before ranks count as parted
 _SAME = 1e-3  # relative; what rounding may make of a sum of magnitudes that should be equal
 # A function whose code names one of these divides the work itself.
@@ -127,8 +126,6 @@ def _run(
 
 class _LoopCall(calls.Call):
     """One `@nano` call."""
-
-    patience = _LOOK_SECONDS
 
     def __init__(
         self,

@@ -104,6 +104,10 @@ class WorkerDied(WorkerError):
     """A worker's process ended while it was needed."""
 
 
+class WorkerStuck(WorkerError):
+    """A worker has not gone on for longer than the set time, while others waited for it."""
+
+
 def describe_exit(returncode: int | None) -> tuple[str, int | None, int | None]:
     """Names the way in which a process ended.
 

@@ -66,6 +66,37 @@ class FitArguments:
         return cls(**given)
 
 
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """Where a `fit` goes on whose workers have died.
+
+    Args:
+        first_epoch: int, the epoch at which it began.
+        first_step: int, the step in it; 0 unless `BackupAndRestore` of Keras 2 resumed there.
+        epoch: int, the epoch to run next.
+    """
+
+    first_epoch: int
+    first_step: int
+    epoch: int
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs are complete."""
+        return self.epoch - self.first_epoch
+
+    def place(self, steps: int, size: int) -> tuple[int, int]:
+        """How many passes over the data are complete, and how many batches of the next are taken.
+
+        Args:
+            steps: int, of an epoch.
+            size: int, batches of one pass.
+        """
+        if is_keras_3() and size % steps:
+            return self.epochs, 0  # they differ in length there; the next begins a pass
+        return divmod(self.epochs * steps - self.first_step, size)
+
+
 class FitData:
     """The training and validation data of one `fit`.
 
@@ -78,6 +109,7 @@ class FitData:
         sharding: str, "data", "file" or "parent", where datasets are read. Validation data that
             have no files to divide are read in the parent.
         trains: bool, whether the data are for training; otherwise for one pass over them.
+        resume: `Resume`, where training goes on in the middle; None for its begin.
 
     Attributes:
         train: `ArrayInput`, `StreamInput`, `PipelineInput` or `FilesInput`.
@@ -102,9 +134,11 @@ class FitData:
         size: int,
         sharding: str = "parent",
         trains: bool = True,
+        resume: Resume | None = None,
     ) -> None:
         self._sharding = sharding
         self._size = size
+        self._resume = resume
         self._model = model
         self._arguments = a = arguments
         self._first_block = first_block
@@ -154,12 +188,12 @@ class FitData:
         return data_adapters.open_data(self._model, arguments)
 
     def _open_training(self, x: Any, y: Any, sample_weight: Any) -> None:
-        a = self._arguments
+        a, resume = self._arguments, self._resume
         steps = a.steps_per_epoch
         opened = data_adapters.open_data(
             self._model,
             data_adapters.DataArguments(
-                x,
+                self._rewound(x),
                 y,
                 sample_weight,
                 a.batch_size,
@@ -172,18 +206,43 @@ class FitData:
             ),
         )
         if isinstance(opened, data_adapters.Epochs):
+            if resume is not None and isinstance(x, require_tensorflow().data.Dataset):
+                opened.passed = resume.epochs
             self.train, self.specs = self._stream("x", opened, trains=True)
             # By files, an epoch may take more steps than the dataset has batches.
             self.steps = steps if self._sharding == "file" else opened.steps
             self.steps_per_epoch = steps
             return
-        passes = self._passes_of_training(opened.size)
+        passes, first = self._passes_of_training(opened.size), None
+        if resume is not None:
+            complete, taken = resume.place(steps or opened.size, opened.size)
+            first = (resume.first_epoch + complete, taken)
+            if passes is not None and not is_keras_3():  # one iterator, which ends training
+                passes = max(1, passes - complete)
         shuffle = _shuffles(a.shuffle)
-        self.train = self._arrays(opened, shuffle, passes)
+        self.train = dataclasses.replace(self._arrays(opened, shuffle, passes), first=first)
         self.specs = _specs(opened.structure)
         self.steps = steps or opened.size
         # A known number lets Keras keep one endless iterator over all epochs.
         self.steps_per_epoch = steps or opened.size
+
+    def _rewound(self, x: Any) -> Any:
+        """A dataset as it was when training began; what is no dataset goes on where it is.
+
+        A copy of its graph draws the orders of its shuffles as a new dataset does.
+        """
+        from nanotf.compat import pipelines
+
+        tf, resume = require_tensorflow(), self._resume
+        if resume is None or not isinstance(x, tf.data.Dataset):
+            return x
+        copy = pipelines.copy_of(x)
+        copy = x if copy is None else copy
+        steps = self._arguments.steps_per_epoch
+        if self._sharding == "data" and steps is not None:  # one iterator for all epochs
+            taken = resume.epochs * steps - resume.first_step
+            return copy.skip(max(0, taken))
+        return copy
 
     def _passes_of_training(self, size: int) -> int | None:
         """How often an iterator over arrays goes through them; None is without end.
@@ -235,10 +294,13 @@ class FitData:
             )
         signature = streams.signature_of(data.element_spec, what)
         if self._sharding == "data":
-            pipeline = pipelines.pipeline_input(
+            made = pipelines.pipeline_input(
                 data.dataset, signature, data.cardinality, data.steps, what
             )
-            return pipeline, signature
+            if self._resume is not None and trains and self._arguments.steps_per_epoch is None:
+                each = data_adapters.iterators_per_epoch(data.cardinality)
+                made = dataclasses.replace(made, iterated=self._resume.epochs * each)
+            return made, signature
         if self._sharding == "file":
             try:
                 return self._files(data, what), signature

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanotf import calls, gpu, jobs, messages, warm
@@ -24,13 +24,14 @@ def evaluate(
     num_processes: int,
     transport: str | None = None,
     cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
 ) -> Any:
     """Evaluates a model on `num_processes` workers.
 
     Args:
         model: a compiled Keras model.
         given: mapping of str to object, the arguments of Keras's `evaluate` that were given.
-        num_processes, transport, cores_per_process: as in `training.fit`.
+        num_processes, transport, cores_per_process, cores: as in `training.fit`.
 
     Returns:
         What Keras's `evaluate` returns.
@@ -39,7 +40,7 @@ def evaluate(
         NanoError: As in `training.fit`.
     """
     data_adapters.check_compiled(model, "evaluate")
-    return _run(_EvaluateCall, model, given, num_processes, transport, cores_per_process)
+    return _run(_EvaluateCall, model, given, num_processes, transport, cores_per_process, cores)
 
 
 def predict(
@@ -48,13 +49,14 @@ def predict(
     num_processes: int,
     transport: str | None = None,
     cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
 ) -> Any:
     """Computes a model's outputs on `num_processes` workers.
 
     Args:
         model: a Keras model, compiled or not.
         given: mapping of str to object, the arguments of Keras's `predict` that were given.
-        num_processes, transport, cores_per_process: as in `training.fit`.
+        num_processes, transport, cores_per_process, cores: as in `training.fit`.
 
     Returns:
         What Keras's `predict` returns.
@@ -62,7 +64,7 @@ def predict(
     Raises:
         NanoError: As in `training.fit`.
     """
-    return _run(_PredictCall, model, given, num_processes, transport, cores_per_process)
+    return _run(_PredictCall, model, given, num_processes, transport, cores_per_process, cores)
 
 
 def _run(
@@ -72,8 +74,9 @@ def _run(
     num_processes: int,
     transport: str | None,
     cores_per_process: int | None,
+    cores: Sequence[int] | None,
 ) -> Any:
-    plan = calls.plan_for(kind.method, num_processes, cores_per_process)
+    plan = calls.plan_for(kind.method, num_processes, cores_per_process, cores)
     call = kind(model, given, num_processes)
     if plan is None:
         return gpu.run_here(model, kind.method, given, num_processes)

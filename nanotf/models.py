@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from nanotf import iterators
@@ -61,7 +62,9 @@ class Accelerated:
         num_processes: int | None = None,
         transport: str | None = None,
         cores_per_process: int | None = None,
+        cores: Sequence[int] | None = None,
         sharding: str | None = None,
+        max_restarts: int = 0,
         **kwargs: Any,
     ) -> Any:
         """Trains the model, on several core-pinned processes if asked.
@@ -74,9 +77,15 @@ class Accelerated:
             transport: str or None, how workers exchange gradients; None is the default.
             cores_per_process: int or None, cores of each worker. None shares the usable
                 cores equally.
+            cores: sequence of int or None, the logical CPUs to share out between the workers.
+                None takes all usable ones, and leaves those alone that another nanotf pool on
+                this machine has, if enough are left.
             sharding: str or None, where a `tf.data.Dataset` is read: "parent", once, in this
                 process; "data", by every worker, each keeping its rows; "file", by every worker
                 an N-th of the files; "auto" or None chooses.
+            max_restarts: int, default 0, how often training goes on by itself, with new workers
+                and from the last completed epoch, after a worker has died or was stuck. Without
+                workers nothing is restarted.
             **kwargs: as in Keras's `fit`.
 
         Returns:
@@ -90,6 +99,7 @@ class Accelerated:
         from nanotf import calls, training  # the parent's side, not needed in a worker
 
         keras_fit = super().fit  # type: ignore[misc]
+        calls.check_max_restarts(max_restarts)
         if not calls.needs_workers(num_processes, transport, sharding):
             try:
                 return keras_fit(*args, **kwargs)
@@ -98,7 +108,16 @@ class Accelerated:
         given = _given(keras_fit, args, kwargs)
         if given is None:
             return keras_fit(*args, **kwargs)  # raises it in Keras's words
-        return training.fit(self, given, num_processes or 1, transport, cores_per_process, sharding)
+        return training.fit(
+            self,
+            given,
+            num_processes or 1,
+            transport,
+            cores_per_process,
+            sharding,
+            max_restarts,
+            cores,
+        )
 
     def evaluate(
         self,
@@ -106,13 +125,14 @@ class Accelerated:
         num_processes: int | None = None,
         transport: str | None = None,
         cores_per_process: int | None = None,
+        cores: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes loss and metrics, on several core-pinned processes if asked.
 
         Args:
             *args: as in Keras's `evaluate`.
-            num_processes, transport, cores_per_process: as in `fit`.
+            num_processes, transport, cores_per_process, cores: as in `fit`.
             **kwargs: as in Keras's `evaluate`.
 
         Returns:
@@ -134,7 +154,9 @@ class Accelerated:
         given = _given(keras_evaluate, args, kwargs)
         if given is None:
             return keras_evaluate(*args, **kwargs)  # raises it in Keras's words
-        return inference.evaluate(self, given, num_processes or 1, transport, cores_per_process)
+        return inference.evaluate(
+            self, given, num_processes or 1, transport, cores_per_process, cores
+        )
 
     def predict(
         self,
@@ -142,13 +164,14 @@ class Accelerated:
         num_processes: int | None = None,
         transport: str | None = None,
         cores_per_process: int | None = None,
+        cores: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes the model's outputs, on several core-pinned processes if asked.
 
         Args:
             *args: as in Keras's `predict`.
-            num_processes, transport, cores_per_process: as in `fit`.
+            num_processes, transport, cores_per_process, cores: as in `fit`.
             **kwargs: as in Keras's `predict`.
 
         Returns:
@@ -165,7 +188,9 @@ class Accelerated:
         given = _given(keras_predict, args, kwargs)
         if given is None:
             return keras_predict(*args, **kwargs)  # raises it in Keras's words
-        return inference.predict(self, given, num_processes or 1, transport, cores_per_process)
+        return inference.predict(
+            self, given, num_processes or 1, transport, cores_per_process, cores
+        )
 
     def make_train_function(self, force: bool = False) -> Any:
         """As in Keras; the function does not make epochs wait for their iterators' end."""

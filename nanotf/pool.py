@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 import queue
@@ -27,18 +28,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from multiprocessing import connection
 from typing import Any
 
-from nanotf import collectives, messages, topology
+from nanotf import collectives, messages, stalls, topology
 from nanotf.channel import ChannelClosed
-from nanotf.errors import WorkerError
+from nanotf.errors import NanoError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.shipping.blocks import Block
-from nanotf.worker_process import WorkerProcess
+from nanotf.worker_process import WorkerProcess, stacks
 
 START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 STOP_SECONDS = 2.0
+LOOK_SECONDS = 1.0  # how often the parent looks around while it waits
+GRACE_SECONDS = 1.0  # a rank may hear of a peer's end before the parent does, not long before
 
 logger = logging.getLogger("nanotf")
 
@@ -65,6 +68,7 @@ class Pool:
     Raises:
         WorkerDied: A worker ended before it was ready.
         WorkerError: A worker could not set up its strategy.
+        NanoError: This process has no file descriptors left, or NANOTF_STALL_SECONDS is wrong.
     """
 
     def __init__(self, plan: topology.Plan, transport: str) -> None:
@@ -76,14 +80,18 @@ class Pool:
         self.workers: list[WorkerProcess] = []
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._jobs = 0
+        self.stall_seconds = stalls.stall_seconds()
+        self._heard: dict[int, float] = {}  # by rank, when it last said something
+        self._stopped: dict[int, float] = {}  # by rank, since when a signal has stopped it
         self.group: collectives.GroupOwner | None = None
         key = secrets.token_bytes(32)
         try:
-            for placement in plan.placements:
-                self.workers.append(WorkerProcess(placement, key))
-            for worker in self.workers:
-                self._greet(worker, key)
-            self._set_up()
+            with _explaining_few_descriptors(self.size):
+                for placement in plan.placements:
+                    self.workers.append(WorkerProcess(placement, key, transport))
+                for worker in self.workers:
+                    self._greet(worker, key)
+                self._set_up()
         except BaseException:
             self.kill()
             raise
@@ -146,8 +154,9 @@ class Pool:
         if self.transport == "grpc":
             cluster = tuple(f"127.0.0.1:{hello.port}" for hello in hellos)
             setup = dataclasses.replace(setup, cluster=cluster)
+            _warn_of_listeners(cluster)
         else:
-            self.group = collectives.create_group(self.size)
+            self.group = collectives.create_group(self.size, deadline=self.stall_seconds)
             setup = dataclasses.replace(setup, group=self.group.spec)
             fds = [self.group.fd]
         for worker in self.workers:
@@ -192,7 +201,76 @@ class Pool:
         if isinstance(message, _Gone):
             self.usable = False
             raise self.workers[rank].died("a job ran")
+        self._heard[rank] = time.monotonic()
         return rank, message
+
+    def check_progress(self, present: Collection[int]) -> None:
+        """Looks whether a worker keeps the others waiting for too long.
+
+        Args:
+            present: ranks that wait for the others, in the parent's answer.
+
+        Raises:
+            WorkerStuck: One does.
+        """
+        now = time.monotonic()
+        for worker in self.workers:
+            if not stalls.is_stopped(worker.process.pid):
+                self._stopped.pop(worker.rank, None)
+            elif now - self._stopped.setdefault(worker.rank, now) > self.stall_seconds:
+                raise self.stuck([worker.rank], "a signal (SIGSTOP) has stopped it")
+        if not present:
+            return
+        began = min(self._heard.get(rank, now) for rank in present)
+        late = [
+            rank
+            for rank in range(self.size)
+            if rank not in present
+            and now - max(began, self._heard.get(rank, began)) > self.stall_seconds
+        ]
+        if late:
+            raise self.stuck(late, f"the workers {sorted(present)} wait for it")
+
+    def stuck(self, ranks: Sequence[int], why: str) -> WorkerStuck:
+        """The error that says which workers have not gone on, and where all of them are.
+
+        Args:
+            ranks: sequence of int, the workers for which the others wait.
+            why: str, what says so.
+        """
+        who = ", ".join(
+            f"{rank} (pid {self.workers[rank].process.pid}, cores {list(self.workers[rank].cores)})"
+            for rank in ranks
+        )
+        lines = [
+            f"Worker {who} has not gone on for {self.stall_seconds:g} s: {why}. The other "
+            "workers were stopped; the next call starts new ones. Set "
+            f"{stalls.STALL_VARIABLE} to wait longer."
+        ]
+        for worker, stack in zip(self.workers, stacks(self.workers), strict=True):
+            lines.append(f"Python stacks of worker {worker.rank}:\n{stack}")
+        return self.workers[ranks[0]].error(WorkerStuck, "\n\n".join(lines))
+
+    def explain(self, failure: messages.JobFailed) -> WorkerError | None:
+        """The error of the worker that is behind another's, or None if that worker says all.
+
+        A rank that waits for another in a collective may notice first that this one has ended
+        or does not come.
+        """
+        text = f"{failure.summary}\n{failure.traceback}"
+        missing = stalls.missing_ranks(text)
+        if missing:
+            return self.stuck(missing, stalls.expiry(text))
+        waits = self.transport == "grpc" or stalls.lost_a_peer(text)
+        deadline = time.monotonic() + (GRACE_SECONDS if waits else 0.0)
+        while True:
+            for worker in self.workers:
+                if worker.process.poll() is not None:
+                    died: WorkerDied = worker.died("a job ran")
+                    return died
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.01)
 
     def post(self, message: Any) -> None:
         """Puts a message of the parent's own threads into the inbox, as of rank -1."""
@@ -234,6 +312,31 @@ class Pool:
             worker.log.close()
         if self.group is not None:
             self.group.close()
+
+
+@contextlib.contextmanager
+def _explaining_few_descriptors(size: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise NanoError(
+            f"Every worker needs a few file descriptors of this process. Received: {size} workers, "
+            f"and {error.strerror!r}. Raise the limit (`ulimit -n`), or close files."
+        ) from error
+
+
+def _warn_of_listeners(cluster: Sequence[str]) -> None:
+    """TensorFlow's server binds all interfaces (0.0.0.0, in its sources), whatever it is told."""
+    ports = [address.rpartition(":")[2] for address in cluster]
+    logger.warning(
+        'transport="grpc": TensorFlow\'s server in each worker listens on all network interfaces, '
+        "TCP port%s %s, and lets everybody in who reaches it: that is enough to run code as you. "
+        'Use it on trusted networks only, or behind a firewall; transport="shm" opens no port.',
+        "s" if len(ports) > 1 else "",
+        ", ".join(ports),
+    )
 
 
 class SetupError(WorkerError):

@@ -31,6 +31,7 @@ MODELS_KEPT = 2
 # A model that is dropped is one of many objects that refer to each other, and Python looks for
 # such by their number, not by their size.
 DROPPED_BYTES = 2**27
+JOBS_PER_COLLECTION = 16
 PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
 
 
@@ -60,6 +61,7 @@ class Session:
         self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
         self._dropped = 0  # bytes of variables of models that are not kept, and may be there
+        self._jobs = 0
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block]) -> None:
         """Runs a job and reports its end."""
@@ -70,6 +72,11 @@ class Session:
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
         self.channel.send(answer)
+        self._jobs += 1
+        if self._jobs % JOBS_PER_COLLECTION == 0:
+            # Datasets of jobs that have ended hang in cycles, and each mapping of a block that one
+            # holds has a file descriptor. Python would leave them for hundreds of jobs.
+            gc.collect()
 
     def model(
         self,

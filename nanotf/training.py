@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from nanotf import calls, gpu, jobs, messages, rejections, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import data_adapters, keras_callbacks, keras_names, keras_share
-from nanotf.errors import InvalidArgumentError, ModelError
-from nanotf.fit_data import FitArguments
+from nanotf.errors import InvalidArgumentError, ModelError, WorkerDied, WorkerError, WorkerStuck
+from nanotf.fit_data import FitArguments, FitData, Resume
 from nanotf.optimizer_shards import OptimizerShards
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
+
+logger = logging.getLogger("nanotf")
 
 
 def fit(
@@ -24,6 +30,8 @@ def fit(
     transport: str | None = None,
     cores_per_process: int | None = None,
     sharding: str | None = None,
+    max_restarts: int = 0,
+    cores: Sequence[int] | None = None,
 ) -> Any:
     """Trains a model on `num_processes` workers.
 
@@ -34,6 +42,9 @@ def fit(
         transport: str or None for the default, one of `transports.TRANSPORTS`.
         cores_per_process: int or None for equal shares of all usable cores.
         sharding: str or None for "auto", one of `shipping.pipelines.SHARDINGS`.
+        max_restarts: int, how often training goes on, from the last completed epoch and with new
+            workers, after one has died or was stuck.
+        cores: sequence of int or None, the logical CPUs to share out between the workers.
 
     Returns:
         The `keras.callbacks.History` of the user's model.
@@ -43,13 +54,37 @@ def fit(
         ShippingError: Something given cannot be used. No process was started.
         WorkerError: A worker raised or died.
     """
-    plan = calls.plan_for("fit", num_processes, cores_per_process)
+    plan = calls.plan_for("fit", num_processes, cores_per_process, cores)
     _check_steps_per_execution(model, check_transport(transport))
-    call = _FitCall(model, FitArguments.of(given), num_processes, check_sharding(sharding))
+    call = _FitCall(
+        model, FitArguments.of(given), num_processes, check_sharding(sharding), max_restarts
+    )
     if plan is None:
         return gpu.fit(model, call.recipe, given, num_processes, gpu.devices())
-    with warm.pool_for(plan, check_transport(transport)) as workers:
-        return call.run(workers)
+    while True:
+        try:
+            with warm.pool_for(plan, check_transport(transport)) as workers:
+                return call.run(workers)
+        except (WorkerDied, WorkerStuck) as error:
+            if call.has_ended:  # all that was asked for is done
+                logger.warning("After the end of training: %s", error.message)
+                return call.end([])
+            call.prepare_restart(error)
+
+
+@dataclasses.dataclass
+class _EpochEnd:
+    """What the last completed epoch left, or the begin of training.
+
+    Args:
+        next_epoch: int.
+        state: array of bytes, see `State.snapshot`.
+        logs: what `on_epoch_end` got.
+    """
+
+    next_epoch: int
+    state: np.ndarray[Any, Any]
+    logs: Any = None
 
 
 def _check_steps_per_execution(model: Any, transport: str) -> None:
@@ -65,16 +100,28 @@ def _check_steps_per_execution(model: Any, transport: str) -> None:
 
 
 class _FitCall(calls.ModelCall):
-    """One call of `fit`."""
+    """One call of `fit`.
+
+    After a restart `run` is called again. The callbacks go on as they are: they get no second
+    `on_train_begin`, but the hooks of the epoch that was not complete once more, from
+    `on_epoch_begin` on.
+    """
 
     trains = True
 
-    def __init__(self, model: Any, arguments: FitArguments, size: int, sharding: str) -> None:
+    def __init__(
+        self, model: Any, arguments: FitArguments, size: int, sharding: str, max_restarts: int
+    ) -> None:
         data_adapters.check_compiled(model, "fit")
         super().__init__(model, arguments, size, sharding)
         self.metrics_layout = StateLayout.of(keras_names.metric_state(model), size)
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
+        self.sharding = sharding
+        self.restarts = 0
+        self.max_restarts = max_restarts
+        self.last_epoch: _EpochEnd | None = None  # kept where restarts are allowed
+        self.has_ended = False  # whether all callbacks have heard of the end of training
 
     def build(self) -> None:
         model, specs = self.model, self.data.specs
@@ -106,27 +153,72 @@ class _FitCall(calls.ModelCall):
         return keras_names.training_variables(self.model)
 
     def begin(self) -> list[Block]:
+        if self.last_epoch is None:
+            self._begin_training()
+        else:
+            self._begin_again(self.last_epoch)
+        blocks = [*self.state_and_blocks(), Block(self.metrics_layout.nbytes)]
+        self.metrics_block = len(blocks) - 1
+        metrics = keras_names.metric_state(self.model)
+        self.metrics = State(self.metrics_layout, blocks[self.metrics_block], metrics)
+        if self.last_epoch is None:
+            self.state.store(self.turn)
+            if self.max_restarts > 0:
+                self.last_epoch = _EpochEnd(self.first[0], self.state.snapshot(self.turn))
+        else:
+            self.state.restore(self.turn, self.last_epoch.state)
+        return blocks
+
+    def _begin_training(self) -> None:
         a = self.arguments
         self.callbacks = ParentCallbacks(
             a.callbacks, self.model, a.verbose, a.epochs, self.data.steps
         )
         self.model.stop_training = False
         self.callbacks.list.on_train_begin()
-        blocks = [*self.state_and_blocks(), Block(self.metrics_layout.nbytes)]
-        self.metrics_block = len(blocks) - 1
-        metrics = keras_names.metric_state(self.model)
-        self.metrics = State(self.metrics_layout, blocks[self.metrics_block], metrics)
-        self.state.store(self.turn)
-        return blocks
+        self.first = keras_callbacks.place_to_resume(self.model, a.initial_epoch, self.data.steps)
+
+    def _begin_again(self, last: _EpochEnd) -> None:
+        """Makes ready for new workers, which go on after the last completed epoch."""
+        keras_callbacks.forget_open_evaluation(self.callbacks.list)
+        if self.restarts > 0:
+            self.data = FitData(
+                self.model,
+                self.arguments,
+                self.seed,
+                calls.STATE_BLOCK + 1,
+                self.size,
+                self.sharding,
+                resume=Resume(*self.first, last.next_epoch),
+            )
+        self.turn = self.loaded = 0  # those of a new job
+
+    def prepare_restart(self, error: WorkerError) -> None:
+        """Says that training goes on after an error, or raises it."""
+        if self.last_epoch is None or self.restarts >= self.max_restarts:
+            raise error
+        self.restarts += 1
+        logger.warning(
+            "%s Training goes on with epoch %d of %d and new workers: restart %d of %d.",
+            error.message.split(" The other workers", 1)[0],
+            self.last_epoch.next_epoch + 1,
+            self.arguments.epochs,
+            self.restarts,
+            self.max_restarts,
+        )
 
     def job(self) -> jobs.FitJob:
         a = self.arguments
-        epoch, step = keras_callbacks.place_to_resume(self.model, a.initial_epoch, self.data.steps)
+        epochs, (epoch, step), stop = a.epochs, self.first, bool(self.model.stop_training)
+        if self.restarts > 0 and self.last_epoch is not None:
+            epoch, step = self.last_epoch.next_epoch, 0
+            if stop:  # no further epoch, but what Keras does at the end of training
+                epochs, stop = epoch, False
         return jobs.FitJob(
             **self.common(),
             train=self.data.train,
             validation=self.data.validation,
-            epochs=a.epochs,
+            epochs=epochs,
             initial_epoch=epoch,
             initial_step=step,
             steps_per_epoch=self.data.steps_per_epoch,
@@ -136,7 +228,7 @@ class _FitCall(calls.ModelCall):
             asks=self.callbacks.asks,
             metrics_layout=self.metrics_layout,
             metrics_block=self.metrics_block,
-            stop=bool(self.model.stop_training),
+            stop=stop,
         )
 
     def _shards(self) -> OptimizerShards | None:
@@ -173,9 +265,15 @@ class _FitCall(calls.ModelCall):
         logs = first.logs
         if first.hook in jobs.BATCH_HOOKS:
             logs = keras_names.all_logs(self.model, logs)
+        elif first.hook == "on_train_end" and logs is None and self.last_epoch is not None:
+            logs = self.last_epoch.logs  # no epoch was left to run after a restart
         self.callbacks.call(first.hook, first.index, logs)
         self._tell_data(first.hook, first.index)
-        return self._changes(first)
+        answer = self._changes(first)
+        self.has_ended = first.hook == "on_train_end"
+        if first.hook == "on_epoch_end" and first.index is not None and self.max_restarts > 0:
+            self.last_epoch = _EpochEnd(first.index + 1, self.state.snapshot(self.turn), logs)
+        return answer
 
     def _bring_home(self, first: messages.Waiting) -> None:
         """Gives the user's model the state that a hook is about to see."""

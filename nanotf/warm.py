@@ -7,9 +7,9 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from nanotf import topology
+from nanotf import neighbours, topology
 from nanotf.errors import NanoError
 from nanotf.pool import Pool, SetupError
 from nanotf.transports import check_transport
@@ -91,7 +91,10 @@ def _start(plan: topology.Plan, transport: str) -> Pool:
 
 
 def warm_up(
-    num_processes: int, cores_per_process: int | None = None, transport: str | None = None
+    num_processes: int,
+    cores_per_process: int | None = None,
+    transport: str | None = None,
+    cores: Sequence[int] | None = None,
 ) -> None:
     """Starts the workers in the background, while the caller goes on.
 
@@ -100,14 +103,14 @@ def warm_up(
     the rest. An error in starting is raised by that `fit`.
 
     Args:
-        num_processes, cores_per_process, transport: as in `fit`; the pool is used by a `fit`
-            with the same ones.
+        num_processes, cores_per_process, transport, cores: as in `fit`; the pool is used by a
+            `fit` with the same ones.
 
     Raises:
         NanoError: An argument cannot be used.
     """
     transport = check_transport(transport)
-    plan = topology.plan(num_processes, cores_per_process)
+    plan = neighbours.plan(num_processes, cores_per_process, cores)
 
     def start() -> None:
         with _lock:
@@ -127,6 +130,7 @@ def shutdown() -> None:
         pool, _pool = _pool, None
         if pool is not None:
             pool.close()
+            neighbours.forget()
 
 
 def _stop_idle_timer() -> None:

@@ -1,4 +1,4 @@
-"""A worker's main: `python -m nanotf.worker FD RANK CORES NUMA_NODE`.
+"""A worker's main: `python -m nanotf.worker FD RANK CORES NUMA_NODE TRANSPORT PARENT`.
 
 Started by `pool.Worker`, which passes the inherited socket's descriptor and writes the secret
 key to standard input. Nothing of TensorFlow is imported before the process is pinned, since
@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ctypes.util
+import faulthandler
 import os
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -24,6 +26,8 @@ from nanotf.channel import Channel, ChannelClosed
 # What TensorFlow says when its server cannot bind the port (2.15 to 2.21).
 PORT_TAKEN = ("Could not start gRPC server", "Address already in use")
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
 
 def pin(cores: tuple[int, ...]) -> list[str]:
     """Restricts this process to `cores`. Returns what could not be done, for people."""
@@ -34,6 +38,28 @@ def pin(cores: tuple[int, ...]) -> list[str]:
     except OSError as error:
         return [f"could not be pinned to cores {list(cores)}: {error}. It runs unpinned."]
     return []
+
+
+def end_with_parent(parent: int) -> None:
+    """Makes the kernel kill this process when its parent ends, in whatever way.
+
+    The inbox's thread notices that, too, but not while other code holds Python's lock.
+
+    Args:
+        parent: int, the process id of the parent.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it has ended before
+            os._exit(1)
+
+
+def write_stacks() -> None:
+    """Makes the log tell where Python is, when this process crashes and when the parent asks."""
+    faulthandler.enable(all_threads=False)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGQUIT, all_threads=True)
 
 
 def bind_memory(numa_node: int | None) -> None:
@@ -113,9 +139,11 @@ class Inbox:
             self._jobs.put(message)
 
 
-def _setup(channel: Channel, rank: int, cores: tuple[int, ...], warnings: list[str]) -> Any:
+def _setup(
+    channel: Channel, rank: int, cores: tuple[int, ...], port: int | None, warnings: list[str]
+) -> Any:
     """Says hello, learns its place, and makes the session. Returns None if that failed."""
-    channel.send(messages.Hello(rank, os.getpid(), cores, free_port(), tuple(warnings)))
+    channel.send(messages.Hello(rank, os.getpid(), cores, port, tuple(warnings)))
     setup = channel.receive()
     fds = channel.receive_fds(1 if setup.group is not None else 0)
     sys.path[:] = setup.sys_path
@@ -134,6 +162,8 @@ def _setup(channel: Channel, rank: int, cores: tuple[int, ...], warnings: list[s
 
 def main(arguments: list[str]) -> int:
     """Runs a worker until its parent says stop or goes away. Returns the exit code."""
+    end_with_parent(int(arguments[5]))
+    write_stacks()
     fd, rank = int(arguments[0]), int(arguments[1])
     cores = tuple(int(c) for c in arguments[2].split(",") if c)
     warnings = pin(cores)
@@ -142,7 +172,8 @@ def main(arguments: list[str]) -> int:
     channel = Channel(socket.socket(fileno=fd))
     try:
         channel.show_key_second(key)
-        made = _setup(channel, rank, cores, warnings)
+        port = free_port() if arguments[4] == "grpc" else None
+        made = _setup(channel, rank, cores, port, warnings)
     except ChannelClosed:
         return 1
     if made is None:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import pathlib
+import queue
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from typing import Any, TypeVar
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import IO, Any, TypeVar
 
-from nanotf import environment, topology
+from nanotf import environment, stalls, topology
 from nanotf.channel import Channel
 from nanotf.errors import WorkerDied, WorkerError, describe_exit
+from nanotf.shipping.blocks import anonymous_file
 
 LOG_TAIL_LINES = 20
+CRASH = "Fatal Python error:"  # as faulthandler begins
 DEATH_SECONDS = 2.0  # a process that has closed its channel is gone by then
+STACK_SIGNAL = signal.SIGQUIT  # makes a worker write its Python stacks to its log
+STACK_SECONDS = 1.0
 
 logger = logging.getLogger("nanotf")
 
@@ -30,28 +40,36 @@ class WorkerProcess:
     Args:
         placement: `topology.Placement`, its rank and cores.
         key: bytes, the pool's secret key.
+        transport: str, one of `transports.TRANSPORTS`.
     """
 
-    def __init__(self, placement: topology.Placement, key: bytes) -> None:
+    def __init__(self, placement: topology.Placement, key: bytes, transport: str) -> None:
         self.rank = placement.rank
         self.cores = placement.cores
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
+        self.log = _log_file()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [sys.executable, "-m", "nanotf.worker", str(theirs.fileno()), str(self.rank)]
         pinned = placement.cores if placement.pin else ()
         command.append(",".join(map(str, pinned)))
         command.append("" if placement.numa_node is None else str(placement.numa_node))
+        command += [transport, str(os.getpid())]
         try:
             # A session of its own: Ctrl-C in the terminal is for the parent to handle.
-            self.process = subprocess.Popen(
-                command,
-                env=_variables(placement),
-                stdin=subprocess.PIPE,
-                stdout=self.log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
+            self.process: subprocess.Popen[bytes] = _in_lasting_thread(
+                lambda: subprocess.Popen(
+                    command,
+                    env=_variables(placement),
+                    stdin=subprocess.PIPE,
+                    stdout=self.log,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
             )
+        except BaseException:
+            ours.close()
+            self.log.close()
+            raise
         finally:
             theirs.close()
         self.channel = Channel(ours)
@@ -61,10 +79,13 @@ class WorkerProcess:
             self.process.stdin.close()
 
     def log_tail(self) -> str:
-        """The last lines that the worker printed."""
+        """The last lines that the worker printed; of a crash, the top of its Python stack."""
         size = self.log.seek(0, os.SEEK_END)
         self.log.seek(max(0, size - 65536))
         lines = self.log.read().decode(errors="replace").splitlines()
+        crash = [number for number, line in enumerate(lines) if line.startswith(CRASH)]
+        if crash:
+            return "\n".join(lines[max(0, crash[-1] - 5) : crash[-1] + LOG_TAIL_LINES])
         return "\n".join(lines[-LOG_TAIL_LINES:])
 
     def error(self, kind: type[_Error], message: str, **more: Any) -> _Error:
@@ -96,6 +117,89 @@ class WorkerProcess:
             exit_code=exit_code,
             signal=signal,
         )
+
+
+def stacks(workers: Sequence[WorkerProcess]) -> list[str]:
+    """The Python stacks of workers, as each writes them to its log.
+
+    Whatever holds Python's lock there does not keep it from doing so; a stopped process does not.
+    """
+    begins = [worker.log.seek(0, os.SEEK_END) for worker in workers]
+    for worker in workers:
+        if worker.process.poll() is None:
+            worker.process.send_signal(STACK_SIGNAL)
+
+    def written(worker: WorkerProcess, begin: int) -> str:
+        worker.log.seek(begin)
+        return worker.log.read(65536).decode(errors="replace").strip()
+
+    def sizes() -> list[int]:
+        return [worker.log.seek(0, os.SEEK_END) for worker in workers]
+
+    deadline = time.monotonic() + STACK_SECONDS
+    before, now = begins, sizes()
+    # Until all have written, and have written no more for a moment.
+    while time.monotonic() < deadline and (now != before or any(map(int.__eq__, now, begins))):
+        time.sleep(0.05)
+        before, now = now, sizes()
+    return [
+        written(worker, begin) or _why_no_stack(worker)
+        for worker, begin in zip(workers, begins, strict=True)
+    ]
+
+
+def _why_no_stack(worker: WorkerProcess) -> str:
+    if worker.process.poll() is not None:
+        return "it has ended"
+    return "stopped by a signal" if stalls.is_stopped(worker.process.pid) else "it does not answer"
+
+
+def _log_file() -> IO[bytes]:
+    """A file without a name for what a worker prints; in memory where no disk takes it."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
+        logger.warning("The workers' logs are kept in memory: %s.", error)
+        return os.fdopen(anonymous_file(0), "w+b")
+
+
+# ------------------------------------------------------------------------ a lasting thread
+# Linux ends a worker with the *thread* that started it (PR_SET_PDEATHSIG), while a pool outlives
+# the thread that happened to need it first. So one thread, which never ends, starts them all.
+_tasks: queue.SimpleQueue[Callable[[], None]] | None = None
+_tasks_owner = 0  # the process that the thread belongs to; a forked one needs a thread of its own
+_tasks_lock = threading.Lock()
+
+
+def _in_lasting_thread(function: Callable[[], Any]) -> Any:
+    """What a function returns or raises when the lasting thread of this process calls it."""
+    global _tasks, _tasks_owner
+    outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def task() -> None:
+        try:
+            outcome.put((function(), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    with _tasks_lock:
+        if _tasks is None or _tasks_owner != os.getpid():
+            _tasks, _tasks_owner = queue.SimpleQueue(), os.getpid()
+            threading.Thread(
+                target=_run_tasks, args=(_tasks,), name="nanotf-starter", daemon=True
+            ).start()
+        _tasks.put(task)
+    result, error = outcome.get()
+    if error is not None:
+        raise error
+    return result
+
+
+def _run_tasks(tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        tasks.get()()
 
 
 def _variables(placement: topology.Placement) -> dict[str, str]:

@@ -90,7 +90,13 @@ class Epochs:
         cardinality: int, what a worker's Keras is told, so that its own loop is the same.
         steps: int or None, batches of an epoch, where Keras knows them.
         dataset: `tf.data.Dataset` that is read, weights by class included, or None.
+
+    Attributes:
+        passed: int, epochs of training that are complete: `training` goes through them first,
+            makes the iterators that Keras made, and reads no more than it has to.
     """
+
+    passed = 0
 
     def __init__(
         self, element_spec: Any, cardinality: int, steps: int | None, dataset: Any = None
@@ -173,6 +179,17 @@ def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
     if is_keras_3():
         return _open_in_keras_3(model, arguments)
     return _open_in_keras_2(model, arguments)
+
+
+def iterators_per_epoch(cardinality: int) -> int:
+    """How many iterators Keras's loop makes of a dataset in an epoch that begins a new one.
+
+    Keras 3 makes another, which it never reads, at the end of an epoch whose length it knows.
+
+    Args:
+        cardinality: int, batches of the dataset, or TensorFlow's code for unknown.
+    """
+    return 2 if is_keras_3() and cardinality > 0 else 1
 
 
 def warn_that_data_ran_out(batches: int) -> None:
@@ -267,6 +284,8 @@ class _Keras3Epochs(Epochs):
 
     def training(self) -> Iterator[Iterator[tuple[Any, Any]]]:
         self._loop.reset()
+        for _ in range(self.passed):
+            self._pass_by()
         while True:
             yield self._epoch()
 
@@ -280,6 +299,15 @@ class _Keras3Epochs(Epochs):
             for *_, iterator in self._loop:  # (step, iterator) up to 3.10, three from 3.11 on
                 for _ in range(self._loop.steps_per_execution):
                     yield iterator, self._next(iterator)
+
+    def _pass_by(self) -> None:
+        loop = self._loop
+        with loop.catch_stop_iteration():
+            for *_, iterator in loop:
+                # Where each epoch has an iterator of its own, their number is all that counts.
+                if loop.steps_per_epoch is not None or loop.num_batches is None:
+                    for _ in range(loop.steps_per_execution):
+                        self._next(iterator)
 
     def keeps(self, iterator: Any) -> bool:
         loop = self._loop
@@ -427,8 +455,12 @@ class _Keras2Epochs(Epochs):
         super().__init__(spec, cardinality, handler.inferred_steps, dataset)
 
     def training(self) -> Iterator[Iterator[tuple[Any, Any]]]:
-        for _, iterator in self._handler.enumerate_epochs():
-            yield self._epoch(iterator)
+        for number, (_, iterator) in enumerate(self._handler.enumerate_epochs()):
+            if number >= self.passed:
+                yield self._epoch(iterator)
+            elif self.keeps(iterator) or self._handler.inferred_steps is None:
+                for _ in self._epoch(iterator):
+                    pass
 
     def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]:
         while True:

@@ -7,6 +7,7 @@
 | `TensorBoard._start_batch`, `_stop_batch` | 3; 3.10-3.15 | whether it profiles batches |
 | `TensorBoard._implements_train_batch_hooks` | 2; 2.15, tf_keras 2.15-2.21 | whether it does anything at batches |
 | `Model._initial_epoch` | 3; 3.10-3.15 | where `BackupAndRestore` resumes |
+| `CallbackList._in_begin_end_block_count` | 3; 3.10-3.15 | the pairs of begin and end that are open; the threads for callbacks end with the last |
 | `Model._maybe_load_initial_counters_from_ckpt`, `_training_state` | 2; 2.15, tf_keras 2.15-2.21 | same |
 """
 
@@ -135,6 +136,16 @@ def place_to_resume(model: Any, initial_epoch: int, steps: int | None) -> tuple[
         return int(model._initial_epoch or initial_epoch), 0
     epoch, step = model._maybe_load_initial_counters_from_ckpt(steps, initial_epoch)
     return int(epoch), int(step)
+
+
+def forget_open_evaluation(callback_list: Any) -> None:
+    """Closes an evaluation of `fit` of whose end callbacks have not heard, and will not.
+
+    Args:
+        callback_list: Keras's `CallbackList`, in the middle of training.
+    """
+    if hasattr(callback_list, "_in_begin_end_block_count"):
+        callback_list._in_begin_end_block_count = 1
 
 
 class _Counters:

@@ -5,6 +5,7 @@
 | `Dataset._variant_tensor` | 2.15-2.21 | what `tf.raw_ops.DatasetToGraphV2` and its like take |
 | `framework.op_def_registry.get` | 2.15-2.21 | which operations have state |
 | `data.ops.dataset_ops._VariantDataset` | 2.15-2.21 | a dataset of what `tf.raw_ops.DatasetFromGraph` and its like return |
+| the resource type `SeedGenerator` in such a graph | 2.15-2.21 | what a shuffle has drawn of its orders |
 """
 
 from __future__ import annotations
@@ -95,6 +96,28 @@ def _graph(dataset: Any, policy: int) -> bytes:
         strip_device_assignment=True,
     ).numpy()
     return graph
+
+
+def copy_of(dataset: Any) -> Any:
+    """A dataset of the same graph that was never iterated, so that its shuffles begin anew.
+
+    Returns:
+        A `tf.data.Dataset`, or None where the graph does not say all, see `to_graph`.
+    """
+    try:
+        graph = tf.compat.v1.GraphDef.FromString(to_graph(dataset))
+        for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+            for node in nodes:
+                if "value" not in node.attr:  # and asking for it would make one
+                    continue
+                for handle in node.attr["value"].tensor.resource_handle_val:
+                    if "SeedGenerator" in handle.maybe_type_name:
+                        # The original's, with what it has drawn. Where it is not found, as in
+                        # another process, a shuffle makes a new one of the seeds in the graph.
+                        handle.name += "/copy"
+        return from_graph(graph.SerializeToString(), dataset.element_spec)
+    except tf.errors.OpError:
+        return None
 
 
 def from_graph(graph: bytes, element_spec: Any) -> Any:

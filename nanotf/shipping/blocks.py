@@ -24,7 +24,8 @@ def aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _anonymous_file(nbytes: int) -> int:
+def anonymous_file(nbytes: int) -> int:
+    """A descriptor of memory without a name, `nbytes` bytes of zeros."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("nanotf", os.MFD_CLOEXEC)
     else:  # macOS: a temporary file that has already lost its name
@@ -52,7 +53,7 @@ class Block:
 
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
         self.nbytes = max(nbytes, ALIGNMENT)
-        self.fd = _anonymous_file(self.nbytes) if fd is None else fd
+        self.fd = anonymous_file(self.nbytes) if fd is None else fd
         self._closer = weakref.finalize(self, os.close, self.fd)
         try:
             self._map = mmap.mmap(self.fd, self.nbytes)

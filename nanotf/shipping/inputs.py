@@ -59,6 +59,8 @@ class ArrayInput:
         seed: int, of that order.
         passes: int or None, how often an iterator goes through the data; None is without end,
             which lets Keras keep one iterator over all epochs.
+        first: where the first iterator begins, if not at the first batch of the pass that the
+            epoch's number says: the pass, and how many of its batches were taken already.
     """
 
     structure: Any
@@ -69,6 +71,7 @@ class ArrayInput:
     shuffle: bool | str = False
     seed: int = 0
     passes: int | None = None
+    first: tuple[int, int] | None = None
 
     @property
     def steps(self) -> int:
@@ -93,8 +96,9 @@ class ArrayInput:
         """
         tf = require_tensorflow()
         tensors = [_tensor_over(view(blocks[self.block], ref)) for ref in self.arrays]
+        first_pass, taken = (first_epoch, 0) if self.first is None else self.first
         # Every rank begins the same passes, in the same order, whichever iterator they are of.
-        numbers = itertools.count(first_epoch)
+        numbers = itertools.count(first_pass)
 
         def permutation() -> Any:
             random = np.random.default_rng((self.seed, next(numbers) % 2**63))
@@ -133,7 +137,7 @@ class ArrayInput:
             dataset = tf.data.Dataset.range(passes).flat_map(one_pass)
         else:
             dataset = tf.data.Dataset.range(self.steps).repeat(self.passes).map(element)
-        dataset = tuned(dataset.prefetch(2))
+        dataset = tuned((dataset.skip(taken) if taken else dataset).prefetch(2))
         if self.passes is None:
             return dataset, dataset
         cardinality = self.steps if self.passes == 1 else UNKNOWN_CARDINALITY

@@ -64,6 +64,8 @@ class PipelineInput:
         signature: same, whatever the number of rows.
         cardinality: int, batches, or TensorFlow's codes for endless and unknown.
         steps: int or None, batches per epoch, where that is known.
+        iterated: int, how many iterators to make and drop first: a shuffle draws an order for
+            each, and those of the epochs that an earlier pool has run are taken.
     """
 
     graph: bytes
@@ -71,6 +73,7 @@ class PipelineInput:
     signature: Any
     cardinality: int
     steps: int | None
+    iterated: int = 0
 
     def may_be_empty(self, size: int) -> bool:
         """Whether some batch may have fewer rows than there are workers."""
@@ -91,6 +94,8 @@ class PipelineInput:
 
         shipped = pipelines.from_graph(self.graph, self.element_spec)
         made = tuned(shipped.map(share_of).prefetch(2))
+        for _ in range(self.iterated):
+            iter(made)
         return made.apply(tf.data.experimental.assert_cardinality(self.cardinality)), made
 
 

@@ -258,6 +258,18 @@ class State:
                 continue
             value[...] = _combined(entry.reduction, locals_)
 
+    def snapshot(self, turn: int) -> np.ndarray[Any, Any]:
+        """A copy of the block's values of `turn`, as bytes."""
+        values: np.ndarray[Any, Any]
+        values = self.block.array(self._start(turn), (self.layout.values_nbytes,), np.uint8)
+        copy: np.ndarray[Any, Any] = values.copy()
+        return copy
+
+    def restore(self, turn: int, values: np.ndarray[Any, Any]) -> None:
+        """Puts what `snapshot` returned into the block's values of `turn`, and the variables."""
+        self.block.write(self._start(turn), values)
+        self.load(turn)
+
     def differs(self, turn: int) -> bool:
         """Whether any variable differs from the block's values of `turn`."""
         values = self._values(turn)

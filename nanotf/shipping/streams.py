@@ -312,12 +312,12 @@ class StreamWriter:
             self._end_turn()
             self._changed.notify_all()
 
-    def stop(self) -> None:
-        """Ends the thread; returns when it has, or when the user's code keeps it."""
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ends the thread; returns when it has, or when the user's code keeps it for `seconds`."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        self._thread.join(STOP_SECONDS)
+        self._thread.join(seconds)
         if self._block is not None:
             self._block.discard()
 

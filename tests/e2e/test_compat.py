@@ -383,6 +383,34 @@ def test_metrics_of_an_earlier_compile_stay() -> None:
     assert keras_names.compile_arguments(model)["metrics"] == ["mae"]
 
 
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's name")
+def test_an_evaluation_that_is_open_can_be_forgotten() -> None:
+    callbacks = tf.keras.callbacks.CallbackList([])
+    callbacks.on_train_begin()
+    callbacks.on_test_begin()
+    keras_callbacks.forget_open_evaluation(callbacks)
+    callbacks.on_test_begin()
+    callbacks.on_test_end()
+    callbacks.on_train_end()
+    assert callbacks._in_begin_end_block_count == 0
+    assert callbacks._executor is None
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_copy_of_a_pipeline_draws_the_orders_of_a_new_one(mapped: bool) -> None:
+    dataset = tf.data.Dataset.range(50).shuffle(50, seed=3).batch(50)
+    dataset = dataset.map(lambda x: 2 * x) if mapped else dataset
+    drawn = [next(iter(dataset)).numpy().tolist() for _ in range(3)]
+    copy = pipelines.copy_of(dataset)
+    assert [next(iter(copy)).numpy().tolist() for _ in range(3)] == drawn
+    assert drawn[0] != drawn[1]
+
+
+def test_pipeline_that_cannot_be_copied() -> None:
+    dataset = tf.data.Dataset.range(3).map(lambda x: tf.numpy_function(abs, [x], tf.int64))
+    assert pipelines.copy_of(dataset) is None
+
+
 def test_where_a_resumed_training_begins_is_asked_of_the_model() -> None:
     model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
     assert keras_callbacks.place_to_resume(model, 3, 10) == (3, 0)

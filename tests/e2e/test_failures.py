@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import logging
 import os
 import pathlib
 import pickle
 import signal
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +19,11 @@ import psutil
 import pytest
 import tensorflow as tf
 from parity import digits, small_cnn
+from processes import run_script
 from waiting import wait_until
 
 import nanotf
-from nanotf.errors import WorkerDied, WorkerError
+from nanotf.errors import NanoError, WorkerDied, WorkerError
 
 pytestmark = pytest.mark.either_generation
 
@@ -207,6 +212,135 @@ def test_keyboard_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt):
         small_cnn().fit(x, y, **FIT, epochs=50, callbacks=[callback])
     _next_fit_works(tuple(pids) if set(pids) != set(nanotf.worker_pids()) else ())
+
+
+def test_secrets_reach_workers_and_no_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SOME_SERVICE_TOKEN", "hunter2-hunter2")
+    nanotf.shutdown()
+    x, y = digits(100)
+    model = small_cnn()
+
+    def fail_with_its_length() -> None:
+        raise ArithmeticError(f"{len(os.environ['SOME_SERVICE_TOKEN'])} characters")
+
+    model.compile("sgd", _failing_loss(fail_with_its_length))
+    with (
+        caplog.at_level(logging.DEBUG, logger="nanotf"),
+        pytest.raises(WorkerError, match="15 characters") as caught,
+    ):
+        model.fit(x, y, **FIT)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in caplog.text
+    monkeypatch.delenv("SOME_SERVICE_TOKEN")
+    _next_fit_works(())
+
+
+def test_workers_of_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = digits(50)
+    model = small_cnn()
+    with monkeypatch.context() as patch:
+        patch.setenv("NANOTF_RANK", "1")
+        with pytest.raises(NanoError, match=r"fit\(num_processes=2\) inside worker 1"):
+            model.fit(x, y, **FIT)
+
+
+def test_a_call_inside_another_is_refused() -> None:
+    """Its workers wait for the callback that makes it."""
+    x, y = digits(100)
+
+    def call(epoch: int, logs: Any) -> None:
+        small_cnn().fit(x, y, **FIT)
+
+    callback = tf.keras.callbacks.LambdaCallback(on_epoch_end=call)
+    with pytest.raises(NanoError, match="Leave num_processes out there"):
+        small_cnn().fit(x, y, **FIT, callbacks=[callback])
+
+
+FORKED = """
+import os, tensorflow as tf, numpy as np, nanotf
+from nanotf.keras import Sequential
+
+model = Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x, y = np.ones((20, 4)), np.ones((20, 1))
+model.fit(x, y, verbose=0, num_processes=2)
+pids = nanotf.worker_pids()
+child = os.fork()
+if child == 0:
+    seen = nanotf.worker_pids()
+    nanotf.shutdown()
+    os._exit(len(seen))
+print("RESULT", os.waitpid(child, 0)[1])
+model.fit(x, y, verbose=0, num_processes=2)
+print("RESULT", nanotf.worker_pids() == pids)
+"""
+
+
+def test_forked_process_leaves_the_workers_alone(tmp_path: pathlib.Path) -> None:
+    done = run_script(tmp_path, FORKED)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert lines == ["RESULT 0", "RESULT True"]
+
+
+FEW_DESCRIPTORS = """
+import os, resource, tensorflow as tf, numpy as np, nanotf
+from nanotf.keras import Sequential
+
+model = Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x, y = np.ones((20, 4)), np.ones((20, 1))
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 4, hard))
+try:
+    model.fit(x, y, verbose=0, num_processes=2)
+except nanotf.errors.NanoError as error:
+    print("RESULT", error)
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+model.fit(x, y, verbose=0, num_processes=2)
+print("RESULT", len(nanotf.worker_pids()))
+"""
+
+
+def test_few_file_descriptors(tmp_path: pathlib.Path) -> None:
+    done = run_script(tmp_path, FEW_DESCRIPTORS)
+    first, second = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert "ulimit -n" in first
+    assert second == "RESULT 2"
+
+
+def test_logs_that_no_disk_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    nanotf.shutdown()
+    x, y = digits(100)
+    model = small_cnn()
+    model.compile("sgd", _failing_loss(_print_and_exit))
+    with pytest.raises(WorkerDied, match="exited with code 3") as caught:
+        model.fit(x, y, **FIT)
+    assert "last words of a worker" in caught.value.log_tail
+
+
+def _print_and_exit() -> None:
+    print("last words of a worker", flush=True)
+    os._exit(3)
+
+
+def test_segfault_leaves_its_python_stack_in_the_log() -> None:
+    x, y = digits(100)
+    model = small_cnn()
+    model.compile("sgd", _failing_loss(_segfault))
+    with pytest.raises(WorkerDied, match="SIGSEGV") as caught:
+        model.fit(x, y, **FIT)
+    assert "Fatal Python error: Segmentation fault" in str(caught.value)
+    assert "_segfault" in str(caught.value)
+
+
+def _segfault() -> None:
+    ctypes.string_at(0)
 
 
 def _named_segments() -> list[pathlib.Path]:

@@ -1,13 +1,18 @@
-"""Transport "grpc": a port that was free may be taken before TensorFlow binds it."""
+"""Transport "grpc": who listens where; a port that was free may be taken meanwhile."""
 
 from __future__ import annotations
 
+import logging
+import re
 import subprocess
 import sys
 from typing import Any
 
+import psutil
 import pytest
+from parity import digits, small_cnn
 
+import nanotf
 from nanotf import topology, warm
 from nanotf.errors import WorkerError
 from nanotf.pool import SetupError
@@ -35,6 +40,27 @@ def test_tensorflow_says_that_a_port_is_taken() -> None:
     )
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("RESULT")]
     assert any(text in line for text in PORT_TAKEN)
+
+
+def test_who_listens_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """TensorFlow binds all interfaces; the warning names the ports that really listen."""
+    x, y = digits(50)
+    nanotf.shutdown()
+    with caplog.at_level(logging.WARNING, logger="nanotf"):
+        for _ in range(2):
+            small_cnn().fit(x, y, batch_size=50, verbose=0, num_processes=2, transport="grpc")
+    (text,) = [t for t in map(logging.LogRecord.getMessage, caplog.records) if "listens" in t]
+    said = re.search(r"TCP ports (\d+), (\d+)", text)
+    assert said is not None
+    listening = [
+        connection.laddr
+        for pid in nanotf.worker_pids()
+        for connection in psutil.Process(pid).net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert {address.port for address in listening} == {int(port) for port in said.groups()}
+    assert {address.ip for address in listening} <= {"0.0.0.0", "::"}
+    nanotf.shutdown()
 
 
 def _failing_pool(failures: int, retry: bool, made: list[int]) -> Any:

@@ -20,6 +20,7 @@ BASES = {
     "CollectiveError": RuntimeError,
     "WorkerError": RuntimeError,
     "WorkerDied": RuntimeError,
+    "WorkerStuck": RuntimeError,
 }
 
 

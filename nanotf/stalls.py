@@ -1,0 +1,84 @@
+"""Workers that do not go on: how long the others wait, and what is said then.
+
+Every wait has somebody who notices:
+
+| who waits | who notices |
+| --- | --- |
+| a rank, in a collective of transport "shm" | the rank itself: the group's deadline |
+| the parent, for the rest of the ranks at a hook or at the end of a job | `Pool.check_progress` |
+| anybody, for a process that a signal has stopped | `Pool.check_progress` |
+
+The time is the same for all, NANOTF_STALL_SECONDS. It may not be short: ranks wait for each
+other while one of them compiles, or is swapped in. What a callback or the user's data take in the
+parent does not count, since all workers wait for that alike.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+
+from nanotf.errors import NanoError
+
+STALL_SECONDS = 600.0
+STALL_VARIABLE = "NANOTF_STALL_SECONDS"
+
+# What a collective says when its deadline has passed, in both implementations; `Expire` in
+# native/call.cc and `_await` in python_engine.py.
+_EXPIRED = re.compile(
+    r"nanotf collective: rank \d+ waited .* s in .* for (rank [^\n]*)\. Ranks must"
+)
+_MISSING = re.compile(r"rank (\d+) \(")
+_PEER_LOST = re.compile(r"nanotf collective: rank \d+ \(process \d+\) (ended|left the group) while")
+
+
+def stall_seconds() -> float:
+    """How long a worker may keep others waiting: NANOTF_STALL_SECONDS, 600 by default.
+
+    Raises:
+        NanoError: The variable is not a number above 0.
+    """
+    text = os.environ.get(STALL_VARIABLE, str(STALL_SECONDS))
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds > 0:
+        raise NanoError(
+            f"{STALL_VARIABLE} must be a number of seconds above 0. "
+            f"Received: {STALL_VARIABLE}={text!r}. Set another, or unset it."
+        )
+    return seconds
+
+
+def missing_ranks(text: str) -> list[int]:
+    """The ranks for which a collective waited until its deadline; empty for another failure.
+
+    Args:
+        text: str, an exception's text, with whatever TensorFlow wrapped around it.
+    """
+    found = _EXPIRED.search(text)
+    return [int(rank) for rank in _MISSING.findall(found[1])] if found else []
+
+
+def expiry(text: str) -> str:
+    """What that collective said; `text` as in `missing_ranks`, which is not empty."""
+    found = _EXPIRED.search(text)
+    assert found is not None, text
+    return found[0].removesuffix(". Ranks must")
+
+
+def lost_a_peer(text: str) -> bool:
+    """Whether a collective failed since another rank's process has gone; `text` as above."""
+    return _PEER_LOST.search(text) is not None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, a debugger) has stopped a process. False where /proc is not."""
+    try:
+        line = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    # The name in parentheses may contain anything, a parenthesis included.
+    return line.rpartition(")")[2].split()[:1] in (["T"], ["t"])

@@ -1,0 +1,186 @@
+"""Ctrl-C, and parents that end in other ways: nothing of a job outlives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import tensorflow as tf  # noqa: F401 - sets variables, which no test may be blamed for
+from processes import ROOT
+from waiting import wait_until
+
+START_SECONDS = 150.0
+
+HEAD = """
+import ctypes, json, os, pathlib, signal, sys, threading
+import numpy as np
+import tensorflow as tf
+import nanotf
+from nanotf.keras import Sequential
+
+HERE = pathlib.Path(sys.argv[1])
+x, y = np.random.rand(400, 8).astype("float32"), np.random.rand(400, 1).astype("float32")
+
+def model(loss="mse"):
+    made = Sequential([tf.keras.layers.Input((8,)), tf.keras.layers.Dense(1)])
+    made.compile("sgd", loss)
+    return made
+
+class Tell(tf.keras.callbacks.Callback):
+    after = None
+    def on_epoch_begin(self, epoch, logs=None):
+        print(json.dumps(list(nanotf.worker_pids())), flush=True)
+    def on_epoch_end(self, epoch, logs=None):
+        self.after = [np.array(w) for w in self.model.get_weights()]
+
+def fit(made, tell, epochs=100000):
+    made.fit(x, y, batch_size=50, epochs=epochs, verbose=0, num_processes=2, callbacks=[tell])
+"""
+
+INTERRUPTED = """
+tell, made = Tell(), model()
+try:
+    fit(made, tell)
+except KeyboardInterrupt:
+    same = all((a == b).all() for a, b in zip(made.get_weights(), tell.after))
+    fit(made, Tell(), epochs=1)
+    print(json.dumps({"same": same, "workers": len(nanotf.worker_pids())}), flush=True)
+"""
+
+TRAINING = """
+fit(model(), Tell())
+"""
+
+# Rank 1 keeps Python's lock for ever, and rank 0 waits for it in a collective.
+HOLDING_THE_LOCK = """
+def loss(y_true, y_pred):
+    def hold(value):
+        if os.environ.get("NANOTF_RANK") == "1":
+            (HERE / "holds").touch()
+            ctypes.PyDLL(None).pause()
+        return value
+    held = tf.numpy_function(hold, [y_pred], y_pred.dtype)
+    held.set_shape(y_pred.shape)
+    return tf.reduce_mean(tf.square(y_pred - y_true) + 0.0 * held, axis=-1)
+
+fit(model(loss), Tell())
+"""
+
+IN_A_THREAD = """
+thread = threading.Thread(target=fit, args=(model(), Tell(), 1))
+thread.start()
+thread.join()
+fit(model(), Tell())
+"""
+
+
+class _Script:
+    """A script of a user's, in a session of its own, as in a terminal of its own."""
+
+    def __init__(self, directory: pathlib.Path, body: str) -> None:
+        path = directory / "script.py"
+        path.write_text(textwrap.dedent(HEAD + body))
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [sys.executable, str(path), str(directory)],
+            cwd=directory,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def line(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the script has ended with {self.process.wait()}"
+        return json.loads(line)
+
+    def rest(self) -> list[Any]:
+        assert self.process.stdout is not None
+        return [json.loads(line) for line in self.process.stdout]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+
+@pytest.fixture
+def scripts(tmp_path: pathlib.Path) -> Iterator[Any]:
+    made: list[_Script] = []
+
+    def make(body: str) -> _Script:
+        made.append(_Script(tmp_path, body))
+        return made[-1]
+
+    yield make
+    for script in made:
+        script.end()
+
+
+def _all_gone(pids: list[int]) -> bool:
+    return not any(_runs(pid) for pid in pids)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_ctrl_c(scripts: Any) -> None:
+    """A terminal sends SIGINT to the whole group; workers are not in it, and training ends."""
+    script = scripts(INTERRUPTED)
+    pids = script.line()
+    script.line()  # the first epoch is complete
+    assert {os.getsid(pid) for pid in pids} == set(pids)
+    os.killpg(script.process.pid, signal.SIGINT)
+    wait_until(lambda: _all_gone(pids), "the workers end")
+    result = script.rest()[-1]
+    assert script.process.wait() == 0
+    assert result == {"same": True, "workers": 2}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_parent_that_is_killed(scripts: Any, number: signal.Signals) -> None:
+    script = scripts(TRAINING)
+    pids = script.line()
+    script.line()
+    os.kill(script.process.pid, number)
+    assert script.process.wait() == -number
+    wait_until(lambda: _all_gone(pids), "the workers end")
+
+
+def test_workers_that_cannot_run_python_end_with_their_parent(
+    scripts: Any, tmp_path: pathlib.Path
+) -> None:
+    """One holds Python's lock for ever, the other waits for it; only the kernel can help."""
+    script = scripts(HOLDING_THE_LOCK)
+    pids = script.line()
+    wait_until((tmp_path / "holds").exists, "rank 1 holds the lock", START_SECONDS)
+    os.kill(script.process.pid, signal.SIGKILL)
+    script.process.wait()
+    wait_until(lambda: _all_gone(pids), "the workers end")
+
+
+def test_pool_outlives_the_thread_that_started_it(scripts: Any) -> None:
+    """The kernel ends a process with the thread that started it, where it is asked to."""
+    script = scripts(IN_A_THREAD)
+    first, second = script.line(), script.line()
+    assert first == second
+    os.kill(script.process.pid, signal.SIGKILL)
+    script.process.wait()
+    wait_until(lambda: _all_gone(first), "the workers end")

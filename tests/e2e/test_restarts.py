@@ -1,0 +1,215 @@
+"""`fit(max_restarts=K)`: workers die, and training ends as if they had not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from parity import assert_same_history, assert_same_state, digits, small_cnn
+
+import nanotf
+from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, WorkerDied
+
+FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2, "epochs": 4}
+
+
+class _Kill(tf.keras.callbacks.Callback):
+    """Kills a worker at a hook, `times` times; notes which hooks it has heard."""
+
+    def __init__(self, hook: str, index: int | None, rank: int = 1, times: int = 1) -> None:
+        super().__init__()
+        self.heard: list[tuple[str, Any]] = []
+        self._kills = (hook, index, rank)
+        self._left = times
+        for name in {"on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", hook}:
+            setattr(self, name, self._hook(name))
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def hook(*arguments: Any, **_: Any) -> None:
+            index = arguments[0] if arguments and isinstance(arguments[0], int) else None
+            if name.startswith(("on_epoch", "on_train_b", "on_train_e")) and "batch" not in name:
+                self.heard.append((name, index))
+            kills, at, rank = self._kills
+            if name == kills and at in (None, index) and self._left > 0 and self._in_time():
+                self._left -= 1
+                os.kill(nanotf.worker_pids()[rank], signal.SIGKILL)
+
+        return hook
+
+    def _in_time(self) -> bool:
+        """Whether epoch 2 (the third) has begun."""
+        return ("on_epoch_begin", 2) in self.heard
+
+
+def _adam() -> Any:
+    return small_cnn(tf.keras.optimizers.Adam(0.01))
+
+
+def _same_as_undisturbed(kill: _Kill, make: Callable[[], Any] = _adam, **arguments: Any) -> Any:
+    x, y = digits(200)
+    arguments = {"x": x, "y": y, **FIT, **arguments}
+    # Without a batch size of its own where the data have batches.
+    arguments = {k: v for k, v in arguments.items() if v is not None}
+    expected, found = make(), make()
+    extra = arguments.pop("callbacks", list)
+    before = expected.fit(**arguments, callbacks=[*extra()])
+    after = found.fit(**arguments, callbacks=[kill, *extra()], max_restarts=2)
+    assert after.epoch == before.epoch == list(range(FIT["epochs"]))
+    assert_same_history(after.history, before.history)
+    assert_same_state(found, expected)
+    return found
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.usefixtures("float64")
+def test_killed_in_the_middle_of_an_epoch(rank: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Shuffled, with an optimizer that keeps slots, divided between the workers."""
+    kill = _Kill("on_train_batch_end", 1, rank)
+    _same_as_undisturbed(kill, shuffle=True)
+    assert kill.heard == [
+        ("on_train_begin", None),
+        ("on_epoch_begin", 0),
+        ("on_epoch_end", 0),
+        ("on_epoch_begin", 1),
+        ("on_epoch_end", 1),
+        ("on_epoch_begin", 2),
+        ("on_epoch_begin", 2),
+        ("on_epoch_end", 2),
+        ("on_epoch_begin", 3),
+        ("on_epoch_end", 3),
+        ("on_train_end", None),
+    ]
+    (line,) = [r.getMessage() for r in caplog.records if "restart" in r.getMessage()]
+    assert f"Worker {rank} (pid " in line
+    assert "SIGKILL" in line
+    assert "goes on with epoch 3 of 4" in line
+    assert "restart 1 of 2" in line
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("hook", ["on_test_begin", "on_epoch_end", "on_train_end"])
+def test_killed_at_other_moments(hook: str) -> None:
+    """In validation, between epochs, after the last."""
+    x, y = digits(60)
+    kill = _Kill(hook, {"on_epoch_end": 2}.get(hook))
+    _same_as_undisturbed(kill, validation_data=(x, y))
+    assert kill.heard[-1] == ("on_train_end", None)
+    assert [h for h in kill.heard if h[0] == "on_epoch_end"] == [
+        ("on_epoch_end", n) for n in range(4)
+    ]
+
+
+@pytest.mark.usefixtures("float64")
+def test_callbacks_keep_what_they_know() -> None:
+    """A schedule, and a stop that depends on all epochs so far."""
+
+    def callbacks() -> list[Any]:
+        return [
+            tf.keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+            tf.keras.callbacks.EarlyStopping("loss", patience=50, restore_best_weights=True),
+            tf.keras.callbacks.ReduceLROnPlateau("loss", patience=1, min_delta=10.0),
+        ]
+
+    _same_as_undisturbed(_Kill("on_train_batch_end", 2), callbacks=callbacks)
+
+
+def _stopping() -> list[Any]:
+    def stop(epoch: int, logs: Any) -> None:
+        made.model.stop_training = epoch == 2
+
+    made = tf.keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    return [made]
+
+
+def test_killed_after_a_callback_has_stopped_training() -> None:
+    x, y = digits(200)
+    kill = _Kill("on_epoch_end", 2)
+    history = _adam().fit(x, y, **FIT, callbacks=[*_stopping(), kill], max_restarts=1)
+    assert history.epoch == [0, 1, 2]
+    assert kill.heard[-1] == ("on_train_end", None)
+
+
+@pytest.mark.usefixtures("float64")
+def test_endless_arrays_go_on_in_the_middle_of_a_pass() -> None:
+    """4 batches a pass, 2 steps an epoch: the third epoch begins the second pass."""
+    _same_as_undisturbed(_Kill("on_train_batch_end", 0), steps_per_epoch=2, shuffle=True)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("sharding", ["parent", "data"])
+@pytest.mark.parametrize("endless", [False, True])
+def test_a_shuffled_dataset_is_read_again(sharding: str, endless: bool) -> None:
+    x, y = digits(200)
+
+    def data() -> Any:
+        made = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(200, seed=5).batch(50)
+        return made.repeat() if endless else made
+
+    arguments = {**FIT, "sharding": sharding, "steps_per_epoch": 3 if endless else None}
+    arguments.pop("batch_size")
+    expected, found = _adam(), _adam()
+    before = expected.fit(data(), **arguments)
+    after = found.fit(
+        data(), **arguments, callbacks=[_Kill("on_train_batch_end", 1)], max_restarts=1
+    )
+    assert_same_history(after.history, before.history)
+    assert_same_state(found, expected)
+
+
+def test_a_generator_goes_on() -> None:
+    x, y = digits(200)
+
+    def batches() -> Any:
+        while True:
+            for start in range(0, 200, 50):
+                yield x[start : start + 50], y[start : start + 50]
+
+    arguments = {**FIT, "steps_per_epoch": 4}
+    arguments.pop("batch_size")
+    history = _adam().fit(
+        batches(), **arguments, callbacks=[_Kill("on_train_batch_end", 1)], max_restarts=1
+    )
+    assert history.epoch == [0, 1, 2, 3]
+    assert np.all(np.isfinite(history.history["loss"]))
+
+
+def test_no_more_restarts_than_allowed() -> None:
+    x, y = digits(200)
+    model, kill = _adam(), _Kill("on_train_batch_end", 1, times=5)
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        model.fit(x, y, **FIT, callbacks=[kill], max_restarts=2)
+    assert [h for h in kill.heard if h == ("on_epoch_begin", 2)] == [("on_epoch_begin", 2)] * 3
+    assert np.isfinite(model.fit(x, y, **{**FIT, "epochs": 1}).history["loss"][0])
+
+
+def test_what_the_user_raises_is_no_reason_to_restart() -> None:
+    x, y = digits(200)
+    calls: list[int] = []
+
+    def fail(epoch: int, logs: Any) -> None:
+        calls.append(epoch)
+        raise LookupError("a callback of the user's")
+
+    callback = tf.keras.callbacks.LambdaCallback(on_epoch_end=fail)
+    with pytest.raises(LookupError, match="of the user's"):
+        _adam().fit(x, y, **FIT, callbacks=[callback], max_restarts=3)
+    assert calls == [0]
+
+
+def test_what_max_restarts_takes() -> None:
+    x, y = digits(50)
+    with pytest.raises(InvalidArgumentTypeError, match="max_restarts='2'"):
+        small_cnn().fit(x, y, num_processes=2, max_restarts="2")
+    with pytest.raises(InvalidArgumentError, match="max_restarts=-1"):
+        small_cnn().fit(x, y, num_processes=2, max_restarts=-1)
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_heard(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="nanotf")

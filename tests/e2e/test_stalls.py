@@ -1,0 +1,136 @@
+"""Workers that do not go on: the error names them, and says where everybody is."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+import tensorflow as tf
+from parity import digits, small_cnn
+from waiting import wait_until
+
+import nanotf
+from nanotf import stalls
+from nanotf.errors import NanoError, WorkerStuck
+from nanotf.pool import Pool
+
+FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2, "epochs": 3}
+STALL_SECONDS = 8  # longer than ranks wait for each other's first step on a busy machine
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_patience() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(stalls.STALL_VARIABLE, str(STALL_SECONDS))
+        nanotf.shutdown()
+        yield
+    nanotf.shutdown()
+
+
+def _wait_in_rank_1(value: Any) -> Any:
+    if os.environ.get("NANOTF_RANK") == "1":
+        threading.Event().wait()
+    return value
+
+
+def _loss(y_true: Any, y_pred: Any) -> Any:
+    held = tf.numpy_function(_wait_in_rank_1, [y_pred], y_pred.dtype)
+    held.set_shape(y_pred.shape)
+    return tf.reduce_mean(y_pred + 0.0 * held, axis=-1)
+
+
+def test_worker_that_waits_for_ever_in_the_users_code() -> None:
+    x, y = digits(100)
+    model = small_cnn()
+    model.compile("sgd", _loss)
+    with pytest.raises(WorkerStuck, match="has not gone on for 8 s") as caught:
+        model.fit(x, y, **FIT)
+    error, text = caught.value, str(caught.value)
+    assert error.rank == 1
+    assert error.cores == nanotf.plan(2).placements[1].cores
+    assert "rank 1 (did not come)" in text
+    assert "Python stacks of worker 0:" in text
+    stack = text.split("Python stacks of worker 1:")[1]
+    assert "_wait_in_rank_1" in stack
+    assert nanotf.worker_pids() == ()
+    assert len(small_cnn().fit(x, y, **FIT).epoch) == 3
+
+
+class _Stop(tf.keras.callbacks.Callback):
+    """Stops a worker in the second epoch, as a debugger does."""
+
+    pid = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1 and not self.pid:
+            self.pid = nanotf.worker_pids()[1]
+            os.kill(self.pid, signal.SIGSTOP)
+
+
+def test_worker_that_is_stopped() -> None:
+    x, y = digits(100)
+    stop = _Stop()
+    with pytest.raises(WorkerStuck, match="Worker 1 ") as caught:
+        small_cnn().fit(x, y, **FIT, callbacks=[stop])
+    assert "stopped by a signal" in str(caught.value)
+    wait_until(lambda: not psutil.pid_exists(stop.pid), "it has ended")
+
+
+def test_training_goes_on_without_a_stopped_worker(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = digits(100)
+    with caplog.at_level(logging.WARNING, logger="nanotf"):
+        history = small_cnn().fit(x, y, **FIT, callbacks=[_Stop()], max_restarts=1)
+    assert history.epoch == [0, 1, 2]
+    assert any("restart 1 of 1" in record.getMessage() for record in caplog.records)
+
+
+def test_ranks_that_others_wait_for_in_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 is at a hook, and rank 1 says nothing; the clock is moved on."""
+    x, y = digits(100)
+    small_cnn().fit(x, y, **FIT)
+    from nanotf import warm
+
+    pool: Pool = warm._pool  # type: ignore[assignment]
+    begin = time.monotonic()
+    pool._heard = {0: begin, 1: begin}
+    monkeypatch.setattr(time, "monotonic", lambda: begin + STALL_SECONDS - 1)
+    pool.check_progress({0})
+    pool.check_progress(())
+    monkeypatch.setattr(time, "monotonic", lambda: begin + STALL_SECONDS + 1)
+    pool.check_progress(())
+    pool._heard[1] = begin + 2
+    pool.check_progress({0})
+    pool._heard[1] = begin
+    monkeypatch.setattr(pool, "stuck", lambda ranks, why: WorkerStuck(f"{ranks}: {why}"))
+    with pytest.raises(WorkerStuck, match=r"\[1\]: the workers \[0\] wait for it"):
+        pool.check_progress({0})
+
+
+@pytest.mark.parametrize("text", ["-1", "soon", "nan"])
+def test_what_the_variable_takes(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(stalls.STALL_VARIABLE, text)
+    with pytest.raises(NanoError, match=f"NANOTF_STALL_SECONDS='{text}'"):
+        stalls.stall_seconds()
+
+
+def test_what_a_collective_says_when_its_deadline_passes() -> None:
+    """As TensorFlow hands it on, from either implementation."""
+    text = (
+        "{{function_node __inference_x}} nanotf collective: rank 0 waited 8 s in all_reduce(sum) "
+        "of float32[160] (key 3, call 1) for rank 1 (did not come), rank 3 (came, did not "
+        "finish). Ranks must call the same collectives; if one is only slow, raise the deadline."
+        "\n\t [[{{node x}}]]"
+    )
+    assert stalls.missing_ranks(text) == [1, 3]
+    assert stalls.expiry(text).startswith("nanotf collective: rank 0 waited 8 s in all_reduce")
+    assert stalls.expiry(text).endswith("rank 3 (came, did not finish)")
+    assert stalls.missing_ranks("rank 1 (did not come)") == []
+    assert not stalls.lost_a_peer(text)
+    assert stalls.lost_a_peer("nanotf collective: rank 1 (process 7) ended while rank 0 waited")

@@ -1,0 +1,85 @@
+"""Which cores other pools have, and what is left beside them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from nanotf import neighbours, topology
+from nanotf.errors import InvalidArgumentTypeError, PlacementError
+
+EIGHT = topology.Machine(tuple(topology.LogicalCpu(n, n) for n in range(8)))
+
+
+def _process(proc: pathlib.Path, pid: int, *words: str) -> None:
+    (proc / str(pid)).mkdir()
+    (proc / str(pid) / "cmdline").write_bytes("\0".join([*words, ""]).encode())
+
+
+def _worker(proc: pathlib.Path, pid: int, cores: str, parent: int) -> None:
+    _process(proc, pid, "/x/python", "-m", "nanotf.worker", "5", "0", cores, "", "shm", str(parent))
+
+
+def test_process_table_says_which_cores_are_taken(tmp_path: pathlib.Path) -> None:
+    _worker(tmp_path, 11, "0,1", 10)
+    _worker(tmp_path, 12, "2", 10)
+    _worker(tmp_path, 21, "5", 20)
+    _worker(tmp_path, 31, "", 30)  # not pinned
+    _worker(tmp_path, 41, "6,7", os.getpid())
+    _process(tmp_path, 51, "grep", "nanotf.worker")
+    _process(tmp_path, 61, "python", "-m", "nanotf.worker", "what", "is", "this")
+    (tmp_path / "71").mkdir()
+    assert neighbours.taken_cores(tmp_path) == {10: (0, 1, 2), 20: (5,)}
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, tuple[int, ...]]]:
+    """What other pools have, on a machine of eight cores."""
+    found: dict[int, tuple[int, ...]] = {}
+    monkeypatch.setattr(neighbours, "taken_cores", lambda: found)
+    monkeypatch.setattr(topology, "describe_machine", lambda: EIGHT)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    neighbours.forget()
+    yield found
+    neighbours.forget()
+
+
+def test_plan_leaves_cores_of_others_alone(taken: dict[int, tuple[int, ...]]) -> None:
+    taken[10] = (0, 1, 2, 3)
+    assert [p.cores for p in neighbours.plan(2).placements] == [(4, 5), (6, 7)]
+
+
+def test_pool_keeps_its_cores_while_others_come_and_go(taken: dict[int, tuple[int, ...]]) -> None:
+    before = neighbours.plan(2)
+    assert before == topology.plan(2, machine=EIGHT)
+    taken[10] = (0, 1, 2, 3)
+    assert neighbours.plan(2) == before
+    assert neighbours.plan(4) != topology.plan(4, machine=EIGHT)
+    neighbours.forget()
+    assert neighbours.plan(2) != before
+
+
+def test_too_few_cores_are_shared_knowingly(
+    taken: dict[int, tuple[int, ...]], caplog: pytest.LogCaptureFixture
+) -> None:
+    taken[4711] = tuple(range(7))
+    with caplog.at_level(logging.WARNING, logger="nanotf"):
+        assert neighbours.plan(2) == topology.plan(2, machine=EIGHT)
+        neighbours.forget()
+        neighbours.plan(2)
+    (record,) = caplog.records
+    assert "share the logical CPUs [0, 1, 2, 3, 4, 5, 6]" in record.getMessage()
+    assert "4711" in record.getMessage()
+
+
+def test_cores_that_are_named(taken: dict[int, tuple[int, ...]]) -> None:
+    taken[10] = (0, 1, 2, 3)
+    assert [p.cores for p in neighbours.plan(2, cores=[1, 3]).placements] == [(1,), (3,)]
+    with pytest.raises(PlacementError, match=r"cores=\[1, 99\]"):
+        neighbours.plan(2, cores=[1, 99])
+    with pytest.raises(InvalidArgumentTypeError, match="cores=2"):
+        neighbours.plan(2, cores=2)  # type: ignore[arg-type]
