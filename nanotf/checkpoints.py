@@ -84,7 +84,11 @@ class CheckpointManager:
         else:
             path = self._take_part(checkpoint_number, check_interval, options)
         _wait_for_all()
-        if path is None or context.is_chief():
+        if path is None:
+            return None
+        if context.is_chief():
+            if context.current is not None:
+                context.current.saved()
             return path
         return str(pathlib.Path(self.directory) / pathlib.Path(path).name)
 

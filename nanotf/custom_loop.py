@@ -9,18 +9,21 @@ every batch; its steps (`steps.nano_multiprocessing`) see to gradients, metrics 
 
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
+import logging
 import random
 import shutil
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from nanotf import calls, context, jobs, messages, topology, warm
+from nanotf import calls, context, iterators, jobs, messages, topology, warm
+from nanotf.compat import pipelines
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
     CollectiveError,
@@ -28,7 +31,9 @@ from nanotf.errors import (
     InvalidArgumentTypeError,
     ModelError,
     ShippingError,
+    WorkerDied,
     WorkerError,
+    WorkerStuck,
 )
 from nanotf.fit_data import Stream
 from nanotf.pool import Delivery
@@ -37,6 +42,8 @@ from nanotf.shipping.blocks import Block
 from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
+
+logger = logging.getLogger("nanotf")
 
 _STUCK_LOOKS = 10  # looks at which nothing has moved, before ranks count as parted
 _SAME = 1e-3  # relative; what rounding may make of a sum of magnitudes that should be equal
@@ -48,6 +55,8 @@ def nano(
     num_processes: int | None = None,
     transport: str | None = None,
     cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
+    max_restarts: int = 0,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Runs a custom training loop on several core-pinned processes.
 
@@ -60,7 +69,12 @@ def nano(
     Args:
         num_processes: int or None. None or 1 calls the function in this process. N > 1 runs it
             on N workers, each pinned to its own cores. Batches keep their size.
-        transport, cores_per_process: as in `nanotf.keras.Model.fit`.
+        transport, cores_per_process, cores: as in `nanotf.keras.Model.fit`.
+        max_restarts: int, default 0, how often the function is called again, with new workers,
+            after one has died or was stuck. The objects that it gets have the values from before
+            the call: a function that begins with `CheckpointManager.restore_or_initialize` goes
+            on from its last `save`. Datasets go on with the pass that follows the last one that
+            was complete then; iterators and generators, which can be read once, are refused.
 
     Returns:
         A decorator of a function or a method.
@@ -82,6 +96,7 @@ def nano(
             "@nano(num_processes=2)."
         )
     has_workers = calls.needs_workers(num_processes, transport)
+    calls.check_max_restarts(max_restarts)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if not callable(function):
@@ -96,14 +111,14 @@ def nano(
                 return function(*args, **kwargs)
             size = num_processes or 1
             name = getattr(function, "__qualname__", "function")
-            plan = calls.plan_for(f"{name} under @nano", size, cores_per_process)
+            plan = calls.plan_for(f"{name} under @nano", size, cores_per_process, cores)
             if plan is None:
                 print(
                     f"nanotf: TensorFlow sees GPUs; {name}() under @nano(num_processes={size}) "
                     "runs in this process."
                 )
                 return function(*args, **kwargs)
-            return _run(function, args, kwargs, plan, transport)
+            return _run(function, args, kwargs, plan, transport, max_restarts)
 
         return call
 
@@ -116,12 +131,17 @@ def _run(
     kwargs: dict[str, Any],
     plan: topology.Plan,
     transport: str | None,
+    max_restarts: int,
 ) -> Any:
     # Raises what a call with wrong arguments raises.
     arguments = inspect.signature(function).bind(*args, **kwargs).arguments
-    call = _LoopCall(function, arguments, args, kwargs, len(plan.placements))
-    with warm.pool_for(plan, check_transport(transport)) as workers:
-        return call.run(workers)
+    call = _LoopCall(function, arguments, args, kwargs, len(plan.placements), max_restarts)
+    while True:
+        try:
+            with warm.pool_for(plan, check_transport(transport)) as workers:
+                return call.run(workers)
+        except (WorkerDied, WorkerStuck) as error:
+            call.prepare_restart(error)
 
 
 class _LoopCall(calls.Call):
@@ -134,12 +154,16 @@ class _LoopCall(calls.Call):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         size: int,
+        max_restarts: int,
     ) -> None:
         super().__init__(size)
+        self.max_restarts = max_restarts
+        self.restarts = 0
         self.name = getattr(function, "__qualname__", "function")
         self.manifest = programs.Manifest(function, arguments, args, kwargs)
         self._check_reach()
         self.sources = [_Source(data) for data in self.manifest.data]
+        self._check_sources()
         self._build_models()
         self.manifest.check_shared()
         self.shipment, self.packer = self.manifest.ship()
@@ -149,12 +173,7 @@ class _LoopCall(calls.Call):
         self._check_optimizers()
         self.variables = objects.distinct_variables(roots)
         self.layout = StateLayout.of(self.variables, size, averaged=objects.moving_variables(roots))
-        self.returned: Delivery | None = None
-        self._stuck: tuple[list[Any], int] = ([], 0)
-        # By number; a pass over a dataset is a stream of its own.
-        self._open: dict[int, streams.StreamWriter] = {}
-        self._closed: dict[int, int] = {}
-        self._closing: list[streams.StreamWriter] = []
+        self.complete = dict.fromkeys(range(len(self.sources)), 0)  # passes, at the last save
 
     def _check_reach(self) -> None:
         """Raises `InvalidArgumentError` where there is nothing to divide, or to train."""
@@ -172,6 +191,16 @@ class _LoopCall(calls.Call):
                 f"an argument or from the code around it. Received: {self.name}, which refers to "
                 "none."
             )
+
+    def _check_sources(self) -> None:
+        """Raises `InvalidArgumentError` where data could not be read again."""
+        for source in self.sources:
+            if self.max_restarts and source.data.kind != "dataset":
+                raise InvalidArgumentError(
+                    "After a restart data are read again, which an iterator or a generator cannot "
+                    f"be. Received: max_restarts={self.max_restarts}, and {self.name} refers to "
+                    f"one of kind {source.data.kind!r}. Pass a tf.data.Dataset."
+                )
 
     def _check_optimizers(self) -> None:
         for place, variables in self.optimizers.items():
@@ -198,7 +227,28 @@ class _LoopCall(calls.Call):
                     continue
 
     # ------------------------------------------------------------------------------ the job
+    def prepare_restart(self, error: WorkerError) -> None:
+        """Says that the function is called again after an error, or raises it."""
+        if self.restarts >= self.max_restarts:
+            raise error
+        self.restarts += 1
+        logger.warning(
+            "%s %s is called again, with new workers: restart %d of %d.",
+            error.message.split(" The other workers", 1)[0],
+            self.name,
+            self.restarts,
+            self.max_restarts,
+        )
+        for number, source in enumerate(self.sources):
+            source.begin_again(self.complete[number])
+
     def begin(self) -> list[Block]:
+        self.returned: Delivery | None = None
+        self._stuck: tuple[list[Any], int] = ([], 0)
+        # By number; a pass over a dataset is a stream of its own.
+        self._open: dict[int, streams.StreamWriter] = {}
+        self._closed: dict[int, int] = {}
+        self._closing: list[streams.StreamWriter] = []
         blocks = [Block(self.layout.nbytes)]
         if self.packer.nbytes:
             blocks.append(Block(self.packer.nbytes))
@@ -233,6 +283,12 @@ class _LoopCall(calls.Call):
             stream = getattr(sys, message.stream)
             stream.write(message.text)
             stream.flush()
+        elif isinstance(message, messages.Saved):
+            closed = collections.Counter(
+                n % len(self.sources) for n, c in self._closed.items() if c
+            )
+            for number, source in enumerate(self.sources):
+                self.complete[number] = source.passed + closed[number]
         else:
             assert isinstance(message, Delivery), message
             self.returned = message
@@ -341,7 +397,7 @@ class _Source:
     def __init__(self, source: Any) -> None:
         tf = require_tensorflow()
         self._source = source
-        self._left: Iterator[Any] | None = None
+        self.passed = 0  # passes that were complete when a restart began
         cardinality = int(tf.data.UNKNOWN_CARDINALITY)
         what = "A dataset of a @nano function"
         if isinstance(source, types.GeneratorType):
@@ -367,6 +423,16 @@ class _Source:
         return tf.nest.map_structure(
             lambda a: tf.TensorSpec(np.shape(a), np.asarray(a).dtype), first
         )
+
+    def begin_again(self, complete: int) -> None:
+        """Makes ready for a job that goes on after so many passes, in the order that they had."""
+        self.passed = complete
+        copy = pipelines.copy_of(self._source)
+        if copy is None:  # it has state outside of its graph, which goes on
+            return
+        self._source = copy
+        for _ in range(complete):
+            iterators.drop([iter(copy)])  # every iterator draws an order
 
     def stream(self) -> Stream:
         """One pass over it."""

@@ -106,6 +106,7 @@ class _KeptProgram:
         self._share = share
         self.source = _Source(job.data, strategy.rank, strategy.size)
         self._bodies: dict[Any, Any] = {}
+        self.saved: Callable[[], None] = lambda: None  # set for every job
         with strategy.known_values():
             self.program = programs.Program(job.shipment, block, self.source.open)
             objects.build_optimizers(self.program.roots, job.optimizers)
@@ -194,6 +195,7 @@ class LoopRun:
         arrays = None if job.array_block is None else self.blocks[job.array_block]
         kept = self._program(arrays)
         kept.source.begin(self.reader)
+        kept.saved = lambda: session.channel.send(messages.Saved(self.number))
         self._load(kept)
         args, kwargs = kept.program.arguments(job.shipment.arguments, arrays)
         # Alike on all ranks: what a loop decides by chance, all must decide alike.

@@ -16,7 +16,7 @@ The life of a pool, from top to bottom:
       |  <- EpochEnd                             |   every rank, its state in the shared block
       |  Proceed (stop?, new state?) ->          |   every rank, so that all decide alike
       |  <- Outputs                              |   every rank, in predict
-      |  <- Printed, Returned                    |   rank 0, in a @nano function
+      |  <- Printed, Saved, Returned             |   rank 0, in a @nano function
       |  <- JobDone | JobFailed                  |
       |  Stop ->                                 |
 """
@@ -243,6 +243,13 @@ class Printed(Message):
     job: int
     stream: str
     text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved(Message):
+    """Worker -> parent, rank 0: a `CheckpointManager` has saved; a restart goes on from there."""
+
+    job: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
+import pathlib
 import signal
 import threading
 from typing import Any
 
 import loops
+import numpy as np
 import pytest
 import tensorflow as tf
 from loops import cross_entropy, dense, plain_step, plain_train
@@ -245,6 +247,54 @@ def test_a_worker_that_dies() -> None:
         train(*_arguments(), step)
     assert caught.value.rank == 1
     _works()
+
+
+def test_restart_from_the_last_checkpoint(float64: None, tmp_path: pathlib.Path) -> None:
+    """Killed in the third epoch, the loop ends with the numbers of an undisturbed one."""
+
+    def both(directory: pathlib.Path, run: Any, kill: bool) -> Any:
+        model, optimizer = dense(), tf.keras.optimizers.Adam(0.01)
+        loss_object = cross_entropy()
+        data = tf.data.Dataset.from_tensor_slices(loops.rows(40)).shuffle(40, seed=5).batch(16)
+        epoch = tf.Variable(0)
+        checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, epoch=epoch)
+        manager = nanotf.CheckpointManager(checkpoint, directory, max_to_keep=2)
+        killed = directory / "killed"
+
+        @run
+        def train(data: Any, step: Any) -> list[float]:
+            manager.restore_or_initialize()
+            losses = []
+            for number in range(int(epoch.numpy()), 4):
+                for inputs in data:
+                    losses.append(float(step(inputs, model, loss_object, optimizer)))
+                    if kill and number == 2 and nanotf.rank() == 1 and not killed.exists():
+                        killed.touch()
+                        os.kill(os.getpid(), signal.SIGKILL)
+                epoch.assign(number + 1)
+                manager.save()
+            return losses
+
+        return train(data, step), model.get_weights(), loops.variables_of(optimizer)
+
+    directories = [tmp_path / name for name in ("alone", "killed")]
+    for directory in directories:
+        directory.mkdir()
+    expected = both(directories[0], lambda f: f, False)
+    found = both(directories[1], two(max_restarts=1), True)
+    assert (directories[1] / "killed").exists()
+    assert len(found[0]) == 6, "two epochs are left after the restart"
+    np.testing.assert_allclose(found[0], expected[0][6:], rtol=1e-10)
+    loops.assert_same_variables(found[1], expected[1])
+    loops.assert_same_variables(found[2], expected[2])
+
+
+def test_restarts_need_data_that_can_be_read_again(no_workers: None) -> None:
+    train = two(max_restarts=1)(plain_train)
+    with pytest.raises(errors.InvalidArgumentError, match=r"max_restarts=1.*kind 'iterator'"):
+        train(dense(), iter(loops.dataset()), cross_entropy(), tf.keras.optimizers.SGD(), step)
+    with pytest.raises(errors.InvalidArgumentError, match="`max_restarts`"):
+        two(max_restarts=-1)
 
 
 def test_nano_inside_of_nano_just_runs() -> None:
