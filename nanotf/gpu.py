@@ -13,7 +13,7 @@ from typing import Any
 
 from nanotf import jobs
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import keras_names
+from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping import models, pickling
 
@@ -65,7 +65,7 @@ def fit(
     strategy = tf.distribute.MirroredStrategy(names)
     with strategy.scope():
         replica = models.rebuild(pickling.loads(recipe))
-        keras_names.build_optimizer(replica)
+        keras_optimizers.build_optimizer(replica)
     _copy_state(model, replica)
     arguments = dict(given)
     callbacks = ParentCallbacks(
@@ -82,7 +82,7 @@ def fit(
 
 
 def _copy_state(source: Any, target: Any) -> None:
-    values, variables = map(keras_names.training_variables, (source, target))
+    values, variables = map(keras_optimizers.training_variables, (source, target))
     for value, variable in zip(values, variables, strict=True):
         variable.assign(value.numpy())
 

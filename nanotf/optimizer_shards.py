@@ -24,7 +24,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from nanotf.compat import keras_names, keras_share
+from nanotf.compat import keras_names, keras_optimizers, keras_share
 from nanotf.compat.versions import require_tensorflow
 
 # Element-wise ones that keep slots, by class name. Without slots there is little to divide;
@@ -70,13 +70,13 @@ class OptimizerShards:
         own = (type(optimizer), type(model).train_step)
         if not all(map(keras_share.is_keras_own, own)):
             return None
-        if not keras_names.updates_elements_apart(optimizer, ELEMENTWISE):
+        if not keras_optimizers.updates_elements_apart(optimizer, ELEMENTWISE):
             return None
         trainable = [keras_names.tf_variable(v) for v in model.trainable_variables]
         place = {id(variable): i for i, variable in enumerate(variables)}
         slots = {
             name: [place[id(keras_names.tf_variable(v))] for v in slot]
-            for name, slot in keras_names.optimizer_slots(optimizer).items()
+            for name, slot in keras_optimizers.optimizer_slots(optimizer).items()
         }
         if not slots or not _are_understood(optimizer, slots, trainable, variables):
             return None
@@ -103,7 +103,7 @@ def _are_understood(
     """Whether each list of slots has one of its shape for each variable, and nothing is left."""
     shapes = [v.shape for v in trainable]
     found = [i for places in slots.values() for i in places]
-    own = sum(1 for v in keras_names.optimizer_variables(optimizer) if v.shape.rank)
+    own = sum(1 for v in keras_optimizers.optimizer_variables(optimizer) if v.shape.rank)
     scalars = sum(1 for i in found if not variables[i].shape.rank)
     return len(found) == len(set(found)) == own + scalars and all(
         [variables[i].shape for i in places] == shapes for places in slots.values()
@@ -148,11 +148,11 @@ class ShardedUpdate:
         self.shards = shards
         self.bounds = strategy.part_of(shards.elements)
         dtype = keras_names.tf_variable(trainable[shards.divided[0]]).dtype
-        self.part = keras_names.make_variable(
+        self.part = keras_optimizers.make_variable(
             tf.zeros([self.bounds[1] - self.bounds[0]], dtype), "part"
         )
         optimizer.build([self.part, *self._whole(trainable)])
-        keras_names.apply_through(optimizer, self._apply)
+        keras_optimizers.apply_through(optimizer, self._apply)
 
     def variables(self) -> list[tuple[Any, tuple[int, ...], tuple[int, int], bool]]:
         """The variables that hold parts, as `shipping.state.Part` takes them.
@@ -161,7 +161,7 @@ class ShardedUpdate:
             A list of tuples: the `tf.Variable`; the places, in the job's state, of what it is a
             part of; its bounds; whether nothing else in this process holds those elements.
         """
-        slots = keras_names.optimizer_slots(self.optimizer)
+        slots = keras_optimizers.optimizer_slots(self.optimizer)
         found = [(self.part, self.shards.places, False)]
         found += [(slots[name][0], places, True) for name, places in self.shards.slots]
         return [
@@ -196,7 +196,7 @@ class ShardedUpdate:
         kept = self._without_gradient(absent, locals_)
         whole = self._whole(gradients)
         update(
-            [self.strategy.reduce_scatter(dense), *keras_names.sum_over_workers(whole)],
+            [self.strategy.reduce_scatter(dense), *keras_optimizers.sum_over_workers(whole)],
             [self.part, *self._whole(trainable)],
         )
         for variable, value, mask in kept:

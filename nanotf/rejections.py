@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from nanotf.compat import keras_names, keras_share
+from nanotf.compat import keras_names, keras_optimizers, keras_share
 from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping import inputs
 
@@ -54,9 +54,9 @@ def trace_step(model: Any, specs: Any) -> None:
     # What does not depend on a batch happens nevertheless, such as the counting of steps and the
     # gradients of regularizers.
     if model.built and model.trainable_variables:
-        keras_names.build_optimizer(model)
-    counters = [optimizer.iterations for optimizer in keras_names.optimizers_of(model)]
-    kept = [(v, v.numpy()) for v in [*keras_names.training_variables(model), *counters]]
+        keras_optimizers.build_optimizer(model)
+    counters = [optimizer.iterations for optimizer in keras_optimizers.optimizers_of(model)]
+    kept = [(v, v.numpy()) for v in [*keras_optimizers.training_variables(model), *counters]]
     try:
         step(iterator)
     except (StopIteration, tf.errors.OutOfRangeError):

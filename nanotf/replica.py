@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import keras_names, keras_share
+from nanotf.compat import keras_names, keras_optimizers, keras_share
 from nanotf.compat.versions import is_keras_3
 
 
@@ -184,10 +184,10 @@ def weigh_steps(model: Any, update: Any) -> None:
     share = model._nanotf_share
     type(model)._nanotf_update = update
     if "train_step" in model._nanotf_own_steps:
-        for optimizer in keras_names.optimizers_of(model):
-            keras_share.weigh_gradients(optimizer, share)
+        for optimizer in keras_optimizers.optimizers_of(model):
+            keras_optimizers.weigh_gradients(optimizer, share)
     elif is_keras_3():
-        keras_share.weigh_loss(model.optimizer, share)
+        keras_optimizers.weigh_loss(model.optimizer, share)
 
 
 def average_before_validation(model: Any, strategy: Any) -> None:
@@ -205,7 +205,7 @@ def average_before_validation(model: Any, strategy: Any) -> None:
     local = [strategy.experimental_local_results(v)[0] for v in variables]
 
     def replace() -> None:
-        sums = keras_names.sum_over_workers([variable.read_value() for variable in local])
+        sums = keras_optimizers.sum_over_workers([variable.read_value() for variable in local])
         for variable, total in zip(local, sums, strict=True):
             variable.assign(total / tf.cast(strategy.num_replicas_in_sync, total.dtype))
 

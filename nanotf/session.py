@@ -20,7 +20,7 @@ import tensorflow as tf
 from nanotf import jobs, messages, replica
 from nanotf.channel import Channel
 from nanotf.collectives import Group
-from nanotf.compat import autograph, keras_callbacks, keras_names, keras_share
+from nanotf.compat import autograph, keras_callbacks, keras_names, keras_optimizers, keras_share
 from nanotf.loop_session import LoopRun
 from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate
 from nanotf.shipping import files, inputs, models, outputs, pickling, pipelines, state, streams
@@ -57,7 +57,7 @@ class Session:
             group = Group.attach(setup.group, rank, fds[0])
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
-        keras_share.install_in_optimizers(self.share, self.strategy)
+        keras_optimizers.install_in_optimizers(self.share, self.strategy)
         self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
         self._dropped = 0  # bytes of variables of models that are not kept, and may be there
@@ -115,7 +115,7 @@ class Session:
         return kept.model
 
     def _drop(self, kept: _KeptModel) -> None:
-        variables = keras_names.training_variables(kept.model)
+        variables = keras_optimizers.training_variables(kept.model)
         self._dropped += sum(v.shape.num_elements() * v.dtype.size for v in variables)
         if self._dropped > DROPPED_BYTES:
             self._dropped, kept.model = 0, None
@@ -135,11 +135,11 @@ class Session:
             trainable = model.trainable_variables
             update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
         share = tf.TensorSpec([], tf.float64)  # what the step of a replica takes beside the data
-        keras_names.build_optimizers(model, (specs, share), self.strategy)
+        keras_optimizers.build_optimizers(model, (specs, share), self.strategy)
         if update is None:
-            for optimizer in keras_names.optimizers_of(model):
-                keras_share.update_in_branches(optimizer, self.strategy)
-                keras_names.sum_gradients_first(optimizer)
+            for optimizer in keras_optimizers.optimizers_of(model):
+                keras_optimizers.update_in_branches(optimizer, self.strategy)
+                keras_optimizers.sum_gradients_first(optimizer)
         replica.weigh_steps(model, update)
         replica.average_before_validation(model, self.strategy)
         kept.has_optimizer, kept.shards = True, shards
@@ -304,7 +304,7 @@ class _FitRun(_ModelRun):
         self.turn = 0
         self._last_wait = ""
         self._take_model(
-            keras_names.training_variables,
+            keras_optimizers.training_variables,
             job.train,
             job.validation,
             optimizer=True,

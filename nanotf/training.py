@@ -11,7 +11,7 @@ import numpy as np
 
 from nanotf import calls, gpu, jobs, messages, rejections, warm
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import data_adapters, keras_callbacks, keras_names, keras_share
+from nanotf.compat import data_adapters, keras_callbacks, keras_names, keras_optimizers, keras_share
 from nanotf.errors import InvalidArgumentError, ModelError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.fit_data import FitArguments, FitData, Resume
 from nanotf.optimizer_shards import OptimizerShards
@@ -129,7 +129,7 @@ class _FitCall(calls.ModelCall):
             rejections.trace_step(model, specs)
         super().build()
         self._check_optimizer()
-        keras_names.build_for_training(model, specs)
+        keras_optimizers.build_for_training(model, specs)
 
     def _check_optimizer(self) -> None:
         """Refuses an optimizer that has slots for other variables than those to be trained.
@@ -139,7 +139,7 @@ class _FitCall(calls.ModelCall):
         """
         model, optimizer = self.model, self.model.optimizer
         own_step = not keras_share.is_keras_own(type(model).train_step)
-        if own_step or keras_names.is_built_for(optimizer, model.trainable_variables):
+        if own_step or keras_optimizers.is_built_for(optimizer, model.trainable_variables):
             return
         rejections.trace_step(model, self.data.specs)
         raise ModelError(
@@ -150,7 +150,7 @@ class _FitCall(calls.ModelCall):
         )
 
     def variables_to_send(self) -> list[Any]:
-        return keras_names.training_variables(self.model)
+        return keras_optimizers.training_variables(self.model)
 
     def begin(self) -> list[Block]:
         if self.last_epoch is None:

@@ -13,20 +13,14 @@
 | `utils.tracking.TrackedList`, `TrackedDict`, `TrackedSet` | 3 | configurations hold some, and they cannot be pickled |
 | `Trainer._flatten_metrics_in_order`, `engine.training.flatten_metrics_in_order` | 3 / 2 | the order in which `evaluate` returns metrics |
 | `Model.compiled_metrics._output_names`, `_metrics`, `_weighted_metrics`, `Metric._name` | 2 | see `metric_names_as_compiled` |
-| `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `sum_gradients_first` |
 | `Lambda._serialize_function_to_config` | 2; 2.15, tf_keras 2.15-2.21 | writes a function's byte code, without the globals that it refers to |
 | `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
-| `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | 2; 2.15, tf_keras 2.15-2.21 | state outside `variables` |
 | `IndexLookup.input_vocabulary`, `input_idf_weights`, `idf_weights`, `num_documents`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
-| `Optimizer._trainable_variables_indices`, `_index_dict`, `_var_key` | 3 / 2 / both | which variables an optimizer was built for |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `Layer._non_trainable_variables` | 3; 3.10-3.15 | what every replica updates by itself |
 | `Layer._seed_generators` | 3; 3.10-3.15 | the seeds of random layers |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
-| `Optimizer._learning_rate`, legacy `_create_all_weights`, `_hyper` | 2 | optimizer state outside `variables` |
-| `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`, lists of slots in its attributes | 2 and 3 | see `updates_elements_apart`, `optimizer_slots` |
-| `Optimizer._trainable_variables` / `_index_dict`, legacy `_slots`, `tf.Variable._unique_id` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | see `built_with` |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 """
@@ -35,7 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
@@ -243,144 +237,10 @@ def seed_variables(model: Any) -> list[Any]:
     return [tf_variable(generator.state) for generator in generators]
 
 
-def optimizer_variables(optimizer: Any) -> list[Any]:
-    """The variables of a built optimizer: step count, learning rate, slots.
-
-    Returns:
-        A list of `tf.Variable` in a fixed order.
-    """
-    if optimizer is None:
-        return []
-    found = optimizer.variables
-    variables = [tf_variable(v) for v in (found() if callable(found) else found)]
-    rate = getattr(optimizer, "_learning_rate", None)  # Keras 2 leaves it out of `variables`
-    if not is_keras_3() and hasattr(rate, "assign") and not any(rate is v for v in variables):
-        variables.append(rate)
-    hypers = getattr(optimizer, "_hyper", {})  # of tf.keras.optimizers.legacy
-    variables += [v for _, v in sorted(hypers.items()) if hasattr(v, "assign")]
-    scale = getattr(optimizer, "_loss_scale", None)  # Keras 2's LossScaleOptimizer, same
-    for name in ("_current_loss_scale", "_counter"):
-        value = getattr(scale, name, None)
-        if value is not None and not any(value is v for v in variables):
-            variables.append(value)
-    return variables
-
-
-def optimizers_of(model: Any) -> list[Any]:
-    """All optimizers of a model: its own, then those in its attributes, by attribute name.
-
-    A model with a `compile` of its own, as a GAN has, keeps one for each of its parts.
-    """
-    keras = require_tensorflow().keras
-    classes: tuple[Any, ...] = (keras.optimizers.Optimizer,)
-    if hasattr(getattr(keras.optimizers, "legacy", None), "Optimizer"):
-        classes += (keras.optimizers.legacy.Optimizer,)
-    found = [getattr(model, "optimizer", None)]
-    for _, value in sorted(vars(model).items()):
-        found += value if isinstance(value, (list, tuple)) else [value]
-    distinct: dict[int, Any] = {id(o): o for o in found if isinstance(o, classes)}
-    return list(distinct.values())
-
-
-def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
-    """The optimizer's lists of slots, by attribute: one slot for each variable it was built with.
-
-    Both generations keep each kind of slot in a list of its own, in the order of the variables;
-    they differ in the order of `optimizer.variables`.
-    """
-    own = {id(variable) for variable in optimizer_variables(optimizer)}
-    return {
-        name: list(value)
-        for name, value in vars(optimizer).items()
-        if isinstance(value, (list, tuple))
-        and name not in ("_variables", "_trainable_variables")
-        and len(value) > 0
-        and all(hasattr(v, "assign") and id(tf_variable(v)) in own for v in value)
-    }
-
-
-def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
-    """Whether an optimizer updates every element of a variable by itself, and keeps slots.
-
-    Args:
-        optimizer: a built optimizer, or None.
-        classes: sequence of str, the names of the classes that may.
-    """
-    others = (
-        "clipnorm",
-        "global_clipnorm",
-        "use_ema",
-        "gradient_accumulation_steps",
-        "_exclude_from_weight_decay",
-        "_exclude_from_weight_decay_pattern",
-    )
-    return (
-        type(optimizer).__name__ in classes
-        and hasattr(optimizer, "update_step")  # not the oldest kind of Keras 2
-        and not any(getattr(optimizer, name, None) for name in others)
-        # Keras 2 keeps slots for it, too.
-        and not (type(optimizer).__name__ == "SGD" and not optimizer.momentum)
-    )
-
-
-def make_variable(value: Any, name: str) -> Any:
-    """A trainable variable of the installed generation, which its optimizers accept."""
-    tf = require_tensorflow()
-    if is_keras_3():
-        return tf.keras.Variable(value, name=name)
-    return tf.Variable(value, name=name)
-
-
-def training_variables(model: Any) -> list[Any]:
-    """All that a `fit` changes in a model and its optimizers, metrics apart, in a fixed order."""
-    variables = model_variables(model)
-    for optimizer in optimizers_of(model):
-        variables += optimizer_variables(optimizer)
-    return variables
-
-
-def build_optimizer(model: Any) -> None:
-    """Creates the optimizer's slots for the model's trainable variables, if missing."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        return
-    if hasattr(optimizer, "_create_all_weights"):  # Keras 2, tf.keras.optimizers.legacy
-        optimizer._create_all_weights(model.trainable_variables)
-        return
-    if not _is_built(optimizer):
-        optimizer.build(model.trainable_variables)
-
-
-def is_built_for(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Whether an optimizer, if it is built, has slots for just these variables.
-
-    Args:
-        optimizer: an optimizer, or None.
-        variables: sequence of the trainable variables of a model.
-    """
-    while hasattr(optimizer, "inner_optimizer"):  # of a loss-scaling optimizer
-        optimizer = optimizer.inner_optimizer
-    if optimizer is None or hasattr(optimizer, "_create_all_weights") or not _is_built(optimizer):
-        return True  # Keras 2's legacy ones get slots as they need them
-    known = optimizer._trainable_variables_indices if is_keras_3() else optimizer._index_dict
-    return {optimizer._var_key(variable) for variable in variables} == set(known)
-
-
 def has_call(model: Any) -> bool:
     """Whether a model can be called; one that only has a `train_step`, as a GAN, cannot."""
     keras_model = require_tensorflow().keras.Model
     return type(model).call is not keras_model.call
-
-
-def build_for_training(model: Any, specs: Any) -> None:
-    """Creates the variables of metrics and optimizers, which `fit` would at its first step.
-
-    Args:
-        model: a built and compiled model.
-        specs: nested structure of `tf.TensorSpec`, of one batch as `fit` sees it.
-    """
-    build_metrics(model, specs)
-    build_optimizers(model, specs)
 
 
 def build_metrics(model: Any, specs: Any) -> None:
@@ -436,24 +296,6 @@ def _has_own_step(model: Any) -> bool:
     return type(model).train_step.__module__.split(".")[0] not in ("keras", "tf_keras")
 
 
-def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
-    """Creates the variables of all optimizers of a model, which `fit` would at its first step.
-
-    Args:
-        model: a built and compiled model.
-        specs: nested structure of `tf.TensorSpec`, what the model's `train_step` takes.
-        strategy: the `tf.distribute.Strategy` that the model trains under, or None.
-    """
-    tf = require_tensorflow()
-    build_optimizer(model)
-    if not all(_is_built(optimizer) for optimizer in optimizers_of(model)):
-        # Only the user's own step knows which variables each of several optimizers trains.
-        def step(data: Any) -> Any:
-            return strategy.run(model.train_step, (data,)) if strategy else model.train_step(data)
-
-        tf.function(step).get_concrete_function(specs)
-
-
 @contextlib.contextmanager
 def metric_names_as_compiled(model: Any) -> Iterator[None]:
     """Gives metrics, in this context, the names that they had when `compile` got them.
@@ -481,113 +323,9 @@ def metric_names_as_compiled(model: Any) -> Iterator[None]:
             metric._name = name
 
 
-def _is_built(optimizer: Any) -> bool:
-    if hasattr(optimizer, "_create_all_weights"):  # Keras 2, tf.keras.optimizers.legacy
-        return bool(optimizer.weights)
-    return bool(getattr(optimizer, "built", False) or getattr(optimizer, "_built", False))
-
-
-def sum_over_workers(grads: Sequence[Any]) -> list[Any]:
-    """Sums gradients over the workers, in replica context; a None stays one."""
-    tf = require_tensorflow()
-    context = tf.distribute.get_replica_context()
-    present = [i for i, grad in enumerate(grads) if grad is not None]
-    result = list(grads)
-    if context is not None and present:
-        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, [grads[i] for i in present])
-        for i, grad in zip(present, summed, strict=True):
-            result[i] = grad
-    return result
-
-
-def sum_gradients_first(optimizer: Any) -> None:
-    """Makes an optimizer of Keras 3 sum gradients over workers before it looks at them.
-
-    Keras 3 sums them after clipping and accumulating, and after a loss-scaling optimizer has
-    looked for infinities, so that each worker would clip its own part of the gradient and
-    decide by itself whether to take the step. Keras 2 sums them first.
-
-    Args:
-        optimizer: the model's optimizer, in a worker; None does nothing.
-    """
-    if not is_keras_3() or optimizer is None:
-        return
-    stock = optimizer.apply
-
-    def apply(grads: Any, trainable_variables: Any = None) -> Any:
-        return stock(sum_over_workers(list(grads)), trainable_variables)
-
-    optimizer.apply = apply
-    while optimizer is not None:
-        # They are summed already; the step itself shall not do it again.
-        optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-
-
-def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
-    """The variables, in order, that an optimizer's slots were made for; none if it is not built.
-
-    Args:
-        optimizer: an optimizer.
-        candidates: sequence of `tf.Variable`, among which they are.
-
-    Returns:
-        A list of `tf.Variable`.
-    """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if is_keras_3():
-        return [tf_variable(v) for v in optimizer._trainable_variables or ()]
-    by_key = {getattr(v, "_unique_id", None): v for v in candidates}
-    legacy = hasattr(optimizer, "_create_all_weights")
-    keys = optimizer._slots if legacy else getattr(optimizer, "_index_dict", {})
-    return [by_key[key] for key in keys if key in by_key]
-
-
-def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Makes an optimizer's slots for variables of the installed generation."""
-    if not is_keras_3():
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        if hasattr(optimizer, "_create_all_weights"):  # tf.keras.optimizers.legacy
-            optimizer._create_all_weights(variables)
-            return
-    optimizer.build(variables)
-
-
 def reduces_retracing(function: Any) -> bool:
     """The argument `reduce_retracing` of a `tf.function`."""
     return bool(getattr(function, "_reduce_retracing", False))
-
-
-def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
-    """Makes an optimizer hand gradients to a function instead of summing and applying them.
-
-    Args:
-        optimizer: the model's optimizer, in a worker.
-        apply: function of `update` (the stock function, of lists of summed gradients and of
-            variables), the list of gradients and the list of variables.
-    """
-    if is_keras_3():
-        stock = optimizer.apply
-        optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
-
-        def apply_3(grads: Any, trainable_variables: Any = None) -> Any:
-            apply(stock, list(grads), list(trainable_variables))
-            return optimizer.iterations
-
-        optimizer.apply = apply_3
-        return
-    stock_gradients = optimizer.apply_gradients
-
-    def update(grads: Any, variables: Any) -> None:
-        pairs = zip(grads, variables, strict=True)
-        stock_gradients(list(pairs), skip_gradients_aggregation=True)
-
-    def apply_gradients(grads_and_vars: Any, *_: Any, **__: Any) -> Any:
-        grads, variables = zip(*grads_and_vars, strict=True)
-        apply(update, list(grads), list(variables))
-        return optimizer.iterations
-
-    optimizer.apply_gradients = apply_gradients
 
 
 def runs_several_steps(model: Any) -> bool:

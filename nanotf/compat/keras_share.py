@@ -33,13 +33,10 @@ The private names of both generations that this takes:
 | `Loss._get_reduction`, `_allow_sum_over_batch_size` | 2; 2.15, tf_keras 2.15-2.21 | under a strategy it refuses a mean in the user's own step, for which there is a share |
 | `backend.tensorflow.nn._compute_moments_sync` / `BatchNormalizationBase._sync_calculate_mean_and_var` | 3 / 2 | synchronized batch normalisation counts a row that stands in for none |
 | `LossFunctionWrapper.fn`, `MeanMetricWrapper._fn` | 2 and 3 | the user's function in them |
-| `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | gradients that are summed already |
-| `mixed_precision.loss_scale_optimizer.LossScaleOptimizer`, `LossScaleOptimizerV3` | 2; 2.15, tf_keras 2.15-2.21 | their `apply_gradients` |
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -47,7 +44,6 @@ from typing import Any
 
 from nanotf.compat import keras_names
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
-from nanotf.errors import NanoError
 
 _MEANS_OF_3 = ("mean", "sum_over_batch_size")
 
@@ -297,7 +293,7 @@ def follow_share(model: Any, share: Share) -> None:
     """Makes a model's losses and metrics follow the table above.
 
     Args:
-        model: a compiled model, for which `keras_names.build_for_training` was called.
+        model: a compiled model, for which `keras_optimizers.build_for_training` was called.
         share: `Share`.
     """
     if is_keras_3():
@@ -420,160 +416,3 @@ def rows_of_all(value: Any, share: Share) -> Any:
 
 
 # ------------------------------------------------------------------------------- gradients
-def update_in_branches(optimizer: Any, strategy: Any) -> None:
-    """Lets an optimizer of Keras 3 update variables inside a branch of `tf.cond`.
-
-    It does so to accumulate gradients, and to overwrite weights with their averages.
-
-    Args:
-        optimizer: an optimizer, in a worker.
-        strategy: `strategy.WorkerStrategy`.
-    """
-    if not is_keras_3() or not _has_branches(optimizer):
-        return
-    stock = optimizer.apply
-
-    def apply(grads: Any, trainable_variables: Any = None) -> Any:
-        with strategy.without_merging():
-            return stock(grads, trainable_variables)
-
-    optimizer.apply = apply
-
-
-def install_in_optimizers(share: Share, strategy: Any) -> None:
-    """Makes all optimizers follow the share in the steps of a `@nano` function.
-
-    Those that the function makes itself among them, which is why classes are changed here.
-
-    Args:
-        share: `Share`.
-        strategy: `strategy.WorkerStrategy`.
-    """
-    keras = require_tensorflow().keras
-    if is_keras_3():
-        _stay_summed(keras.optimizers.Optimizer, share)
-        for cls in (keras.optimizers.Optimizer, keras.optimizers.LossScaleOptimizer):
-            _follow_share_in_apply(cls, share, strategy)
-        return
-    scaling = keras_names.source_module("mixed_precision.loss_scale_optimizer")
-    for cls in (
-        keras.optimizers.Optimizer,
-        keras.optimizers.legacy.Optimizer,
-        scaling.LossScaleOptimizer,
-        scaling.LossScaleOptimizerV3,
-    ):
-        _follow_share_in_apply_gradients(cls, share)
-
-
-def _check_place(share: Share) -> None:
-    """Raises `NanoError` where a worker would update variables with its own gradients alone."""
-    if share.in_loop and require_tensorflow().distribute.in_cross_replica_context():
-        raise NanoError(
-            "Inside of a @nano function variables are updated in steps that the workers share. "
-            "Received: an optimizer that is called outside of one. Put @nano_multiprocessing on "
-            "the function that calls it, or call that with get_strategy().run()."
-        )
-
-
-def _stay_summed(cls: Any, share: Share) -> None:
-    stock = cls._all_reduce_sum_gradients
-
-    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
-        return list(grads_and_vars) if share.applying else stock(self, grads_and_vars)
-
-    cls._all_reduce_sum_gradients = _all_reduce_sum_gradients
-
-
-def _follow_share_in_apply(cls: Any, share: Share, strategy: Any) -> None:
-    stock = cls.apply
-
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        _check_place(share)
-        if share.current is None or not share.in_loop or share.applying:
-            return stock(self, grads, trainable_variables)
-        share.applying = True
-        try:
-            summed = keras_names.sum_over_workers([_weighed(g, share) for g in grads])
-            with strategy.without_merging() if _has_branches(self) else contextlib.nullcontext():
-                return stock(self, summed, trainable_variables)
-        finally:
-            share.applying = False
-
-    cls.apply = apply
-
-
-def _follow_share_in_apply_gradients(cls: Any, share: Share) -> None:
-    stock = cls.apply_gradients
-
-    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_place(share)
-        if share.current is None or not share.in_loop or share.applying:
-            return stock(self, grads_and_vars, *args, **kwargs)
-        share.applying = True
-        try:
-            pairs = _weighed_pairs(grads_and_vars, kwargs, share)
-            return stock(self, pairs, *args, **kwargs)
-        finally:
-            share.applying = False
-
-    cls.apply_gradients = apply_gradients
-
-
-def _has_branches(optimizer: Any) -> bool:
-    """Whether an optimizer of Keras 3 updates variables inside a branch of `tf.cond`."""
-    return bool(
-        getattr(optimizer, "gradient_accumulation_steps", None)
-        or getattr(optimizer, "ema_overwrite_frequency", None)
-    )
-
-
-def _weighed(gradient: Any, share: Share) -> Any:
-    tf = require_tensorflow()
-    if gradient is None or share.current is None:
-        return gradient
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(share.of(gradient.values), gradient.indices, gradient.dense_shape)
-    return share.of(gradient)
-
-
-def _weighed_pairs(grads_and_vars: Any, options: Any, share: Share) -> list[tuple[Any, Any]]:
-    """Gradients and variables; a step that sums the gradients itself must know what it does."""
-    summed = options.get("skip_gradients_aggregation") or not options.get(
-        "experimental_aggregate_gradients", True
-    )
-    return [(g if summed else _weighed(g, share), v) for g, v in grads_and_vars]
-
-
-def weigh_loss(optimizer: Any, share: Share) -> None:
-    """Makes Keras 3's own `train_step` multiply the loss by the share, before its gradient."""
-    if optimizer is None or not is_keras_3():
-        return
-    stock = optimizer.scale_loss
-
-    def scale_loss(loss: Any) -> Any:
-        return stock(loss if share.current is None else share.of(loss))
-
-    optimizer.scale_loss = scale_loss
-
-
-def weigh_gradients(optimizer: Any, share: Share) -> None:
-    """Makes an optimizer multiply gradients by the share, before they are summed over workers.
-
-    Args:
-        optimizer: an optimizer that the user's own `train_step` may call.
-        share: `Share`.
-    """
-    if is_keras_3():
-        stock = optimizer.apply
-
-        def apply(grads: Any, trainable_variables: Any = None) -> Any:
-            return stock([_weighed(gradient, share) for gradient in grads], trainable_variables)
-
-        optimizer.apply = apply
-        return
-    stock_gradients = optimizer.apply_gradients
-
-    def apply_gradients(grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        return stock_gradients(_weighed_pairs(grads_and_vars, kwargs, share), *args, **kwargs)
-
-    optimizer.apply_gradients = apply_gradients

@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 
 
@@ -57,7 +57,7 @@ def parts_of(root: Any) -> dict[tuple[str, int], Any]:
     if isinstance(root, tf.keras.layers.Layer):
         kinds["layers"] = keras_names.layers_below(root)
         if isinstance(root, tf.keras.Model):
-            kinds["optimizers"] = _with_inner(keras_names.optimizers_of(root))
+            kinds["optimizers"] = _with_inner(keras_optimizers.optimizers_of(root))
             kinds["metrics"] = root.metrics
     elif isinstance(root, optimizer_classes()):
         kinds["optimizers"] = _with_inner([root])[1:]
@@ -108,9 +108,9 @@ def variables_of(root: Any) -> list[Any]:
     """
     tf = require_tensorflow()
     if isinstance(root, tf.keras.Model):
-        return keras_names.training_variables(root) + keras_names.metric_variables(root)
+        return keras_optimizers.training_variables(root) + keras_names.metric_variables(root)
     if isinstance(root, optimizer_classes()):
-        return keras_names.optimizer_variables(root)
+        return keras_optimizers.optimizer_variables(root)
     if _is_variable(root):
         return [keras_names.tf_variable(root)]
     own = [keras_names.tf_variable(v) for v in _own_variables(root)]
@@ -155,7 +155,7 @@ def built_optimizers(roots: Sequence[Any]) -> dict[Place, tuple[VariablePlace, .
     candidates = distinct_variables(roots)
     result: dict[Place, tuple[VariablePlace, ...] | None] = {}
     for at, optimizer in optimizers_in(roots).items():
-        found = [places.get(id(v)) for v in keras_names.built_with(optimizer, candidates)]
+        found = [places.get(id(v)) for v in keras_optimizers.built_with(optimizer, candidates)]
         if found:
             known = tuple(place for place in found if place is not None)
             result[at] = known if len(known) == len(found) else None
@@ -171,7 +171,7 @@ def build_optimizers(
     for at, places in built.items():
         if at not in done and places is not None:
             variables = [variables_of(roots[index])[place] for index, place in places]
-            keras_names.build_for(optimizers[at], as_owned(roots, variables))
+            keras_optimizers.build_for(optimizers[at], as_owned(roots, variables))
 
 
 def as_owned(roots: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

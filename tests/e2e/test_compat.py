@@ -18,6 +18,7 @@ from nanotf.compat import (
     distribute,
     keras_callbacks,
     keras_names,
+    keras_optimizers,
     pipelines,
     versions,
 )
@@ -161,8 +162,8 @@ OPTIMIZERS = ["SGD", "Adam"]
 def test_optimizer_variables(name: str) -> None:
     model = _compiled()
     model.compile(getattr(tf.keras.optimizers, name)(0.01), "mse")
-    keras_names.build_optimizer(model)
-    found = keras_names.optimizer_variables(model.optimizer)
+    keras_optimizers.build_optimizer(model)
+    found = keras_optimizers.optimizer_variables(model.optimizer)
     assert all(isinstance(variable, tf.Variable) for variable in found)
     slots = {"SGD": (0, 1, 2), "Adam": (2,)}[name]  # of each trainable variable
     extra = len(found) - 2  # the step count and the learning rate
@@ -173,8 +174,8 @@ def test_optimizer_variables(name: str) -> None:
 def test_legacy_optimizer_variables() -> None:
     model = _compiled()
     model.compile(tf.keras.optimizers.legacy.Adam(0.01), "mse")
-    keras_names.build_optimizer(model)
-    assert len(keras_names.optimizer_variables(model.optimizer)) >= 5
+    keras_optimizers.build_optimizer(model)
+    assert len(keras_optimizers.optimizer_variables(model.optimizer)) >= 5
 
 
 def test_model_variables_are_tensorflows() -> None:
@@ -199,7 +200,7 @@ def test_keras_3_names() -> None:
 def test_keras_3_names_of_a_trained_model() -> None:
     model = _compiled()
     specs = (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2]))
-    keras_names.build_for_training(model, specs)
+    keras_optimizers.build_for_training(model, specs)
     assert model.optimizer.built
     assert keras_names.metric_variables(model)
     assert isinstance(model._compile_loss.metrics, list)
@@ -213,7 +214,7 @@ def test_keras_3_names_of_a_trained_model() -> None:
 def test_metrics_are_there_before_the_first_step() -> None:
     model = _compiled()
     before = len(keras_names.metric_variables(model))
-    keras_names.build_for_training(
+    keras_optimizers.build_for_training(
         model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2], tf.float32))
     )
     assert len(keras_names.metric_variables(model)) > before
@@ -322,7 +323,7 @@ def test_names_of_evaluate_and_predict() -> None:
     assert isinstance(keras_names.join_batches([tf.ones([2, 3]), tf.ones([1, 2])]), tf.RaggedTensor)
     model = _compiled()
     keras_names.build_metrics(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
-    assert len(keras_names.optimizer_variables(model.optimizer)) <= 2, "no slots"
+    assert len(keras_optimizers.optimizer_variables(model.optimizer)) <= 2, "no slots"
     logs = {"mae": 2.0, "loss": 1.0}
     assert keras_names.metrics_in_order(model, logs)[0] == 1.0
     assert keras_names.metrics_in_order(model, {"loss": 1.0}) == 1.0
@@ -430,7 +431,7 @@ def test_keras_3_names_of_losses_and_metrics() -> None:
     parameters = list(inspect.signature(losses.reduce_values).parameters)
     assert parameters == ["values", "sample_weight", "reduction"]
     model = _compiled()
-    keras_names.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
+    keras_optimizers.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
     assert callable(model._compile_loss._flat_losses[0].loss)
     assert callable(model._loss_tracker.update_state)
     assert [m.name for m in model._compile_metrics.metrics] == ["mae"]
@@ -456,7 +457,7 @@ def test_keras_2_names_of_losses_and_metrics() -> None:
     parameters = list(inspect.signature(utils.reduce_weighted_loss).parameters)
     assert parameters == ["weighted_losses", "reduction"]
     model = _compiled()
-    keras_names.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
+    keras_optimizers.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
     losses = model.compiled_loss
     container = keras_names.source_module("engine.compile_utils").LossesContainer
     assert isinstance(losses, container) and "__call__" in vars(container)
@@ -475,7 +476,7 @@ def test_keras_2_names_of_losses_and_metrics() -> None:
     assert losses._per_output_metrics == [None]
     assert callable(L.Lambda(abs)._serialize_function_to_config)
     scaled = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD())
-    assert len(keras_names.optimizer_variables(scaled)) >= 3
+    assert len(keras_optimizers.optimizer_variables(scaled)) >= 3
     assert L.BatchNormalization(synchronized=True).synchronized is True
 
 
@@ -503,7 +504,7 @@ def test_names_of_compiled_models() -> None:
     model.jit_compile = False
     assert callable(model._clear_losses)
     assert keras_names.has_call(model)
-    assert keras_names.optimizers_of(model) == [model.optimizer]
+    assert keras_optimizers.optimizers_of(model) == [model.optimizer]
     assert not keras_names.runs_several_steps(model)
 
 
@@ -511,22 +512,22 @@ def test_names_of_compiled_models() -> None:
 def test_slots_lie_in_lists_of_the_optimizer(name: str) -> None:
     model = tf.keras.Sequential([L.Input((2,)), L.Dense(3)])
     model.compile(getattr(tf.keras.optimizers, name)(), "mse")
-    keras_names.build_optimizer(model)
-    slots = keras_names.optimizer_slots(model.optimizer)
+    keras_optimizers.build_optimizer(model)
+    slots = keras_optimizers.optimizer_slots(model.optimizer)
     shapes = [tuple(v.shape) for v in model.trainable_variables]
     assert slots and all([tuple(v.shape) for v in slot] == shapes for slot in slots.values())
-    assert keras_names.updates_elements_apart(model.optimizer, [name])
+    assert keras_optimizers.updates_elements_apart(model.optimizer, [name])
     assert keras_names.layers_below(model)[-1] is model.layers[-1]
 
 
 def test_variables_that_an_optimizer_was_built_for() -> None:
     model, other = (tf.keras.Sequential([L.Input((2,)), L.Dense(1)]) for _ in range(2))
     optimizer = tf.keras.optimizers.Adam()
-    assert keras_names.is_built_for(optimizer, model.trainable_variables), "not built yet"
+    assert keras_optimizers.is_built_for(optimizer, model.trainable_variables), "not built yet"
     optimizer.build(model.trainable_variables)
-    assert keras_names.is_built_for(optimizer, model.trainable_variables)
-    assert not keras_names.is_built_for(optimizer, model.trainable_variables[:1])
-    assert not keras_names.is_built_for(optimizer, other.trainable_variables)
+    assert keras_optimizers.is_built_for(optimizer, model.trainable_variables)
+    assert not keras_optimizers.is_built_for(optimizer, model.trainable_variables[:1])
+    assert not keras_optimizers.is_built_for(optimizer, other.trainable_variables)
 
 
 def _optimizers_with_slots() -> list[Any]:
@@ -541,9 +542,9 @@ def test_what_an_optimizer_was_built_with() -> None:
     model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
     ours = [keras_names.tf_variable(v) for v in model.trainable_variables]
     for optimizer in _optimizers_with_slots():
-        assert keras_names.built_with(optimizer, ours) == []
-        keras_names.build_for(optimizer, list(reversed(model.trainable_variables)))
-        found = keras_names.built_with(optimizer, ours)
+        assert keras_optimizers.built_with(optimizer, ours) == []
+        keras_optimizers.build_for(optimizer, list(reversed(model.trainable_variables)))
+        found = keras_optimizers.built_with(optimizer, ours)
         assert [id(v) for v in found] == [id(v) for v in reversed(ours)]
 
 

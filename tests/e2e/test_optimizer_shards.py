@@ -11,7 +11,7 @@ import tensorflow as tf
 from parity import fit_both
 
 import nanotf
-from nanotf.compat import keras_names, versions
+from nanotf.compat import keras_optimizers, versions
 from nanotf.keras import Model, Sequential
 from nanotf.optimizer_shards import OptimizerShards, pieces_of
 
@@ -62,8 +62,8 @@ def model_of(optimizer: Any, *, wrap: Callable[[Any], Any] = lambda layer: layer
 
 
 def shards_of(model: Any) -> OptimizerShards | None:
-    keras_names.build_optimizer(model)
-    return OptimizerShards.of(model, keras_names.training_variables(model))
+    keras_optimizers.build_optimizer(model)
+    return OptimizerShards.of(model, keras_optimizers.training_variables(model))
 
 
 @pytest.mark.parametrize("name", DIVIDED)
