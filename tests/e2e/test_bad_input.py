@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -108,10 +109,18 @@ class Wide(tf.keras.Model):
         return self.dense(self.flatten(inputs))
 
 
+class Guarded(Wide):
+    """Without a configuration it would travel as its attributes, and one of them cannot."""
+
+    def __init__(self, width: Width) -> None:
+        super().__init__(width)
+        self.guard = threading.Lock()
+
+
 def test_subclassed_model_that_cannot_be_rebuilt() -> None:
-    model = nanotf.accelerate(Wide(Width(10)))
+    model = nanotf.accelerate(Guarded(Width(10)))
     model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with pytest.raises(errors.ModelError, match=r"(?s)class Wide .*get_config\(\)"):
+    with pytest.raises(errors.ShippingError, match=r"(?s)The model 'guarded'.*lock"):
         _fit(model)
 
 
