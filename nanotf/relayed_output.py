@@ -16,6 +16,8 @@ import tensorflow as tf
 
 from nanotf.jobs import Terminal
 
+_FLUSH_SECONDS = 5.0  # for the pipe to be read; it takes a millisecond
+
 
 class _Relay(io.TextIOBase):
     """A text stream that hands on what is written, line by line.
@@ -98,7 +100,7 @@ class TensorFlowPrints:
             tf.print = stock
             self._written.clear()
             os.write(self._writer, b"\0")  # all before it has been read when this has
-            self._written.wait()
+            self._written.wait(_FLUSH_SECONDS)
             self._send = None
 
 
