@@ -52,7 +52,6 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (numerics.test_optimizers, {"name": "global_clipnorm"}),
     (numerics.test_optimizers, {"name": "accumulating"}),
     (numerics.test_losses, {"name": "dice"}),
-    (numerics.test_metrics_of_two_classes, {}),
     (numerics.test_add_loss_and_regularizers, {}),
     (numerics.test_masked_targets, {"reduction": None, "weighted": True, "batch_size": 20}),
     # callbacks

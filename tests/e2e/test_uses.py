@@ -324,17 +324,16 @@ def test_grid_of_settings_as_a_search_does(float64: None) -> None:
     best = {}
     for processes in (2, None):
         losses = {}
-        for width in (2, 3):
-            for rate in (0.1, 0.01):
-                tf.keras.backend.clear_session()
-                tf.keras.utils.set_random_seed(3)
-                model = Sequential([L.Input((4,)), L.Dense(width), L.Dense(1)])
-                compiled(model, optimizer=tf.keras.optimizers.Adam(rate))
-                history = model.fit(
-                    table(), targets(), batch_size=12, verbose=0, validation_split=0.3,
-                    shuffle=False, num_processes=processes,
-                )  # fmt: skip
-                losses[width, rate] = history.history["val_loss"][-1]
+        for width, rate in ((2, 0.1), (3, 0.01)):
+            tf.keras.backend.clear_session()
+            tf.keras.utils.set_random_seed(3)
+            model = Sequential([L.Input((4,)), L.Dense(width), L.Dense(1)])
+            compiled(model, optimizer=tf.keras.optimizers.Adam(rate))
+            history = model.fit(
+                table(), targets(), batch_size=12, verbose=0, validation_split=0.3,
+                shuffle=False, num_processes=processes,
+            )  # fmt: skip
+            losses[width, rate] = history.history["val_loss"][-1]
         best[processes] = losses
     assert_same_history(
         {str(k): v for k, v in best[2].items()}, {str(k): v for k, v in best[None].items()}
