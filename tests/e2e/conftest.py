@@ -14,6 +14,7 @@ import importlib.util
 import os
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if here in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _iterators_end_at_once() -> Iterator[None]:
+    """Turns tf.data's autotuner off in this process, for the runs of plain Keras.
+
+    Dropping an iterator waits for the autotuner's sleep, which is as long as the iterator has
+    lived: seconds at every epoch's end, and a minute in a garbage collection after a module.
+    """
+    import tensorflow as tf
+
+    stock = tf.data.Dataset.__iter__
+
+    def __iter__(self: Any) -> Any:
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        return stock(self.with_options(options))
+
+    tf.data.Dataset.__iter__ = __iter__
+    yield
+    tf.data.Dataset.__iter__ = stock
 
 
 @pytest.fixture(autouse=True)
