@@ -138,6 +138,16 @@ def test_keras_classes() -> None:
     assert inspect.isclass(keras_names.functional_class())
     assert issubclass(keras_names.functional_class(), tf.keras.Model)
     assert inspect.isclass(keras_names.callback_list_class())
+    assert keras_names.model_class() is tf.keras.Model
+    assert keras_names.sequential_class() is tf.keras.Sequential
+
+
+def test_global_policy_can_be_put_back() -> None:
+    before = keras_names.global_policy()
+    tf.keras.mixed_precision.set_global_policy("float64")
+    assert keras_names.global_policy().name == "float64"
+    tf.keras.mixed_precision.set_global_policy(before)
+    assert keras_names.global_policy() is before
 
 
 def test_compile_state() -> None:
