@@ -15,6 +15,7 @@ have. Saved models name Keras's classes.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,28 +24,12 @@ from typing import Any
 from nanotf import models, processor
 from nanotf.compat import keras_names
 from nanotf.compat.versions import check_keras, keras_module_name, require_tensorflow
-from nanotf.errors import InvalidArgumentError
-
-PRECISIONS = ("float32", "mixed_bfloat16")
+from nanotf.precision import check_precision
 
 logger = logging.getLogger("nanotf")
 
 _keras_new: Any = None  # what `vars(Model)` had for `__new__`, while patched
 _policy_before: tuple[Any] | None = None  # the global dtype policy, while nanotf's is set
-
-
-def check_precision(precision: Any) -> str:
-    """The value of an argument `precision`.
-
-    Raises:
-        InvalidArgumentError: There is no such precision.
-    """
-    if precision not in PRECISIONS:
-        raise InvalidArgumentError(
-            f"`precision` must be one of {', '.join(map(repr, PRECISIONS))}. "
-            f"Received: precision={precision!r}."
-        )
-    return str(precision)
 
 
 def patch_tensorflow(precision: str = "float32") -> None:
@@ -124,9 +109,12 @@ def _public_namespaces() -> Iterator[dict[str, Any]]:
     They are changed as dicts: `tf.keras` itself is a lazy loader with a copy of its module's
     names, which would also add whatever is set to its `__all__`.
     """
-    keras = require_tensorflow().keras
-    keras.models  # noqa: B018 - the loader has loaded, and copied the names
-    yield vars(keras)
+    loader = require_tensorflow().keras
+    loader.models  # noqa: B018 - it has loaded, and copied the names
+    yield vars(loader)
+    # `from tensorflow.keras.models import Model` makes modules of these names, with names of
+    # their own, when it is first run.
+    importlib.import_module("tensorflow.keras.models")
     for name, module in list(sys.modules.items()):
         path = name.split(".")
         public = path[0] == keras_module_name() and "src" not in path
