@@ -186,8 +186,14 @@ def _variables(report: Report) -> str:
         lines.append((name, value, note))
     lines += [(name, value, "  (yours, kept)") for name, value in sorted(wanted.kept.items())]
     width = max((len(name) for name, _, _ in lines), default=0)
-    texts = [f"  {name:{width}}  {shell.printable(value)}{note}" for name, value, note in lines]
+    texts = [f"  {name:{width}}  {_shortened(value)}{note}" for name, value, note in lines]
     return "\n".join([title, *texts])
+
+
+def _shortened(value: str) -> str:
+    """A value on one line; a list of 56 cores is of no use to a reader, and in `nanotf env`."""
+    text = shell.printable(value)
+    return text if len(text) <= _WIDTH // 2 else text[: _WIDTH // 2 - 3] + "..."
 
 
 def _findings(found: tuple[Finding, ...]) -> str:
