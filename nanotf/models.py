@@ -275,6 +275,7 @@ def _accelerated_class(cls: type) -> type:
     body = {"__module__": cls.__module__, "compile": cls.compile}  # type: ignore[attr-defined]
     made = type(cls.__name__, (Accelerated, cls), body)
     made._nanotf_original = cls  # type: ignore[attr-defined]
+    keras_names.save_as(made, cls)
     made.__init__ = cls.__init__  # type: ignore[misc]
     return made
 

@@ -29,6 +29,7 @@
 | `Optimizer._trainable_variables` / `_index_dict`, legacy `_slots`, `tf.Variable._unique_id` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | see `built_with` |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
+| `saving.object_registration.GLOBAL_CUSTOM_NAMES` / `_GLOBAL_CUSTOM_NAMES` | 3 / 2 | see `save_as` |
 | `mixed_precision.policy._global_policy` | 2; 2.15, tf_keras 2.15-2.21 | None as long as the policy follows `floatx` |
 | `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
 """
@@ -59,6 +60,18 @@ def model_class() -> Any:
 def sequential_class() -> Any:
     """Keras's `Sequential`, also where `tf.keras.Sequential` is nanotf's."""
     return source_module("models.sequential" if is_keras_3() else "engine.sequential").Sequential
+
+
+def save_as(cls: type, original: type) -> None:
+    """Makes saved models name a class as they name another, if that one is registered with Keras.
+
+    Registering it would make Keras load models of the new class from then on.
+    """
+    registration = source_module("saving.object_registration")
+    prefix = "" if is_keras_3() else "_"
+    names = getattr(registration, f"{prefix}GLOBAL_CUSTOM_NAMES")
+    if original in names:
+        names[cls] = names[original]
 
 
 def global_policy() -> Any:

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from nanotf.compat import (
+    build_facts,
     data_adapters,
     distribute,
     keras_callbacks,
@@ -155,6 +156,28 @@ def test_keras_classes() -> None:
     assert inspect.isclass(keras_names.callback_list_class())
     assert keras_names.model_class() is tf.keras.Model
     assert keras_names.sequential_class() is tf.keras.Sequential
+
+
+def test_a_class_is_saved_as_another() -> None:
+    registering = tf.keras.utils
+
+    @registering.register_keras_serializable(package="of_test")
+    class Known(tf.keras.layers.Layer):  # type: ignore[misc, name-defined]
+        pass
+
+    class Other(Known):
+        pass
+
+    keras_names.save_as(Other, Known)
+    assert registering.get_registered_name(Other) == "of_test>Known"
+    assert registering.get_registered_object("of_test>Known") is Known
+
+
+def test_the_build_says_whether_it_uses_onednn() -> None:
+    facts = build_facts.build_facts()
+    assert facts["tensorflow"] == tf.__version__
+    assert facts["keras"].split()[0] == versions.keras_module_name()
+    assert type(build_facts.uses_onednn()) is bool
 
 
 def test_global_policy_can_be_put_back() -> None:

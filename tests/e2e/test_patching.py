@@ -18,11 +18,13 @@ from nanotf import patching
 from nanotf.compat import keras_names, versions
 from nanotf.errors import InvalidArgumentError
 
+saving = importlib.import_module(versions.keras_module_name()).saving
 Before = tf.keras.Model  # as a library that was imported before
 
 
+@saving.register_keras_serializable(package="library")
 class OfLibrary(Before):  # type: ignore[misc, valid-type]
-    """Derived before the patch, without get_config()."""
+    """Derived before the patch."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -31,6 +33,9 @@ class OfLibrary(Before):  # type: ignore[misc, valid-type]
 
     def call(self, inputs: Any) -> Any:
         return self.out(self.hidden(inputs))
+
+    def get_config(self) -> Any:
+        return {"units": self.hidden.units}
 
 
 @pytest.fixture
@@ -145,6 +150,18 @@ def _functional() -> Any:
     return Before(inputs, L.Dense(10)(inputs))  # the name was imported before the patch
 
 
+class OfLibraryBare(Before):  # type: ignore[misc, valid-type]
+    """Derived before the patch, without get_config()."""
+
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.out = L.Dense(10)
+        self.activation = activation
+
+    def call(self, inputs: Any) -> Any:
+        return self.activation(self.out(inputs))
+
+
 def _derived_now() -> Any:
     class Derived(tf.keras.Model):  # type: ignore[misc, name-defined]
         def __init__(self, units: int) -> None:
@@ -177,6 +194,7 @@ MAKERS = [
     _functional_in_init,
     _cloned,
     lambda: OfLibrary(6),
+    lambda: OfLibraryBare(tf.nn.tanh),
 ]
 
 
@@ -219,6 +237,20 @@ def test_saved_models_are_keras_own_and_loaded_ones_take_num_processes(tmp_path:
         with pytest.raises(TypeError, match="num_processes"):
             _train(plain, num_processes=2)
         nanotf.patch_tensorflow()
+
+
+def test_a_librarys_registered_class_keeps_its_name() -> None:
+    def names() -> list[str]:
+        config = saving.serialize_keras_object(OfLibrary(6))
+        return [config[key] for key in ("module", "class_name", "registered_name")]
+
+    before = names()
+    nanotf.patch_tensorflow()
+    try:
+        assert names() == before
+        assert before[2] == "library>OfLibrary"
+    finally:
+        nanotf.unpatch_tensorflow()
 
 
 @pytest.mark.parametrize("before", ["float32", "float64"])
