@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -77,16 +78,11 @@ def examine(
     Raises:
         InvalidArgumentError, PlacementError: There cannot be that many workers.
     """
-    if num_processes is not None:
-        topology.check_num_processes(num_processes)
-    facts = gather() if facts is None else facts
-    cap = environment.cores_cap(facts.environ)
-    usable = facts.machine.usable_cores()[:cap]
-    plan = topology.plan(
-        min(2, len(usable)) if num_processes is None else num_processes,
-        machine=facts.machine,
-        max_cores=cap,
-    )
+    if facts is None:
+        # Refuses what cannot be before TensorFlow is asked, which takes seconds.
+        _plan(num_processes, topology.describe_machine(), os.environ)
+        facts = gather()
+    plan = _plan(num_processes, facts.machine, facts.environ)
     state = environment.read_state(facts.environ)
     wanted = environment.shell_environment(
         facts.machine, facts.environ, state.options if state else None, facts.installed
@@ -99,6 +95,15 @@ def examine(
     ]
     found = (*failed, *findings.find(facts, plan))
     return Report(facts, plan, wanted, checks, found)
+
+
+def _plan(
+    num_processes: int | None, machine: topology.Machine, environ: Mapping[str, str]
+) -> topology.Plan:
+    cap = environment.cores_cap(environ)
+    if num_processes is None:
+        num_processes = min(2, len(machine.usable_cores()[:cap]))
+    return topology.plan(num_processes, machine=machine, max_cores=cap)
 
 
 _MEND_OF_TEST = "Mend the other findings first; then report it, with `nanotf doctor --test --json`."

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from machines import container, flat, laptop, two_sockets
 
-from nanotf import cli, doctor, trial
+from nanotf import cli, doctor, topology, trial
 from nanotf.environment import Options, initialised, shell_environment
 from nanotf.errors import InvalidArgumentError, PlacementError
 from nanotf.findings import Facts, Finding
@@ -272,11 +272,12 @@ def test_workers_that_there_cannot_be(number: int, error: type[Exception]) -> No
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(doctor, "gather", _facts)
+    monkeypatch.setattr(topology, "describe_machine", two_sockets)
     assert cli.main(["doctor", "-n", "4"]) == 0
     assert "worker 3: cores 42-55, NUMA node 1" in capsys.readouterr().out
     assert cli.main(["doctor", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] == []
-    assert cli.main(["doctor", "-n", "57"]) == 2
+    assert cli.main(["doctor", "-n", "100000"]) == 2
     assert capsys.readouterr().err.startswith("nanotf: Every worker needs cores of its own")
     monkeypatch.setattr(doctor, "gather", lambda: _facts(build=BUILDS[0][0]))
     assert cli.main(["doctor"]) == 1
