@@ -1,4 +1,4 @@
-"""What the control groups of this process allow: cpusets and CPU quota, cgroup v1 and v2.
+"""What the control groups of this process allow: cpusets, CPU quota, memory; cgroup v1 and v2.
 
 The limits of every ancestor count too: a container's own group is often unlimited, and the
 group of its pod is not.
@@ -18,10 +18,12 @@ class Limits:
     Args:
         cpuset: frozenset of int or None, the logical CPUs allowed; None for no limit.
         quota: float or None, CPU time per time (3.5 is three and a half CPUs); None for no limit.
+        memory: int or None, bytes; None for no limit.
     """
 
     cpuset: frozenset[int] | None = None
     quota: float | None = None
+    memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,12 @@ def read_limits(root: pathlib.Path) -> Limits:
         root: Path, the directory that holds `proc` and `sys`; `/` but in tests.
 
     Returns:
-        `Limits`: the intersection of the cpusets, the smallest of the quotas.
+        `Limits`: the intersection of the cpusets, the smallest of the others.
     """
     mounts = _mounts(root)
     cpuset: frozenset[int] | None = None
     quotas: list[float] = []
+    memory: list[int] = []
     for controllers, path in _memberships(root):
         for directory in _own_and_ancestors(root, mounts, controllers, path):
             allowed = _cpuset(directory)
@@ -82,16 +85,17 @@ def read_limits(root: pathlib.Path) -> Limits:
             quota = _quota(directory)
             if quota is not None:
                 quotas.append(quota)
-    return Limits(cpuset, min(quotas, default=None))
+            memory += _memory(directory)
+    return Limits(cpuset, min(quotas, default=None), min(memory, default=None))
 
 
 def _memberships(root: pathlib.Path) -> Iterator[tuple[frozenset[str], str]]:
-    """The lines `hierarchy:controllers:path` of /proc/self/cgroup that concern CPUs."""
+    """The lines `hierarchy:controllers:path` of /proc/self/cgroup that concern CPUs or memory."""
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         controllers = frozenset(filter(None, names.split(",")))
-        if not controllers or controllers & {"cpu", "cpuset"}:
+        if not controllers or controllers & {"cpu", "cpuset", "memory"}:
             yield controllers, path
 
 
@@ -109,6 +113,7 @@ def _mounts(root: pathlib.Path) -> list[_Mount]:
         _Mount(frozenset(), "/", "/sys/fs/cgroup"),
         _Mount(frozenset({"cpu"}), "/", "/sys/fs/cgroup/cpu"),
         _Mount(frozenset({"cpuset"}), "/", "/sys/fs/cgroup/cpuset"),
+        _Mount(frozenset({"memory"}), "/", "/sys/fs/cgroup/memory"),
     ]
 
 
@@ -167,3 +172,9 @@ def _quota(directory: pathlib.Path) -> float | None:
     except ValueError:
         return None
     return microseconds / per if microseconds > 0 and per > 0 else None
+
+
+def _memory(directory: pathlib.Path) -> list[int]:
+    """The memory limits of a group: v2 says "max" for none, v1 a number above 2^60."""
+    texts = [read_text(directory / name) for name in ("memory.max", "memory.limit_in_bytes")]
+    return [int(text) for text in texts if text and text.isdigit() and int(text) < 1 << 60]

@@ -1,6 +1,7 @@
-"""The command line: `nanotf env`. A thin parser over library functions.
+"""The command line: `nanotf doctor`, `env`, `run`. A thin parser over library functions.
 
-Exit codes: 0 done, 2 wrong arguments or a request that this machine cannot meet.
+Exit codes: 0 done, 1 `doctor` found an error, 2 wrong arguments or a request that this machine
+cannot meet. `run` ends with the script's own.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
-from nanotf import environment, shell, topology
+from nanotf import doctor, environment, shell, topology
 from nanotf.errors import NanoError
 from nanotf.installed import find_installed
+from nanotf.precision import PRECISIONS
+from nanotf.run_script import Script
+
+_Done = TypeVar("_Done")
 
 _INIT_ABOUT = """\
 Exports the best known environment for TensorFlow on this machine, and prints it.
@@ -56,22 +61,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:2] == ["env", "--shell"] and arguments[2:3] and arguments[2] in scripts:
         name, function = scripts[arguments[2]]
         return _report(name, lambda: _write_code(function(arguments[3:], os.environ)))
-    return _report("nanotf", lambda: _nanotf(arguments))
+    done = _report("nanotf", lambda: _nanotf(arguments))
+    if isinstance(done, Script):
+        done.run()  # what it raises is the script's, also a `NanoError`
+        return 0
+    return done
 
 
-def _report(name: str, command: Any) -> int:
+def _report(name: str, command: Callable[[], _Done]) -> _Done | int:
     try:
-        command()
+        return command()
     except (NanoError, _ArgumentError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
-def _write_code(code: str) -> None:
+def _write_code(code: str) -> int:
     # Old values may be any bytes; they come back as they were.
     sys.stdout.buffer.write(os.fsencode(code))
     sys.stdout.buffer.flush()
+    return 0
 
 
 # -------------------------------------------------------------------- the sourced scripts
@@ -128,9 +137,79 @@ def _parse_script(parser: _Parser, arguments: Sequence[str]) -> argparse.Namespa
 
 
 # ------------------------------------------------------------------------- nanotf ...
-def _nanotf(arguments: Sequence[str]) -> None:
+def _nanotf(arguments: Sequence[str]) -> int | Script:
     parser = _Parser(prog="nanotf", description="Multi-instance CPU acceleration for TensorFlow.")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    _add_doctor(commands)
+    _add_env(commands)
+    _add_run(commands)
+    parsed = parser.parse_args(arguments)
+    done: int | Script = parsed.run(parsed)
+    return done
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="show this machine, what nanotf would do on it, and what could be better",
+        description="Shows this machine as nanotf may use it, TensorFlow and its build, the "
+        "environment, and what it finds wrong, with the mend. Changes nothing. Exits with 1 if "
+        "something does not work.",
+        allow_abbrev=False,
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument(
+        "-n",
+        "--num-processes",
+        type=int,
+        metavar="N",
+        help="show the cores of N workers, default 2",
+    )
+    doctor.add_argument(
+        "--test",
+        action="store_true",
+        help="train with 2 workers, compare with 1 process, and check sums over workers",
+    )
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    report = doctor.examine(parsed.num_processes, test=parsed.test)
+    print(json.dumps(doctor.as_json(report), indent=2) if parsed.json else doctor.render(report))
+    return 1 if report.has_errors() else 0
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run an unchanged script, with several processes in every fit",
+        usage="nanotf run [-h] [-n N] [--precision PRECISION] script.py [arguments ...]",
+        description="Runs a script as `python script.py arguments ...` does, after "
+        "nanotf.patch_tensorflow(): its Keras models take num_processes, and with -n every fit "
+        "that does not say otherwise uses N processes.",
+        allow_abbrev=False,
+    )
+    run.add_argument("-n", "--num-processes", type=int, metavar="N", help="workers of every fit")
+    run.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default=PRECISIONS[0],
+        help="as in nanotf.patch_tensorflow, default %(default)s",
+    )
+    run.add_argument("script", help="a Python file")
+    run.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="what the script finds in sys.argv"
+    )
+    run.set_defaults(run=_run)
+
+
+def _run(parsed: argparse.Namespace) -> Script:
+    script = Script(parsed.script, tuple(parsed.arguments), parsed.num_processes, parsed.precision)
+    script.check()
+    return script
+
+
+def _add_env(commands: Any) -> None:
     env = commands.add_parser(
         "env",
         help="print the environment variables that would be set",
@@ -144,11 +223,9 @@ def _nanotf(arguments: Sequence[str]) -> None:
     )
     _add_options(env, onednn=("--disable-onednn",))
     env.set_defaults(run=_env)
-    parsed = parser.parse_args(arguments)
-    parsed.run(parsed)
 
 
-def _env(parsed: argparse.Namespace) -> None:
+def _env(parsed: argparse.Namespace) -> int:
     options, machine = _options(parsed), topology.describe_machine()
     if parsed.num_processes is None:
         made = environment.shell_environment(machine, os.environ, options)
@@ -165,7 +242,7 @@ def _env(parsed: argparse.Namespace) -> None:
         title, made = f"{machine.explain()}.", environment.Environment()
     if parsed.json:
         print(json.dumps(_as_json(made, workers), indent=2))
-        return
+        return 0
     print(title)
     if not workers:
         print(shell.table(made))
@@ -175,6 +252,7 @@ def _env(parsed: argparse.Namespace) -> None:
         print(shell.table(variables))
     for found in [made, *(variables for _, variables in workers[:1])]:
         _warn("nanotf", found)
+    return 0
 
 
 def _as_json(

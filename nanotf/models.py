@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import abc
 import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from nanotf import iterators
+from nanotf import iterators, run_default
 from nanotf.compat import keras_names
-from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentTypeError
 
-_tf = require_tensorflow()
-_KerasModel: Any = _tf.keras.Model
-_KerasSequential: Any = _tf.keras.Sequential
+_KerasModel: Any = keras_names.model_class()
+_KerasSequential: Any = keras_names.sequential_class()
 _KerasFunctional: Any = keras_names.functional_class()
 
 
@@ -100,6 +99,7 @@ class Accelerated:
 
         keras_fit = super().fit  # type: ignore[misc]
         calls.check_max_restarts(max_restarts)
+        num_processes = run_default.num_processes(num_processes)
         if not calls.needs_workers(num_processes, transport, sharding):
             try:
                 return keras_fit(*args, **kwargs)
@@ -205,7 +205,28 @@ class Accelerated:
         return self.test_function
 
 
-class Model(Accelerated, _KerasModel):  # type: ignore[misc]
+# nanotf's classes that stand under the names of Keras's, and those; see `patching`.
+in_place_of: dict[type, type] = {}
+
+
+class _Kind(abc.ABCMeta):
+    """Lets `isinstance(x, tf.keras.Model)` mean Keras's models, also while the name is nanotf's.
+
+    Derived from `ABCMeta`, so that a user's model class can be abstract, as one of Keras's can.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if type.__instancecheck__(cls, instance):
+            return True
+        return cls in in_place_of and isinstance(instance, in_place_of[cls])
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        if type.__subclasscheck__(cls, subclass):
+            return True
+        return cls in in_place_of and issubclass(subclass, in_place_of[cls])
+
+
+class Model(Accelerated, _KerasModel, metaclass=_Kind):  # type: ignore[misc]
     """`tf.keras.Model` whose `fit`, `evaluate` and `predict` take `num_processes`.
 
     Functional (`Model(inputs, outputs)`) and subclassed models work as in Keras. A subclass
@@ -216,9 +237,7 @@ class Model(Accelerated, _KerasModel):  # type: ignore[misc]
         if _is_functional_call(args, kwargs) and cls is Model:
             return _KerasModel.__new__(Functional)
         made = super().__new__(cls)
-        takes_graph = cls.__init__ in (Model.__init__, _KerasFunctional.__init__)
-        if "_nanotf_arguments" not in vars(made) and not takes_graph:
-            object.__setattr__(made, "_nanotf_arguments", (args, kwargs))
+        _remember_arguments(made, args, kwargs)
         return made
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -249,6 +268,13 @@ for _cls, _original in ((Functional, _KerasFunctional), (Sequential, _KerasSeque
     _cls.__module__ = _original.__module__
 
 
+def _remember_arguments(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Keeps what a user's `__init__` is called with; not the tensors that Keras's own takes."""
+    own = (Model.__init__, _KerasModel.__init__, _KerasFunctional.__init__)
+    if "_nanotf_arguments" not in vars(model) and type(model).__init__ not in own:
+        object.__setattr__(model, "_nanotf_arguments", (args, kwargs))
+
+
 def _is_functional_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return (
         len(args) == 2
@@ -263,7 +289,7 @@ def _make_functional(cls: type) -> None:
     for base in cls.__bases__:
         if base is Model:
             base = Functional
-        elif issubclass(base, Model):
+        elif Model in base.__mro__:
             _make_functional(base)
         bases.append(base)
     cls.__bases__ = tuple(bases)
@@ -274,8 +300,35 @@ def _accelerated_class(cls: type) -> type:
     body = {"__module__": cls.__module__, "compile": cls.compile}  # type: ignore[attr-defined]
     made = type(cls.__name__, (Accelerated, cls), body)
     made._nanotf_original = cls  # type: ignore[attr-defined]
+    keras_names.save_as(made, cls)
     made.__init__ = cls.__init__  # type: ignore[misc]
     return made
+
+
+def accelerated_new(keras_new: Any) -> Any:
+    """Makes a `__new__` for Keras's `Model` that makes models take `num_processes`.
+
+    Args:
+        keras_new: callable, the `__new__` of Keras's `Model`.
+
+    Returns:
+        A callable. Whatever class it is asked for, the user's, a library's or Keras's own, the
+        object is of nanotf's class for it, which derives from that class.
+    """
+    ours = {_KerasModel: Model, _KerasFunctional: Functional, _KerasSequential: Sequential}
+
+    @functools.wraps(keras_new)
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        # Of a functional call, Keras makes a Functional, and so calls this once more.
+        functional = cls is _KerasModel and _is_functional_call(args, kwargs)
+        if issubclass(cls, Accelerated) or functional:
+            return keras_new(cls, *args, **kwargs)
+        made = keras_new(ours.get(cls) or _accelerated_class(cls), *args, **kwargs)
+        if cls not in ours:
+            _remember_arguments(made, args, kwargs)
+        return made
+
+    return __new__
 
 
 def accelerate(model: Any) -> Any:

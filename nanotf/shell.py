@@ -89,11 +89,14 @@ def table(environment: Environment) -> str:
     rows = [(name, value, "") for name, value in environment.variables.items()]
     rows += [(name, value, "  (yours, kept)") for name, value in environment.kept.items()]
     width = max((len(name) for name, _, _ in rows), default=0)
-    # A value of the user's may have line ends and control characters.
     return "\n".join(
-        f"  {name:{width}}  {value if value.isprintable() else ascii(value)}{note}"
-        for name, value, note in sorted(rows)
+        f"  {name:{width}}  {printable(value)}{note}" for name, value, note in sorted(rows)
     )
+
+
+def printable(value: str) -> str:
+    """A value of the user's, which may have line ends and control characters, on one line."""
+    return value if value.isprintable() else ascii(value)
 
 
 def say(text: str) -> str:

@@ -49,6 +49,12 @@ def pool_for(plan: topology.Plan, transport: str) -> Iterator[Pool]:
             _start_idle_timer()
 
 
+def lent_to() -> int | None:
+    """The thread that runs a job on this process's workers, if one does."""
+    lent = _pool is not None and _pool.owner == os.getpid()
+    return _lent_to if lent else None
+
+
 def check_not_lent(received: str) -> None:
     """Refuses a job inside another, in a callback above all: its workers wait for the callback.
 
@@ -58,7 +64,7 @@ def check_not_lent(received: str) -> None:
     Raises:
         NanoError: This thread runs a job already.
     """
-    if _lent_to == threading.get_ident() and _pool is not None and _pool.owner == os.getpid():
+    if lent_to() == threading.get_ident():
         raise NanoError(
             "The workers are in the middle of a job, and wait for what this callback decides. "
             f"Received: {received} inside another call with num_processes. Leave num_processes "

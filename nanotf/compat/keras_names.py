@@ -23,6 +23,9 @@
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
+| `saving.object_registration.GLOBAL_CUSTOM_NAMES` / `_GLOBAL_CUSTOM_NAMES` | 3 / 2 | see `save_as` |
+| `mixed_precision.policy._global_policy` | 2; 2.15, tf_keras 2.15-2.21 | None as long as the policy follows `floatx` |
+| `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
 """
 
 from __future__ import annotations
@@ -41,6 +44,35 @@ _TRAINER_2 = "engine.training"
 def source_module(path: str) -> Any:
     """A module below the Keras package's `src`."""
     return importlib.import_module(f"{keras_module_name()}.src.{path}")
+
+
+def model_class() -> Any:
+    """Keras's `Model`, also where `tf.keras.Model` is nanotf's."""
+    return source_module("models.model" if is_keras_3() else "engine.training").Model
+
+
+def sequential_class() -> Any:
+    """Keras's `Sequential`, also where `tf.keras.Sequential` is nanotf's."""
+    return source_module("models.sequential" if is_keras_3() else "engine.sequential").Sequential
+
+
+def save_as(cls: type, original: type) -> None:
+    """Makes saved models name a class as they name another, if that one is registered with Keras.
+
+    Registering it would make Keras load models of the new class from then on.
+    """
+    registration = source_module("saving.object_registration")
+    prefix = "" if is_keras_3() else "_"
+    names = getattr(registration, f"{prefix}GLOBAL_CUSTOM_NAMES")
+    if original in names:
+        names[cls] = names[original]
+
+
+def global_policy() -> Any:
+    """What `set_global_policy` takes to leave the global dtype policy as it is."""
+    if is_keras_3():
+        return require_tensorflow().keras.mixed_precision.global_policy()
+    return source_module("mixed_precision.policy")._global_policy
 
 
 def functional_class() -> type:

@@ -218,7 +218,7 @@ def _names_of_keras() -> frozenset[str]:
     """The attributes that Keras itself gives a model of the user's class."""
     tf = require_tensorflow()
 
-    class Plain(tf.keras.Model):  # type: ignore[misc, name-defined]
+    class Plain(keras_names.model_class()):  # type: ignore[misc]
         def call(self, x: Any) -> Any:
             return x
 
@@ -348,7 +348,7 @@ def rebuild(recipe: ModelRecipe) -> Any:
 def _with_attributes(cls: Any, attributes: dict[str, Any]) -> Any:
     """A model as the user's `__init__` has left it; Keras tracks layers as they are set."""
     model = cls.__new__(cls)
-    require_tensorflow().keras.Model.__init__(model)
+    keras_names.model_class().__init__(model)
     for name, value in attributes.items():
         setattr(model, name, value)
     return model

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 from nanotf.compat import (
+    build_facts,
     data_adapters,
     distribute,
     keras_callbacks,
@@ -135,10 +136,57 @@ def _compiled() -> Any:
     return model
 
 
+def test_the_lazy_loader_says_that_it_has_chosen_a_keras() -> None:
+    loader = _lazy_loader()
+    assert vars(loader).keys() & {"_initialized", "_tfll_initialized"}
+    assert not vars(loader).keys() & {"_keras_version", "_tfll_keras_version"}
+    assert loader.Model is tf.keras.Model
+    assert vars(loader).keys() & {"_keras_version", "_tfll_keras_version"}
+    assert not versions.is_choosing_keras()
+
+
+def _lazy_loader() -> Any:
+    """What `tf.keras` is before it is used."""
+    module = importlib.import_module("tensorflow.python.util.lazy_loader")
+    return module.KerasLazyLoader({}, mode="v2")
+
+
 def test_keras_classes() -> None:
     assert inspect.isclass(keras_names.functional_class())
     assert issubclass(keras_names.functional_class(), tf.keras.Model)
     assert inspect.isclass(keras_names.callback_list_class())
+    assert keras_names.model_class() is tf.keras.Model
+    assert keras_names.sequential_class() is tf.keras.Sequential
+
+
+def test_a_class_is_saved_as_another() -> None:
+    registering = tf.keras.utils
+
+    @registering.register_keras_serializable(package="of_test")
+    class Known(tf.keras.layers.Layer):  # type: ignore[misc, name-defined]
+        pass
+
+    class Other(Known):
+        pass
+
+    keras_names.save_as(Other, Known)
+    assert registering.get_registered_name(Other) == "of_test>Known"
+    assert registering.get_registered_object("of_test>Known") is Known
+
+
+def test_the_build_says_whether_it_uses_onednn() -> None:
+    facts = build_facts.build_facts()
+    assert facts["tensorflow"] == tf.__version__
+    assert facts["keras"].split()[0] == versions.keras_module_name()
+    assert type(build_facts.uses_onednn()) is bool
+
+
+def test_global_policy_can_be_put_back() -> None:
+    before = keras_names.global_policy()
+    tf.keras.mixed_precision.set_global_policy("float64")
+    assert keras_names.global_policy().name == "float64"
+    tf.keras.mixed_precision.set_global_policy(before)
+    assert keras_names.global_policy() is before
 
 
 def test_compile_state() -> None:

@@ -7,30 +7,11 @@ import pathlib
 from collections.abc import Callable
 
 import pytest
+from machines import flat, laptop, two_sockets
 
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, PlacementError
 from nanotf.machine import LogicalCpu, Machine, describe_machine
 from nanotf.topology import Placement, check_num_processes, plan
-
-
-def two_sockets() -> Machine:
-    """2 sockets of 28 cores with hyper-threading: siblings are n and n + 56, as Linux numbers."""
-    return Machine(
-        tuple(
-            LogicalCpu(n, core=n % 56, socket=n % 56 // 28, numa_node=n % 56 // 28)
-            for n in range(112)
-        )
-    )
-
-
-def flat(cores: int, **fields: object) -> Machine:
-    return Machine(tuple(LogicalCpu(n, n) for n in range(cores)), **fields)  # type: ignore[arg-type]
-
-
-def laptop() -> Machine:
-    """6 performance cores with hyper-threads (0-11), 8 efficiency cores (12-19)."""
-    fast = tuple(LogicalCpu(n, n // 2) for n in range(12))
-    return Machine(fast + tuple(LogicalCpu(n, n, efficiency=True) for n in range(12, 20)))
 
 
 def cores_of(machine: Machine, *arguments: int, **named: object) -> list[tuple[int, ...]]:

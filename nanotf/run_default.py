@@ -1,0 +1,44 @@
+"""What `nanotf run -n N` makes of a `fit` that does not say how many processes it wants."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+
+@dataclass
+class RunDefault:
+    """The default of a run.
+
+    Args:
+        processes: int or None for no default.
+        fits: int, how often `fit` was called.
+    """
+
+    processes: int | None
+    fits: int = 0
+
+
+# Set by `run_script`, before the script starts; None in every other process.
+current: RunDefault | None = None
+
+
+def num_processes(given: int | None) -> int | None:
+    """The number of processes of a call of `fit`.
+
+    Args:
+        given: int or None, what the call says.
+
+    Returns:
+        `given`, or the default where it is None. Inside of another job there is no default:
+        a callback that trains a model of its own does so in this process, as it would without
+        `nanotf run`, since the workers are waiting for it.
+    """
+    if current is None:
+        return given
+    current.fits += 1
+    if given is not None:
+        return given
+    from nanotf import warm  # the parent's side, not needed in a worker
+
+    return None if warm.lent_to() == threading.get_ident() else current.processes

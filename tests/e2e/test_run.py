@@ -1,0 +1,259 @@
+"""`nanotf run`: unchanged scripts, from the command line."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from processes import ROOT, SECONDS, last_json
+
+from nanotf.compat.versions import keras_module_name
+
+KERAS = keras_module_name()
+
+
+def _run(
+    directory: pathlib.Path,
+    source: str | None,
+    options: tuple[str, ...] = ("-n", "2"),
+    arguments: tuple[str, ...] = (),
+    **environment: str,
+) -> subprocess.CompletedProcess[str]:
+    """Writes a script, and starts `nanotf run OPTIONS sub/script.py ARGUMENTS`."""
+    folder = directory / "sub"
+    folder.mkdir(exist_ok=True)
+    if source is not None:
+        (folder / "script.py").write_text(textwrap.dedent(source))
+    variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run(
+        [sys.executable, "-m", "nanotf", "run", *options, "sub/script.py", *arguments],
+        cwd=directory,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+UNCHANGED = """
+import atexit, json, os, sys
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+import numpy as np
+import tensorflow as tf
+import beside
+
+def own_loss(y_true, y_pred):  # of __main__: travels by value
+    return tf.reduce_mean(tf.square(y_true - y_pred) * SCALE, axis=-1)
+
+SCALE = 2.0
+sizes = []
+
+class Note(tf.keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        import psutil
+        sizes.append(sum("nanotf.worker" in " ".join(p.cmdline())
+                         for p in psutil.Process().children(recursive=True)))
+        inner = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
+        inner.compile("sgd", "mse")
+        inner.fit(x[:8, :1], y[:8], verbose=0)  # a fit inside of another
+
+def train(**arguments):
+    tf.keras.utils.set_random_seed(1)
+    model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+    model.compile("sgd", own_loss)
+    fit = dict(epochs=2, batch_size=20, shuffle=False, verbose=0)
+    return model.fit(x, y, **fit, **arguments).history["loss"]
+
+x = np.random.default_rng(0).normal(size=(101, 4)).astype("float32")
+y = x.sum(1, keepdims=True)
+found = train(callbacks=[Note()])
+kind = type(tf.keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3), alpha=0.35))
+told = {
+    "single": train(num_processes=1),  # what a call says itself counts
+    "argv": sys.argv,
+    "path": sys.path[0],
+    "file": __file__,
+    "name": __name__,
+    "main": sys.modules["__main__"].__dict__ is globals(),
+    "sizes": sizes,
+    "loss": found,
+    "accelerated": hasattr(kind, "_nanotf_original"),
+    "beside": beside.NAME,
+}
+atexit.register(lambda: print(json.dumps(told)))  # runs when the script has ended
+"""
+
+
+def test_an_unchanged_script_uses_workers(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "beside.py").write_text("NAME = 'beside'\n")
+    done = _run(tmp_path, UNCHANGED, arguments=("-n", "7", "--", "a b"))
+    assert done.returncode == 0, done.stderr
+    told = last_json(done)
+    assert told["argv"] == ["sub/script.py", "-n", "7", "--", "a b"]
+    assert told["path"] == str((tmp_path / "sub").resolve())
+    assert told["file"] == str(tmp_path / "sub" / "script.py")
+    assert told["name"] == "__main__"
+    assert told["main"] is True
+    assert told["sizes"] == [2, 2]
+    assert told["accelerated"] is True
+    assert told["loss"] == pytest.approx(told["single"], rel=1e-4)
+    assert "nanotf" not in done.stderr
+
+
+PLACES = {
+    "tf.keras": "import tensorflow as tf\nSequential = tf.keras.Sequential",
+    "tensorflow.keras": "from tensorflow.keras import Sequential",
+    "tensorflow.keras.models": "from tensorflow.keras.models import Sequential",
+    "nanotf.keras": "from nanotf.keras import Sequential",
+    "the package": f"import {KERAS}\nSequential = {KERAS}.Sequential",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_keras_is_patched_whatever_is_imported_first(tmp_path: pathlib.Path, place: str) -> None:
+    source = (
+        PLACES[place]
+        + """
+import nanotf, sys
+print(Sequential is nanotf.keras.Sequential, type(Sequential()) is nanotf.keras.Sequential)
+import tensorflow
+print(tensorflow.keras.Model is nanotf.keras.Model)
+print([finder for finder in sys.meta_path if type(finder).__module__.startswith("nanotf")])
+"""
+    )
+    done = _run(tmp_path, source, options=())
+    assert done.stdout.split() == ["True", "True", "True", "[]"], done.stderr
+
+
+def test_the_generation_that_a_script_chooses_is_patched(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("tf_keras")
+    source = """
+    import os
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import keras, tensorflow as tf, nanotf
+    print(tf.keras.Model is nanotf.keras.Model, keras.Model is nanotf.keras.Model)
+    print(tf.keras.layers.Layer.__module__.split(".")[0])
+    """
+    done = _run(tmp_path, source, TF_USE_LEGACY_KERAS="")
+    assert done.stdout.split() == ["True", "False", "tf_keras"], done.stderr
+
+
+def test_precision(tmp_path: pathlib.Path) -> None:
+    source = """
+    import tensorflow as tf
+    print(tf.keras.mixed_precision.global_policy().name)
+    """
+    done = _run(tmp_path, source, ("--precision", "mixed_bfloat16"))
+    assert done.stdout.split() == ["mixed_bfloat16"], done.stderr
+
+
+def test_a_script_that_never_calls_fit_gets_a_note(tmp_path: pathlib.Path) -> None:
+    done = _run(tmp_path, "import sys; print('tensorflow' in sys.modules); sys.exit(5)")
+    assert done.returncode == 5
+    assert done.stdout.strip() == "False", "TensorFlow is not imported ahead of the script"
+    assert done.stderr.strip() == (
+        "nanotf: sub/script.py never called fit() of a tf.keras model, so -n 2 did nothing."
+    )
+
+
+FAILING = """
+def fails():
+    raise ValueError("of the script's own")
+
+fails()
+"""
+
+
+def _plain(directory: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """What `python sub/script.py` does."""
+    return subprocess.run(
+        [sys.executable, "sub/script.py"],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+SCRIPTS = {
+    "an exception": FAILING,
+    "nanotf's own exception": "import nanotf\nnanotf.plan(10000)\n",
+    "a syntax error": "x = 1\nif x\n    y = 2\n",
+    "a message as the exit code": "import sys\nsys.exit('enough')\n",
+    "a hook of its own": """
+import sys, traceback
+def hook(kind, error, tb):
+    print("hook", kind.__name__, [f.name for f in traceback.extract_tb(tb)], file=sys.stderr)
+sys.excepthook = hook
+raise KeyError("k")
+""",
+    "an interrupt": f"import os\nos.kill(os.getpid(), {int(signal.SIGINT)})\n",
+    "a chain": """
+try:
+    1 / 0
+except ZeroDivisionError as error:
+    raise RuntimeError("second") from error
+""",
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_exit_code_and_traceback_are_the_scripts_own(tmp_path: pathlib.Path, name: str) -> None:
+    done = _run(tmp_path, SCRIPTS[name])
+    expected = _plain(tmp_path)
+    assert done.returncode == expected.returncode != 0
+    told = [line for line in done.stderr.splitlines() if "never called fit" not in line]
+    assert told == expected.stderr.splitlines()
+
+
+CLI: list[tuple[tuple[str, ...], str]] = [
+    (("-n", "0"), "must be at least 1. Received: num_processes=0"),
+    (("-n", "10000"), "Received: num_processes=10000"),
+    (("-n", "two"), "invalid int value: 'two'"),
+    (("--precision", "float16"), "invalid choice: 'float16'"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), CLI)
+def test_wrong_options(tmp_path: pathlib.Path, options: tuple[str, ...], text: str) -> None:
+    done = _run(tmp_path, "print('ran')", options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("nanotf: ")
+    assert text in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_script(tmp_path: pathlib.Path) -> None:
+    done = _run(tmp_path, None)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "nanotf: The script must be a Python file. Received: sub/script.py (no such file).\n"
+    )
+    (tmp_path / "sub" / "script.py").mkdir()
+    assert "sub/script.py (a directory)" in _run(tmp_path, None).stderr
+
+
+def test_an_error_in_training_is_shown_with_the_scripts_traceback(tmp_path: pathlib.Path) -> None:
+    source = """
+    import numpy as np
+    import tensorflow as tf
+    model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((10, 4)), np.ones(7), verbose=0)
+    """
+    done = _run(tmp_path, source)
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    first = lines.index("Traceback (most recent call last):")
+    assert f'"{tmp_path / "sub" / "script.py"}", line 6' in lines[first + 1]
+    assert "ValueError" in done.stderr
+    assert "run_script" not in done.stderr
