@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf import calls, context, jobs, messages, topology, warm
+from nanotf import calls, context, jobs, messages, timing, topology, warm
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
     CollectiveError,
@@ -158,6 +158,7 @@ class _LoopCall(calls.Call):
         self._open: dict[int, streams.StreamWriter] = {}
         self._closed: dict[int, int] = {}
         self._closing: list[streams.StreamWriter] = []
+        self.clock.prepared = timing.now()
 
     def _check_reach(self) -> None:
         """Raises `InvalidArgumentError` where there is nothing to divide, or to train."""

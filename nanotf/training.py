@@ -49,7 +49,9 @@ def fit(
     if plan is None:
         return gpu.fit(model, call.recipe, given, num_processes, gpu.devices())
     with warm.pool_for(plan, check_transport(transport)) as workers:
-        return call.run(workers)
+        history = call.run(workers)
+    history.nanotf = call.report
+    return history
 
 
 def _check_steps_per_execution(model: Any, transport: str) -> None:
@@ -68,6 +70,7 @@ class _FitCall(calls.ModelCall):
     """One call of `fit`."""
 
     trains = True
+    method = "fit"
 
     def __init__(self, model: Any, arguments: FitArguments, size: int, sharding: str) -> None:
         data_adapters.check_compiled(model, "fit")
