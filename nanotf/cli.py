@@ -1,4 +1,4 @@
-"""The command line: `nanotf env`. A thin parser over library functions.
+"""The command line: `nanotf env`, `nanotf tune`. A thin parser over library functions.
 
 Exit codes: 0 done, 2 wrong arguments or a request that this machine cannot meet.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-from nanotf import environment, shell, topology
+from nanotf import environment, shell, topology, tuning_cache
 from nanotf.errors import NanoError
 from nanotf.installed import find_installed
 
@@ -144,8 +144,29 @@ def _nanotf(arguments: Sequence[str]) -> None:
     )
     _add_options(env, onednn=("--disable-onednn",))
     env.set_defaults(run=_env)
+    tune = commands.add_parser(
+        "tune",
+        help='show or forget what num_processes="auto" has measured',
+        description='Shows what fit(num_processes="auto") has measured and remembered.',
+        allow_abbrev=False,
+    )
+    tune.add_argument("--clear", action="store_true", help="forget it, so that it measures anew")
+    tune.set_defaults(run=_tune)
     parsed = parser.parse_args(arguments)
     parsed.run(parsed)
+
+
+def _tune(parsed: argparse.Namespace) -> None:
+    if parsed.clear:
+        print(f"Forgot {tuning_cache.clear()} measurements of {tuning_cache.path()}.")
+        return
+    entries = tuning_cache.entries()
+    print(f"{len(entries)} measurements in {tuning_cache.path()}")
+    for entry in entries.values():
+        steps = ", ".join(
+            f"{m['num_processes']}: {1000 * m['step']:.2f}" for m in entry["measured"]
+        )
+        print(f"  {entry['date']}  {entry['model']}: ms per step by processes: {steps}")
 
 
 def _env(parsed: argparse.Namespace) -> None:

@@ -75,8 +75,9 @@ class FitData:
         seed: int, of the order of shuffled arrays.
         first_block: int, the number of the first of the job's blocks that is for arrays.
         size: int, number of workers.
-        sharding: str, "data", "file" or "parent", where datasets are read. Validation data that
-            have no files to divide are read in the parent.
+        sharding: str, "data", "file" or "parent", where datasets are read, or "trial", which is
+            "data" with whatever order the workers find. Validation data that have no files to
+            divide are read in the parent.
         trains: bool, whether the data are for training; otherwise for one pass over them.
 
     Attributes:
@@ -234,9 +235,10 @@ class FitData:
                 f"{what} must have at least one batch. Received: an empty dataset."
             )
         signature = streams.signature_of(data.element_spec, what)
-        if self._sharding == "data":
+        if self._sharding in ("data", "trial"):
+            alike = self._sharding == "data"
             pipeline = pipelines.pipeline_input(
-                data.dataset, signature, data.cardinality, data.steps, what
+                data.dataset, signature, data.cardinality, data.steps, what, alike
             )
             return pipeline, signature
         if self._sharding == "file":

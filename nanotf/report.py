@@ -244,7 +244,7 @@ class Report:
 _last: Report | None = None
 
 
-def remember(report: Report) -> None:
+def remember(report: Report | None) -> None:
     """Makes it the one that `last_report` returns."""
     global _last
     _last = report

@@ -595,6 +595,12 @@ def runs_several_steps(model: Any) -> bool:
     return is_keras_3() and bool(model.steps_per_execution > 1)
 
 
+def steps_per_execution(model: Any) -> int:
+    """How many steps one execution of a compiled model's step function is."""
+    given = model.steps_per_execution if is_keras_3() else model._steps_per_execution
+    return int(given.numpy() if hasattr(given, "numpy") else given)
+
+
 def compile_forward(model: Any) -> None:
     """Compiles a replica's forward and backward with XLA, in place of its whole step.
 
