@@ -41,7 +41,10 @@ class NativeEngine(Engine):
     def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:
         super().__init__(spec, rank)
         self._library = native.load()
-        self._numbers = (ctypes.c_int64 * len(Times()))()  # of `times`, which one thread calls
+        # Of `times`, which one thread calls, twice for each execution of steps.
+        self._numbers = (ctypes.c_int64 * len(Times()))()
+        self._read_times = self._library.nanotf_times
+        self._begin_steps = self._library.nanotf_begin_steps
         config = native.Config(
             spec.nonce,
             spec.size,
@@ -147,11 +150,8 @@ class NativeEngine(Engine):
         self._call(self._library.nanotf_barrier, key, "barrier")
 
     def times(self, steps_begin: bool = False) -> Times:
-        library = self._library
-        (library.nanotf_begin_steps if steps_begin else library.nanotf_times)(
-            self.handle, self._numbers
-        )
-        return Times(*self._numbers)
+        (self._begin_steps if steps_begin else self._read_times)(self.handle, self._numbers)
+        return Times._make(self._numbers[:])
 
     def abort(self, message: str) -> None:
         self._library.nanotf_abort(self.handle, message.encode("utf-8", "replace"))

@@ -28,6 +28,7 @@
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`, lists of slots in its attributes | 2 and 3 | see `updates_elements_apart`, `optimizer_slots` |
 | `Optimizer._trainable_variables` / `_index_dict`, legacy `_slots`, `tf.Variable._unique_id` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | see `built_with` |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
+| `Model._steps_per_execution` | 2 | steps of one execution |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 """
 
