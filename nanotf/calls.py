@@ -166,6 +166,9 @@ class Call:
         """What the call returns; `results` has what each rank's job returned, by rank."""
         raise NotImplementedError
 
+    def reported(self) -> None:
+        """Called at the very end, when `report` says where the time went."""
+
     # ------------------------------------------------------------------------------- run
     def run(self, workers: Pool) -> Any:
         """Runs the job on a pool and brings its results home."""
@@ -204,6 +207,7 @@ class Call:
         clock.ended = timing.now()
         self.report = report.Report.of(self.method, clock, self.times)
         report.remember(self.report)
+        self.reported()
         return result
 
     def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:

@@ -49,9 +49,7 @@ def fit(
     if plan is None:
         return gpu.fit(model, call.recipe, given, num_processes, gpu.devices())
     with warm.pool_for(plan, check_transport(transport)) as workers:
-        history = call.run(workers)
-    history.nanotf = call.report
-    return history
+        return call.run(workers)
 
 
 def _check_steps_per_execution(model: Any, transport: str) -> None:
@@ -234,3 +232,6 @@ class _FitCall(calls.ModelCall):
 
     def end(self, results: list[Any]) -> Any:
         return self.model.history
+
+    def reported(self) -> None:
+        self.model.history.nanotf = self.report

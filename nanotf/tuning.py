@@ -309,8 +309,8 @@ class _Trial(training._FitCall):
     def _changes(self, first: messages.Waiting) -> messages.Proceed:
         return messages.Proceed(self.number)
 
-    def end(self, results: list[Any]) -> Any:
-        return None
+    def reported(self) -> None:
+        pass
 
     def step_times(self) -> list[tuple[int, int]]:
         """Begin and end of the executions of rank 0, which all ranks do together."""
