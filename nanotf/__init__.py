@@ -15,6 +15,7 @@ _HOMES = {
     "CheckpointManager": "nanotf.checkpoints",
     "accelerate": "nanotf.models",
     "get_strategy": "nanotf.context",
+    "last_report": "nanotf.report",
     "is_chief": "nanotf.context",
     "patch_tensorflow": "nanotf.patching",
     "plan": "nanotf.topology",

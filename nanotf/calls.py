@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf import gpu, jobs, messages, neighbours, topology, warm
+from nanotf import gpu, jobs, messages, neighbours, report, timing, topology, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
@@ -127,8 +127,11 @@ class Call:
         size: int, number of workers.
     """
 
+    method = "@nano"  # what was called, for the report
+
     def __init__(self, size: int) -> None:
         self.size = size
+        self.clock = timing.CallTimes()
 
     # ---------------------------------------------------------------- what a subclass says
     def begin(self) -> list[Block]:
@@ -192,10 +195,15 @@ class Call:
         """What the call returns; `results` has what each rank's job returned, by rank."""
         raise NotImplementedError
 
+    def reported(self) -> None:
+        """Called at the very end, when `report` says where the time went."""
+
     # ------------------------------------------------------------------------------- run
     def run(self, workers: Pool) -> Any:
         """Runs the job on a pool and brings its results home."""
-        self.workers = workers
+        self.workers, clock = workers, self.clock
+        clock.lent = timing.now()
+        clock.prepared = clock.prepared or clock.lent
         self.number = workers.next_job()
         blocks = self.begin()
         patience = streams.STOP_SECONDS
@@ -203,11 +211,14 @@ class Call:
         try:
             body = pickling.dumps(self.job())
             sizes = tuple(block.nbytes for block in blocks)
+            clock.shipped, clock.written = len(body) + sum(sizes), timing.now()
             workers.send(messages.Job(self.number, body, sizes), blocks)
             self.sent()
             _close_descriptors(blocks)
+            clock.sent = timing.now()
             self.writers = [self._writer(i, stream) for i, stream in enumerate(self.data_streams())]
             results = self._follow()
+            clock.done = timing.now()
             self.collect()
         except BaseException:
             patience = FAILED_SECONDS
@@ -222,7 +233,13 @@ class Call:
             self.release()
             while blocks:
                 blocks.pop().discard()
-        return self.end(results)
+        clock.readings = [writer.reading for writer in self.writers]
+        result = self.end(results)
+        clock.ended = timing.now()
+        self.report = report.Report.of(self.method, clock, self.times)
+        report.remember(self.report)
+        self.reported()
+        return result
 
     def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
         def send(message: messages.Message, block: Block | None) -> None:
@@ -244,6 +261,7 @@ class Call:
         """Handles what the workers say, until all have ended the job; returns their results."""
         waiting: dict[int, messages.Waiting] = {}
         done: dict[int, Any] = {}
+        times: dict[int, timing.WorkerTimes] = {}
         while len(done) < self.size:
             try:
                 rank, message = self.workers.receive(LOOK_SECONDS)
@@ -259,15 +277,18 @@ class Call:
             elif isinstance(message, messages.JobFailed):
                 raise self.workers.explain(message) or self.failure(message)
             elif isinstance(message, messages.JobDone):
-                done[rank] = message.result
+                done[rank], times[rank] = message.result, message.times
             elif isinstance(message, messages.Waiting):
                 waiting[rank] = message
                 if len(waiting) == self.size:
                     _check_same_hook(waiting)
-                    self.workers.send(self.answer(waiting[0]))
+                    with self.clock.hook(waiting[0].hook):
+                        answer = self.answer(waiting[0])
+                    self.workers.send(answer)
                     waiting.clear()
             else:
                 self.hear(message)
+        self.times = tuple(times[rank] for rank in range(self.size))
         return [done[rank] for rank in range(self.size)]
 
 
@@ -327,6 +348,7 @@ class ModelCall(Call):
         self.layout = StateLayout.of(
             self.variables, size, averaged=keras_names.moving_variables(model)
         )
+        self.clock.prepared = timing.now()
 
     def build(self) -> None:
         """Builds the user's model, as the first step in a single process would."""

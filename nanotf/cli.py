@@ -1,4 +1,4 @@
-"""The command line: `nanotf doctor`, `env`, `run`. A thin parser over library functions.
+"""The command line: `nanotf doctor`, `env`, `run`, `tune`. A thin parser over library functions.
 
 Exit codes: 0 done, 1 `doctor` found an error, 2 wrong arguments or a request that this machine
 cannot meet. `run` ends with the script's own.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn, TypeVar
 
-from nanotf import doctor, environment, shell, topology
+from nanotf import doctor, environment, shell, topology, tuning_cache
 from nanotf.errors import NanoError
 from nanotf.installed import find_installed
 from nanotf.precision import PRECISIONS
@@ -143,6 +143,7 @@ def _nanotf(arguments: Sequence[str]) -> int | Script:
     _add_doctor(commands)
     _add_env(commands)
     _add_run(commands)
+    _add_tune(commands)
     parsed = parser.parse_args(arguments)
     done: int | Script = parsed.run(parsed)
     return done
@@ -223,6 +224,31 @@ def _add_env(commands: Any) -> None:
     )
     _add_options(env, onednn=("--disable-onednn",))
     env.set_defaults(run=_env)
+
+
+def _add_tune(commands: Any) -> None:
+    tune = commands.add_parser(
+        "tune",
+        help='show or forget what num_processes="auto" has measured',
+        description='Shows what fit(num_processes="auto") has measured and remembered.',
+        allow_abbrev=False,
+    )
+    tune.add_argument("--clear", action="store_true", help="forget it, so that it measures anew")
+    tune.set_defaults(run=_tune)
+
+
+def _tune(parsed: argparse.Namespace) -> int:
+    if parsed.clear:
+        print(f"Forgot {tuning_cache.clear()} measurements of {tuning_cache.path()}.")
+        return 0
+    entries = tuning_cache.entries()
+    print(f"{len(entries)} measurements in {tuning_cache.path()}")
+    for entry in entries.values():
+        steps = ", ".join(
+            f"{m['num_processes']}: {1000 * m['step']:.2f}" for m in entry["measured"]
+        )
+        print(f"  {entry['date']}  {entry['model']}: ms per step by processes: {steps}")
+    return 0
 
 
 def _env(parsed: argparse.Namespace) -> int:

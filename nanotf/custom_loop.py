@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf import calls, context, iterators, jobs, messages, topology, warm
+from nanotf import calls, context, iterators, jobs, messages, timing, topology, warm
 from nanotf.compat import pipelines
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
@@ -174,6 +174,7 @@ class _LoopCall(calls.Call):
         self.variables = objects.distinct_variables(roots)
         self.layout = StateLayout.of(self.variables, size, averaged=objects.moving_variables(roots))
         self.complete = dict.fromkeys(range(len(self.sources)), 0)  # passes, at the last save
+        self.clock.prepared = timing.now()
 
     def _check_reach(self) -> None:
         """Raises `InvalidArgumentError` where there is nothing to divide, or to train."""

@@ -106,8 +106,9 @@ class FitData:
         seed: int, of the order of shuffled arrays.
         first_block: int, the number of the first of the job's blocks that is for arrays.
         size: int, number of workers.
-        sharding: str, "data", "file" or "parent", where datasets are read. Validation data that
-            have no files to divide are read in the parent.
+        sharding: str, "data", "file" or "parent", where datasets are read, or "trial", which is
+            "data" with whatever order the workers find. Validation data that have no files to
+            divide are read in the parent.
         trains: bool, whether the data are for training; otherwise for one pass over them.
         resume: `Resume`, where training goes on in the middle; None for its begin.
 
@@ -293,9 +294,10 @@ class FitData:
                 f"{what} must have at least one batch. Received: an empty dataset."
             )
         signature = streams.signature_of(data.element_spec, what)
-        if self._sharding == "data":
+        if self._sharding in ("data", "trial"):
+            alike = self._sharding == "data"
             made = pipelines.pipeline_input(
-                data.dataset, signature, data.cardinality, data.steps, what
+                data.dataset, signature, data.cardinality, data.steps, what, alike
             )
             if self._resume is not None and trains and self._arguments.steps_per_epoch is None:
                 each = data_adapters.iterators_per_epoch(data.cardinality)

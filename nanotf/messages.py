@@ -181,11 +181,13 @@ class JobDone(Message):
         job: int.
         rank: int.
         result: object, what the job's kind returns from a worker; see `jobs`.
+        times: `timing.WorkerTimes`.
     """
 
     job: int
     rank: int
     result: Any = None
+    times: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Accelerated:
     def fit(
         self,
         *args: Any,
-        num_processes: int | None = None,
+        num_processes: int | str | None = None,
         transport: str | None = None,
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
@@ -70,9 +70,9 @@ class Accelerated:
 
         Args:
             *args: as in Keras's `fit`.
-            num_processes: int or None. None or 1 trains in this process, as Keras does.
+            num_processes: int, "auto" or None. None or 1 trains in this process, as Keras does.
                 N > 1 trains on N workers, each pinned to its own cores; `batch_size` stays
-                the size of the global batch.
+                the size of the global batch. "auto" measures what is fastest, see `tuning`.
             transport: str or None, how workers exchange gradients; None is the default.
             cores_per_process: int or None, cores of each worker. None shares the usable
                 cores equally.
@@ -100,9 +100,17 @@ class Accelerated:
         keras_fit = super().fit  # type: ignore[misc]
         calls.check_max_restarts(max_restarts)
         num_processes = run_default.num_processes(num_processes)
+        if isinstance(num_processes, str) and num_processes == "auto":
+            calls.needs_workers(None, transport, sharding)
+            num_processes = self._fastest(
+                keras_fit, args, kwargs, transport, cores_per_process, cores
+            )
         if not calls.needs_workers(num_processes, transport, sharding):
             try:
-                return keras_fit(*args, **kwargs)
+                history = keras_fit(*args, **kwargs)
+                if num_processes is not None:
+                    history.nanotf = None  # there is something to report of workers alone
+                return history
             finally:
                 iterators.let_go(self.train_function, self.test_function)
         given = _given(keras_fit, args, kwargs)
@@ -111,13 +119,29 @@ class Accelerated:
         return training.fit(
             self,
             given,
-            num_processes or 1,
+            int(num_processes or 1),
             transport,
             cores_per_process,
             sharding,
             max_restarts,
             cores,
         )
+
+    def _fastest(
+        self,
+        keras_fit: Any,
+        args: Any,
+        kwargs: Any,
+        transport: str | None,
+        cores_per_process: int | None,
+        cores: Sequence[int] | None,
+    ) -> int:
+        from nanotf import tuning
+
+        given = _given(keras_fit, args, kwargs)
+        if given is None:
+            return 1
+        return tuning.choose(self, given, transport, cores_per_process, cores)
 
     def evaluate(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf import timing
 from nanotf.compat import keras_names, keras_optimizers, keras_share
 from nanotf.compat.versions import is_keras_3
 
@@ -28,6 +29,7 @@ class ReplicaMixin:
     _nanotf_metrics_result: Any
     _nanotf_outputs: Any
     _nanotf_average: Any
+    _nanotf_stopwatch: timing.Stopwatch
 
     def train_step(self, data: Any) -> Any:
         return self._nanotf_step("train_step", super().train_step, data)  # type: ignore[misc]
@@ -37,11 +39,25 @@ class ReplicaMixin:
 
     def predict_step(self, data: Any) -> Any:
         """The outputs; how many rows went in; and 0 if they stand in for none, else 1."""
-        rows, share = data
+        rows, share = _stamped(self._nanotf_stopwatch, data)
         outputs = super().predict_step(rows)  # type: ignore[misc]
         first = next(leaf for leaf in tf.nest.flatten(rows) if leaf is not None)
         count = tf.cast(tf.shape(first)[0], tf.int64)
         return outputs, tf.stack([count, tf.cast(share > 0, tf.int64)])[None]
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As in Keras; the function notes its executions."""
+        super().make_train_function(force=force)  # type: ignore[misc]
+        train_function: Any = self.train_function  # type: ignore[has-type]
+        self.train_function = self._nanotf_stopwatch.timed(timing.TRAIN, train_function)
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """As in Keras; the function notes its executions."""
+        super().make_test_function(force=force)  # type: ignore[misc]
+        test_function: Any = self.test_function  # type: ignore[has-type]
+        self.test_function = self._nanotf_stopwatch.timed(timing.TEST, test_function)
+        return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
         """As in Keras, but outputs go to `_nanotf_outputs`, and Keras collects a placeholder."""
@@ -54,11 +70,11 @@ class ReplicaMixin:
                 return tf.zeros([1])
 
             predict_function._nanotf_takes_outputs = True  # type: ignore[attr-defined]
-            self.predict_function = predict_function
+            self.predict_function = self._nanotf_stopwatch.timed(timing.PREDICT, predict_function)
         return self.predict_function
 
     def _nanotf_step(self, name: str, step: Any, data: Any) -> Any:
-        rows, share = data
+        rows, share = _stamped(self._nanotf_stopwatch, data)
         before = self._nanotf_share.set(share)
         try:
             if self._nanotf_may_be_empty:
@@ -116,6 +132,20 @@ class ReplicaMixin:
 
 
 @tf.autograph.experimental.do_not_convert
+def _stamped(stopwatch: timing.Stopwatch, data: Any) -> Any:
+    """A step's data, behind a look at the clock, so that all of the step comes after it."""
+    rows, share = data
+    if tf.executing_eagerly():  # the order is that of the code
+        stopwatch.stamp(share)
+        return rows, share
+    stamp = stopwatch.stamp(share)
+    if stamp is None:
+        return rows, share
+    with tf.control_dependencies([stamp]):
+        return tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), rows), share
+
+
+@tf.autograph.experimental.do_not_convert
 def _variables_of_this_rank(model: Any) -> list[Any]:
     """Metrics and moving statistics: what differs between ranks until it is read."""
     variables = [keras_names.tf_variable(v) for v in model.non_trainable_variables]
@@ -146,12 +176,13 @@ class _LossOfShareMixin:
         return self._nanotf_share.of(loss)
 
 
-def become_replica(model: Any, share: keras_share.Share) -> None:
+def become_replica(model: Any, share: keras_share.Share, stopwatch: timing.Stopwatch) -> None:
     """Turns a model into one whose steps take `(data, share)`; it stays the same object.
 
     Args:
         model: a built model.
         share: `Share`, installed in this process.
+        stopwatch: `timing.Stopwatch`, which hears of its steps.
     """
     cls = type(model)
     own_steps = frozenset(
@@ -170,6 +201,7 @@ def become_replica(model: Any, share: keras_share.Share) -> None:
         "_nanotf_metrics_result": None,
         "_nanotf_outputs": None,
         "_nanotf_average": None,
+        "_nanotf_stopwatch": stopwatch,
     }
     object.__setattr__(model, "__class__", type(cls.__name__, (*mixins, cls), body))
 

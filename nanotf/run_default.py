@@ -23,11 +23,11 @@ class RunDefault:
 current: RunDefault | None = None
 
 
-def num_processes(given: int | None) -> int | None:
+def num_processes(given: int | str | None) -> int | str | None:
     """The number of processes of a call of `fit`.
 
     Args:
-        given: int or None, what the call says.
+        given: int, "auto" or None, what the call says.
 
     Returns:
         `given`, or the default where it is None. Inside of another job there is no default:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf import jobs, messages, replica
+from nanotf import jobs, messages, replica, timing
 from nanotf.channel import Channel
 from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_callbacks, keras_names, keras_optimizers, keras_share
@@ -57,6 +57,7 @@ class Session:
             group = Group.attach(setup.group, rank, fds[0])
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
+        self.stopwatch = timing.Stopwatch(rank, group)
         keras_optimizers.install_in_optimizers(self.share, self.strategy)
         self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
@@ -65,10 +66,12 @@ class Session:
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block]) -> None:
         """Runs a job and reports its end."""
+        self.stopwatch.begin()
         try:
             job = pickling.loads(message.body)
             result = _RUNS[type(job)](self, inbox, message.job, job, blocks).run()
-            answer: messages.Message = messages.JobDone(message.job, self.rank, result)
+            times = self.stopwatch.finish()
+            answer: messages.Message = messages.JobDone(message.job, self.rank, result, times)
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
         self.channel.send(answer)
@@ -102,7 +105,7 @@ class Session:
                 model = models.rebuild(pickling.loads(recipe))
                 if models.needs_call(model) and keras_names.has_call(model):
                     models.call_on_nothing(model, specs[0] if isinstance(specs, tuple) else specs)
-            replica.become_replica(model, self.share)
+            replica.become_replica(model, self.share, self.stopwatch)
             kept = self._models[key] = _KeptModel(model)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
@@ -213,6 +216,7 @@ class _ModelRun:
             replica.expect_empty_shares(self.model)
         self.state = _state(self.model, variables_of, job, self.blocks[job.state_block], session)
         self.state.load(0)
+        session.stopwatch.ready()
 
     def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
         rank, size = self.session.rank, self.session.strategy.size
@@ -228,6 +232,9 @@ class _ModelRun:
         """Where the random layers stand, which draw in a pass without training, too."""
         local = self.session.strategy.experimental_local_results
         return [local(v)[0].numpy() for v in keras_names.seed_variables(self.model)]
+
+    def _callbacks(self) -> list[Any]:
+        return [_times_passes(self.session.stopwatch), self._reporter()]
 
     def _reporter(self) -> Any:
         """A Keras callback with the hooks that the parent wants to hear of, and no other."""
@@ -322,7 +329,7 @@ class _FitRun(_ModelRun):
             validation_data=None if validation is None else self._dataset(validation),
             validation_steps=validation_steps,
             validation_freq=job.validation_freq,
-            callbacks=[self._reporter()],
+            callbacks=self._callbacks(),
             shuffle=False,
             verbose=0,
         )
@@ -406,7 +413,7 @@ class _EvaluateRun(_ModelRun):
         logs = self.model.evaluate(
             self._dataset(job.data),
             steps=job.steps,
-            callbacks=[self._reporter()],
+            callbacks=self._callbacks(),
             return_dict=True,
             verbose=0,
         )
@@ -435,7 +442,7 @@ class _PredictRun(_ModelRun):
             self.model.predict(
                 self._dataset(job.data),
                 steps=job.steps,
-                callbacks=[self._reporter()],
+                callbacks=self._callbacks(),
                 verbose=0,
             )
         self._send_held()
@@ -452,6 +459,26 @@ class _PredictRun(_ModelRun):
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
         self.writer.flush()  # a callback gets the batch's outputs
         self._ask(name, index, None)
+
+
+def _times_passes(stopwatch: timing.Stopwatch) -> Any:
+    """A Keras callback that tells a stopwatch of every pass over data; it has no batch hooks."""
+
+    def begins(kind: str) -> Any:
+        return lambda _, logs=None: stopwatch.begin_pass(kind)
+
+    def ends(*_: Any, **__: Any) -> None:
+        stopwatch.end_pass()
+
+    hooks = {
+        "on_epoch_begin": lambda _, epoch, logs=None: stopwatch.begin_pass(timing.TRAIN, epoch),
+        "on_epoch_end": ends,
+        "on_test_begin": begins(timing.TEST),
+        "on_test_end": ends,
+        "on_predict_begin": begins(timing.PREDICT),
+        "on_predict_end": ends,
+    }
+    return type("TimesPasses", (tf.keras.callbacks.Callback,), hooks)()
 
 
 _RUNS: dict[type, Any] = {

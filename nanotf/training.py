@@ -108,6 +108,7 @@ class _FitCall(calls.ModelCall):
     """
 
     trains = True
+    method = "fit"
 
     def __init__(
         self, model: Any, arguments: FitArguments, size: int, sharding: str, max_restarts: int
@@ -329,3 +330,6 @@ class _FitCall(calls.ModelCall):
 
     def end(self, results: list[Any]) -> Any:
         return self.model.history
+
+    def reported(self) -> None:
+        self.model.history.nanotf = self.report

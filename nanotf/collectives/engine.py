@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,22 @@ Array = np.ndarray[Any, Any]
 # What TensorFlow's own collectives reduce; 16-bit floats are summed in float32.
 REDUCIBLE = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 MAX_KEY = 2**32 - 1
+
+
+class Times(NamedTuple):
+    """Where a rank's time went since it attached. Collectives at the same time add up.
+
+    Args:
+        calls: int, collectives that have ended.
+        in_calls: int, nanoseconds in them.
+        waited: int, nanoseconds of these in which it waited for peers.
+        input: int, nanoseconds that steps waited for their data, as far as they were stamped.
+    """
+
+    calls: int = 0
+    in_calls: int = 0
+    waited: int = 0
+    input: int = 0
 
 
 class Engine(abc.ABC):
@@ -59,6 +75,10 @@ class Engine(abc.ABC):
     @abc.abstractmethod
     def barrier(self, key: int) -> None:
         """Returns when every rank has come."""
+
+    @abc.abstractmethod
+    def times(self, steps_begin: bool = False) -> Times:
+        """Where this rank's time went; `steps_begin` says that an execution of steps begins."""
 
     @abc.abstractmethod
     def abort(self, message: str) -> None:

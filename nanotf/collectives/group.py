@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from nanotf.collectives.engine import (
     Engine,
+    Times,
     check_key,
     check_reducible,
     check_reduction,
@@ -262,6 +263,30 @@ class Group:
             return []
 
         return self._in_python(run, [], [])
+
+    def times(self, steps_begin: bool = False) -> Times:
+        """Where this rank's time went since it attached; takes about 1 us.
+
+        Args:
+            steps_begin: bool, says that an execution of steps begins, for `stamp`.
+        """
+        return self._engine.times(steps_begin)
+
+    @property
+    def stamps(self) -> bool:
+        """Whether `stamp` can tell how long steps wait for their data."""
+        return self._native
+
+    def stamp(self, tensor: Tensor) -> Any:
+        """Says that the data of a step are there.
+
+        Args:
+            tensor: number or bool, one of them.
+
+        Returns:
+            In a `tf.function` the op, on which the rest of the step should depend.
+        """
+        return _ops().nanotf_stamp(tensor=tensor, group=self._handle, key=0)
 
     def abort(self, message: str) -> None:
         """Makes every rank's present and future collectives of this group raise `message`."""

@@ -16,6 +16,7 @@ from nanotf.collectives import native_library as native
 from nanotf.collectives.engine import (
     Array,
     Engine,
+    Times,
     check_key,
     check_parts,
     check_reducible,
@@ -40,6 +41,10 @@ class NativeEngine(Engine):
     def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:
         super().__init__(spec, rank)
         self._library = native.load()
+        # Of `times`, which one thread calls, twice for each execution of steps.
+        self._numbers = (ctypes.c_int64 * len(Times()))()
+        self._read_times = self._library.nanotf_times
+        self._begin_steps = self._library.nanotf_begin_steps
         config = native.Config(
             spec.nonce,
             spec.size,
@@ -143,6 +148,10 @@ class NativeEngine(Engine):
 
     def barrier(self, key: int) -> None:
         self._call(self._library.nanotf_barrier, key, "barrier")
+
+    def times(self, steps_begin: bool = False) -> Times:
+        (self._begin_steps if steps_begin else self._read_times)(self.handle, self._numbers)
+        return Times._make(self._numbers[:])
 
     def abort(self, message: str) -> None:
         self._library.nanotf_abort(self.handle, message.encode("utf-8", "replace"))

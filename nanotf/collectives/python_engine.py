@@ -7,6 +7,7 @@ no futex; reductions are NumPy's, in the order of ranks, so that all ranks get e
 from __future__ import annotations
 
 import threading
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from nanotf.collectives import layout
 from nanotf.collectives.engine import (
     Array,
     Engine,
+    Times,
     check_key,
     check_parts,
     check_reducible,
@@ -49,6 +51,7 @@ class PythonEngine(Engine):
         self._calls: dict[int, int] = {}
         self._in_flight: set[int] = set()
         self._busy: set[int] = set()
+        self._times = Times()
 
     def all_reduce(self, arrays: Sequence[Array], key: int, op: str = "sum") -> list[Array]:
         arrays = [np.asarray(array, order="C") for array in arrays]
@@ -140,6 +143,17 @@ class PythonEngine(Engine):
         with _Call(self, key, "barrier") as call:
             call.run(np.empty(0, np.uint8), 1, lambda number: None)
 
+    def times(self, steps_begin: bool = False) -> Times:
+        return self._times
+
+    def add_times(self, calls: int = 0, in_calls: int = 0, waited: int = 0) -> None:
+        """Counts a call that has ended, or a wait in one."""
+        with self._lock:
+            old = self._times
+            self._times = Times(
+                old.calls + calls, old.in_calls + in_calls, old.waited + waited, old.input
+            )
+
     def abort(self, message: str) -> None:
         prefix = "nanotf collective: "
         self.view.abort(message if message.startswith(prefix) else prefix + message)
@@ -197,6 +211,7 @@ class _Call:
         self._slot: int | None = None
 
     def __enter__(self) -> _Call:
+        self._began = time.monotonic_ns()
         self.number = self.engine.enter(self.key)
         self.tag = self.key << 32 | self.number
         try:
@@ -213,6 +228,7 @@ class _Call:
             for peer in self._peers():
                 view.set_word(view.acknowledged(own, peer, self._slots[peer]), self.tag)
         self.engine.leave(self.key, self._slot)
+        self.engine.add_times(calls=1, in_calls=time.monotonic_ns() - self._began)
 
     def rounds(self, nbytes: int) -> int:
         """How many chunks `nbytes` take, at least one."""
@@ -352,7 +368,13 @@ class _Call:
                     "collectives; if one is only slow, raise the deadline."
                 )
 
-        self.view.wait(ready, look_around)
+        if ready():
+            return
+        began = time.monotonic_ns()
+        try:
+            self.view.wait(ready, look_around)
+        finally:
+            self.engine.add_times(waited=time.monotonic_ns() - began)
 
     def _fail(self, message: str) -> None:
         self.engine.abort(message)

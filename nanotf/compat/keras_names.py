@@ -22,6 +22,7 @@
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
+| `Model._steps_per_execution` | 2 | steps of one execution |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 | `saving.object_registration.GLOBAL_CUSTOM_NAMES` / `_GLOBAL_CUSTOM_NAMES` | 3 / 2 | see `save_as` |
 | `mixed_precision.policy._global_policy` | 2; 2.15, tf_keras 2.15-2.21 | None as long as the policy follows `floatx` |
@@ -363,6 +364,12 @@ def reduces_retracing(function: Any) -> bool:
 def runs_several_steps(model: Any) -> bool:
     """Whether one execution of Keras 3's step function is several steps."""
     return is_keras_3() and bool(model.steps_per_execution > 1)
+
+
+def steps_per_execution(model: Any) -> int:
+    """How many steps one execution of a compiled model's step function is."""
+    given = model.steps_per_execution if is_keras_3() else model._steps_per_execution
+    return int(given.numpy() if hasattr(given, "numpy") else given)
 
 
 def compile_forward(model: Any) -> None:

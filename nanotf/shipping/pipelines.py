@@ -100,7 +100,12 @@ class PipelineInput:
 
 
 def pipeline_input(
-    dataset: Any, signature: Any, cardinality: int, steps: int | None, what: str
+    dataset: Any,
+    signature: Any,
+    cardinality: int,
+    steps: int | None,
+    what: str,
+    alike: bool = True,
 ) -> PipelineInput:
     """Describes a dataset as an input that every worker runs.
 
@@ -108,6 +113,7 @@ def pipeline_input(
         dataset: `tf.data.Dataset` of batches, or None for data of another kind.
         signature, cardinality, steps: as in `PipelineInput`.
         what: str, the argument's name, for the error.
+        alike: bool, whether all workers have to see the same batches.
 
     Raises:
         ShippingError: It cannot run in workers, or not alike in all.
@@ -128,7 +134,7 @@ def pipeline_input(
             f'workers. Received: sharding="data" and a dataset of which TensorFlow says: '
             f'{error.message} Use sharding="parent".'
         ) from error
-    for reason in _differences(graph):
+    for reason in _differences(graph) if alike else ():
         raise ShippingError(
             f"{what} must yield the same batches in every worker to be read by them. Received: "
             f'sharding="data" and {reason}, or use sharding="parent".'

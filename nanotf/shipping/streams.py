@@ -32,7 +32,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nanotf import iterators, messages
+from nanotf import iterators, messages, timing
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
@@ -264,6 +264,7 @@ class StreamWriter:
         self._size = size
         self._send = send
         self._fail = fail
+        self.reading = timing.Reading()
         self._block: Block | None = None
         self._slot_nbytes = 0
         self._slot = 0  # the next to be written, by the writer's thread alone, as are these:
@@ -366,7 +367,7 @@ class StreamWriter:
     def _write_epoch(self, epoch: Iterator[tuple[Any, Any]]) -> bool:
         """Hands out the batches of an epoch; says whether the job goes on."""
         empty = True
-        for iterator, batch in epoch:
+        for iterator, batch in self.reading.over(epoch):
             empty = False
             goes_on = self._is_open and iterator is self._iterator
             if not goes_on and not self._begin_turn(iterator):
@@ -375,7 +376,10 @@ class StreamWriter:
                 return False
             if self._is_closed():
                 break
+            began = timing.now()
             self._write_batch(_flat_arrays(batch, self._signature))
+            self.reading.batches += 1
+            self.reading.copying += timing.now() - began
         with self._changed:
             if empty and not self._is_open:
                 self._turn += 1  # workers ask for a batch, and there is none

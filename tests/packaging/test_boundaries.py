@@ -23,6 +23,7 @@ PUBLIC = {
         "errors",
         "get_strategy",
         "is_chief",
+        "last_report",
         "keras",
         "patch_tensorflow",
         "plan",

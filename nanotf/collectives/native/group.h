@@ -3,6 +3,8 @@
 #ifndef NANOTF_COLLECTIVES_NATIVE_GROUP_H_
 #define NANOTF_COLLECTIVES_NATIVE_GROUP_H_
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -21,6 +23,48 @@ struct Failure {
   std::string message;
 };
 
+// Where this rank's time goes, in nanoseconds of `Clock`. Calls that run at the same time add up.
+class Times {
+ public:
+  void EndCall(Clock::time_point began) {
+    const int64_t now = Now();
+    calls_.fetch_add(1, std::memory_order_relaxed);
+    in_calls_.fetch_add(now - Nanoseconds(began), std::memory_order_relaxed);
+    ended_.store(now, std::memory_order_relaxed);
+  }
+  void AddWait(Clock::time_point began) {
+    waited_.fetch_add(Now() - Nanoseconds(began), std::memory_order_relaxed);
+  }
+  void BeginSteps() { began_.store(Now(), std::memory_order_relaxed); }
+  // The step's data are there: it waited for them since it began, or since the last collective of
+  // the step before, where several steps are one execution. A second stamp without either between
+  // says nothing.
+  void Stamp() {
+    const int64_t now = Now();
+    const int64_t since =
+        std::max(began_.load(std::memory_order_relaxed), ended_.load(std::memory_order_relaxed));
+    const int64_t last = stamped_.exchange(now, std::memory_order_relaxed);
+    if (since > last) input_.fetch_add(now - since, std::memory_order_relaxed);
+  }
+  // In the order of nanotf_times.
+  std::array<int64_t, 4> Read() const {
+    auto get = [](const std::atomic<int64_t>& number) {
+      return number.load(std::memory_order_relaxed);
+    };
+    return {get(calls_), get(in_calls_), get(waited_), get(input_)};
+  }
+
+ private:
+  static int64_t Nanoseconds(Clock::time_point at) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(at.time_since_epoch()).count();
+  }
+  static int64_t Now() { return Nanoseconds(Clock::now()); }
+
+  // Written by the threads that run ops of this rank; in this process's own memory.
+  std::atomic<int64_t> calls_{0}, in_calls_{0}, waited_{0}, input_{0};
+  std::atomic<int64_t> began_{0}, ended_{0}, stamped_{0};
+};
+
 class Group {
  public:
   // Maps the file. Throws Failure.
@@ -30,6 +74,7 @@ class Group {
   Group& operator=(const Group&) = delete;
 
   const NanotfConfig& config() const { return config_; }
+  Times& times() { return times_; }
   int size() const { return static_cast<int>(layout_.size); }
   int rank() const { return rank_; }
 
@@ -79,6 +124,7 @@ class Group {
   const int rank_;
   char* base_ = nullptr;
   std::atomic<bool> closed_{false};
+  Times times_;
 
   struct KeyState {
     uint32_t calls = 0;

@@ -1,5 +1,6 @@
 // TensorFlow's ops over the collectives of shm.h: NanotfAllReduce, NanotfReduceScatter,
-// NanotfGatherParts, NanotfAllGather, NanotfBroadcast, NanotfBarrier.
+// NanotfGatherParts, NanotfAllGather, NanotfBroadcast, NanotfBarrier; and NanotfStamp, which only
+// looks at the clock.
 //
 // They are stateful: TensorFlow then neither drops, merges nor pre-computes them, and keeps them
 // in the order in which tf.function traced them. Kernels block the thread that runs them.
@@ -356,6 +357,13 @@ void ComputeBarrier(void* kernel, TF_OpKernelContext* context) {
   run.Check(nanotf_barrier(attributes.group, &call, run.error()));
 }
 
+// The data of a step, one of which is the input, are there.
+void ComputeStamp(void* kernel, TF_OpKernelContext* context) {
+  const Attributes& attributes = *static_cast<Attributes*>(kernel);
+  Execution run(context);
+  run.Check(nanotf_stamp(attributes.group, run.error()));
+}
+
 struct ShapeDeleter {
   void operator()(TF_ShapeHandle* shape) const { tf().DeleteShapeHandle(shape); }
 };
@@ -485,6 +493,13 @@ __attribute__((constructor)) void RegisterAll() {
        CreateKernel<kRoot>,
        ComputeBroadcast},
       {"NanotfBarrier", {}, {}, nullptr, NoShapes, CreateKernel<kNoExtra>, ComputeBarrier},
+      {"NanotfStamp",
+       {kMovable},
+       {"tensor: T"},
+       nullptr,
+       NoShapes,
+       CreateKernel<kNoExtra>,
+       ComputeStamp},
   };
   for (const OpDefinition& op : ops) {
     const Status status = NewStatus();

@@ -81,6 +81,20 @@ int Guard(char* error, Body body) {
   return 1;
 }
 
+// A collective: as Guard, and its time is counted.
+template <typename Body>
+int Collective(int64_t handle, char* error, Body body) {
+  return Guard(error, [&] {
+    const std::shared_ptr<Group> group = Groups().Get(handle);
+    struct Timer {
+      nanotf::Times& times;
+      const nanotf::Clock::time_point began = nanotf::Clock::now();
+      ~Timer() { times.EndCall(began); }
+    } timer{group->times()};
+    body(*group);
+  });
+}
+
 }  // namespace
 
 extern "C" {
@@ -101,43 +115,42 @@ int nanotf_rank(int64_t handle) {
 int nanotf_all_reduce(int64_t handle, const NanotfCall* call, NanotfType type,
                       NanotfReduction reduction, const NanotfFragment* fragments, int64_t count,
                       char* error) {
-  return Guard(error, [&] {
-    nanotf::AllReduce(*Groups().Get(handle), *call, type, reduction, fragments, count);
+  return Collective(handle, error, [&](Group& group) {
+    nanotf::AllReduce(group, *call, type, reduction, fragments, count);
   });
 }
 
 int nanotf_reduce_scatter(int64_t handle, const NanotfCall* call, NanotfType type,
                           const NanotfFragment* fragments, int64_t count, void* out,
                           uint64_t out_bytes, char* error) {
-  return Guard(error, [&] {
-    nanotf::ReduceScatter(*Groups().Get(handle), *call, type, fragments, count, out, out_bytes);
+  return Collective(handle, error, [&](Group& group) {
+    nanotf::ReduceScatter(group, *call, type, fragments, count, out, out_bytes);
   });
 }
 
 int nanotf_gather_parts(int64_t handle, const NanotfCall* call, const void* part,
                         uint64_t part_bytes, uint64_t element_bytes,
                         const NanotfFragment* fragments, int64_t count, char* error) {
-  return Guard(error, [&] {
-    nanotf::GatherParts(*Groups().Get(handle), *call, part, part_bytes, element_bytes, fragments,
-                        count);
+  return Collective(handle, error, [&](Group& group) {
+    nanotf::GatherParts(group, *call, part, part_bytes, element_bytes, fragments, count);
   });
 }
 
 int nanotf_all_gather(int64_t handle, const NanotfCall* call, const void* in, uint64_t rows,
                       uint64_t row_bytes, NanotfAllocate allocate, void* context, char* error) {
-  return Guard(error, [&] {
-    nanotf::AllGather(*Groups().Get(handle), *call, in, rows, row_bytes, allocate, context);
+  return Collective(handle, error, [&](Group& group) {
+    nanotf::AllGather(group, *call, in, rows, row_bytes, allocate, context);
   });
 }
 
 int nanotf_broadcast(int64_t handle, const NanotfCall* call, int root, const void* in, void* out,
                      uint64_t bytes, char* error) {
-  return Guard(error,
-               [&] { nanotf::Broadcast(*Groups().Get(handle), *call, root, in, out, bytes); });
+  return Collective(handle, error,
+                    [&](Group& group) { nanotf::Broadcast(group, *call, root, in, out, bytes); });
 }
 
 int nanotf_barrier(int64_t handle, const NanotfCall* call, char* error) {
-  return Guard(error, [&] { nanotf::Barrier(*Groups().Get(handle), *call); });
+  return Collective(handle, error, [&](Group& group) { nanotf::Barrier(group, *call); });
 }
 
 int nanotf_abort(int64_t handle, const char* message) {
@@ -149,6 +162,28 @@ int nanotf_close(int64_t handle) {
   const std::shared_ptr<Group> group = Groups().Remove(handle);
   if (group) group->Close();
   return 0;
+}
+
+int nanotf_begin_steps(int64_t handle, int64_t* numbers) {
+  char error[kNanotfErrorBytes];
+  return Guard(error, [&] {
+    const std::shared_ptr<Group> group = Groups().Get(handle);
+    const auto values = group->times().Read();
+    std::copy(values.begin(), values.end(), numbers);
+    group->times().BeginSteps();
+  });
+}
+
+int nanotf_times(int64_t handle, int64_t* numbers) {
+  char error[kNanotfErrorBytes];
+  return Guard(error, [&] {
+    const auto values = Groups().Get(handle)->times().Read();
+    std::copy(values.begin(), values.end(), numbers);
+  });
+}
+
+int nanotf_stamp(int64_t handle, char* error) {
+  return Guard(error, [&] { Groups().Get(handle)->times().Stamp(); });
 }
 
 int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t* numbers) {

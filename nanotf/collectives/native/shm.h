@@ -82,6 +82,14 @@ NANOTF_EXPORT int nanotf_barrier(int64_t handle, const NanotfCall* call, char* e
 NANOTF_EXPORT int nanotf_abort(int64_t handle, const char* message);
 // Calls that are still running fail; the memory is unmapped when the last has returned.
 NANOTF_EXPORT int nanotf_close(int64_t handle);
+// Writes where this rank's time went since it attached, 4 numbers: collectives that have ended;
+// the nanoseconds in them; those of these that it waited for peers; those that steps waited for
+// their data, as far as they were stamped.
+NANOTF_EXPORT int nanotf_times(int64_t handle, int64_t* numbers);
+// Same, and says that an execution of steps begins.
+NANOTF_EXPORT int nanotf_begin_steps(int64_t handle, int64_t* numbers);
+// Says that the data of a step are there.
+NANOTF_EXPORT int nanotf_stamp(int64_t handle, char* error);
 // Writes the numbers that layout.py must agree with; returns how many.
 NANOTF_EXPORT int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t* numbers);
 // The name of the vector instructions in use: "avx512", "avx2" or "baseline".

@@ -1,0 +1,255 @@
+"""Where the time of a job goes: what is noted while it runs, in the workers and in the parent.
+
+All times are nanoseconds of the system's monotonic clock, which the processes of one machine
+share. What is noted costs about 5 us for each execution of steps, 2 us for each step, and two
+looks at the clock for each collective; `report` makes sense of it at the job's end.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+STEPS_KEPT = 2000  # executions that a worker notes one by one, 48 bytes each; sums go on
+HOOKS_KEPT = 2000
+
+TRAIN, TEST, PREDICT = "train", "test", "predict"
+KINDS = (TRAIN, TEST, PREDICT)
+STEP_COLUMNS = 6  # of `WorkerTimes.steps`: kind, begin, end, input, in calls, waited
+
+now: Callable[[], int] = time.monotonic_ns
+
+
+@dataclasses.dataclass
+class Pass:
+    """One pass over data in a worker: an epoch of training, an evaluation, a prediction.
+
+    Sums are over the executions of its own kind, without the job's first of that kind.
+
+    Args:
+        kind: str, one of `KINDS`.
+        index: int or None, the epoch.
+        began, ended: int.
+        executions: int, how many, all of them; each is one step, or `steps_per_execution`.
+        inside: int, time in them.
+        input: int, of that, waiting for data.
+        in_calls: int, of that, in collectives.
+        waited: int, of that, waiting for other ranks.
+        first: int, time in the job's first execution of the kind; it holds tracing.
+    """
+
+    kind: str
+    index: int | None
+    began: int
+    ended: int = 0
+    executions: int = 0
+    inside: int = 0
+    input: int = 0
+    in_calls: int = 0
+    waited: int = 0
+    first: int = 0
+
+
+@dataclasses.dataclass
+class WorkerTimes:
+    """What a worker noted of one job.
+
+    Args:
+        rank: int.
+        began: int, when it had received the job.
+        ready: int, when its model was rebuilt and had its values; `began` where there is none.
+        ended: int.
+        in_calls, waited: int, time in collectives and waiting there, in steps and between them.
+        knows_calls: bool, whether time in collectives was measured.
+        knows_input: bool, whether waiting for data was.
+        passes: list of `Pass`.
+        steps: `array.array` of int, `STEP_COLUMNS` for each of the first executions: the place
+            in `KINDS`, begin, end, and the times of a `Pass`.
+    """
+
+    rank: int
+    began: int
+    ready: int = 0
+    ended: int = 0
+    in_calls: int = 0
+    waited: int = 0
+    knows_calls: bool = False
+    knows_input: bool = False
+    passes: list[Pass] = dataclasses.field(default_factory=list)
+    steps: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
+
+
+class Stopwatch:
+    """A worker's; used by the thread that runs jobs.
+
+    Args:
+        rank: int.
+        group: `collectives.Group`, or None where TensorFlow communicates by itself.
+    """
+
+    def __init__(self, rank: int, group: Any) -> None:
+        self._rank = rank
+        self._group = group
+        self.begin()
+
+    def begin(self) -> None:
+        """A job has been received."""
+        self._times = WorkerTimes(rank=self._rank, began=now())
+        self._open: list[Pass] = []
+        self._begun: set[str] = set()  # the kinds that had their first execution
+        self._before = self._counted()
+
+    def ready(self) -> None:
+        """The model is rebuilt, and has its values."""
+        self._times.ready = now()
+
+    def finish(self) -> WorkerTimes:
+        """The job has ended; returns its times."""
+        times, group = self._times, self._group
+        times.ended = now()
+        times.ready = times.ready or times.began
+        if group is not None:
+            after = group.times()
+            times.in_calls = after.in_calls - self._before.in_calls
+            times.waited = after.waited - self._before.waited
+            times.knows_calls, times.knows_input = True, group.stamps
+        self.begin()
+        return times
+
+    def begin_pass(self, kind: str, index: int | None = None) -> None:
+        """A pass over data begins; one of validation inside one of training."""
+        self._open.append(Pass(kind, index, now()))
+        self._times.passes.append(self._open[-1])
+
+    def end_pass(self) -> None:
+        """The last pass that has begun ends."""
+        self._open.pop().ended = now()
+
+    def timed(self, kind: str, step: Any) -> Any:
+        """A Keras step function that notes its executions; None stays None."""
+        if step is None or hasattr(step, "_nanotf_timed"):
+            return step
+
+        def timed_step(iterator: Any) -> Any:
+            before = self._counted(steps_begin=True)
+            began = now()
+            result = step(iterator)
+            self._note(kind, began, now(), before)
+            return result
+
+        # What else was hung on the function, see `iterators.keeping`.
+        timed_step.__dict__.update(vars(step), _nanotf_timed=True)
+        return timed_step
+
+    def _counted(self, steps_begin: bool = False) -> Any:
+        return None if self._group is None else self._group.times(steps_begin)
+
+    def _note(self, kind: str, began: int, ended: int, before: Any) -> None:
+        after = self._counted()
+        waiting = in_calls = waited = 0
+        if after is not None:
+            _, in_calls_before, waited_before, input_before = before
+            _, in_calls, waited, waiting = after
+            waiting -= input_before
+            in_calls -= in_calls_before
+            waited -= waited_before
+        steps = self._times.steps
+        if len(steps) < STEPS_KEPT * STEP_COLUMNS:
+            steps.extend((KINDS.index(kind), began, ended, waiting, in_calls, waited))
+        if not self._open:
+            return
+        current = self._open[-1]
+        current.executions += 1
+        if kind not in self._begun:
+            self._begun.add(kind)
+            current.first += ended - began
+            return
+        current.inside += ended - began
+        current.input += waiting
+        current.in_calls += in_calls
+        current.waited += waited
+
+    def stamp(self, tensor: Any) -> Any:
+        """Notes, in a step, that its data are there.
+
+        Args:
+            tensor: one of them.
+
+        Returns:
+            What the rest of the step has to come after, or None.
+        """
+        if self._group is None or not self._group.stamps:
+            return None
+        return self._group.stamp(tensor)
+
+
+@dataclasses.dataclass
+class Reading:
+    """What the parent spent on data that it reads for the workers, beside everything else.
+
+    Args:
+        reading: int, in the user's dataset or generator.
+        copying: int, writing batches into shared memory.
+        batches: int.
+    """
+
+    reading: int = 0
+    copying: int = 0
+    batches: int = 0
+
+    def over(self, data: Iterator[Any]) -> Iterator[Any]:
+        """Yields what an iterator does, and counts the time in it."""
+        while True:
+            began = now()
+            try:
+                item = next(data)
+            except StopIteration:
+                return
+            finally:
+                self.reading += now() - began
+            yield item
+
+
+@dataclasses.dataclass
+class CallTimes:
+    """What the parent notes of one call; the fields in the order in which they come.
+
+    Args:
+        began: int, the call's arguments were fine.
+        prepared: int, model and data were checked and described.
+        lent: int, there was a pool.
+        written: int, the job's blocks were filled; `on_train_begin` was called.
+        sent: int, the workers had the job.
+        done: int, all had ended it.
+        ended: int, their results were brought home.
+        shipped: int, bytes in shared memory.
+        in_hooks: int, while workers waited for hooks: bringing weights home, and callbacks.
+        hooks: list of (name, begin, end), the first of them.
+        readings: list of `Reading`, by stream number.
+    """
+
+    began: int = dataclasses.field(default_factory=lambda: now())
+    prepared: int = 0
+    lent: int = 0
+    written: int = 0
+    sent: int = 0
+    done: int = 0
+    ended: int = 0
+    shipped: int = 0
+    in_hooks: int = 0
+    hooks: list[tuple[str, int, int]] = dataclasses.field(default_factory=list)
+    readings: list[Reading] = dataclasses.field(default_factory=list)
+
+    @contextlib.contextmanager
+    def hook(self, name: str) -> Iterator[None]:
+        """Counts the time in a hook at which the workers wait."""
+        began = now()
+        yield
+        ended = now()
+        self.in_hooks += ended - began
+        if len(self.hooks) < HOOKS_KEPT:
+            self.hooks.append((name, began, ended))

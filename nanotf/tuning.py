@@ -1,0 +1,397 @@
+"""`num_processes="auto"`: measures how many processes train a model fastest.
+
+    choose                    remembered? then no trial
+      _tried                  1, 2, 4, ... processes, each within the time that is left
+        _Trial.run            the user's model and data in workers, a step to trace, then a few more
+      decide                  what is fastest for as many steps as this job has
+
+A trial is a `fit` in workers whose results nobody takes home: the user's model, optimizer,
+metrics and callbacks stay as they are, and all random numbers are drawn in the workers, which end
+afterwards. Arrays are read by index, and a `tf.data.Dataset` is sent to the workers as a graph, so
+that nothing is read here. What can only be read in this process (a generator, a `PyDataset`, a
+dataset with Python functions) would lose what a trial reads, so there is none.
+
+One process is measured as one worker with all cores. That worker has the best settings known for
+them, so that "1 is fastest" is found rather too often than too seldom.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import logging
+import pathlib
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf import (
+    calls,
+    jobs,
+    messages,
+    neighbours,
+    report,
+    timing,
+    topology,
+    training,
+    tuning_cache,
+    warm,
+)
+from nanotf.compat import keras_names
+from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import ModelError, NanoError, PlacementError, ShippingError
+from nanotf.fit_data import FitArguments
+from nanotf.shipping import inputs
+from nanotf.transports import check_transport
+
+AUTO = "auto"
+TRIAL_SECONDS = 20.0  # all trials together, or
+TRIAL_SHARE = 0.05  # this part of the job, as one process would run it, whichever is more
+MEASURED_SECONDS = 1.0  # of steps after the first two, in each trial
+MOST_STEPS = 50
+WORTH = 0.95  # several processes have to take less than this part of one process's time
+
+logger = logging.getLogger("nanotf")
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a trial found.
+
+    Args:
+        num_processes: int.
+        step: float or None, seconds per step; None where there is no number, see `note`.
+        start_up: float, seconds until workers are there.
+        note: str.
+    """
+
+    num_processes: int
+    step: float | None
+    start_up: float = 0.0
+    note: str = ""
+
+    def seconds(self, steps: int | None) -> float:
+        """What a job of so many steps takes; of one step where the number is not known."""
+        assert self.step is not None
+        if steps is None:
+            return self.step
+        return self.step * steps + (self.start_up if self.num_processes > 1 else 0.0)
+
+
+def decide(measured: Sequence[Measured], steps: int | None) -> int:
+    """The number of processes with which a job ends first.
+
+    Args:
+        measured: sequence of `Measured`.
+        steps: int or None, steps of the job, where that is known. A short one is not worth the
+            start of workers.
+
+    Returns:
+        int; 1 unless several are clearly faster.
+    """
+    found = {m.num_processes: m.seconds(steps) for m in measured if m.step is not None}
+    if 1 not in found:
+        return 1
+    best = min(found, key=lambda n: found[n])
+    return best if found[best] < WORTH * found[1] else 1
+
+
+def candidates(
+    cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
+    machine: topology.Machine | None = None,
+) -> dict[int, topology.Plan]:
+    """1, 2, 4, ... processes, as many as there are cores for, with the cores of each.
+
+    Args:
+        cores_per_process: int or None for equal shares of all usable cores.
+        cores: sequence of int or None, the logical CPUs to share out.
+        machine: `Machine` or None for this machine.
+    """
+    found: dict[int, topology.Plan] = {}
+    number = 1
+    while True:
+        try:
+            # One process may have all cores, whatever each of several is to have.
+            each = cores_per_process if number > 1 else None
+            if machine is None:
+                found[number] = neighbours.plan(number, each, cores)
+            else:
+                found[number] = topology.plan(number, each, machine)
+        except PlacementError:
+            return found
+        number *= 2
+
+
+def choose(
+    model: Any,
+    given: Mapping[str, Any],
+    transport: str | None = None,
+    cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
+) -> int:
+    """The number of processes for a `fit(num_processes="auto")`.
+
+    Args:
+        model: a compiled Keras model.
+        given: mapping of str to object, the arguments of Keras's `fit` that were given.
+        transport, cores_per_process, cores: as in `fit`.
+
+    Returns:
+        int, at least 1.
+
+    Raises:
+        NanoError: An argument cannot be used.
+        Exception: What Keras says to the arguments.
+    """
+    if calls.plan_for("fit", 1, None) is None:
+        return _say(given, "TensorFlow sees GPUs; there is nothing to measure on CPU cores.", 1)
+    plans = candidates(cores_per_process, cores)
+    if len(plans) < 2:
+        return _say(given, "one process is all that the usable cores allow.", 1)
+    why_not = _why_no_trial(given.get("x"))
+    if why_not:
+        return _say(given, f"no trial, 1 process: {why_not}", 1)
+    with _unchanged(model):
+        try:
+            trial = _Trial(model, _shortened(FitArguments.of(given)), 1)
+        except (ModelError, ShippingError) as error:  # one process can train all that Keras can
+            return _say(given, f"no trial, 1 process: {error}", 1)
+        steps = _steps_of_job(trial, FitArguments.of(given))
+        key = _key(trial, plans, check_transport(transport))
+        entry = tuning_cache.entries().get(key, {"measured": []})
+        known = {m["num_processes"]: Measured(**m) for m in entry["measured"]}
+        if len(known) == len(plans):
+            chosen = decide(list(known.values()), steps)
+            return _say(given, f"{chosen}, by what was measured on {entry['date']}.", chosen)
+        began = time.monotonic()
+        measured = _tried(trial, plans, check_transport(transport), steps, known)
+    found = [dataclasses.asdict(m) for m in measured if m.step is not None]
+    if found:
+        date = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+        tuning_cache.remember(key, {"measured": found, "date": date, "model": str(model.name)})
+    chosen = decide(measured, steps)
+    _say(given, _table(measured, steps, chosen, time.monotonic() - began), chosen)
+    return chosen
+
+
+def _say(given: Mapping[str, Any], text: str, chosen: int) -> int:
+    """Says it, unless `fit` is told to be quiet; returns `chosen`."""
+    if given.get("verbose", "auto") == 0:
+        logger.info('num_processes="auto": %s', text)
+    else:
+        print(f'nanotf: num_processes="auto": {text}', flush=True)
+    return chosen
+
+
+def _table(measured: Sequence[Measured], steps: int | None, chosen: int, seconds: float) -> str:
+    lines = [f"{chosen}, measured in {seconds:.1f} s:"]
+    lines.append("  processes   ms per step   start-up, s   this job, s")
+    for m in measured:
+        if m.step is None:
+            lines.append(f"  {m.num_processes:>9}   {m.note}")
+            continue
+        job = "?" if steps is None else f"{m.seconds(steps):.1f}"
+        start = m.start_up if m.num_processes > 1 else 0.0
+        lines.append(
+            f"  {m.num_processes:>9}   {1000 * m.step:>11.2f}   {start:>11.1f}   {job:>11}"
+        )
+    return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------- what for
+def _why_no_trial(x: Any) -> str:
+    """Why nothing can be tried on these data without losing some; "" where it can."""
+    tf = require_tensorflow()
+    if isinstance(x, tf.data.Dataset):
+        return ""
+    plain = (bool, int, float, str, bytes, np.generic)
+    if all(hasattr(v, "__array__") or isinstance(v, plain) for v in tf.nest.flatten(x)):
+        return ""
+    return (
+        f"data of class {type(x).__name__} are read in this process, and a trial would use some of "
+        "them up. Pass a number of processes, arrays or a tf.data.Dataset."
+    )
+
+
+def _shortened(arguments: FitArguments) -> FitArguments:
+    """The arguments of a trial: training alone, and nothing of the user's is called."""
+    return dataclasses.replace(
+        arguments,
+        callbacks=None,
+        verbose=0,
+        validation_data=None,
+        validation_split=0.0,
+        validation_steps=None,
+        initial_epoch=0,
+        epochs=2,
+        # Arrays are then without end.
+        steps_per_epoch=None,
+    )
+
+
+def _steps_of_job(trial: _Trial, arguments: FitArguments) -> int | None:
+    each = arguments.steps_per_epoch or trial.data.steps
+    return None if each is None else each * max(0, arguments.epochs - arguments.initial_epoch)
+
+
+def _key(trial: _Trial, plans: Mapping[int, topology.Plan], transport: str) -> str:
+    """What a measurement holds for: model, batches, cores, processor, versions."""
+    tf = require_tensorflow()
+    train = trial.data.train
+    if isinstance(train, inputs.ArrayInput):
+        batch = train.batch_size
+    else:
+        from nanotf.compat import pipelines
+
+        batch = pipelines.batch_size(trial.arguments.x)
+    parts = [
+        str(tuning_cache.VERSION),
+        # cloudpickle gives classes and functions that travel by value a random number.
+        hashlib.sha256(re.sub(rb"[0-9a-f]{32}", b"", trial.recipe)).hexdigest(),
+        repr(trial.data.specs),
+        repr(batch),
+        repr(sorted(plans.items())),
+        transport,
+        _processor(),
+        tf.__version__,
+        tf.keras.Model.__module__.split(".")[0],
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _processor() -> str:
+    """The processor's name; files may be shared by machines of the same shape."""
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return ""
+
+
+@contextlib.contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Puts back what making a `fit` sets in the user's model."""
+    names = ("history", "stop_training")
+    before = {name: vars(model)[name] for name in names if name in vars(model)}
+    last = report.last_report()
+    try:
+        yield
+    finally:
+        for name in names:
+            if name in before:
+                setattr(model, name, before[name])
+            elif name in vars(model):
+                delattr(model, name)
+        report.remember(last)
+
+
+# ---------------------------------------------------------------------------------- trials
+class _Trial(training._FitCall):
+    """A `fit` of a few steps, of which nothing comes home.
+
+    Args:
+        model: the user's model.
+        arguments: `FitArguments`, see `_shortened`.
+        size: int, number of workers.
+    """
+
+    def __init__(self, model: Any, arguments: FitArguments, size: int) -> None:
+        super().__init__(model, arguments, size, "trial", 0)
+        self.steps_per_execution = keras_names.steps_per_execution(model)
+        self.executions = self.epochs = 1
+
+    def again(self, size: int, executions: int, epochs: int) -> _Trial:
+        """Another trial of the same model and data."""
+        made = _Trial(self.model, self.arguments, size)
+        made.executions, made.epochs = executions, epochs
+        return made
+
+    def job(self) -> jobs.FitJob:
+        steps = self.executions * self.steps_per_execution
+        if self.data.steps is not None and not isinstance(self.data.train, inputs.ArrayInput):
+            steps = min(steps, self.data.steps)
+        return dataclasses.replace(
+            super().job(), epochs=self.epochs, steps_per_epoch=steps, stop=False
+        )
+
+    def _bring_home(self, first: messages.Waiting) -> None:
+        pass
+
+    def _changes(self, first: messages.Waiting) -> messages.Proceed:
+        return messages.Proceed(self.number)
+
+    def reported(self) -> None:
+        pass
+
+    def step_times(self) -> list[tuple[int, int]]:
+        """Begin and end of the executions of rank 0, which all ranks do together."""
+        return [(row[1], row[2]) for row in report.rows_of_steps(self.times[0])]
+
+
+def _tried(
+    trial: _Trial,
+    plans: Mapping[int, topology.Plan],
+    transport: str,
+    steps: int | None,
+    known: Mapping[int, Measured],
+) -> list[Measured]:
+    """Measures one candidate after the other, while there is time; those known are taken as is.
+
+    What there was no time for is tried by the next call.
+    """
+    measured: list[Measured] = []
+    began, budget, cost = time.monotonic(), TRIAL_SECONDS, 0.0
+    for number, plan in plans.items():
+        if number in known:
+            measured.append(known[number])
+            continue
+        one = measured[0] if measured else None
+        if one is not None and steps is not None and one.seconds(steps) < one.start_up:
+            note = "not tried: this job takes less than the start of workers"
+            measured.append(Measured(number, None, note=note))
+            continue
+        if number > 1 and time.monotonic() - began + cost > budget:
+            measured.append(Measured(number, None, note="not tried: no time left"))
+            continue
+        start = time.monotonic()
+        try:
+            found = _measure(trial, number, plan, transport)
+        except NanoError as error:
+            logger.info("The trial with %d processes failed: %s", number, error)
+            note = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:60]}"
+            found = Measured(number, None, note=note)
+        finally:
+            # The next number needs other workers, and those that trained have drawn random numbers.
+            warm.shutdown()
+        measured.append(found)
+        if number == 1 and found.step is None:
+            break
+        cost = time.monotonic() - start
+        if number == 1 and found.step is not None and steps is not None:
+            budget = max(budget, TRIAL_SHARE * found.step * steps)
+    return measured
+
+
+def _measure(trial: _Trial, number: int, plan: topology.Plan, transport: str) -> Measured:
+    start = timing.now()
+    with warm.pool_for(plan, transport) as workers:
+        start_up = report.NS * (timing.now() - start)
+        # The first step is traced; the second says how many fit.
+        first = trial.again(number, executions=1, epochs=2)
+        first.run(workers)
+        began, ended = first.step_times()[-1]
+        seconds = report.NS * (ended - began)
+        count = int(min(MOST_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))
+        if count >= 2:
+            more = trial.again(number, executions=count + 1, epochs=1)
+            more.run(workers)
+            ends = [end for _, end in more.step_times()]
+            if len(ends) > 1:
+                seconds = report.NS * (ends[-1] - ends[0]) / (len(ends) - 1)
+    return Measured(number, seconds / trial.steps_per_execution, start_up)

@@ -1,0 +1,182 @@
+"""`history.nanotf` and `last_report()`: the parts add up, and say what there was."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from parity import digits, fit_both, small_cnn
+
+import nanotf
+from nanotf.keras import nano, nano_multiprocessing
+from nanotf.report import COLUMNS, Report
+
+
+def _check_sums(report: Report) -> None:
+    """Every part is a time, and together they are the whole."""
+    parts = [report.preparing, report.start_up, report.shipping, report.running, report.finishing]
+    assert min(parts) >= 0
+    np.testing.assert_allclose(sum(parts), report.total, rtol=1e-9)
+    assert report.hooks <= report.running
+    assert [worker.rank for worker in report.workers] == list(range(report.size))
+    for worker in report.workers:
+        values = [getattr(worker, field) or 0.0 for field, _ in COLUMNS]
+        assert min(values) >= 0, worker
+        np.testing.assert_allclose(sum(values), worker.total, rtol=1e-9)
+
+
+def test_fit(tmp_path: pathlib.Path) -> None:
+    x, y = digits(200)
+    nanotf.shutdown()
+    model = small_cnn()
+    arguments = {"batch_size": 50, "epochs": 3, "verbose": 0, "num_processes": 2}
+    history = model.fit(x, y, validation_data=(x[:100], y[:100]), **arguments)
+    report = history.nanotf
+    assert nanotf.last_report() is report
+    _check_sums(report)
+    assert report.shipped_bytes > x.nbytes
+    for worker in report.workers:
+        assert worker.executions == 3 * (4 + 2)
+        assert worker.first_steps > 0
+        assert worker.compute > 0
+        assert worker.communication > 0
+        assert worker.input > 0
+    for text in ("fit on 2 workers", "start-up", "comm. wait", "epoch ends"):
+        assert text in str(report)
+    # The workers' times are of the clock of this process: all of it was during the call.
+    for times in report.times:
+        assert report.call.lent <= times.began <= times.ready <= times.ended <= report.call.done
+        assert [p.kind for p in times.passes] == ["train", "test"] * 3
+        assert [p.index for p in times.passes[::2]] == [0, 1, 2]
+
+    events = json.loads(pathlib.Path(report.to_chrome_trace(tmp_path / "t.json")).read_text())
+    found = {(e["tid"], e["name"]) for e in events["traceEvents"] if e["ph"] == "X"}
+    assert {(1, "epoch 3"), (2, "train step"), (1, "evaluation"), (0, "on_epoch_end")} <= found
+    picture = pathlib.Path(report.plot(tmp_path / "report.png"))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+    # Warm, with the functions traced: the same steps, counted anew.
+    again = model.fit(x, y, validation_data=(x[:100], y[:100]), **arguments).nanotf
+    _check_sums(again)
+    assert [w.executions for w in again.workers] == [18, 18]
+
+
+def test_several_steps_per_execution() -> None:
+    x, y = digits(200)
+    model = small_cnn()
+    model.compile("sgd", model.loss, steps_per_execution=2)
+    report = model.fit(x, y, batch_size=50, epochs=2, verbose=0, num_processes=2).nanotf
+    _check_sums(report)
+    assert [worker.executions for worker in report.workers] == [4, 4]
+
+
+def test_run_eagerly(float64: None) -> None:
+    def make() -> Any:
+        model = small_cnn()
+        model.compile("sgd", model.loss, run_eagerly=True)
+        return model
+
+    x, y = digits(30)
+    found, _ = fit_both(make, x=x, y=y, batch_size=10, epochs=1)
+    assert [worker.executions for worker in found.history.nanotf.workers] == [3, 3]
+
+
+def test_data_that_this_process_reads() -> None:
+    x, y = digits(80)
+
+    def batches() -> Iterator[Any]:
+        for begin in range(0, 80, 10):
+            yield x[begin : begin + 10], y[begin : begin + 10]
+
+    report = small_cnn().fit(batches(), steps_per_epoch=8, verbose=0, num_processes=2).nanotf
+    _check_sums(report)
+    assert report.reading > 0
+    assert "your data, beside the steps" in str(report)
+    assert [reading.batches for reading in report.call.readings] == [8]
+
+
+def test_evaluate_and_predict() -> None:
+    x, y = digits(100)
+    model = small_cnn()
+    model.evaluate(x, y, batch_size=25, verbose=0, num_processes=2)
+    report = nanotf.last_report()
+    assert report is not None and report.method == "evaluate"
+    _check_sums(report)
+    assert [worker.executions for worker in report.workers] == [4, 4]
+    model.predict(x, batch_size=50, verbose=0, num_processes=2)
+    report = nanotf.last_report()
+    assert report is not None and report.method == "predict"
+    _check_sums(report)
+    assert [worker.executions for worker in report.workers] == [2, 2]
+
+
+@nano_multiprocessing
+@tf.function
+def _step(inputs: Any, model: Any, loss_object: Any, optimizer: Any) -> Any:
+    x, y = inputs
+    with tf.GradientTape() as tape:
+        loss = loss_object(y, model(x, training=True))
+    gradients = tape.gradient(loss, model.trainable_variables)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return loss
+
+
+@nano(num_processes=2)
+def _train(model: Any, dataset: Any, loss_object: Any, optimizer: Any, step: Any) -> float:
+    loss = 0.0
+    for inputs in dataset:
+        loss = step(inputs, model, loss_object, optimizer)
+    return float(loss)
+
+
+def test_custom_loop() -> None:
+    dataset = tf.data.Dataset.from_tensor_slices(digits(64)).batch(16)
+    model = small_cnn()
+    _train(model, dataset, model.loss, tf.keras.optimizers.SGD(0.1), _step)
+    report = nanotf.last_report()
+    assert report is not None and report.method == "@nano"
+    _check_sums(report)
+    for worker in report.workers:
+        assert worker.communication > 0
+        assert worker.input is None
+
+
+def test_a_call_that_fails_leaves_the_last_report() -> None:
+    x, y = digits(20)
+    before = small_cnn().fit(x, y, verbose=0, num_processes=2).nanotf
+
+    def broken() -> Iterator[Any]:
+        yield x, y
+        raise ArithmeticError("no more")
+
+    with pytest.raises(ArithmeticError, match="no more"):
+        small_cnn().fit(broken(), steps_per_epoch=2, verbose=0, num_processes=2)
+    assert nanotf.last_report() is before
+
+
+def test_transport_grpc() -> None:
+    x, y = digits(20)
+    report = small_cnn().fit(x, y, verbose=0, num_processes=2, transport="grpc").nanotf
+    _check_sums(report)
+    assert all(worker.communication_wait is None for worker in report.workers)
+    assert "Not measured here: input, comm., comm. wait." in str(report)
+
+
+def test_without_the_native_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = digits(20)
+    nanotf.shutdown()
+    monkeypatch.setenv("NANOTF_NATIVE", "0")
+    try:
+        report = small_cnn().fit(x, y, batch_size=5, verbose=0, num_processes=2).nanotf
+    finally:
+        nanotf.shutdown()
+    _check_sums(report)
+    for worker in report.workers:
+        assert worker.communication is not None and worker.communication > 0
+        assert worker.input is None
+    assert "Not measured here: input." in str(report)

@@ -1,0 +1,163 @@
+"""The sums of a report, from times that were noted by hand."""
+
+from __future__ import annotations
+
+import array
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from nanotf import timing
+from nanotf.errors import NanoError
+from nanotf.report import Report
+
+S = 10**9
+
+
+def _worker(rank: int, slower: int = 0) -> timing.WorkerTimes:
+    """A worker of one epoch of three steps and a validation of two; seconds in the numbers."""
+    times = timing.WorkerTimes(
+        rank, began=10 * S, ready=12 * S, ended=60 * S, knows_calls=True, knows_input=True
+    )
+    # The first step takes 8 s; the others 5 and 6 s: input 1 s, collectives 2 s, of that 1 s wait.
+    train = timing.Pass(timing.TRAIN, 0, 13 * S, 50 * S, executions=3, inside=11 * S, first=8 * S)
+    train.input, train.in_calls, train.waited = 2 * S, (4 - slower) * S, (2 - slower) * S
+    test = timing.Pass(timing.TEST, None, 40 * S, 48 * S, executions=2, inside=2 * S, first=3 * S)
+    times.passes += [train, test]
+    rows = [(0, 14, 22, 0, 0, 0), (0, 22, 27, 1, 2, 1), (0, 27, 33, 1, 2, 1)]
+    rows += [(1, 41, 44, 0, 0, 0), (1, 44, 46, 0, 0, 0)]
+    times.steps = array.array("q", [v if i == 0 else v * S for r in rows for i, v in enumerate(r)])
+    return times
+
+
+def _report(*workers: timing.WorkerTimes) -> Report:
+    call = timing.CallTimes(
+        began=0,
+        prepared=S,
+        lent=8 * S,
+        written=9 * S,
+        sent=10 * S,
+        done=61 * S,
+        ended=62 * S,
+        shipped=3 * 2**20,
+    )
+    call.hooks.append(("on_epoch_end", 50 * S, 52 * S))
+    call.in_hooks = 2 * S
+    return Report.of("fit", call, workers)
+
+
+def test_sums() -> None:
+    report = _report(_worker(0), _worker(1, slower=1))
+    assert (report.preparing, report.start_up, report.shipping) == pytest.approx((1, 7, 2))
+    assert (report.running, report.finishing, report.total) == pytest.approx((51, 1, 62))
+    worker = report.workers[0]
+    assert worker.rebuilding == pytest.approx(3)  # until the first epoch begins
+    assert worker.first_steps == pytest.approx(8 + 3)
+    assert worker.input == pytest.approx(2)
+    assert (worker.communication, worker.communication_wait) == pytest.approx((2, 2))
+    assert worker.compute == pytest.approx(11 + 2 - 2 - 4)
+    assert worker.between_steps == pytest.approx(37 - 13 - 11)  # validation is inside the epoch
+    assert worker.epoch_ends == pytest.approx(10)
+    assert worker.executions == 5
+    # Worker 1 computes a second longer, which worker 0 waits: 8 s instead of 7.
+    assert report.load_imbalance == pytest.approx(8 / 7.5 - 1)
+    assert "worker 1 computes longest" in str(report)
+    assert "3.0 MiB" in str(report)
+
+
+def test_what_was_not_measured_is_not_shown() -> None:
+    times = _worker(0)
+    times.knows_calls = times.knows_input = False
+    report = _report(times)
+    worker = report.workers[0]
+    assert worker.input is worker.communication is worker.communication_wait is None
+    assert "Not measured here: input, comm., comm. wait." in str(report)
+
+
+def test_trace_has_a_track_for_each_process(tmp_path: pathlib.Path) -> None:
+    path = _report(_worker(0), _worker(1)).to_chrome_trace(tmp_path / "trace.json")
+    events = json.loads(pathlib.Path(path).read_text())["traceEvents"]
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {0: "this process", 1: "worker 0", 2: "worker 1"}
+    slices = [e for e in events if e["ph"] == "X" and e["tid"] == 1]
+    assert [e["name"] for e in slices][:3] == ["rebuilding", "epoch 1", "evaluation"]
+    steps = [e for e in slices if e["name"] == "train step"]
+    assert [(e["ts"], e["dur"]) for e in steps] == [(14e6, 8e6), (22e6, 5e6), (27e6, 6e6)]
+    assert steps[1]["args"]["communication_wait_ms"] == 1000
+    # Viewers nest slices of a track by their times: any two are apart, or one is in the other.
+    for one in slices:
+        for other in slices:
+            begins, ends = one["ts"], one["ts"] + one["dur"]
+            other_begins, other_ends = other["ts"], other["ts"] + other["dur"]
+            apart = ends <= other_begins or other_ends <= begins
+            inside = begins <= other_begins and other_ends <= ends
+            around = other_begins <= begins and ends <= other_ends
+            assert apart or inside or around, (one, other)
+
+
+def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # makes the import fail
+    with pytest.raises(NanoError, match=r"plot\(\) draws with matplotlib.*pip install"):
+        _report(_worker(0)).plot(tmp_path / "report.png")
+    assert not list(tmp_path.iterdir())
+
+
+def test_plot_shares_of_time() -> None:
+    np = pytest.importorskip("numpy")
+    pytest.importorskip("matplotlib")
+    from nanotf import report_chart
+
+    report = _report(_worker(0))
+    edges = np.linspace(0, 62 * S, 63)  # a second each
+    _, track = report_chart._tracks(report, edges)
+    for name, share in track.items():
+        assert share.min() >= 0, name
+    everything = sum(track.values())
+    np.testing.assert_allclose(everything[:10], 0, atol=1e-12)
+    np.testing.assert_allclose(everything[10:60], 1)
+    np.testing.assert_allclose(track["first step"].sum(), 11)
+    np.testing.assert_allclose(track["input"].sum(), 2)
+    np.testing.assert_allclose(track["comm. wait"].sum(), 2)
+    np.testing.assert_allclose(track["epoch ends"][50:60], 1)
+
+
+def test_steps_beyond_those_kept_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    np = pytest.importorskip("numpy")
+    pytest.importorskip("matplotlib")
+    from nanotf import report_chart
+
+    monkeypatch.setattr(timing, "STEPS_KEPT", 2)
+    times = _worker(0)
+    del times.steps[2 * timing.STEP_COLUMNS :]  # the first step, of 8 s, and one of 5 s
+    _, track = report_chart._tracks(_report(times), np.linspace(0, 62 * S, 63))
+    np.testing.assert_allclose(track["input"].sum(), 2)
+    np.testing.assert_allclose(track["comm. wait"].sum(), 2)
+
+
+def test_reading_counts_the_time_in_an_iterator(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0]
+    monkeypatch.setattr(timing, "now", lambda: clock[0])
+
+    def data() -> Iterator[int]:
+        for number in range(3):
+            clock[0] += 5
+            yield number
+        clock[0] += 2
+
+    reading = timing.Reading()
+    for _ in reading.over(data()):
+        clock[0] += 100
+    assert reading.reading == 17
+
+
+def test_a_nano_call_has_no_passes() -> None:
+    times = timing.WorkerTimes(0, began=10 * S, ready=10 * S, ended=20 * S, knows_calls=True)
+    times.in_calls, times.waited = 4 * S, 3 * S
+    worker = _report(times).workers[0]
+    assert worker.input is None
+    assert (worker.compute, worker.communication) == pytest.approx((6, 1))
+    assert (worker.communication_wait, worker.total) == pytest.approx((3, 10))
+    assert worker.between_steps == worker.epoch_ends == worker.first_steps == 0

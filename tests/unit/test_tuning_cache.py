@@ -1,0 +1,85 @@
+"""What is made of measurements, and how they are remembered. No TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from nanotf import cli, tuning_cache
+from nanotf.errors import NanoError
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "nanotf" / "tuning.json"
+
+
+def _entry(step: float) -> dict[str, Any]:
+    measured = [{"num_processes": 1, "step": step, "start_up": 5.0, "note": ""}]
+    return {"measured": measured, "date": "2026-01-01", "model": "digits"}
+
+
+def test_remembers_and_forgets(cache: pathlib.Path) -> None:
+    assert tuning_cache.entries() == {}
+    tuning_cache.remember("one", _entry(0.1))
+    tuning_cache.remember("two", _entry(0.2))
+    tuning_cache.remember("one", _entry(0.3))
+    assert tuning_cache.entries() == {"one": _entry(0.3), "two": _entry(0.2)}
+    assert [entry.name for entry in cache.parent.iterdir()] == ["tuning.json"]
+    assert tuning_cache.clear() == 2
+    assert tuning_cache.clear() == 0
+    assert not cache.exists()
+
+
+def test_without_the_variable_it_is_in_the_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for value in ("", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert tuning_cache.path() == tmp_path / "home/.cache/nanotf/tuning.json"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"version": 1}', '{"version": 1, "entries": 5}', "\xff"]
+)
+def test_a_file_of_somebody_else(
+    cache: pathlib.Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.parent.mkdir()
+    cache.write_text(content, encoding="latin-1")
+    assert tuning_cache.entries() == {}
+    assert "cannot be read, and is not used" in caplog.text
+    tuning_cache.remember("one", _entry(0.1))
+    assert tuning_cache.entries() == {"one": _entry(0.1)}
+
+
+def test_a_file_of_another_version(cache: pathlib.Path) -> None:
+    tuning_cache.remember("one", _entry(0.1))
+    cache.write_text(json.dumps({"version": 0, "entries": {"one": "what it was"}}))
+    assert tuning_cache.entries() == {}
+
+
+def test_a_directory_that_cannot_be_made(
+    cache: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.parent.write_text("a file is in the way")
+    tuning_cache.remember("one", _entry(0.1))
+    assert "cannot be remembered" in caplog.text
+    with pytest.raises(NanoError, match=r"Received: .*tuning.json, Not a directory"):
+        tuning_cache.clear()
+
+
+def test_command(capsys: pytest.CaptureFixture[str], cache: pathlib.Path) -> None:
+    tuning_cache.remember("one", _entry(0.0123))
+    assert cli.main(["tune"]) == 0
+    said = capsys.readouterr().out
+    assert str(cache) in said
+    assert "digits: ms per step by processes: 1: 12.30" in said
+    assert cli.main(["tune", "--clear"]) == 0
+    assert "Forgot 1 measurement" in capsys.readouterr().out
+    assert tuning_cache.entries() == {}
