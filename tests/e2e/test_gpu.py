@@ -7,6 +7,9 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
+
+pytestmark = pytest.mark.either_generation
 
 SCRIPT = """
 import json
@@ -18,8 +21,6 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 import nanotf
 from nanotf import gpu
 from nanotf.keras import Sequential
-
-pytestmark = pytest.mark.either_generation
 
 gpu.devices = lambda: ["/cpu:0", "/cpu:1"]
 rng = np.random.default_rng(0)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pathlib
 
 import psutil
+import pytest
 from processes import last_json, run_script
 from waiting import wait_until
 
 import nanotf
+
+pytestmark = pytest.mark.either_generation
 
 NO_GUARD = """
 import json, pathlib, re
@@ -204,8 +207,6 @@ import numpy as np
 import tensorflow as tf
 import nanotf
 from nanotf.keras import Sequential
-
-pytestmark = pytest.mark.either_generation
 
 model = Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
 model.compile("sgd", "mse")

@@ -74,7 +74,7 @@ def test_candidates_respect_numa_nodes() -> None:
 
 def test_one_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plans = {1: nanotf.plan(1)}
-    monkeypatch.setattr(tuning, "candidates", lambda cores_per_process: plans)
+    monkeypatch.setattr(tuning, "candidates", lambda *_: plans)
     x, y = digits(20)
     history = small_cnn().fit(x, y, verbose=2, num_processes="auto")
     assert history.nanotf is None
