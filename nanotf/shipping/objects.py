@@ -96,7 +96,10 @@ def _own_variables(root: Any) -> list[Any]:
         return [root.save_counter]
     if is_keras_3() and isinstance(root, tf.keras.random.SeedGenerator):
         return [root.state]
-    found = getattr(root, "variables", [])
+    try:
+        found = getattr(root, "variables", [])
+    except ValueError:  # Keras 2, of a model that is not built
+        return []
     return [v for v in (found() if callable(found) else found) if hasattr(v, "assign")]
 
 
@@ -108,7 +111,10 @@ def variables_of(root: Any) -> list[Any]:
     """
     tf = require_tensorflow()
     if isinstance(root, tf.keras.Model):
-        return keras_optimizers.training_variables(root) + keras_names.metric_variables(root)
+        try:
+            return keras_optimizers.training_variables(root) + keras_names.metric_variables(root)
+        except ValueError:  # Keras 2, of a model that is not built
+            return []
     if isinstance(root, optimizer_classes()):
         return keras_optimizers.optimizer_variables(root)
     if _is_variable(root):

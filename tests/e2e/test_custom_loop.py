@@ -449,6 +449,15 @@ def test_models_that_are_built_by_the_first_step(run_on: Any, float64: None) -> 
     assert model.count_params() == 8 * 5 + 5 + 5 * 3 + 3
 
 
+def test_sequential_models_without_an_input(run_on: Any) -> None:
+    tf.keras.utils.set_random_seed(2)
+    model, optimizer = tf.keras.Sequential([L.Dense(4), L.Dense(3)]), OPTIMIZERS["sgd"]()
+    step = nano_multiprocessing(tf.function(plain_step))
+    losses = run_on()(plain_train)(model, loops.dataset(), cross_entropy(), optimizer, step)
+    assert losses[-1] < losses[0]
+    assert model.count_params() == 8 * 4 + 4 + 4 * 3 + 3
+
+
 class Residual(tf.keras.Model):  # type: ignore[misc]
     """Without get_config(), with arguments that Keras cannot write down."""
 

@@ -18,11 +18,11 @@ from nanotf.errors import WorkerError
 from nanotf.pool import SetupError
 from nanotf.worker import PORT_TAKEN
 
+pytestmark = pytest.mark.either_generation
+
 TAKEN = """
 import socket
 from nanotf.strategy import WorkerStrategy
-
-pytestmark = pytest.mark.either_generation
 
 taken = socket.socket()
 taken.bind(("0.0.0.0", 0))

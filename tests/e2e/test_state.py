@@ -116,6 +116,7 @@ def test_loss_scale_goes_on() -> None:
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no variables for seeds that are always used")
 def test_seeds_stand_where_one_process_leaves_them() -> None:
     def seeds(processes: tuple[int | None, ...]) -> list[np.ndarray]:
+        tf.keras.utils.set_random_seed(5)  # of which the dropout draws its seed
         model = dense(O.SGD(0.1), L.Dropout(0.4), L.GaussianNoise(0.1, seed=3))
         in_a_row(model, processes)
         return [np.asarray(v) for v in model.non_trainable_variables]
