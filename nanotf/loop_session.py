@@ -149,13 +149,17 @@ class _KeptProgram:
         return keras_share.over_whole_batch(function, self._share, with_gradient=True)
 
 
+# What TensorFlow, and Keras 2's losses, say of code that stands outside of a replica.
+_OUTSIDE = ("outside the replica context", "losses are used with `tf.distribute.Strategy`")
+
+
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
     """Says what to do about TensorFlow's words for a step that stands outside of a replica."""
     try:
         yield
     except ValueError as error:
-        if "outside the replica context" not in str(error):
+        if not any(text in str(error) for text in _OUTSIDE):
             raise
         raise NanoError(
             "Inside of a @nano function gradients are computed and applied in steps that the "
