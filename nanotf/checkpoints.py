@@ -94,13 +94,12 @@ class CheckpointManager:
 
     def _take_part(self, checkpoint_number: Any, check_interval: bool, options: Any) -> str | None:
         """Saves somewhere else: reading metrics takes all workers, as does counting."""
-        manager, elsewhere = self._manager, tempfile.mkdtemp(prefix="nanotf-checkpoint-")
+        elsewhere = tempfile.mkdtemp(prefix="nanotf-checkpoint-")
         try:
-            self._manager = self._make(elsewhere)
-            path: str | None = self._manager.save(checkpoint_number, check_interval, options)
+            manager = self._make(elsewhere)
+            path: str | None = manager.save(checkpoint_number, check_interval, options)
             return path
         finally:
-            self._manager = manager
             shutil.rmtree(elsewhere, ignore_errors=True)
 
     def restore_or_initialize(self) -> str | None:

@@ -17,7 +17,7 @@ import random
 import shutil
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -134,8 +134,8 @@ def _run(
     max_restarts: int,
 ) -> Any:
     # Raises what a call with wrong arguments raises.
-    arguments = inspect.signature(function).bind(*args, **kwargs).arguments
-    call = _LoopCall(function, arguments, args, kwargs, len(plan.placements), max_restarts)
+    arguments = inspect.signature(function).bind(*args, **kwargs)
+    call = _LoopCall(function, arguments, len(plan.placements), max_restarts)
     while True:
         try:
             with warm.pool_for(plan, check_transport(transport)) as workers:
@@ -150,9 +150,7 @@ class _LoopCall(calls.Call):
     def __init__(
         self,
         function: Callable[..., Any],
-        arguments: Mapping[str, Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        arguments: inspect.BoundArguments,
         size: int,
         max_restarts: int,
     ) -> None:
@@ -160,7 +158,7 @@ class _LoopCall(calls.Call):
         self.max_restarts = max_restarts
         self.restarts = 0
         self.name = getattr(function, "__qualname__", "function")
-        self.manifest = programs.Manifest(function, arguments, args, kwargs)
+        self.manifest = programs.Manifest(function, arguments)
         self._check_reach()
         self.sources = [_Source(data) for data in self.manifest.data]
         self._check_sources()

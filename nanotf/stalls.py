@@ -15,11 +15,10 @@ parent does not count, since all workers wait for that alike.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
 
-from nanotf.errors import NanoError
+from nanotf import settings
 
 STALL_SECONDS = 600.0
 STALL_VARIABLE = "NANOTF_STALL_SECONDS"
@@ -39,17 +38,7 @@ def stall_seconds() -> float:
     Raises:
         NanoError: The variable is not a number above 0.
     """
-    text = os.environ.get(STALL_VARIABLE, str(STALL_SECONDS))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not seconds > 0:
-        raise NanoError(
-            f"{STALL_VARIABLE} must be a number of seconds above 0. "
-            f"Received: {STALL_VARIABLE}={text!r}. Set another, or unset it."
-        )
-    return seconds
+    return settings.seconds(STALL_VARIABLE, STALL_SECONDS)
 
 
 def missing_ranks(text: str) -> list[int]:

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 
-from nanotf import neighbours, topology
+from nanotf import neighbours, settings, topology
 from nanotf.errors import NanoError
 from nanotf.pool import Pool, SetupError
 from nanotf.transports import check_transport
@@ -168,17 +168,7 @@ def idle_seconds() -> float:
     Raises:
         NanoError: The variable is not a number above 0.
     """
-    text = os.environ.get("NANOTF_IDLE_SECONDS", str(IDLE_SECONDS))
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not seconds > 0:
-        raise NanoError(
-            "NANOTF_IDLE_SECONDS must be a number of seconds above 0. "
-            f"Received: NANOTF_IDLE_SECONDS={text!r}. Set another, or unset it."
-        )
-    return seconds
+    return settings.seconds("NANOTF_IDLE_SECONDS", IDLE_SECONDS)
 
 
 def worker_pids() -> tuple[int, ...]:

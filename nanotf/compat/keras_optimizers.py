@@ -26,6 +26,13 @@ from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import NanoError
 
 
+def optimizer_classes() -> tuple[type, ...]:
+    """The base classes of optimizers; Keras 2 has an older one, too."""
+    optimizers = require_tensorflow().keras.optimizers
+    legacy = getattr(getattr(optimizers, "legacy", None), "Optimizer", None)
+    return (optimizers.Optimizer, *([legacy] if isinstance(legacy, type) else []))
+
+
 def optimizer_variables(optimizer: Any) -> list[Any]:
     """The variables of a built optimizer: step count, learning rate, slots.
 
@@ -54,10 +61,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
     A model with a `compile` of its own, as a GAN has, keeps one for each of its parts.
     """
-    keras = require_tensorflow().keras
-    classes: tuple[Any, ...] = (keras.optimizers.Optimizer,)
-    if hasattr(getattr(keras.optimizers, "legacy", None), "Optimizer"):
-        classes += (keras.optimizers.legacy.Optimizer,)
+    classes = optimizer_classes()
     found = [getattr(model, "optimizer", None)]
     for _, value in sorted(vars(model).items()):
         found += value if isinstance(value, (list, tuple)) else [value]

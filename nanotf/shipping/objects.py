@@ -33,13 +33,10 @@ def _root_classes(tf: Any) -> tuple[type, ...]:
         keras.layers.Layer,
         keras.metrics.Metric,
         keras.losses.Loss,
-        keras.optimizers.Optimizer,
         tf.Variable,
         tf.train.Checkpoint,
+        *keras_optimizers.optimizer_classes(),
     ]
-    legacy = getattr(getattr(keras.optimizers, "legacy", None), "Optimizer", None)
-    if isinstance(legacy, type):
-        found.append(legacy)
     if is_keras_3():
         found += [keras.Variable, keras.random.SeedGenerator]
     return tuple(found)
@@ -59,7 +56,7 @@ def parts_of(root: Any) -> dict[tuple[str, int], Any]:
         if isinstance(root, tf.keras.Model):
             kinds["optimizers"] = _with_inner(keras_optimizers.optimizers_of(root))
             kinds["metrics"] = root.metrics
-    elif isinstance(root, optimizer_classes()):
+    elif isinstance(root, keras_optimizers.optimizer_classes()):
         kinds["optimizers"] = _with_inner([root])[1:]
     variables = _own_variables(root)
     kinds["variables"] = variables
@@ -70,12 +67,6 @@ def parts_of(root: Any) -> dict[tuple[str, int], Any]:
         for place, part in enumerate(found)
         if part is not root
     }
-
-
-def optimizer_classes() -> tuple[type, ...]:
-    keras = require_tensorflow().keras
-    legacy = getattr(getattr(keras.optimizers, "legacy", None), "Optimizer", None)
-    return (keras.optimizers.Optimizer, *([legacy] if isinstance(legacy, type) else []))
 
 
 def _with_inner(optimizers: Sequence[Any]) -> list[Any]:
@@ -115,7 +106,7 @@ def variables_of(root: Any) -> list[Any]:
             return keras_optimizers.training_variables(root) + keras_names.metric_variables(root)
         except ValueError:  # Keras 2, of a model that is not built
             return []
-    if isinstance(root, optimizer_classes()):
+    if isinstance(root, keras_optimizers.optimizer_classes()):
         return keras_optimizers.optimizer_variables(root)
     if _is_variable(root):
         return [keras_names.tf_variable(root)]
@@ -126,7 +117,9 @@ def variables_of(root: Any) -> list[Any]:
 def can_be_trained(root: Any) -> bool:
     """Whether a root is a layer, an optimizer or a variable."""
     tf = require_tensorflow()
-    return _is_variable(root) or isinstance(root, (tf.keras.layers.Layer, *optimizer_classes()))
+    return _is_variable(root) or isinstance(
+        root, (tf.keras.layers.Layer, *keras_optimizers.optimizer_classes())
+    )
 
 
 Place = tuple[int, tuple[str, int] | None]  # a root, or a part of one
@@ -137,7 +130,7 @@ def optimizers_in(roots: Sequence[Any]) -> dict[Place, Any]:
     """All optimizers among roots and their parts, each once."""
     found: dict[int, tuple[Place, Any]] = {}
     for index, root in enumerate(roots):
-        if isinstance(root, optimizer_classes()):
+        if isinstance(root, keras_optimizers.optimizer_classes()):
             found.setdefault(id(root), ((index, None), root))
         elif isinstance(root, require_tensorflow().keras.Model):
             for place, part in parts_of(root).items():

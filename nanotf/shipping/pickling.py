@@ -35,7 +35,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.steps import is_tf_function
@@ -113,10 +113,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         keras = self._tf.keras
         self._by_attributes = (keras.losses.Loss, keras.optimizers.schedules.LearningRateSchedule)
         self._by_config = (
-            keras.optimizers.Optimizer,
-            keras.optimizers.legacy.Optimizer
-            if hasattr(getattr(keras.optimizers, "legacy", None), "Optimizer")
-            else keras.optimizers.Optimizer,
+            *keras_optimizers.optimizer_classes(),
             keras.metrics.Metric,
             keras.layers.Layer,
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import pickle
 import sys
@@ -26,6 +27,7 @@ from typing import Any
 
 import cloudpickle
 
+from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.shipping import models, objects, pickling
@@ -127,8 +129,7 @@ class Manifest:
 
     Args:
         function: the user's function.
-        arguments: dict of str to object, the call's arguments by parameter, to name them.
-        args, kwargs: the same, as they are passed.
+        call: `inspect.BoundArguments`, the arguments of the call.
 
     Attributes:
         roots: list of objects.
@@ -138,18 +139,12 @@ class Manifest:
         ShippingError: Something cannot be sent; names the argument and says why.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: Mapping[str, Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], call: inspect.BoundArguments) -> None:
         self.roots: list[Any] = []
         self.steps: list[Any] = []
         self.top: Any = None
         self.names: set[str] = set()  # that the code of the function and its steps refers to
-        self._call = (function, args, kwargs)
+        self._function, self._call = function, call
         self._modules: list[Any] = []
         self._ids: dict[int, int] = {}
         self._step_ids: set[int] = set()
@@ -158,7 +153,7 @@ class Manifest:
             self._take_module(function)
             with pickling.naming(f"The function {title}"):
                 self._collect(function)
-            for name, value in arguments.items():
+            for name, value in call.arguments.items():
                 with pickling.naming(f"The argument `{name}` of {title}"):
                     self._collect(value)
         self.data = [root for root in self.roots if objects.is_data(root)]
@@ -253,7 +248,7 @@ class Manifest:
 
     def ship(self) -> tuple[Shipment, Packer]:
         """Makes the pickles; the packer holds their arrays."""
-        function, args, kwargs = self._call
+        function, call = self._function, self._call
         packer = Packer()
         numbers: dict[int, Any] = {id(root): ("root", i) for i, root in enumerate(self.roots)}
         with self._by_value():
@@ -262,7 +257,7 @@ class Manifest:
             roots = tuple(self._root(i, numbers) for i in range(len(self.roots)))
             program = _pickled((function, self.steps), numbers, packer)
             steps = {id(step): ("step", i) for i, step in enumerate(self.steps)}
-            arguments = _pickled((args, kwargs), {**numbers, **steps}, packer)
+            arguments = _pickled((call.args, call.kwargs), {**numbers, **steps}, packer)
         return Shipment(roots, program, arguments), packer
 
     def _root(self, index: int, numbers: Mapping[int, Any]) -> bytes:
@@ -282,7 +277,7 @@ def _is_opaque(root: Any) -> bool:
     """Whether a root refers to no other: Keras's own ways to describe it would be costly here."""
     keras = require_tensorflow().keras
     return objects.is_data(root) or isinstance(
-        root, (keras.layers.Layer, *objects.optimizer_classes())
+        root, (keras.layers.Layer, *keras_optimizers.optimizer_classes())
     )
 
 
