@@ -13,7 +13,6 @@ import collections
 import functools
 import inspect
 import logging
-import random
 import shutil
 import sys
 import types
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf import calls, context, iterators, jobs, messages, timing, topology, warm
+from nanotf import calls, context, iterators, jobs, messages, random_states, timing, topology, warm
 from nanotf.compat import pipelines
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
@@ -270,7 +269,7 @@ class _LoopCall(calls.Call):
             optimizers=self.optimizers,
             state_block=calls.STATE_BLOCK,
             seed=calls.seed_of_user(0),
-            random_states=(random.getstate(), np.random.get_state()),
+            random_states=random_states.take(),
             terminal=jobs.Terminal(
                 {"stdout": sys.stdout.isatty(), "stderr": sys.stderr.isatty()},
                 shutil.get_terminal_size().columns,
@@ -352,8 +351,7 @@ class _LoopCall(calls.Call):
         roots = self.manifest.roots
         built: jobs.Built = load_result(message.built, block, ())
         self.build(built)
-        random.setstate(built.random_states[0])
-        np.random.set_state(built.random_states[1])
+        random_states.put(built.random_states)
         value = load_result(message.value, block, roots)
         self.check_alike(results)
         return value

@@ -9,14 +9,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import hashlib
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from nanotf import context, jobs, messages, relayed_output, replica_step
+from nanotf import context, jobs, messages, random_states, relayed_output, replica_step
 from nanotf.compat import keras_names, keras_share
 from nanotf.errors import NanoError
 from nanotf.shipping import objects, packing, programs, state, streams
@@ -203,8 +202,7 @@ class LoopRun:
         self._load(kept)
         args, kwargs = kept.program.arguments(job.shipment.arguments, arrays)
         # Alike on all ranks: what a loop decides by chance, all must decide alike.
-        random.setstate(job.random_states[0])
-        np.random.set_state(job.random_states[1])
+        random_states.put(job.random_states)
         with self._relayed(), self._current(kept), session.strategy.scope(), _explained():
             value = kept.program.function(*args, **kwargs)
         if session.rank == 0:
@@ -287,7 +285,7 @@ class LoopRun:
         roots = kept.program.roots
         known = {id(variable) for variable in self.known}
         optimizers = objects.built_optimizers(roots)
-        result = jobs.Built({}, optimizers, {}, (random.getstate(), np.random.get_state()))
+        result = jobs.Built({}, optimizers, {}, random_states.take())
         local = self.session.strategy.experimental_local_results
         for index, root in enumerate(roots):
             variables = objects.variables_of(root)

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from nanotf import random_states
 from nanotf.compat import keras_names
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ModelError
@@ -465,7 +466,8 @@ def check_can_be_rebuilt(model: Any, recipe: ModelRecipe) -> None:
     if not foreign and not _has_layers_in_two_models(model):
         return
     bare = dataclasses.replace(recipe, compile_arguments=None, own_compile_arguments=None)
-    twin = rebuild(bare)
+    with random_states.kept():  # of layers' seeds, and weights
+        twin = rebuild(bare)
     ours = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(model)]
     theirs = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(twin)]
     if ours != theirs:

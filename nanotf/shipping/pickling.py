@@ -35,6 +35,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from nanotf import random_states
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
@@ -129,7 +130,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if not models.has_own_get_config(cls):
                 config = _completed(obj, config)
             try:
-                twin = _rebuild_from_config(cls, config, custom_objects)
+                with random_states.kept():
+                    twin = _rebuild_from_config(cls, config, custom_objects)
             except Exception as error:
                 raise _not_configurable(obj, f"rebuilding it raised {error!r}") from error
             return cls, config, custom_objects, _attributes_that_differ(obj, twin)

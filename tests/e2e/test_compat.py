@@ -17,6 +17,7 @@ from nanotf.compat import (
     build_facts,
     data_adapters,
     distribute,
+    eager_context,
     keras_callbacks,
     keras_names,
     keras_optimizers,
@@ -120,6 +121,16 @@ def test_graph_of_the_function_behind_a_loop() -> None:
     assert graphs[1:]
     assert all(graph is graphs[0] for graph in graphs)
     assert distribute.function_graph() is None
+
+
+def test_seeds_of_operations() -> None:
+    tf.random.set_seed(3)
+    seeds = eager_context.seeds_of_operations()
+    assert seeds is not None
+    before = seeds.getstate()
+    tf.random.uniform([])
+    assert seeds.getstate() != before
+    assert eager_context.seeds_of_operations() is seeds
 
 
 def test_rank_can_be_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -125,6 +126,30 @@ def test_seeds_stand_where_one_process_leaves_them() -> None:
     assert len(found) == 2
     for ours, theirs in zip(found, plain, strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+class Scripted(Model):
+    """A class that workers rebuild, which is tried here first: with seeds, and weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.drop, self.out = L.Dense(8), L.Dropout(0.5), L.Dense(1)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return self.out(self.drop(self.hidden(inputs), training=training))
+
+
+def test_random_numbers_go_on_as_with_one_process() -> None:
+    def drawn(processes: int | None) -> list[float]:
+        tf.keras.utils.set_random_seed(5)
+        model = Scripted()
+        model.build((None, 3))
+        model.compile("sgd", "mse", metrics=[tf.keras.metrics.MeanSquaredError()])
+        x = np.ones((8, 3), "float32")
+        model.fit(x, x[:, :1], shuffle=False, verbose=0, num_processes=processes)
+        return [random.random(), float(np.random.random()), float(tf.random.uniform([]))]
+
+    assert drawn(2) == drawn(None)
 
 
 class Uncertain(Model):

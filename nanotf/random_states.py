@@ -1,0 +1,42 @@
+"""Where the random numbers of this process stand: Python's, NumPy's, and TensorFlow's.
+
+Users set them once (`tf.keras.utils.set_random_seed`) and expect what one process would draw
+from there on; so what nanotf does on its own account may not use any up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+States = tuple[Any, Any]  # of `random`, of `numpy.random`
+
+
+def take() -> States:
+    """The states of Python's and NumPy's global generators; to be pickled."""
+    return random.getstate(), np.random.get_state()
+
+
+def put(states: States) -> None:
+    """Puts the generators where they were at `take`."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Whatever draws numbers in this context, later ones are those that would have come."""
+    from nanotf.compat import eager_context
+
+    states, seeds = take(), eager_context.seeds_of_operations()
+    seeds_state = None if seeds is None else seeds.getstate()
+    try:
+        yield
+    finally:
+        put(states)
+        if seeds is not None:
+            seeds.setstate(seeds_state)  # type: ignore[arg-type]
