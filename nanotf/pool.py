@@ -41,6 +41,7 @@ from nanotf.worker_process import WorkerProcess, stacks
 START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 STOP_SECONDS = 2.0
 LOOK_SECONDS = 1.0  # how often the parent looks around while it waits
+TRIM_SECONDS = 60.0  # how often the parent looks whether a worker's log has become long
 GRACE_SECONDS = 1.0  # a rank may hear of a peer's end before the parent does, not long before
 
 logger = logging.getLogger("nanotf")
@@ -83,6 +84,7 @@ class Pool:
         self.stall_seconds = stalls.stall_seconds()
         self._heard: dict[int, float] = {}  # by rank, when it last said something
         self._stopped: dict[int, float] = {}  # by rank, since when a signal has stopped it
+        self._trimmed = time.monotonic()  # the workers' logs
         self.group: collectives.GroupOwner | None = None
         key = secrets.token_bytes(32)
         try:
@@ -197,12 +199,20 @@ class Pool:
             WorkerDied: A worker has gone. The pool is not usable any more.
             queue.Empty: The timeout has passed.
         """
+        self._trim_logs()
         rank, message = self._inbox.get(timeout=timeout)
         if isinstance(message, _Gone):
             self.usable = False
             raise self.workers[rank].died("a job ran")
         self._heard[rank] = time.monotonic()
         return rank, message
+
+    def _trim_logs(self) -> None:
+        now = time.monotonic()
+        if now - self._trimmed > TRIM_SECONDS:
+            self._trimmed = now
+            for worker in self.workers:
+                worker.log.trim()
 
     def check_progress(self, present: Collection[int]) -> None:
         """Looks whether a worker keeps the others waiting for too long.

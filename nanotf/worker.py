@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import ctypes.util
+import errno
 import faulthandler
+import io
 import os
 import queue
 import signal
@@ -60,6 +62,28 @@ def write_stacks() -> None:
     faulthandler.enable(all_threads=False)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGQUIT, all_threads=True)
+
+
+class _LogFile(io.FileIO):
+    """A standard stream to which a full disk is no reason to stop training."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return len(memoryview(data).cast("B"))
+
+
+def write_log() -> None:
+    """Makes `print` write whole lines to the log at once, as long as the disk takes them."""
+    for name in ("stdout", "stderr"):
+        raw = _LogFile(getattr(sys, name).fileno(), "w", closefd=False)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
+        setattr(sys, name, stream)
 
 
 def bind_memory(numa_node: int | None) -> None:
@@ -163,6 +187,7 @@ def _setup(
 def main(arguments: list[str]) -> int:
     """Runs a worker until its parent says stop or goes away. Returns the exit code."""
     end_with_parent(int(arguments[5]))
+    write_log()
     write_stacks()
     fd, rank = int(arguments[0]), int(arguments[1])
     cores = tuple(int(c) for c in arguments[2].split(",") if c)

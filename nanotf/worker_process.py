@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import pathlib
@@ -12,19 +11,16 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from nanotf import environment, stalls, topology
 from nanotf.channel import Channel
 from nanotf.errors import WorkerDied, WorkerError, describe_exit
-from nanotf.shipping.blocks import anonymous_file
+from nanotf.worker_log import WorkerLog
 
-LOG_TAIL_LINES = 20
-CRASH = "Fatal Python error:"  # as faulthandler begins
 DEATH_SECONDS = 2.0  # a process that has closed its channel is gone by then
 STACK_SIGNAL = signal.SIGQUIT  # makes a worker write its Python stacks to its log
 STACK_SECONDS = 1.0
@@ -46,7 +42,7 @@ class WorkerProcess:
     def __init__(self, placement: topology.Placement, key: bytes, transport: str) -> None:
         self.rank = placement.rank
         self.cores = placement.cores
-        self.log = _log_file()
+        self.log = WorkerLog()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [sys.executable, "-m", "nanotf.worker", str(theirs.fileno()), str(self.rank)]
         pinned = placement.cores if placement.pin else ()
@@ -60,7 +56,7 @@ class WorkerProcess:
                     command,
                     env=_variables(placement),
                     stdin=subprocess.PIPE,
-                    stdout=self.log,
+                    stdout=self.log.fileno(),
                     stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
@@ -78,16 +74,6 @@ class WorkerProcess:
             self.process.stdin.write(key)
             self.process.stdin.close()
 
-    def log_tail(self) -> str:
-        """The last lines that the worker printed; of a crash, the top of its Python stack."""
-        size = self.log.seek(0, os.SEEK_END)
-        self.log.seek(max(0, size - 65536))
-        lines = self.log.read().decode(errors="replace").splitlines()
-        crash = [number for number, line in enumerate(lines) if line.startswith(CRASH)]
-        if crash:
-            return "\n".join(lines[max(0, crash[-1] - 5) : crash[-1] + LOG_TAIL_LINES])
-        return "\n".join(lines[-LOG_TAIL_LINES:])
-
     def error(self, kind: type[_Error], message: str, **more: Any) -> _Error:
         """An error that says which worker it is about, with the end of its log.
 
@@ -101,7 +87,7 @@ class WorkerProcess:
             rank=self.rank,
             pid=self.process.pid,
             cores=self.cores,
-            log_tail=self.log_tail(),
+            log_tail=self.log.tail(),
             **more,
         )
 
@@ -124,17 +110,13 @@ def stacks(workers: Sequence[WorkerProcess]) -> list[str]:
 
     Whatever holds Python's lock there does not keep it from doing so; a stopped process does not.
     """
-    begins = [worker.log.seek(0, os.SEEK_END) for worker in workers]
+    begins = [worker.log.size() for worker in workers]
     for worker in workers:
         if worker.process.poll() is None:
             worker.process.send_signal(STACK_SIGNAL)
 
-    def written(worker: WorkerProcess, begin: int) -> str:
-        worker.log.seek(begin)
-        return worker.log.read(65536).decode(errors="replace").strip()
-
     def sizes() -> list[int]:
-        return [worker.log.seek(0, os.SEEK_END) for worker in workers]
+        return [worker.log.size() for worker in workers]
 
     deadline = time.monotonic() + STACK_SECONDS
     before, now = begins, sizes()
@@ -143,7 +125,7 @@ def stacks(workers: Sequence[WorkerProcess]) -> list[str]:
         time.sleep(0.05)
         before, now = now, sizes()
     return [
-        written(worker, begin) or _why_no_stack(worker)
+        worker.log.since(begin) or _why_no_stack(worker)
         for worker, begin in zip(workers, begins, strict=True)
     ]
 
@@ -152,17 +134,6 @@ def _why_no_stack(worker: WorkerProcess) -> str:
     if worker.process.poll() is not None:
         return "it has ended"
     return "stopped by a signal" if stalls.is_stopped(worker.process.pid) else "it does not answer"
-
-
-def _log_file() -> IO[bytes]:
-    """A file without a name for what a worker prints; in memory where no disk takes it."""
-    try:
-        return tempfile.TemporaryFile()
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise
-        logger.warning("The workers' logs are kept in memory: %s.", error)
-        return os.fdopen(anonymous_file(0), "w+b")
 
 
 # ------------------------------------------------------------------------ a lasting thread

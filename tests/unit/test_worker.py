@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -29,3 +30,24 @@ def test_worker_whose_parent_has_gone_already() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="/dev/full is Linux's")
+def test_a_full_disk_is_no_reason_to_stop() -> None:
+    code = (
+        "from nanotf import worker; worker.write_log(); "
+        "print('x' * 100_000); print('y', file=__import__('sys').stderr); raise SystemExit(3)"
+    )
+    with pathlib.Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=full, timeout=60, check=False
+        )
+    assert done.returncode == 3
+
+
+def test_lines_are_written_before_a_process_is_killed() -> None:
+    code = "from nanotf import worker; worker.write_log(); print('last words'); worker.os._exit(0)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "last words\n"
