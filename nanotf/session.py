@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import gc
 import hashlib
 import os
@@ -168,6 +169,23 @@ def _failure(job: int, rank: int, error: BaseException) -> messages.JobFailed:
     return messages.JobFailed(job, rank, f"{type(error).__name__}: {error}", text, pickled)
 
 
+@functools.cache
+def _reporter_class(hooks: frozenset[str]) -> Any:
+    """A callback class with these hooks alone, since Keras spares itself what none has.
+
+    It is not one job's: TensorFlow never lets go of the first 1024 classes whose objects it is
+    given (the type cache in `tensorflow/python/util/util.cc`), nor of what these refer to.
+    """
+
+    def calling(name: str) -> Any:
+        def hook(self: Any, *arguments: Any, **named: Any) -> None:
+            self.hear(name, *arguments, **named)
+
+        return hook
+
+    return type("Reporter", (tf.keras.callbacks.Callback,), {name: calling(name) for name in hooks})
+
+
 class _ModelRun:
     """One job of a model's method in one worker.
 
@@ -181,6 +199,7 @@ class _ModelRun:
 
     job: Any
     stop_flag: str  # the attribute of a model by which a callback ends what runs
+    own_hooks: frozenset[str] = frozenset()  # that are heard, whether the parent asks or not
 
     def __init__(
         self, session: Session, inbox: Any, number: int, job: Any, blocks: list[Block]
@@ -234,33 +253,23 @@ class _ModelRun:
         return [local(v)[0].numpy() for v in keras_names.seed_variables(self.model)]
 
     def _callbacks(self) -> list[Any]:
-        return [_times_passes(self.session.stopwatch), self._reporter()]
+        return [_TimesPasses(self.session.stopwatch), self._reporter()]
 
     def _reporter(self) -> Any:
         """A Keras callback with the hooks that the parent wants to hear of, and no other."""
-        namespace = self._own_hooks()
-        for hook in self.job.events | self.job.waits:
-            namespace[hook] = self._hook(hook)
-        reporter = type("Reporter", (tf.keras.callbacks.Callback,), namespace)
-        return reporter()
+        reporter = _reporter_class(self.own_hooks | self.job.events | self.job.waits)()
+        reporter.hear = self._hear
+        return reporter
 
-    def _own_hooks(self) -> dict[str, Any]:
-        """Hooks that are not reported."""
-        return {}
-
-    def _hook(self, name: str) -> Any:
-        waits = name in self.job.waits
-
-        def hook(_: Any, *arguments: Any, **named: Any) -> None:
-            index, logs = jobs.index_and_logs(name, *arguments, **named)
-            if name not in jobs.BATCH_HOOKS:
-                self._send_held()
-            if waits:
-                self._wait(name, index, _plain(logs))
-            elif self.session.rank == 0:
-                self._report(name, index, logs)
-
-        return hook
+    def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
+        """One of Keras's hooks."""
+        index, logs = jobs.index_and_logs(name, *arguments, **named)
+        if name not in jobs.BATCH_HOOKS:
+            self._send_held()
+        if name in self.job.waits:
+            self._wait(name, index, _plain(logs))
+        elif self.session.rank == 0 and name in self.job.events:
+            self._report(name, index, logs)
 
     def _report(self, name: str, index: int | None, logs: Any) -> None:
         """Sends an event; of those of batches no more than a progress bar shows, and the last."""
@@ -305,6 +314,7 @@ class _FitRun(_ModelRun):
 
     job: jobs.FitJob
     stop_flag = "stop_training"
+    own_hooks = frozenset({"on_train_begin"})
 
     def run(self) -> None:
         job = self.job
@@ -363,11 +373,10 @@ class _FitRun(_ModelRun):
             for variable in self._summed:
                 variable.assign(tf.zeros_like(variable))
 
-    def _own_hooks(self) -> dict[str, Any]:
-        def on_train_begin(_: Any, logs: Any = None) -> None:
+    def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
+        if name == "on_train_begin":
             self.model.stop_training = self.job.stop  # Keras has just set it to False
-
-        return {"on_train_begin": on_train_begin}
+        super()._hear(name, *arguments, **named)
 
     def _is_stored(self, name: str) -> bool:
         """Whether nothing has changed since the state was stored.
@@ -461,24 +470,26 @@ class _PredictRun(_ModelRun):
         self._ask(name, index, None)
 
 
-def _times_passes(stopwatch: timing.Stopwatch) -> Any:
-    """A Keras callback that tells a stopwatch of every pass over data; it has no batch hooks."""
+class _TimesPasses(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Tells a stopwatch of every pass over data; has no batch hooks."""
 
-    def begins(kind: str) -> Any:
-        return lambda _, logs=None: stopwatch.begin_pass(kind)
+    def __init__(self, stopwatch: timing.Stopwatch) -> None:
+        super().__init__()
+        self._stopwatch = stopwatch
 
-    def ends(*_: Any, **__: Any) -> None:
-        stopwatch.end_pass()
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._stopwatch.begin_pass(timing.TRAIN, epoch)
 
-    hooks = {
-        "on_epoch_begin": lambda _, epoch, logs=None: stopwatch.begin_pass(timing.TRAIN, epoch),
-        "on_epoch_end": ends,
-        "on_test_begin": begins(timing.TEST),
-        "on_test_end": ends,
-        "on_predict_begin": begins(timing.PREDICT),
-        "on_predict_end": ends,
-    }
-    return type("TimesPasses", (tf.keras.callbacks.Callback,), hooks)()
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._stopwatch.begin_pass(timing.TEST)
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        self._stopwatch.begin_pass(timing.PREDICT)
+
+    def _end(self, *_: Any, **__: Any) -> None:
+        self._stopwatch.end_pass()
+
+    on_epoch_end = on_test_end = on_predict_end = _end
 
 
 _RUNS: dict[type, Any] = {

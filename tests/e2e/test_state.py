@@ -306,8 +306,7 @@ def test_models_that_are_gone_leave_workers_and_this_process() -> None:
     for _ in range(8):
         models.append(large())
         sizes.append(used())
-    if KERAS_3:  # TensorFlow holds on to the functions of Keras 2's models in a worker
-        assert max(sizes[2:]) - sizes[0] < 330, sizes
+    assert max(sizes[2:]) - sizes[0] < 330, sizes
     tf.keras.backend.clear_session()
     gc.collect()
     assert [model() for model in models] == [None] * 8
