@@ -276,6 +276,8 @@ class Call:
                     self.hear_stream(message)
             elif isinstance(message, messages.JobFailed):
                 raise self.workers.explain(message) or self.failure(message)
+            elif isinstance(message, messages.Stalled):
+                self.workers.note_stalled(rank, message)
             elif isinstance(message, messages.JobDone):
                 done[rank], times[rank] = message.result, message.times
             elif isinstance(message, messages.Waiting):

@@ -96,13 +96,13 @@ class _KeptProgram:
     Args:
         job: `jobs.LoopJob`.
         block: `Block` or None, the arrays of its pickles.
-        strategy: `strategy.WorkerStrategy`.
-        share: `keras_share.Share`.
+        session: `session.Session`.
     """
 
-    def __init__(self, job: jobs.LoopJob, block: Block | None, strategy: Any, share: Any) -> None:
-        self.strategy = strategy
-        self._share = share
+    def __init__(self, job: jobs.LoopJob, block: Block | None, session: Any) -> None:
+        self.strategy = strategy = session.strategy
+        self._share = session.share
+        self._stopwatch = session.stopwatch
         self.source = _Source(job.data, strategy.rank, strategy.size)
         self._bodies: dict[Any, Any] = {}
         self.saved: Callable[[], None] = lambda: None  # set for every job
@@ -141,7 +141,8 @@ class _KeptProgram:
             if is_tf_function(function) and tf.executing_eagerly():
                 body = tf.function(body, reduce_retracing=keras_names.reduces_retracing(function))
             self._bodies[key] = (step, body)  # which keeps the step's id its own
-        return self._bodies[key][1](*args, **kwargs)
+        with self._stopwatch.stepping():
+            return self._bodies[key][1](*args, **kwargs)
 
     def over_whole_batch(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A loss function whose scalar is that of all workers' rows."""
@@ -186,7 +187,7 @@ class LoopRun:
         self.number = number
         self.job = job
         self.blocks = blocks
-        inbox.streams = self.reader = streams.StreamReader(session.channel, number)
+        self.reader = session.read_streams(inbox, number)
 
     def run(self) -> jobs.LoopEnd:
         """Calls the user's function; returns how it ended."""
@@ -220,7 +221,7 @@ class LoopRun:
             del kept[key]  # the user has made some of its objects anew
         if key not in kept:
             tf.random.set_seed(job.seed + self.session.rank * state.SEED_DISTANCE)
-            kept[key] = _KeptProgram(job, arrays, self.session.strategy, self.session.share)
+            kept[key] = _KeptProgram(job, arrays, self.session)
         kept.move_to_end(key)
         while len(kept) > PROGRAMS_KEPT:
             kept.popitem(last=False)

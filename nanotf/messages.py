@@ -13,6 +13,7 @@ The life of a pool, from top to bottom:
       |  <- Ready                                |
       |  Job (a model, data, arguments) ->       |
       |  <- EpochBegin, BatchEnd, TestBegin ...  |   rank 0 reports, for callbacks
+      |  <- Stalled                              |   a rank whose step does not end
       |  <- EpochEnd                             |   every rank, its state in the shared block
       |  Proceed (stop?, new state?) ->          |   every rank, so that all decide alike
       |  <- Outputs                              |   every rank, in predict
@@ -64,6 +65,8 @@ class Setup(Message):
         sys_path: tuple of str, the parent's `sys.path`.
         argv: tuple of str, the parent's `sys.argv`.
         size: int, number of workers.
+        stall_seconds: float, how long a step may last before the worker says `Stalled`
+            (transport "grpc" alone).
         cluster: tuple of str, `host:port` by rank (transport "grpc" alone).
         group: `collectives.GroupSpec` or None; the descriptor of the group's memory follows
             (transport "shm" alone).
@@ -72,6 +75,7 @@ class Setup(Message):
     sys_path: tuple[str, ...]
     argv: tuple[str, ...]
     size: int
+    stall_seconds: float
     cluster: tuple[str, ...] = ()
     group: GroupSpec | None = None
 
@@ -136,6 +140,17 @@ class Event(Message):
     hook: str
     index: int | None = None
     logs: Logs | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stalled(Message):
+    """Worker -> parent: its step goes on and on (transport "grpc" alone).
+
+    Args:
+        again: bool, whether it has said so before, of the same step.
+    """
+
+    again: bool
 
 
 @dataclasses.dataclass(frozen=True)

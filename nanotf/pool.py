@@ -83,6 +83,7 @@ class Pool:
         self._jobs = 0
         self.stall_seconds = stalls.stall_seconds()
         self._heard: dict[int, float] = {}  # by rank, when it last said something
+        self._stalled: set[int] = set()  # ranks that were, in this job
         self._stopped: dict[int, float] = {}  # by rank, since when a signal has stopped it
         self._trimmed = time.monotonic()  # the workers' logs
         self.group: collectives.GroupOwner | None = None
@@ -151,7 +152,7 @@ class Pool:
         for worker, hello in zip(self.workers, hellos, strict=True):
             for warning in hello.warnings:
                 logger.warning("Worker %d: %s", worker.rank, warning)
-        setup = messages.Setup(sys_path=tuple(sys.path), argv=tuple(sys.argv), size=self.size)
+        setup = messages.Setup(tuple(sys.path), tuple(sys.argv), self.size, self.stall_seconds)
         fds = []
         if self.transport == "grpc":
             cluster = tuple(f"127.0.0.1:{hello.port}" for hello in hellos)
@@ -241,6 +242,23 @@ class Pool:
         if late:
             raise self.stuck(late, f"the workers {sorted(present)} wait for it")
 
+    def note_stalled(self, rank: int, message: messages.Stalled) -> None:
+        """Hears that a rank's step does not end; the second time the others have said so, too.
+
+        Raises:
+            WorkerStuck: It was the second time.
+        """
+        self._stalled.add(rank)
+        if not message.again:
+            return
+        late = [other for other in range(self.size) if other not in self._stalled]
+        if late:
+            raise self.stuck(late, f"the workers {sorted(self._stalled)} are in a step without it")
+        raise self.stuck(
+            range(self.size),
+            "their step does not end, and TensorFlow does not say who waits for whom",
+        )
+
     def stuck(self, ranks: Sequence[int], why: str) -> WorkerStuck:
         """The error that says which workers have not gone on, and where all of them are.
 
@@ -289,6 +307,7 @@ class Pool:
     def next_job(self) -> int:
         """A new job number."""
         self._jobs += 1
+        self._stalled.clear()
         return self._jobs
 
     # ----------------------------------------------------------------------- ending

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf import jobs, messages, replica, timing
-from nanotf.channel import Channel
+from nanotf import jobs, messages, replica, stalls, timing
+from nanotf.channel import Channel, ChannelClosed
 from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_callbacks, keras_names, keras_optimizers, keras_share
 from nanotf.loop_session import LoopRun
@@ -59,11 +59,27 @@ class Session:
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
         self.stopwatch = timing.Stopwatch(rank, group)
+        self._reader: streams.StreamReader | None = None
+        if group is None:
+            stalls.Watch(setup.stall_seconds, self._step_since, self._tell_of_stall)
         keras_optimizers.install_in_optimizers(self.share, self.strategy)
         self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
         self._dropped = 0  # bytes of variables of models that are not kept, and may be there
         self._jobs = 0
+
+    def read_streams(self, inbox: Any, job: int) -> streams.StreamReader:
+        """The reader of a job's streams."""
+        inbox.streams = self._reader = streams.StreamReader(self.channel, job)
+        return self._reader
+
+    def _step_since(self) -> float | None:
+        since, reader = self.stopwatch.step_since, self._reader
+        return None if since is None or (reader and reader.waits) else since / 1e9
+
+    def _tell_of_stall(self, again: bool) -> None:
+        with contextlib.suppress(ChannelClosed):  # the inbox ends this process
+            self.channel.send(messages.Stalled(again))
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block]) -> None:
         """Runs a job and reports its end."""
@@ -211,7 +227,7 @@ class _ModelRun:
         self.blocks = blocks
         self._last_progress = 0.0
         self._held: dict[str, tuple[int | None, Any]] = {}  # events of the last batch
-        inbox.streams = self.reader = streams.StreamReader(session.channel, number)
+        self.reader = session.read_streams(inbox, number)
 
     def run(self) -> Any:
         """Does the job; returns its result, see `jobs`."""

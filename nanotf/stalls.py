@@ -5,6 +5,7 @@ Every wait has somebody who notices:
 | who waits | who notices |
 | --- | --- |
 | a rank, in a collective of transport "shm" | the rank itself: the group's deadline |
+| a rank, in a step with transport "grpc", whose collectives wait for ever | the rank's `Watch` |
 | the parent, for the rest of the ranks at a hook or at the end of a job | `Pool.check_progress` |
 | anybody, for a process that a signal has stopped | `Pool.check_progress` |
 
@@ -17,10 +18,14 @@ from __future__ import annotations
 
 import pathlib
 import re
+import threading
+import time
+from collections.abc import Callable
 
 from nanotf import settings
 
 STALL_SECONDS = 600.0
+LOOK_SECONDS = 1.0  # how often a `Watch` looks
 STALL_VARIABLE = "NANOTF_STALL_SECONDS"
 
 # What a collective says when its deadline has passed, in both implementations; `Expire` in
@@ -39,6 +44,37 @@ def stall_seconds() -> float:
         NanoError: The variable is not a number above 0.
     """
     return settings.seconds(STALL_VARIABLE, STALL_SECONDS)
+
+
+class Watch:
+    """A worker's thread that notices a step that does not end.
+
+    Args:
+        seconds: float, how long a step may last.
+        step_since: callable, when the step that runs has begun, by `time.monotonic`; None
+            between steps, and while it waits for data.
+        tell: callable of a bool, whether it was called for this step before; called at every look.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        step_since: Callable[[], float | None],
+        tell: Callable[[bool], None],
+    ) -> None:
+        self._seconds = seconds
+        self._step_since = step_since
+        self._tell = tell
+        threading.Thread(target=self._run, name="nanotf-watch", daemon=True).start()
+
+    def _run(self) -> None:
+        told: float | None = None
+        while True:
+            time.sleep(LOOK_SECONDS)
+            since = self._step_since()
+            if since is not None and time.monotonic() - since > self._seconds:
+                self._tell(since == told)
+                told = since
 
 
 def missing_ranks(text: str) -> list[int]:

@@ -94,6 +94,7 @@ class Stopwatch:
     def __init__(self, rank: int, group: Any) -> None:
         self._rank = rank
         self._group = group
+        self.step_since: int | None = None  # when the step that runs has begun
         self.begin()
 
     def begin(self) -> None:
@@ -136,14 +137,24 @@ class Stopwatch:
 
         def timed_step(iterator: Any) -> Any:
             before = self._counted(steps_begin=True)
-            began = now()
-            result = step(iterator)
+            with self.stepping() as began:
+                result = step(iterator)
             self._note(kind, began, now(), before)
             return result
 
         # What else was hung on the function, see `iterators.keeping`.
         timed_step.__dict__.update(vars(step), _nanotf_timed=True)
         return timed_step
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[int]:
+        """In this context a step runs; yields its begin."""
+        outer, began = self.step_since, now()
+        self.step_since = began
+        try:
+            yield began
+        finally:
+            self.step_since = outer
 
     def _counted(self, steps_begin: bool = False) -> Any:
         return None if self._group is None else self._group.times(steps_begin)

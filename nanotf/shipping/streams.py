@@ -169,6 +169,12 @@ class StreamReader:
         self._blocks: dict[int, Block] = {}
         self._turns: collections.Counter[int] = collections.Counter()
         self._lock = threading.Lock()
+        self._waits = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether the parent owes it a batch."""
+        return self._waits > 0
 
     def deliver(self, message: messages.Batch | messages.EndOfStream, block: Block | None) -> None:
         """Takes a message of the parent's."""
@@ -195,7 +201,7 @@ class StreamReader:
         self._channel.send(messages.OpenStream(self._job, stream, turn))
         try:
             while True:
-                message, block = inbox.get()
+                message, block = self._next(inbox)
                 if isinstance(message, messages.EndOfStream):
                     return
                 if block is not None:
@@ -212,6 +218,15 @@ class StreamReader:
                 yield flat, share
         finally:
             self._channel.send(messages.CloseStream(self._job, stream, turn))
+
+    def _next(self, inbox: queue.SimpleQueue[Any]) -> Any:
+        with self._lock:
+            self._waits += 1
+        try:
+            return inbox.get()
+        finally:
+            with self._lock:
+                self._waits -= 1
 
     def forget(self, stream: int) -> None:
         """Lets go of the memory of a stream that is read no further."""

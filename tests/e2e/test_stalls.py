@@ -63,6 +63,33 @@ def test_worker_that_waits_for_ever_in_the_users_code() -> None:
     assert len(small_cnn().fit(x, y, **FIT).epoch) == 3
 
 
+@pytest.mark.parametrize("kind", ["fit", "loop"])
+def test_step_that_does_not_end_over_grpc(kind: str) -> None:
+    """TensorFlow's collectives wait for ever, so the workers look at the clock."""
+    x, y = digits(100)
+    model = small_cnn()
+    model.compile("sgd", _loss)
+
+    @nanotf.keras.nano_multiprocessing
+    @tf.function
+    def step(images: Any, labels: Any) -> Any:
+        return tf.reduce_mean(_loss(labels, model(images)))
+
+    @nanotf.keras.nano(num_processes=2, transport="grpc")
+    def loop(data: Any) -> None:
+        for images, labels in data:
+            step(images, labels)
+
+    with pytest.raises(WorkerStuck, match="has not gone on for 8 s: their step") as caught:
+        if kind == "fit":
+            model.fit(x, y, **FIT, transport="grpc")
+        else:
+            loop(tf.data.Dataset.from_tensor_slices((x, y)).batch(50))
+    stack = str(caught.value).split("Python stacks of worker 1:")[1]
+    assert "_wait_in_rank_1" in stack
+    assert nanotf.worker_pids() == ()
+
+
 class _Stop(tf.keras.callbacks.Callback):
     """Stops a worker in the second epoch, as a debugger does."""
 
