@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-SECONDS = 10.0  # what ends or begins by itself has done so by then, on a busy machine too
+SECONDS = 60.0  # what ends or begins by itself has done so by then, on a busy machine too
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
