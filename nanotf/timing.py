@@ -82,6 +82,24 @@ class WorkerTimes:
     passes: list[Pass] = dataclasses.field(default_factory=list)
     steps: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
 
+    def moved(self, by: int) -> WorkerTimes:
+        """These times by a clock that is `by` ahead: another machine's."""
+        steps = array.array("q", self.steps)
+        for column in (1, 2):  # begin and end
+            for place in range(column, len(steps), STEP_COLUMNS):
+                steps[place] += by
+        passes = [
+            dataclasses.replace(p, began=p.began + by, ended=p.ended + by) for p in self.passes
+        ]
+        return dataclasses.replace(
+            self,
+            began=self.began + by,
+            ready=self.ready + by,
+            ended=self.ended + by,
+            passes=passes,
+            steps=steps,
+        )
+
 
 class Stopwatch:
     """A worker's; used by the thread that runs jobs.
