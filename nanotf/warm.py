@@ -110,8 +110,8 @@ def warm_up(
     the rest. An error in starting is raised by that `fit`.
 
     Args:
-        num_processes, cores_per_process, transport, cores, backend: as in `fit`; the pool is used by a
-            `fit` with the same ones.
+        num_processes, cores_per_process, transport, cores, backend: as in `fit`; the pool is used
+            by a `fit` with the same ones.
 
     Raises:
         NanoError: An argument cannot be used.

@@ -157,7 +157,8 @@ class Crew(Protocol):
         workers: list of `Worker`, those that were started so far, by rank.
     """
 
-    workers: Sequence[Worker]
+    @property
+    def workers(self) -> Sequence[Worker]: ...
 
     def start(self) -> None:
         """Starts the workers."""

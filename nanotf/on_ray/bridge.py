@@ -21,7 +21,7 @@ import dataclasses
 import pickle
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nanotf import messages
@@ -80,6 +80,11 @@ class _Span:
             yield _Span(self.key, self.offset + start, nbytes)
 
 
+def _in_thread(target: Callable[..., None], *arguments: Any) -> None:
+    name = f"nanotf-bridge{target.__name__}"
+    threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
+
+
 class Bridge:
     """The way to one worker.
 
@@ -104,9 +109,7 @@ class Bridge:
         self._ended = False
         # Written by `_down` when the worker is at rest, read by `_up` when it has got the job.
         self._blocks: dict[Key, Block] = {}
-        for target, arguments in ((self._down, (key,)), (self._up, ())):
-            name = f"nanotf-bridge{target.__name__}"
-            threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
+        _in_thread(self._down, key)
 
     def close(self) -> None:
         """Ends the bridge; its threads end soon."""
@@ -121,6 +124,7 @@ class Bridge:
         number = 0
         try:
             self._channel.show_key_second(key)
+            _in_thread(self._up)  # not before: the worker's first message may be there already
             while True:
                 message = self._channel.receive()
                 number += 1

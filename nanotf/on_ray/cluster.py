@@ -59,11 +59,8 @@ def stop() -> None:
 
 def cpus_by_node(ray: Any) -> dict[str, int]:
     """How many CPUs Ray has on each node that lives, by the node's id."""
-    return {
-        node["NodeID"]: int(node["Resources"].get("CPU", 0))
-        for node in ray.nodes()
-        if node["Alive"]
-    }
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in alive}
 
 
 def share(cpus: Sequence[int], size: int, wanted: int | None) -> int:

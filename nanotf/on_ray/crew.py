@@ -295,7 +295,7 @@ class RayProcess:
         if not ready:
             return None
         try:
-            self.returncode = self._ray.get(self._end)
+            self.returncode = int(self._ray.get(self._end))
         except self._ray.exceptions.RayError as error:
             return self._is_lost(f"{type(error).__name__}: {_reason(error)}")
         return self.returncode

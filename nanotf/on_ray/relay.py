@@ -1,7 +1,7 @@
 """The actor: starts a worker on its node, and stands between it and the parent where it must.
 
-This module needs neither Ray nor TensorFlow to be imported; `crew` makes an actor of `Relay`. Its methods run
-in threads of their own, one for each of `CONCURRENCY_GROUPS`.
+This module needs neither Ray nor TensorFlow to be imported; `crew` makes an actor of `Relay`. Its
+methods run in threads of their own, one for each of `CONCURRENCY_GROUPS`.
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ class Relay:
             self._said.put(Said())
 
     def _take(self, message: Any) -> Said:
-        block, written = None, ()
+        block: bytes | None = None
+        written: tuple[tuple[Key, int, bytes], ...] = ()
         if isinstance(message, (messages.Outputs, messages.Returned)):
             own = Block(message.nbytes, self.worker.channel.receive_fds(1)[0])
             block = read(own, 0, message.nbytes)
