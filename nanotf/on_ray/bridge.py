@@ -18,6 +18,7 @@ Bytes that all workers get are put into Ray's object store once (`Payloads`).
 from __future__ import annotations
 
 import dataclasses
+import logging
 import pickle
 import socket
 import threading
@@ -28,6 +29,8 @@ from nanotf import messages
 from nanotf.channel import Channel, ChannelClosed
 from nanotf.on_ray.relay import Key, Said, as_bytes, read
 from nanotf.shipping.blocks import Block
+
+logger = logging.getLogger("nanotf")
 
 PULL_SECONDS = 1.0  # how long a relay waits for something to say; also, how stale `stopped` is
 PIECE_NBYTES = 64 * 1024**2  # what is copied at once, so that the object store need not hold all
@@ -80,6 +83,12 @@ class _Span:
             yield _Span(self.key, self.offset + start, nbytes)
 
 
+def describe(error: BaseException) -> str:
+    """What Ray says, in a line; the last one of many says why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no reason is known'}"
+
+
 def _in_thread(target: Callable[..., None], *arguments: Any) -> None:
     name = f"nanotf-bridge{target.__name__}"
     threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
@@ -98,6 +107,7 @@ class Bridge:
     Attributes:
         channel: `Channel`, the pool's end.
         stopped: bool, whether a signal has stopped the worker.
+        lost: str, what Ray says when the relay has failed; empty if it has not.
     """
 
     def __init__(self, ray: Any, relay: Any, key: bytes, payloads: Payloads, ahead: int) -> None:
@@ -105,7 +115,7 @@ class Bridge:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket = theirs.dup()
         self.channel, self._channel = Channel(ours), Channel(theirs)
-        self.stopped = False
+        self.stopped, self.lost = False, ""
         self._ended = False
         # Written by `_down` when the worker is at rest, read by `_up` when it has got the job.
         self._blocks: dict[Key, Block] = {}
@@ -119,6 +129,12 @@ class Bridge:
         except OSError:
             pass  # the pool has closed its end
 
+    def _fail(self, error: Exception) -> None:
+        """Notes why the bridge ends; the pool hears of it when its channel closes."""
+        if not self._ended:
+            self.lost = describe(error)
+            logger.info("The way to a worker has broken.", exc_info=error)
+
     # ----------------------------------------------------------------- parent to worker
     def _down(self, key: bytes) -> None:
         number = 0
@@ -129,9 +145,12 @@ class Bridge:
                 message = self._channel.receive()
                 number += 1
                 self._ship(number, message)
-        except (EOFError, OSError, self._ray.exceptions.RayError):
-            self.close()  # whichever end has gone
+        except ChannelClosed:
+            pass  # the pool has closed its end, or `_up` this one
+        except Exception as error:
+            self._fail(error)
         finally:
+            self.close()
             self._channel.close()
             self._socket.close()
             self._blocks.clear()
@@ -156,13 +175,13 @@ class Bridge:
         elif isinstance(message, messages.Proceed):
             spans = [_Span(("job", place), *span) for place, *span in message.written]
         if new:
-            self._push(b"", new)
+            self._push(b"", new, ())
         pieces = [piece for span in spans for piece in span.pieces()]
         for index, piece in enumerate(pieces):
             block = self._blocks[piece.key]
             data = self._payloads.put(number, index, block, piece.offset, piece.nbytes)
             self._push(b"", (), ((piece.key, piece.offset),), data)
-        self._push(pickle.dumps(message))
+        self._push(pickle.dumps(message), (), ())
 
     def _push(self, *arguments: Any) -> None:
         push = self._relay.push.options(concurrency_group="down")
@@ -178,8 +197,10 @@ class Bridge:
                     if not said.body:
                         return
                     self._deliver(said)
-        except (ChannelClosed, self._ray.exceptions.RayError):
-            pass  # the pool asks what has happened
+        except ChannelClosed:
+            pass
+        except Exception as error:
+            self._fail(error)
         finally:
             self.close()
 

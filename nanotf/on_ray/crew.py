@@ -20,13 +20,14 @@ from nanotf.backends import RayPlan
 from nanotf.channel import Channel
 from nanotf.errors import NanoError, PlacementError, describe_exit
 from nanotf.on_ray import cluster
-from nanotf.on_ray.bridge import Bridge, Payloads
+from nanotf.on_ray.bridge import Bridge, Payloads, describe
 from nanotf.on_ray.relay import CONCURRENCY_GROUPS, HANDOVER_BYTES, Relay, Started
 from nanotf.worker_process import Worker
 
 PLACE_SECONDS = 60.0  # for Ray to find the CPUs, which others may have
 START_SECONDS = 60.0  # for an actor to start a process, from a cold network file system
 ANSWER_SECONDS = 5.0  # for what a relay knows without waiting for anything
+LOST = -9  # as if by SIGKILL
 CLOCK_LOOKS = 5  # the quickest of so many answers says best what time it is there
 
 # The parent's variables that limit the cores of workers on its own node; see `topology.plan`.
@@ -205,7 +206,7 @@ class RayCrew:
 
     def _ahead(self, relay: Any) -> int:
         """Nanoseconds by which this process's clock is ahead of that of a relay's node."""
-        looks = []
+        looks: list[tuple[int, int]] = []
         for _ in range(CLOCK_LOOKS):
             before = timing.now()
             there = self._ray.get(relay.clock.remote(), timeout=ANSWER_SECONDS)
@@ -270,8 +271,8 @@ class RayProcess:
         pid: int.
 
     Attributes:
-        returncode: int or None, as in `subprocess.Popen`; that of SIGKILL for a worker that was
-            lost, which ends with its actor.
+        returncode: int or None, as in `subprocess.Popen`; `LOST` for a worker that was lost, which
+            ends with its actor.
         lost: str, what Ray says of an actor that has gone; empty if it has not.
     """
 
@@ -295,14 +296,15 @@ class RayProcess:
         if not ready:
             return None
         try:
-            self.returncode = int(self._ray.get(self._end))
+            found = int(self._ray.get(self._end))
         except self._ray.exceptions.RayError as error:
-            return self._is_lost(f"{type(error).__name__}: {_reason(error)}")
-        return self.returncode
+            return self._is_lost(describe(error))
+        self.returncode = found
+        return found
 
     def _is_lost(self, why: str) -> int:
-        self.lost, self.returncode = why, -9
-        return self.returncode
+        self.lost, self.returncode = why, LOST
+        return LOST
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits until it has ended. Without a timeout, ends its actor if that takes too long."""
@@ -336,12 +338,6 @@ class RayProcess:
             return str(self._ray.get(asked, timeout=ANSWER_SECONDS))
         except (self._ray.exceptions.RayError, TimeoutError):
             return ""
-
-
-def _reason(error: BaseException) -> str:
-    """The last line of what Ray says, which says why."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason is known"
 
 
 class RayWorker(Worker):
@@ -386,8 +382,9 @@ class RayWorker(Worker):
         return super().where() + node
 
     def how_it_ended(self) -> tuple[str, int | None, int | None]:
-        if self.process.lost:
-            return f"was lost with its Ray actor ({self.process.lost})", None, None
+        lost = self.process.lost or (self._bridge.lost if self._bridge is not None else "")
+        if lost:
+            return f"was lost with its Ray actor ({lost})", None, None
         return describe_exit(self.process.returncode)
 
     def close(self) -> None:
