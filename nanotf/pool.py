@@ -41,6 +41,7 @@ from nanotf.worker_process import Worker, stacks
 START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 STOP_SECONDS = 2.0
 LOOK_SECONDS = 1.0  # how often the parent looks around while it waits
+SILENT_SECONDS = 10.0  # a node that has not answered for so long has gone
 GRACE_SECONDS = 1.0  # a rank may hear of a peer's end before the parent does, not long before
 
 logger = logging.getLogger("nanotf")
@@ -270,13 +271,15 @@ class Pool:
         if missing:
             return self.stuck(missing, stalls.expiry(text))
         waits = self.transport == "grpc" or stalls.lost_a_peer(text)
-        deadline = time.monotonic() + (GRACE_SECONDS if waits else 0.0)
+        began = time.monotonic()
         while True:
-            for worker in self.workers:
-                if worker.process.poll() is not None:
-                    died: WorkerDied = worker.died("a job ran")
-                    return died
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            silent = [worker for worker in self.workers if not worker.has_answered(began)]
+            ended = [worker for worker in self.workers if worker.process.poll() is not None]
+            if ended or (silent and waited > SILENT_SECONDS):
+                died: WorkerDied = (ended or silent)[0].died("a job ran")
+                return died
+            if not silent and (not waits or waited > GRACE_SECONDS):
                 return None
             time.sleep(0.01)
 

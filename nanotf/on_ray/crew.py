@@ -377,6 +377,9 @@ class RayWorker(Worker):
             return stalls.is_stopped(self.process.pid)
         return self._bridge.stopped
 
+    def has_answered(self, since: float) -> bool:
+        return self._bridge is None or self._bridge.heard > since
+
     def where(self) -> str:
         node = f" on node {self.host}" if self._bridge is not None else ""
         return super().where() + node
@@ -385,6 +388,8 @@ class RayWorker(Worker):
         lost = self.process.lost or (self._bridge.lost if self._bridge is not None else "")
         if lost:
             return f"was lost with its Ray actor ({lost})", None, None
+        if self._bridge is not None and self.process.returncode is None:
+            return "was lost: its node does not answer", None, None
         return describe_exit(self.process.returncode)
 
     def close(self) -> None:
