@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -84,7 +85,10 @@ IS_KILLED = """
 def tell(epoch, logs):
     if epoch == 1:
         workers = [psutil.Process(pid) for pid in nanotf.worker_pids()]
-        print(json.dumps([p.pid for w in workers for p in (w, w.parent())]), flush=True)
+        print(json.dumps({
+            "ours": [p.pid for w in workers for p in (w, w.parent())],
+            "all": [p.pid for p in psutil.Process().children(recursive=True)],
+        }), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
 small_cnn().fit(x, y, epochs=100000, callbacks=[
@@ -116,10 +120,14 @@ def test_ray_that_nanotf_starts_ends_with_shutdown(
 
 
 def test_parent_that_is_killed(tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
-    """Workers and actors end, and the Ray that was started for it."""
-    pids = json.loads(_script(tmp_path, own_ray, IS_KILLED, check=False)[-1])
-    assert len(set(pids)) == 4
-    wait_until(lambda: not any(map(_runs, pids)), "workers and actors end", 60)
+    """Workers and actors end. Two processes of Ray's own (2.60) stay behind, as without nanotf."""
+    told = json.loads(_script(tmp_path, own_ray, IS_KILLED, check=False)[-1])
+    assert len(set(told["ours"])) == 4
+    try:
+        wait_until(lambda: not any(map(_runs, told["ours"])), "workers and actors end", 60)
+    finally:
+        for pid in filter(_runs, told["all"]):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _runs(pid: int) -> bool:
