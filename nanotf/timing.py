@@ -1,8 +1,9 @@
 """Where the time of a job goes: what is noted while it runs, in the workers and in the parent.
 
 All times are nanoseconds of the system's monotonic clock, which the processes of one machine
-share. What is noted costs about 5 us for each execution of steps, 2 us for each step, and two
-looks at the clock for each collective; `report` makes sense of it at the job's end.
+share; those of another machine are moved (`WorkerTimes.moved`). What is noted costs about 5 us for
+each execution of steps, 2 us for each step, and two looks at the clock for each collective;
+`report` makes sense of it at the job's end.
 """
 
 from __future__ import annotations

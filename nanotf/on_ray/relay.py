@@ -159,6 +159,8 @@ class Relay:
             places: sequence of (key, offset), where the data go.
             *data: bytes or arrays of bytes.
         """
+        if any(kind == "job" for (kind, _), _ in new):
+            self._blocks.clear()  # those of the last job
         for key, nbytes in new:
             self._blocks[key] = Block(nbytes)
         for (key, offset), content in zip(places, data, strict=True):
@@ -209,8 +211,10 @@ class Relay:
                 for place, offset, nbytes in message.written
             )
         if isinstance(message, (messages.JobDone, messages.JobFailed)):
-            while self._blocks:
-                self._blocks.popitem()[1].discard()
+            # They stay until the next job: the parent may be about to write a batch that nobody
+            # needs any more, and their descriptors are `push`'s.
+            for own in list(self._blocks.values()):
+                own.discard()
         return Said(pickle.dumps(message), written, block)
 
     def pull(self, seconds: float) -> tuple[list[Said], bool]:
