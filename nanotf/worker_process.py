@@ -220,7 +220,7 @@ class WorkerProcess(Worker):
         command += [transport, str(os.getpid())]
         try:
             # A session of its own: Ctrl-C in the terminal is for the parent to handle.
-            self.process = process = _in_lasting_thread(
+            self.process = process = in_lasting_thread(
                 lambda: subprocess.Popen(
                     command,
                     env=_variables(placement, os.environ if environ is None else environ),
@@ -279,7 +279,7 @@ _tasks_owner = 0  # the process that the thread belongs to; a forked one needs a
 _tasks_lock = threading.Lock()
 
 
-def _in_lasting_thread(function: Callable[[], Any]) -> Any:
+def in_lasting_thread(function: Callable[[], Any]) -> Any:
     """What a function returns or raises when the lasting thread of this process calls it."""
     global _tasks, _tasks_owner
     outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()

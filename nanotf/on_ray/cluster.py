@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanotf.errors import NanoError, PlacementError
+from nanotf.worker_process import in_lasting_thread
 
 logger = logging.getLogger("nanotf")
 
@@ -27,12 +28,12 @@ def connect() -> Any:
     Raises:
         NanoError: Ray cannot be reached or started.
     """
-    global _started, _at_exit
+    global _at_exit
     ray: Any = importlib.import_module("ray")
     if not ray.is_initialized():
         try:
-            # Nobody looks at a dashboard of a Ray that was started for one program.
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            # Linux ends Ray's own processes, too, with the thread that started them.
+            in_lasting_thread(lambda: _start(ray))
         except Exception as error:
             raise NanoError(
                 "backend='ray' needs a Ray cluster, or room to start one. Received: "
@@ -40,7 +41,6 @@ def connect() -> Any:
                 f"{type(error).__name__}: {error}. RAY_ADDRESS=local starts one here; `ray stop` "
                 "forgets one that has gone; or call ray.init(...) yourself before."
             ) from error
-        _started = True
     if not _at_exit:
         from nanotf import warm
 
@@ -50,12 +50,26 @@ def connect() -> Any:
     return ray
 
 
+def _start(ray: Any) -> None:
+    global _started
+    if not ray.is_initialized():
+        # Nobody looks at a dashboard of a Ray that was started for one program.
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        _started = True
+
+
 def stop() -> None:
     """Disconnects from Ray if `connect` connected, and so ends a Ray that it has started."""
     global _started
     if _started:
         _started = False
         importlib.import_module("ray").shutdown()
+
+
+def session(ray: Any) -> str:
+    """What tells this process's connection to Ray from a later one: clusters count jobs alike."""
+    context = ray.get_runtime_context()
+    return f"{context.get_job_id()} {context.get_node_id()}"
 
 
 def cpus_by_node(ray: Any) -> dict[str, int]:

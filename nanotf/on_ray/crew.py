@@ -74,7 +74,7 @@ class RayCrew:
             NanoError: Ray, or a node, does not do what is needed.
         """
         self._ray = ray = cluster.connect()
-        self._session = ray.get_runtime_context().get_job_id()
+        self._session = cluster.session(ray)
         home = ray.get_runtime_context().get_node_id()
         cpus = cluster.cpus_by_node(ray)
         allowed = [cpus.get(home, 0)] if self._transport == "shm" else list(cpus.values())

@@ -7,6 +7,7 @@ from typing import Any
 
 from nanotf import stalls, topology
 from nanotf.errors import describe_exit
+from nanotf.on_ray import cluster
 from nanotf.on_ray.bridge import Bridge, describe
 from nanotf.worker_process import Worker
 
@@ -16,7 +17,7 @@ LOST = -9  # as if by SIGKILL
 
 def is_connected(ray: Any, session: str) -> bool:
     """Whether Ray is the one that a pool was started with; the user may have shut it down."""
-    return bool(ray.is_initialized() and ray.get_runtime_context().get_job_id() == session)
+    return bool(ray.is_initialized() and cluster.session(ray) == session)
 
 
 class RayProcess:
@@ -24,7 +25,7 @@ class RayProcess:
 
     Args:
         ray: the module.
-        session: str, the job id of this process's connection to Ray.
+        session: str, see `cluster.session`.
         relay: the handle of its `Relay`.
         pid: int.
 

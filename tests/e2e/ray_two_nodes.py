@@ -24,7 +24,6 @@ import test_failures as failures
 import test_inputs as inputs
 import test_parity as parity
 import test_predict as predict
-import test_restarts as restarts
 from parity import digits, small_cnn
 from ray.cluster_utils import Cluster
 from ray_one_node import ON_RAY, run_case, shared_memory
@@ -55,7 +54,6 @@ CASES = [
     ),
     (custom_loop.test_metrics_and_validation_steps, {"run_on": functools.partial(nano, **ON_RAY)}),
     (failures.test_loss_that_raises_in_a_worker, {}),
-    (restarts.test_killed_in_the_middle_of_an_epoch, {"rank": 1}),
 ]
 
 
