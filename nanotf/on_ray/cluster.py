@@ -14,7 +14,7 @@ from nanotf.worker_process import in_lasting_thread
 
 logger = logging.getLogger("nanotf")
 
-_started = False  # whether this process's Ray is one that nanotf has started
+_started = ""  # the session that `connect` has begun, if it has
 _at_exit = False
 
 
@@ -55,15 +55,16 @@ def _start(ray: Any) -> None:
     if not ray.is_initialized():
         # Nobody looks at a dashboard of a Ray that was started for one program.
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        _started = True
+        _started = session(ray)
 
 
 def stop() -> None:
     """Disconnects from Ray if `connect` connected, and so ends a Ray that it has started."""
     global _started
-    if _started:
-        _started = False
-        importlib.import_module("ray").shutdown()
+    ray: Any = importlib.import_module("ray")
+    if _started and ray.is_initialized() and session(ray) == _started:
+        ray.shutdown()
+    _started = ""
 
 
 def session(ray: Any) -> str:

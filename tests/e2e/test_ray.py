@@ -72,13 +72,19 @@ ON_RAY = dict(verbose=0, num_processes=2, backend="ray")
 
 SHUTS_DOWN = """
 import ray
+nanotf.warm_up(2, backend="ray")
 small_cnn().fit(x, y, **ON_RAY)
+# Ray has not ended with the thread that needed it first, and can start further workers.
+small_cnn().fit(x, y, transport="grpc", **ON_RAY)
 children = psutil.Process().children(recursive=True)
 pids = nanotf.worker_pids()
 nanotf.shutdown()
 _, alive = psutil.wait_procs(children, timeout=10)
-print(json.dumps({"pids": pids, "children": len(children), "initialized": ray.is_initialized(),
-                  "alive": [str(process) for process in alive]}))
+told = {"pids": pids, "children": len(children), "alive": [str(process) for process in alive],
+        "initialized": ray.is_initialized()}
+ray.init("local", include_dashboard=False, log_to_driver=False)
+nanotf.shutdown()
+print(json.dumps({**told, "users": ray.is_initialized()}))
 """
 
 IS_KILLED = """
@@ -117,6 +123,7 @@ def test_ray_that_nanotf_starts_ends_with_shutdown(
     assert told["children"] > 2
     assert told["alive"] == []
     assert told["initialized"] is False
+    assert told["users"] is True, "who starts Ray ends it"
 
 
 def test_parent_that_is_killed(tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
