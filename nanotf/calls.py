@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf import gpu, jobs, messages, neighbours, report, timing, topology, warm
+from nanotf import backends, gpu, jobs, messages, report, timing, topology, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
@@ -40,19 +40,27 @@ FAILED_SECONDS = 1.0  # for user code that is in the middle of making a batch, a
 STATE_BLOCK = 0  # the job's first block; the blocks of arrays follow
 
 
-def needs_workers(num_processes: Any, transport: str | None, sharding: str | None = None) -> bool:
+def needs_workers(
+    num_processes: Any,
+    transport: str | None,
+    sharding: str | None = None,
+    backend: str | None = None,
+) -> bool:
     """Checks the arguments that nanotf adds to a method, and says whether they ask for workers.
 
     Args:
         num_processes: None or an int above 0.
         transport: None or one of `transports.TRANSPORTS`.
         sharding: None or one of `shipping.pipelines.SHARDINGS`.
+        backend: None or one of `backends.BACKENDS`.
 
     Raises:
         InvalidArgumentError, InvalidArgumentTypeError: They are something else.
+        UnsupportedVersionError: The back end's package is not installed.
     """
     check_transport(transport)
     check_sharding(sharding)
+    backends.check_backend(backend)
     if num_processes is None:
         return False
     topology.check_num_processes(num_processes)
@@ -83,7 +91,8 @@ def plan_for(
     num_processes: int,
     cores_per_process: int | None,
     cores: Sequence[int] | None = None,
-) -> topology.Plan | None:
+    backend: str | None = None,
+) -> backends.AnyPlan | None:
     """Says where the workers of a call will run.
 
     Args:
@@ -91,9 +100,11 @@ def plan_for(
         num_processes: int, above 1.
         cores_per_process: int or None for equal shares of all usable cores.
         cores: sequence of int or None, the logical CPUs to share out.
+        backend: str or None for the default, one of `backends.BACKENDS`.
 
     Returns:
-        A `topology.Plan`, or None where there are GPUs, which take the place of workers.
+        A `topology.Plan` or `backends.RayPlan`, or None where there are GPUs, which take the
+        place of workers.
 
     Raises:
         NanoError: No worker can be used here and now.
@@ -106,7 +117,9 @@ def plan_for(
             f"{os.environ['NANOTF_RANK']}. Remove the argument there."
         )
     warm.check_not_lent(received)
-    return None if gpu.devices() else neighbours.plan(num_processes, cores_per_process, cores)
+    if gpu.devices():
+        return None
+    return backends.plan(backend, num_processes, cores_per_process, cores)
 
 
 def seed_of_user(number: int) -> int:

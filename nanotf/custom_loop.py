@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf import calls, context, iterators, jobs, messages, random_states, timing, topology, warm
+from nanotf import backends, calls, context, iterators, jobs, messages, random_states, timing, warm
 from nanotf.compat import pipelines
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
@@ -56,6 +56,7 @@ def nano(
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
     max_restarts: int = 0,
+    backend: str | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Runs a custom training loop on several core-pinned processes.
 
@@ -74,6 +75,7 @@ def nano(
             the call: a function that begins with `CheckpointManager.restore_or_initialize` goes
             on from its last `save`. Datasets go on with the pass that follows the last one that
             was complete then; iterators and generators, which can be read once, are refused.
+        backend: str or None, as in `nanotf.keras.Model.fit`.
 
     Returns:
         A decorator of a function or a method.
@@ -94,7 +96,7 @@ def nano(
             f"{getattr(num_processes, '__name__', num_processes)!r}. Write "
             "@nano(num_processes=2)."
         )
-    has_workers = calls.needs_workers(num_processes, transport)
+    has_workers = calls.needs_workers(num_processes, transport, None, backend)
     calls.check_max_restarts(max_restarts)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,7 +112,8 @@ def nano(
                 return function(*args, **kwargs)
             size = num_processes or 1
             name = getattr(function, "__qualname__", "function")
-            plan = calls.plan_for(f"{name} under @nano", size, cores_per_process, cores)
+            method = f"{name} under @nano"
+            plan = calls.plan_for(method, size, cores_per_process, cores, backend)
             if plan is None:
                 print(
                     f"nanotf: TensorFlow sees GPUs; {name}() under @nano(num_processes={size}) "
@@ -128,13 +131,13 @@ def _run(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    plan: topology.Plan,
+    plan: backends.AnyPlan,
     transport: str | None,
     max_restarts: int,
 ) -> Any:
     # Raises what a call with wrong arguments raises.
     arguments = inspect.signature(function).bind(*args, **kwargs)
-    call = _LoopCall(function, arguments, len(plan.placements), max_restarts)
+    call = _LoopCall(function, arguments, plan.size, max_restarts)
     while True:
         try:
             with warm.pool_for(plan, check_transport(transport)) as workers:

@@ -25,13 +25,14 @@ def evaluate(
     transport: str | None = None,
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
+    backend: str | None = None,
 ) -> Any:
     """Evaluates a model on `num_processes` workers.
 
     Args:
         model: a compiled Keras model.
         given: mapping of str to object, the arguments of Keras's `evaluate` that were given.
-        num_processes, transport, cores_per_process, cores: as in `training.fit`.
+        num_processes, transport, cores_per_process, cores, backend: as in `training.fit`.
 
     Returns:
         What Keras's `evaluate` returns.
@@ -40,7 +41,8 @@ def evaluate(
         NanoError: As in `training.fit`.
     """
     data_adapters.check_compiled(model, "evaluate")
-    return _run(_EvaluateCall, model, given, num_processes, transport, cores_per_process, cores)
+    where = (transport, cores_per_process, cores, backend)
+    return _run(_EvaluateCall, model, given, num_processes, *where)
 
 
 def predict(
@@ -50,13 +52,14 @@ def predict(
     transport: str | None = None,
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
+    backend: str | None = None,
 ) -> Any:
     """Computes a model's outputs on `num_processes` workers.
 
     Args:
         model: a Keras model, compiled or not.
         given: mapping of str to object, the arguments of Keras's `predict` that were given.
-        num_processes, transport, cores_per_process, cores: as in `training.fit`.
+        num_processes, transport, cores_per_process, cores, backend: as in `training.fit`.
 
     Returns:
         What Keras's `predict` returns.
@@ -64,7 +67,8 @@ def predict(
     Raises:
         NanoError: As in `training.fit`.
     """
-    return _run(_PredictCall, model, given, num_processes, transport, cores_per_process, cores)
+    where = (transport, cores_per_process, cores, backend)
+    return _run(_PredictCall, model, given, num_processes, *where)
 
 
 def _run(
@@ -75,8 +79,9 @@ def _run(
     transport: str | None,
     cores_per_process: int | None,
     cores: Sequence[int] | None,
+    backend: str | None,
 ) -> Any:
-    plan = calls.plan_for(kind.method, num_processes, cores_per_process, cores)
+    plan = calls.plan_for(kind.method, num_processes, cores_per_process, cores, backend)
     call = kind(model, given, num_processes)
     if plan is None:
         return gpu.run_here(model, kind.method, given, num_processes)

@@ -180,6 +180,8 @@ class LoopRun:
         blocks: list of `Block`, those of the job.
     """
 
+    written: messages.Written = ()  # see `messages.JobDone`
+
     def __init__(
         self, session: Any, inbox: Any, number: int, job: jobs.LoopJob, blocks: list[Block]
     ) -> None:
@@ -299,6 +301,9 @@ class LoopRun:
 
     def _end(self, kept: _KeptProgram) -> jobs.LoopEnd:
         self.state.store_rank(1, self.session.rank)
+        if self.session.says_written:
+            spans = self.state.spans_of_rank(1, self.session.rank)
+            self.written = messages.written(self.job.state_block, spans)
         local = self.session.strategy.experimental_local_results
         differ = {id(v) for v in kept.local_variables()}
         differ |= {id(v) for v in objects.seed_variables(kept.program.roots)}

@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from nanotf.collectives.spec import GroupSpec
 
 Logs = dict[str, Any]
+Written = tuple[tuple[int, int, int], ...]  # the block's place in the job, offset and size in bytes
+
+
+def written(block: int, spans: tuple[tuple[int, int], ...]) -> Written:
+    """What a message says of pieces of a block, see `shipping.state.State.spans`."""
+    return tuple((block, offset, nbytes) for offset, nbytes in spans)
 
 
 class Message:
@@ -70,6 +76,8 @@ class Setup(Message):
         cluster: tuple of str, `host:port` by rank (transport "grpc" alone).
         group: `collectives.GroupSpec` or None; the descriptor of the group's memory follows
             (transport "shm" alone).
+        says_written: bool, whether the worker's messages have to say what it has written to the
+            job's blocks, since its memory is not the parent's (see `on_ray.bridge`).
     """
 
     sys_path: tuple[str, ...]
@@ -78,6 +86,7 @@ class Setup(Message):
     stall_seconds: float
     cluster: tuple[str, ...] = ()
     group: GroupSpec | None = None
+    says_written: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +166,8 @@ class Stalled(Message):
 class Waiting(Message):
     """Worker -> parent, every rank: a hook was reached, and the parent decides how to go on.
 
-    The rank's variables stand in its part of the state block when `state` is true.
+    The rank's variables stand in its part of the state block when `state` is true; `written` is
+    what it has written there, if it was told to say so.
     """
 
     job: int
@@ -166,6 +176,7 @@ class Waiting(Message):
     index: int | None = None
     logs: Logs | None = None
     state: bool = False
+    written: Written = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,6 +190,7 @@ class Proceed(Message):
         reload_metrics: bool, same, of the metrics.
         store: bool, whether a callback needs the state at this hook: the workers are to store it
             and report the hook once more.
+        written: what the parent has written to the job's blocks.
     """
 
     job: int
@@ -186,6 +198,7 @@ class Proceed(Message):
     reload: bool = False
     reload_metrics: bool = False
     store: bool = False
+    written: Written = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,12 +210,14 @@ class JobDone(Message):
         rank: int.
         result: object, what the job's kind returns from a worker; see `jobs`.
         times: `timing.WorkerTimes`.
+        written: what the job's last lines have written to its blocks, as in `Waiting`.
     """
 
     job: int
     rank: int
     result: Any = None
     times: Any = None
+    written: Written = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,6 +64,7 @@ class Accelerated:
         cores: Sequence[int] | None = None,
         sharding: str | None = None,
         max_restarts: int = 0,
+        backend: str | None = None,
         **kwargs: Any,
     ) -> Any:
         """Trains the model, on several core-pinned processes if asked.
@@ -85,6 +86,8 @@ class Accelerated:
             max_restarts: int, default 0, how often training goes on by itself, with new workers
                 and from the last completed epoch, after a worker has died or was stuck. Without
                 workers nothing is restarted.
+            backend: str or None, who starts the workers: "local", the default, this process on this
+                machine; "ray", Ray on this machine or a cluster, see `on_ray`.
             **kwargs: as in Keras's `fit`.
 
         Returns:
@@ -95,17 +98,18 @@ class Accelerated:
             nanotf.errors.NanoError: See the subclasses. An argument's error is raised before
                 any process is started.
         """
-        from nanotf import calls, training  # the parent's side, not needed in a worker
+        from nanotf import backends, calls, training  # the parent's side, not needed in a worker
 
         keras_fit = super().fit  # type: ignore[misc]
         calls.check_max_restarts(max_restarts)
         num_processes = run_default.num_processes(num_processes)
         if isinstance(num_processes, str) and num_processes == "auto":
-            calls.needs_workers(None, transport, sharding)
+            calls.needs_workers(None, transport, sharding, backend)
+            backends.check_can_measure(backend)
             num_processes = self._fastest(
                 keras_fit, args, kwargs, transport, cores_per_process, cores
             )
-        if not calls.needs_workers(num_processes, transport, sharding):
+        if not calls.needs_workers(num_processes, transport, sharding, backend):
             try:
                 history = keras_fit(*args, **kwargs)
                 if num_processes is not None:
@@ -125,6 +129,7 @@ class Accelerated:
             sharding,
             max_restarts,
             cores,
+            backend,
         )
 
     def _fastest(
@@ -150,13 +155,14 @@ class Accelerated:
         transport: str | None = None,
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
+        backend: str | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes loss and metrics, on several core-pinned processes if asked.
 
         Args:
             *args: as in Keras's `evaluate`.
-            num_processes, transport, cores_per_process, cores: as in `fit`.
+            num_processes, transport, cores_per_process, cores, backend: as in `fit`.
             **kwargs: as in Keras's `evaluate`.
 
         Returns:
@@ -168,7 +174,7 @@ class Accelerated:
         from nanotf import calls, inference
 
         keras_evaluate = super().evaluate  # type: ignore[misc]
-        if not calls.needs_workers(num_processes, transport):
+        if not calls.needs_workers(num_processes, transport, None, backend):
             try:
                 return keras_evaluate(*args, **kwargs)
             finally:
@@ -179,7 +185,7 @@ class Accelerated:
         if given is None:
             return keras_evaluate(*args, **kwargs)  # raises it in Keras's words
         return inference.evaluate(
-            self, given, num_processes or 1, transport, cores_per_process, cores
+            self, given, num_processes or 1, transport, cores_per_process, cores, backend
         )
 
     def predict(
@@ -189,13 +195,14 @@ class Accelerated:
         transport: str | None = None,
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
+        backend: str | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes the model's outputs, on several core-pinned processes if asked.
 
         Args:
             *args: as in Keras's `predict`.
-            num_processes, transport, cores_per_process, cores: as in `fit`.
+            num_processes, transport, cores_per_process, cores, backend: as in `fit`.
             **kwargs: as in Keras's `predict`.
 
         Returns:
@@ -207,13 +214,13 @@ class Accelerated:
         from nanotf import calls, inference
 
         keras_predict = super().predict  # type: ignore[misc]
-        if not calls.needs_workers(num_processes, transport):
+        if not calls.needs_workers(num_processes, transport, None, backend):
             return keras_predict(*args, **kwargs)
         given = _given(keras_predict, args, kwargs)
         if given is None:
             return keras_predict(*args, **kwargs)  # raises it in Keras's words
         return inference.predict(
-            self, given, num_processes or 1, transport, cores_per_process, cores
+            self, given, num_processes or 1, transport, cores_per_process, cores, backend
         )
 
     def make_train_function(self, force: bool = False) -> Any:

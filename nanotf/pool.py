@@ -32,16 +32,17 @@ from collections.abc import Collection, Iterator, Sequence
 from multiprocessing import connection
 from typing import Any
 
-from nanotf import collectives, messages, stalls, topology
+from nanotf import backends, collectives, messages, stalls
 from nanotf.channel import ChannelClosed
 from nanotf.errors import NanoError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.shipping.blocks import Block
-from nanotf.worker_process import WorkerProcess, stacks
+from nanotf.worker_process import Worker, stacks
 
 START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 STOP_SECONDS = 2.0
 LOOK_SECONDS = 1.0  # how often the parent looks around while it waits
 TRIM_SECONDS = 60.0  # how often the parent looks whether a worker's log has become long
+SILENT_SECONDS = 10.0  # a node that has not answered for so long has gone
 GRACE_SECONDS = 1.0  # a rank may hear of a peer's end before the parent does, not long before
 
 logger = logging.getLogger("nanotf")
@@ -63,7 +64,7 @@ class Pool:
     """N live workers.
 
     Args:
-        plan: `topology.Plan`.
+        plan: `topology.Plan` or `backends.RayPlan`.
         transport: str, how workers exchange gradients.
 
     Raises:
@@ -72,13 +73,12 @@ class Pool:
         NanoError: This process has no file descriptors left, or NANOTF_STALL_SECONDS is wrong.
     """
 
-    def __init__(self, plan: topology.Plan, transport: str) -> None:
+    def __init__(self, plan: backends.AnyPlan, transport: str) -> None:
         self.plan = plan
         self.transport = transport
-        self.size = len(plan.placements)
+        self.size = plan.size
         self.owner = os.getpid()
         self.usable = True
-        self.workers: list[WorkerProcess] = []
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._jobs = 0
         self.stall_seconds = stalls.stall_seconds()
@@ -88,10 +88,10 @@ class Pool:
         self._trimmed = time.monotonic()  # the workers' logs
         self.group: collectives.GroupOwner | None = None
         key = secrets.token_bytes(32)
+        self._crew = backends.crew_of(plan, transport, key)
         try:
             with _explaining_few_descriptors(self.size):
-                for placement in plan.placements:
-                    self.workers.append(WorkerProcess(placement, key, transport))
+                self._crew.start()
                 for worker in self.workers:
                     self._greet(worker, key)
                 self._set_up()
@@ -103,8 +103,17 @@ class Pool:
                 target=self._read, args=(worker,), name=f"nanotf-{worker.rank}", daemon=True
             ).start()
 
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The workers that were started, by rank."""
+        return self._crew.workers
+
+    def share_memory(self) -> bool:
+        """Whether all workers map this process's shared blocks."""
+        return all(worker.shares_memory for worker in self.workers)
+
     # ------------------------------------------------------------------------- starting
-    def _greet(self, worker: WorkerProcess, key: bytes) -> None:
+    def _greet(self, worker: Worker, key: bytes) -> None:
         try:
             worker.channel.show_key_first(key)
         except (EOFError, OSError) as error:
@@ -133,7 +142,7 @@ class Pool:
                 )
         return [found[rank] for rank in range(self.size)]
 
-    def _first_message(self, worker: WorkerProcess, kind: type, doing: str) -> Any:
+    def _first_message(self, worker: Worker, kind: type, doing: str) -> Any:
         try:
             message = worker.channel.receive()
         except ChannelClosed as error:
@@ -155,7 +164,10 @@ class Pool:
         setup = messages.Setup(tuple(sys.path), tuple(sys.argv), self.size, self.stall_seconds)
         fds = []
         if self.transport == "grpc":
-            cluster = tuple(f"127.0.0.1:{hello.port}" for hello in hellos)
+            cluster = tuple(
+                f"{worker.host}:{hello.port}"
+                for worker, hello in zip(self.workers, hellos, strict=True)
+            )
             setup = dataclasses.replace(setup, cluster=cluster)
             _warn_of_listeners(cluster)
         else:
@@ -167,7 +179,7 @@ class Pool:
         self._expect(messages.Ready, "importing TensorFlow", deadline)
 
     # ----------------------------------------------------------------------- talking
-    def _read(self, worker: WorkerProcess) -> None:
+    def _read(self, worker: Worker) -> None:
         try:
             while True:
                 message = worker.channel.receive()
@@ -213,7 +225,7 @@ class Pool:
         if now - self._trimmed > TRIM_SECONDS:
             self._trimmed = now
             for worker in self.workers:
-                worker.log.trim()
+                worker.trim_log()
 
     def check_progress(self, present: Collection[int]) -> None:
         """Looks whether a worker keeps the others waiting for too long.
@@ -226,7 +238,7 @@ class Pool:
         """
         now = time.monotonic()
         for worker in self.workers:
-            if not stalls.is_stopped(worker.process.pid):
+            if not worker.is_stopped():
                 self._stopped.pop(worker.rank, None)
             elif now - self._stopped.setdefault(worker.rank, now) > self.stall_seconds:
                 raise self.stuck([worker.rank], "a signal (SIGSTOP) has stopped it")
@@ -266,10 +278,7 @@ class Pool:
             ranks: sequence of int, the workers for which the others wait.
             why: str, what says so.
         """
-        who = ", ".join(
-            f"{rank} (pid {self.workers[rank].process.pid}, cores {list(self.workers[rank].cores)})"
-            for rank in ranks
-        )
+        who = ", ".join(f"{rank} ({self.workers[rank].where()})" for rank in ranks)
         lines = [
             f"Worker {who} has not gone on for {self.stall_seconds:g} s: {why}. The other "
             "workers were stopped; the next call starts new ones. Set "
@@ -290,13 +299,15 @@ class Pool:
         if missing:
             return self.stuck(missing, stalls.expiry(text))
         waits = self.transport == "grpc" or stalls.lost_a_peer(text)
-        deadline = time.monotonic() + (GRACE_SECONDS if waits else 0.0)
+        began = time.monotonic()
         while True:
-            for worker in self.workers:
-                if worker.process.poll() is not None:
-                    died: WorkerDied = worker.died("a job ran")
-                    return died
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            silent = [worker for worker in self.workers if not worker.has_answered(began)]
+            ended = [worker for worker in self.workers if worker.process.poll() is not None]
+            if ended or (silent and waited > SILENT_SECONDS):
+                died: WorkerDied = (ended or silent)[0].died("a job ran")
+                return died
+            if not silent and (not waits or waited > GRACE_SECONDS):
                 return None
             time.sleep(0.01)
 
@@ -337,8 +348,8 @@ class Pool:
                 worker.process.kill()
         for worker in self.workers:
             worker.process.wait()
-            worker.channel.close()
-            worker.log.close()
+            worker.close()
+        self._crew.close()
         if self.group is not None:
             self.group.close()
 

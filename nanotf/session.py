@@ -49,6 +49,7 @@ class Session:
     def __init__(self, rank: int, channel: Channel, setup: messages.Setup, fds: list[int]) -> None:
         self.rank = rank
         self.channel = channel
+        self.says_written = setup.says_written
         self.share = keras_share.Share()
         keras_share.install(self.share)
         keras_names.install_worker_overrides()
@@ -86,9 +87,12 @@ class Session:
         self.stopwatch.begin()
         try:
             job = pickling.loads(message.body)
-            result = _RUNS[type(job)](self, inbox, message.job, job, blocks).run()
+            run = _RUNS[type(job)](self, inbox, message.job, job, blocks)
+            result = run.run()
             times = self.stopwatch.finish()
-            answer: messages.Message = messages.JobDone(message.job, self.rank, result, times)
+            answer: messages.Message = messages.JobDone(
+                message.job, self.rank, result, times, run.written
+            )
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
         self.channel.send(answer)
@@ -216,6 +220,7 @@ class _ModelRun:
     job: Any
     stop_flag: str  # the attribute of a model by which a callback ends what runs
     own_hooks: frozenset[str] = frozenset()  # that are heard, whether the parent asks or not
+    written: messages.Written = ()  # see `messages.JobDone`
 
     def __init__(
         self, session: Session, inbox: Any, number: int, job: Any, blocks: list[Block]
@@ -310,13 +315,18 @@ class _ModelRun:
         self._ask(name, index, logs)
 
     def _ask(
-        self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool = False
+        self,
+        name: str,
+        index: int | None,
+        logs: messages.Logs | None,
+        with_state: bool = False,
+        written: messages.Written = (),
     ) -> messages.Proceed:
         """Waits until all ranks are at this hook and the parent says how to go on."""
         rank = self.session.rank
         self.session.channel.send(
             messages.Waiting(
-                self.number, rank, name, index, logs if rank == 0 else None, with_state
+                self.number, rank, name, index, logs if rank == 0 else None, with_state, written
             )
         )
         answer: messages.Proceed = self.inbox.answer()
@@ -419,11 +429,18 @@ class _FitRun(_ModelRun):
     def _store_and_ask(
         self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool
     ) -> messages.Proceed:
+        job, rank = self.job, self.session.rank
         if with_state:
             self.turn += 1
-            self.state.store_rank(self.turn, self.session.rank)
-        self.metrics.store_rank(0, self.session.rank)
-        return self._ask(name, index, logs, with_state)
+            self.state.store_rank(self.turn, rank)
+        self.metrics.store_rank(0, rank)
+        written: messages.Written = ()
+        if self.session.says_written:
+            written = messages.written(job.metrics_block, self.metrics.spans_of_rank(0, rank))
+            if with_state:
+                spans = self.state.spans_of_rank(self.turn, rank)
+                written += messages.written(job.state_block, spans)
+        return self._ask(name, index, logs, with_state, written)
 
 
 class _EvaluateRun(_ModelRun):

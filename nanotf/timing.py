@@ -1,8 +1,9 @@
 """Where the time of a job goes: what is noted while it runs, in the workers and in the parent.
 
 All times are nanoseconds of the system's monotonic clock, which the processes of one machine
-share. What is noted costs about 5 us for each execution of steps, 2 us for each step, and two
-looks at the clock for each collective; `report` makes sense of it at the job's end.
+share; those of another machine are moved (`WorkerTimes.moved`). What is noted costs about 5 us for
+each execution of steps, 2 us for each step, and two looks at the clock for each collective;
+`report` makes sense of it at the job's end.
 """
 
 from __future__ import annotations
@@ -81,6 +82,24 @@ class WorkerTimes:
     knows_input: bool = False
     passes: list[Pass] = dataclasses.field(default_factory=list)
     steps: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
+
+    def moved(self, by: int) -> WorkerTimes:
+        """These times by a clock that is `by` ahead: another machine's."""
+        steps = array.array("q", self.steps)
+        for column in (1, 2):  # begin and end
+            for place in range(column, len(steps), STEP_COLUMNS):
+                steps[place] += by
+        passes = [
+            dataclasses.replace(p, began=p.began + by, ended=p.ended + by) for p in self.passes
+        ]
+        return dataclasses.replace(
+            self,
+            began=self.began + by,
+            ready=self.ready + by,
+            ended=self.ended + by,
+            passes=passes,
+            steps=steps,
+        )
 
 
 class Stopwatch:

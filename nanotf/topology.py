@@ -73,6 +73,11 @@ class Plan:
 
     placements: tuple[Placement, ...]
 
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return len(self.placements)
+
     def cores(self) -> tuple[int, ...]:
         """The logical CPUs of all workers."""
         return tuple(core for placement in self.placements for core in placement.cores)
@@ -92,6 +97,17 @@ def check_num_processes(value: Any) -> int:
         InvalidArgumentError: It is below 1.
     """
     return _positive_integer("num_processes", value, "Pass the number of workers to start")
+
+
+def check_cores_per_process(value: Any) -> int | None:
+    """Checks the argument `cores_per_process`; None stays None.
+
+    Raises:
+        InvalidArgumentTypeError, InvalidArgumentError: As `check_num_processes`.
+    """
+    if value is None:
+        return None
+    return _positive_integer("cores_per_process", value, "Pass the cores of each worker")
 
 
 def plan(
@@ -131,10 +147,7 @@ def plan(
         [(0, 1, 2, 3), (4, 5, 6, 7)]
     """
     num_processes = check_num_processes(num_processes)
-    if cores_per_process is not None:
-        cores_per_process = _positive_integer(
-            "cores_per_process", cores_per_process, "Pass the cores of each worker"
-        )
+    cores_per_process = check_cores_per_process(cores_per_process)
     if machine is None:
         machine = describe_machine()
         max_cores = _cap_of_environment(os.environ) if max_cores is None else max_cores

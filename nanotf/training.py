@@ -16,6 +16,7 @@ from nanotf.errors import InvalidArgumentError, ModelError, WorkerDied, WorkerEr
 from nanotf.fit_data import FitArguments, FitData, Resume
 from nanotf.optimizer_shards import OptimizerShards
 from nanotf.shipping.blocks import Block
+from nanotf.shipping.files import FilesInput
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
@@ -32,6 +33,7 @@ def fit(
     sharding: str | None = None,
     max_restarts: int = 0,
     cores: Sequence[int] | None = None,
+    backend: str | None = None,
 ) -> Any:
     """Trains a model on `num_processes` workers.
 
@@ -45,6 +47,7 @@ def fit(
         max_restarts: int, how often training goes on, from the last completed epoch and with new
             workers, after one has died or was stuck.
         cores: sequence of int or None, the logical CPUs to share out between the workers.
+        backend: str or None for the default, one of `backends.BACKENDS`.
 
     Returns:
         The `keras.callbacks.History` of the user's model.
@@ -54,7 +57,7 @@ def fit(
         ShippingError: Something given cannot be used. No process was started.
         WorkerError: A worker raised or died.
     """
-    plan = calls.plan_for("fit", num_processes, cores_per_process, cores)
+    plan = calls.plan_for("fit", num_processes, cores_per_process, cores, backend)
     _check_steps_per_execution(model, check_transport(transport))
     call = _FitCall(
         model, FitArguments.of(given), num_processes, check_sharding(sharding), max_restarts
@@ -155,6 +158,7 @@ class _FitCall(calls.ModelCall):
         return keras_optimizers.training_variables(self.model)
 
     def begin(self) -> list[Block]:
+        self._check_memory()
         if self.last_epoch is None:
             self._begin_training()
         else:
@@ -170,6 +174,16 @@ class _FitCall(calls.ModelCall):
         else:
             self.state.restore(self.turn, self.last_epoch.state)
         return blocks
+
+    def _check_memory(self) -> None:
+        """Refuses what workers do through memory that they share with each other."""
+        both = (self.data.train, self.data.validation)
+        if any(isinstance(data, FilesInput) for data in both) and not self.workers.share_memory():
+            raise InvalidArgumentError(
+                "Workers that read files of their own agree on their rows through shared memory. "
+                "Received: sharding='file', and workers on several nodes. Use sharding='data' or "
+                "'parent'."
+            )
 
     def _begin_training(self) -> None:
         a = self.arguments
@@ -294,19 +308,23 @@ class _FitCall(calls.ModelCall):
     def _changes(self, first: messages.Waiting) -> messages.Proceed:
         """What the callbacks have changed, for the workers to go on with."""
         reload = reload_metrics = False
+        written: messages.Written = ()
         if first.state and self.callbacks.look_at_model:
             reload = self.state.differs(self.turn)
             if reload:
                 self.state.store(self.turn)
+                written = messages.written(calls.STATE_BLOCK, self.state.spans(self.turn))
             # A callback that evaluates the model leaves its own numbers in the metrics.
             reload_metrics = reload or self.metrics.differs(0)
             if reload_metrics:
                 self.metrics.store(0)
+                written += messages.written(self.metrics_block, self.metrics.spans(0))
         return messages.Proceed(
             self.number,
             stop=bool(self.model.stop_training),
             reload=reload,
             reload_metrics=reload_metrics,
+            written=written,
         )
 
     # ------------------------------------------------------------------------------- end

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 
-from nanotf import neighbours, settings, topology
+from nanotf import backends, neighbours, settings
 from nanotf.errors import NanoError
 from nanotf.pool import Pool, SetupError
 from nanotf.transports import check_transport
@@ -26,7 +26,7 @@ _lent_to: int | None = None  # the thread that runs a job; written by that threa
 
 
 @contextlib.contextmanager
-def pool_for(plan: topology.Plan, transport: str) -> Iterator[Pool]:
+def pool_for(plan: backends.AnyPlan, transport: str) -> Iterator[Pool]:
     """Lends the warm pool, or a new one where plan or transport differ or a worker died.
 
     There is one pool per process, since its workers own the cores. A second thread waits
@@ -42,7 +42,7 @@ def pool_for(plan: topology.Plan, transport: str) -> Iterator[Pool]:
         except BaseException:
             # What a job left unfinished would answer the next one.
             if not pool.is_alive():
-                shutdown()
+                _end_pool()
             raise
         finally:
             _lent_to = None
@@ -72,20 +72,20 @@ def check_not_lent(received: str) -> None:
         )
 
 
-def _current(plan: topology.Plan, transport: str) -> Pool:
+def _current(plan: backends.AnyPlan, transport: str) -> Pool:
     global _pool
     if _pool is not None and _pool.owner != os.getpid():
         _pool = None  # forked: the workers are the other process's
     if _pool is not None and (
         (_pool.plan, _pool.transport) != (plan, transport) or not _pool.is_alive()
     ):
-        shutdown()
+        _end_pool()
     if _pool is None:
         _pool = _start(plan, transport)
     return _pool
 
 
-def _start(plan: topology.Plan, transport: str) -> Pool:
+def _start(plan: backends.AnyPlan, transport: str) -> Pool:
     for attempt in range(START_TRIES):
         try:
             return Pool(plan, transport)
@@ -101,6 +101,7 @@ def warm_up(
     cores_per_process: int | None = None,
     transport: str | None = None,
     cores: Sequence[int] | None = None,
+    backend: str | None = None,
 ) -> None:
     """Starts the workers in the background, while the caller goes on.
 
@@ -109,14 +110,14 @@ def warm_up(
     the rest. An error in starting is raised by that `fit`.
 
     Args:
-        num_processes, cores_per_process, transport, cores: as in `fit`; the pool is used by a
-            `fit` with the same ones.
+        num_processes, cores_per_process, transport, cores, backend: as in `fit`; the pool is used
+            by a `fit` with the same ones.
 
     Raises:
         NanoError: An argument cannot be used.
     """
     transport = check_transport(transport)
-    plan = neighbours.plan(num_processes, cores_per_process, cores)
+    plan = backends.plan(backend, num_processes, cores_per_process, cores)
 
     def start() -> None:
         with _lock:
@@ -130,13 +131,18 @@ def warm_up(
 
 def shutdown() -> None:
     """Ends the workers of this process, if there are any. The next job starts new ones."""
-    global _pool
     _stop_idle_timer()
     with _lock:
-        pool, _pool = _pool, None
-        if pool is not None:
-            pool.close()
-            neighbours.forget()
+        _end_pool()
+        backends.stop_what_was_started()
+
+
+def _end_pool() -> None:
+    global _pool
+    pool, _pool = _pool, None
+    if pool is not None:
+        pool.close()
+        neighbours.forget()
 
 
 def _stop_idle_timer() -> None:

@@ -23,12 +23,16 @@ class WorkerLog:
 
     In memory where no disk takes it.
 
+    Args:
+        fd: int or None, the descriptor of one that another process has made, which it owns from
+            now on; None makes one.
+
     Raises:
         OSError: This process has no file descriptors left.
     """
 
-    def __init__(self) -> None:
-        self._fd = _open()
+    def __init__(self, fd: int | None = None) -> None:
+        self._fd = _open() if fd is None else fd
         # Parent and worker share the descriptor's position, which is the parent's to set
         # only as long as the worker always writes at the end.
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)

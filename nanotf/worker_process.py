@@ -1,7 +1,12 @@
-"""The parent's view of one worker: its process, its channel, its log."""
+"""The parent's view of its workers: of each, process, channel and log.
+
+`Pool` knows a `Crew` of `Worker`s, and not how they were started: `LocalCrew` here, as processes of
+this one; `on_ray.crew` through Ray.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -13,8 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from nanotf import environment, stalls, topology
 from nanotf.channel import Channel
@@ -30,49 +35,52 @@ logger = logging.getLogger("nanotf")
 _Error = TypeVar("_Error", bound=WorkerError)
 
 
-class WorkerProcess:
+class Process(Protocol):
+    """What is needed of a worker's process; as in `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
+class Worker:
     """The parent's view of one worker.
 
-    Args:
-        placement: `topology.Placement`, its rank and cores.
-        key: bytes, the pool's secret key.
-        transport: str, one of `transports.TRANSPORTS`.
+    Attributes:
+        rank: int.
+        cores: tuple of int, the logical CPUs that it has.
+        process: `Process`.
+        channel: `Channel`, to the worker or to what stands in for it.
+        log: `WorkerLog`, what it prints.
+        host: str, where another worker reaches it.
+        shares_memory: bool, whether it maps this process's shared blocks.
     """
 
-    def __init__(self, placement: topology.Placement, key: bytes, transport: str) -> None:
-        self.rank = placement.rank
-        self.cores = placement.cores
-        self.log = WorkerLog()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        command = [sys.executable, "-m", "nanotf.worker", str(theirs.fileno()), str(self.rank)]
-        pinned = placement.cores if placement.pin else ()
-        command.append(",".join(map(str, pinned)))
-        command.append("" if placement.numa_node is None else str(placement.numa_node))
-        command += [transport, str(os.getpid())]
-        try:
-            # A session of its own: Ctrl-C in the terminal is for the parent to handle.
-            self.process: subprocess.Popen[bytes] = _in_lasting_thread(
-                lambda: subprocess.Popen(
-                    command,
-                    env=_variables(placement),
-                    stdin=subprocess.PIPE,
-                    stdout=self.log.fileno(),
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
-            )
-        except BaseException:
-            ours.close()
-            self.log.close()
-            raise
-        finally:
-            theirs.close()
-        self.channel = Channel(ours)
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # died already; the channel will tell
-            self.process.stdin.write(key)
-            self.process.stdin.close()
+    rank: int
+    cores: tuple[int, ...]
+    process: Process
+    channel: Channel
+    log: WorkerLog
+    host: str = "127.0.0.1"
+    shares_memory: bool = True
+
+    def log_tail(self) -> str:
+        """The last lines that the worker printed; of a crash, the top of its Python stack."""
+        return self.log.tail()
+
+    def trim_log(self) -> None:
+        """Drops all but the end of a log that has become long."""
+        self.log.trim()
 
     def error(self, kind: type[_Error], message: str, **more: Any) -> _Error:
         """An error that says which worker it is about, with the end of its log.
@@ -95,45 +103,149 @@ class WorkerProcess:
         """The error that says how the worker ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=DEATH_SECONDS)
-        how, exit_code, signal = describe_exit(self.process.returncode)
+        how, exit_code, signal = self.how_it_ended()
         return self.error(
             WorkerDied,
-            f"Worker {self.rank} (pid {self.process.pid}, cores {list(self.cores)}) {how} "
+            f"Worker {self.rank} ({self.where()}) {how} "
             f"while {doing}. The other workers were stopped; the next call starts new ones.",
             exit_code=exit_code,
             signal=signal,
         )
 
+    def how_it_ended(self) -> tuple[str, int | None, int | None]:
+        """As `errors.describe_exit`."""
+        return describe_exit(self.process.returncode)
 
-def stacks(workers: Sequence[WorkerProcess]) -> list[str]:
-    """The Python stacks of workers, as each writes them to its log.
+    def where(self) -> str:
+        """For people: its process, its cores."""
+        return f"pid {self.process.pid}, cores {list(self.cores)}"
 
-    Whatever holds Python's lock there does not keep it from doing so; a stopped process does not.
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP, a debugger) has stopped it."""
+        return stalls.is_stopped(self.process.pid)
+
+    def has_answered(self, since: float) -> bool:
+        """Whether it is there for sure: its node has answered since a moment of the clock."""
+        return True
+
+    def stack(self) -> str:
+        """Its Python stack, as it writes it to its log; or why there is none.
+
+        Whatever holds Python's lock there does not keep it from doing so; a stopped process does
+        not. Takes up to `STACK_SECONDS`.
+        """
+        if self.process.poll() is not None:
+            return "it has ended"
+        begin = before = self.log.size()
+        self.process.send_signal(STACK_SIGNAL)
+        deadline = time.monotonic() + STACK_SECONDS
+        now = begin
+        # Until it has written, and has written no more for a moment.
+        while time.monotonic() < deadline and (now != before or now == begin):
+            time.sleep(0.05)
+            before, now = now, self.log.size()
+        written = self.log.since(begin)
+        return written or ("stopped by a signal" if self.is_stopped() else "it does not answer")
+
+    def close(self) -> None:
+        """Lets go of channel and log; the process has ended."""
+        self.channel.close()
+        self.log.close()
+
+
+class Crew(Protocol):
+    """How the workers of a pool are started, and what stays of that when they have ended.
+
+    Attributes:
+        workers: list of `Worker`, those that were started so far, by rank.
     """
-    begins = [worker.log.size() for worker in workers]
-    for worker in workers:
-        if worker.process.poll() is None:
-            worker.process.send_signal(STACK_SIGNAL)
 
-    def sizes() -> list[int]:
-        return [worker.log.size() for worker in workers]
+    @property
+    def workers(self) -> Sequence[Worker]: ...
 
-    deadline = time.monotonic() + STACK_SECONDS
-    before, now = begins, sizes()
-    # Until all have written, and have written no more for a moment.
-    while time.monotonic() < deadline and (now != before or any(map(int.__eq__, now, begins))):
-        time.sleep(0.05)
-        before, now = now, sizes()
-    return [
-        worker.log.since(begin) or _why_no_stack(worker)
-        for worker, begin in zip(workers, begins, strict=True)
-    ]
+    def start(self) -> None:
+        """Starts the workers."""
+
+    def close(self) -> None:
+        """Lets go of what they were started with; they have ended."""
 
 
-def _why_no_stack(worker: WorkerProcess) -> str:
-    if worker.process.poll() is not None:
-        return "it has ended"
-    return "stopped by a signal" if stalls.is_stopped(worker.process.pid) else "it does not answer"
+class LocalCrew:
+    """Workers that are processes of this one.
+
+    Args:
+        plan: `topology.Plan`.
+        transport: str, one of `transports.TRANSPORTS`.
+        key: bytes, the pool's secret key.
+    """
+
+    def __init__(self, plan: topology.Plan, transport: str, key: bytes) -> None:
+        self.workers: list[WorkerProcess] = []
+        self._plan, self._transport, self._key = plan, transport, key
+
+    def start(self) -> None:
+        for placement in self._plan.placements:
+            self.workers.append(WorkerProcess(placement, self._key, self._transport))
+
+    def close(self) -> None:
+        pass
+
+
+class WorkerProcess(Worker):
+    """A worker that is a process of this one.
+
+    Args:
+        placement: `topology.Placement`, its rank and cores.
+        key: bytes, the pool's secret key.
+        transport: str, one of `transports.TRANSPORTS`.
+        environ: environment variables that it starts from; None for this process's.
+    """
+
+    def __init__(
+        self,
+        placement: topology.Placement,
+        key: bytes,
+        transport: str,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.rank = placement.rank
+        self.cores = placement.cores
+        self.log = WorkerLog()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        command = [sys.executable, "-m", "nanotf.worker", str(theirs.fileno()), str(self.rank)]
+        pinned = placement.cores if placement.pin else ()
+        command.append(",".join(map(str, pinned)))
+        command.append("" if placement.numa_node is None else str(placement.numa_node))
+        command += [transport, str(os.getpid())]
+        try:
+            # A session of its own: Ctrl-C in the terminal is for the parent to handle.
+            self.process = process = in_lasting_thread(
+                lambda: subprocess.Popen(
+                    command,
+                    env=_variables(placement, os.environ if environ is None else environ),
+                    stdin=subprocess.PIPE,
+                    stdout=self.log.fileno(),
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+            )
+        except BaseException:
+            ours.close()
+            self.log.close()
+            raise
+        finally:
+            theirs.close()
+        self.channel = Channel(ours)
+        with contextlib.suppress(BrokenPipeError):  # died already; the channel will tell
+            process.stdin.write(key)
+            process.stdin.close()
+
+
+def stacks(workers: Sequence[Worker]) -> list[str]:
+    """The Python stacks of workers, all at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(len(workers), "nanotf-stack") as pool:
+        return list(pool.map(lambda worker: worker.stack(), workers))
 
 
 # ------------------------------------------------------------------------ a lasting thread
@@ -144,7 +256,7 @@ _tasks_owner = 0  # the process that the thread belongs to; a forked one needs a
 _tasks_lock = threading.Lock()
 
 
-def _in_lasting_thread(function: Callable[[], Any]) -> Any:
+def in_lasting_thread(function: Callable[[], Any]) -> Any:
     """What a function returns or raises when the lasting thread of this process calls it."""
     global _tasks, _tasks_owner
     outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
@@ -173,15 +285,15 @@ def _run_tasks(tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
         tasks.get()()
 
 
-def _variables(placement: topology.Placement) -> dict[str, str]:
+def _variables(placement: topology.Placement, environ: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of a worker."""
-    found = environment.worker_environment(placement, os.environ)
+    found = environment.worker_environment(placement, environ)
     if placement.rank == 0:  # the same for all
         for warning in found.warnings:
             logger.warning("%s", warning)
         for name, value in found.kept.items():
             logger.info("Workers keep %s=%s, which you have set.", name, value)
-    variables = found.apply(os.environ)
+    variables = found.apply(environ)
     variables["NANOTF_RANK"] = str(placement.rank)
     root = str(pathlib.Path(__file__).resolve().parent.parent)
     paths = [p for p in variables.get("PYTHONPATH", "").split(os.pathsep) if p]

@@ -13,7 +13,7 @@ while it writes leaves the state of the last completed epoch whole.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -230,23 +230,44 @@ class State:
 
     def store_rank(self, turn: int, rank: int) -> None:
         """Writes what `rank` has to write: its local values, and its part of all others."""
+        for variable, targets in self._targets(turn, rank):
+            array = _array(variable).reshape(-1)
+            for target, inside in targets:
+                target[...] = array[inside]
+
+    def _targets(
+        self, turn: int, rank: int
+    ) -> Iterator[tuple[Any, list[tuple[np.ndarray[Any, Any], slice]]]]:
+        """Yields what `rank` has to write: a variable, and where which of its elements go."""
         values, locals_ = self._values(turn), self._locals(rank)
         for place, variable in zip(self.places, self.variables, strict=True):
-            local = locals_[place]
+            local, whole = locals_[place], values[place].reshape(-1)
             if local is not None:
-                local[...] = _array(variable)
-            elif values[place].size < _WHOLE:
+                yield variable, [(local.reshape(-1), slice(None))]
+            elif whole.size < _WHOLE:
                 owner = 0 if place in self._seeds else place % self.layout.size
                 if owner == rank:
-                    values[place][...] = _array(variable)
+                    yield variable, [(whole, slice(None))]
             else:
-                first, last = part_of(rank, self.layout.size, values[place].size)
-                values[place].reshape(-1)[first:last] = _array(variable).reshape(-1)[first:last]
+                inside = slice(*part_of(rank, self.layout.size, whole.size))
+                yield variable, [(whole[inside], inside)]
         for part in self.parts:
             if part.only:
-                array = _array(part.variable)
-                for piece, inside in _pieces(part, values):
-                    piece[...] = array[inside]
+                yield part.variable, _pieces(part, values)
+
+    def spans(self, turn: int) -> tuple[tuple[int, int], ...]:
+        """What `store` writes: begin and length in bytes of each piece of the block."""
+        return ((self._start(turn), self.layout.values_nbytes),)
+
+    def spans_of_rank(self, turn: int, rank: int) -> tuple[tuple[int, int], ...]:
+        """What `store_rank` writes, likewise."""
+        base = _address(self.block.array(0, (1,), np.uint8))
+        found: list[tuple[int, int]] = []
+        for _, targets in self._targets(turn, rank):
+            for target, _ in targets:
+                if target.size:
+                    found.append((_address(target) - base, target.nbytes))
+        return tuple(found)
 
     def combine(self, turn: int) -> None:
         """Completes the values of `turn` with the combined local values of all ranks."""
@@ -288,6 +309,11 @@ def _array(variable: Any) -> np.ndarray[Any, Any]:
     array = np.frombuffer(tensor, np.uint8).view(dtype)
     shaped: np.ndarray[Any, Any] = array.reshape(tensor.shape)
     return shaped
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
