@@ -11,7 +11,7 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | its `_use_merge_call` | see `WorkerStrategy.without_merging` |
 | its `_get_variable_creator_initial_value` | variables whose values are known need no broadcast |
 | `cross_device_ops.CollectiveAllReduce`, its `_launchers`, `_devices` | holds the launcher of each device |
-| `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass |
+| `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass, reductions through its `all_reduce` |
 | `Dataset._inputs` | the datasets that a dataset is made of |
 | `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
 """
