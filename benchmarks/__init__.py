@@ -9,6 +9,8 @@ Contestants, each on the same data, batch size, optimizer and model:
 - `stock`: stock `MultiWorkerMirroredStrategy` over gRPC, N processes. Its `fit` fails with Keras 3,
   so it runs a custom loop (`strategy.run`, `apply_gradients`), pinned and with the threads of
   nanotf's workers, without callbacks and metrics: better than users get it.
+- `plain_bf16`, `shm_bf16`: `plain` and `shm` with Keras's policy `mixed_bfloat16`. The report says
+  what the processor has for bfloat16, and whether it gains anything.
 - `peer`: BigDL-Nano's `fit(num_processes=N)`, in another interpreter (`--peer-python`).
 
 **Interleaved.** A machine is shared and drifts, so figures of different minutes cannot be compared.

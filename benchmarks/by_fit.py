@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 
@@ -13,7 +14,7 @@ class ByFit:
     """A contestant that calls `fit`.
 
     Args:
-        role: str, "plain", "ideal", "shm" or "grpc".
+        role: str, "plain", "ideal", "shm" or "grpc"; with "_bf16" behind it, in mixed_bfloat16.
         spec: `Model`.
         rank, size: int, of this process among those of "ideal"; `size` is the number of workers
             of nanotf.
@@ -23,6 +24,8 @@ class ByFit:
         import tensorflow as tf
 
         self.keras = tf.keras
+        role, _, bf16 = role.partition("_")
+        self.precision = "mixed_bfloat16" if bf16 else "float32"
         self.role = role
         self.rank = rank
         self.size = size
@@ -38,7 +41,7 @@ class ByFit:
 
     def use(self, spec: Model) -> None:
         """Makes another model the one that is trained."""
-        self.spec = spec
+        self.spec = dataclasses.replace(spec, precision=self.precision)
         self.batch_size = self.spec.batch_size
         if self.role == "ideal":
             self.batch_size = share(self.batch_size, self.rank, self.size)

@@ -17,6 +17,7 @@ _BARS = (
     (("shm", "epochs"), "#3f7fbf"),
     (("shm", "steps"), "#12487f"),
     (("ideal", "steps"), "#4f9d58"),
+    (("shm_bf16", "steps"), "#b04a5a"),
 )
 
 

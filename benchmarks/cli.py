@@ -16,7 +16,7 @@ import nanotf
 from benchmarks import chart, collectives, memory, options, report, start_up
 from benchmarks.contestants import ContestantError, Setting
 from benchmarks.rounds import ModelRun
-from nanotf import errors
+from nanotf import errors, processor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,6 +102,7 @@ def _machine() -> dict[str, Any]:
         cpu = names[0].partition(":")[2].strip() if names else cpu
     return {
         "cpu": cpu,
+        "bfloat16": _bfloat16(),
         "cores": len(nanotf.plan(1).cores()),
         "load": ", ".join(f"{load:.1f}" for load in os.getloadavg()),
         "python": platform.python_version(),
@@ -109,3 +110,11 @@ def _machine() -> dict[str, Any]:
         "nanotf": nanotf.__version__,
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
+
+
+def _bfloat16() -> str | None:
+    """The instructions for bfloat16, "" where there are none, None where that is not known."""
+    found = processor.read_processor()
+    if not found.flags:
+        return None
+    return ", ".join(name for name in found.features() if "BF16" in name)

@@ -19,9 +19,11 @@ import nanotf
 from benchmarks import timeline
 from nanotf import environment
 
-ALONE = ("plain", "shm", "grpc", "peer")  # one process; nanotf and the peer start their own
+# One process; nanotf and the peer start their own.
+ALONE = ("plain", "shm", "grpc", "peer", "plain_bf16", "shm_bf16")
 TOGETHER = ("ideal", "stock")  # N processes, started by the driver
-CONTESTANTS = ("plain", "ideal", "shm", "grpc", "stock")  # in the order of a round; peer is extra
+# In the order of a round; peer is extra.
+CONTESTANTS = ("plain", "ideal", "shm", "grpc", "stock", "plain_bf16", "shm_bf16")
 HEAD_START = 0.05  # seconds between a command and the agreed start, for pipes and wake-ups
 DEADLINE = 600.0  # seconds for one command
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -198,7 +200,7 @@ def _places(name: str, plan: Any) -> list[tuple[int, dict[str, str], tuple[int, 
     base["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     if name in ALONE:
         # Plain Keras gets the cores that the workers share; nanotf pins its workers itself.
-        return [(0, base, plan.cores() if name == "plain" else ())]
+        return [(0, base, plan.cores() if name.startswith("plain") else ())]
     made = []
     cluster = _free_addresses(len(plan.placements)) if name == "stock" else []
     for placement in plan.placements:

@@ -33,6 +33,8 @@ RATIOS = {
     "stock": Ratio("steps / stock", ("shm", "steps"), ("stock", "steps")),
     "grpc": Ratio("steps / nanotf grpc", ("shm", "steps"), ("grpc", "steps")),
     "headroom": Ratio("ideal / plain steps", ("ideal", "steps"), ("plain", "steps")),
+    "plain_bf16": Ratio("bf16 / float32, plain", ("plain_bf16", "steps"), ("plain", "steps")),
+    "shm_bf16": Ratio("bf16 / float32, nanotf", ("shm_bf16", "steps"), ("shm", "steps")),
     "peer": Ratio("epochs / peer epochs", ("shm", "epochs"), ("peer", "epochs")),
 }
 

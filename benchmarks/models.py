@@ -24,6 +24,7 @@ class Model:
         scale: float, samples are uniform in [0, scale).
         tokens: bool, whether samples are integers below `scale`.
         optimizer: str, one of `OPTIMIZERS`.
+        precision: str, the name of Keras's dtype policy.
     """
 
     title: str
@@ -34,6 +35,7 @@ class Model:
     scale: float = 1.0
     tokens: bool = False
     optimizer: str = "adam"
+    precision: str = "float32"
 
     @property
     def row_bytes(self) -> int:
@@ -59,11 +61,21 @@ class Model:
     def compiled(self, keras: Any, model_class: Any) -> Any:
         """The compiled model, as an object of `model_class`."""
         keras.utils.set_random_seed(SEED)
-        inputs, outputs = self.build(keras)
+        inputs, outputs = self._built(keras)
         model = model_class(inputs=inputs, outputs=outputs)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer=self.optimizer, loss=loss, metrics=["accuracy"])
         return model
+
+    def _built(self, keras: Any) -> Any:
+        if self.precision == "float32":
+            return self.build(keras)
+        policies = keras.mixed_precision
+        policies.set_global_policy(self.precision)
+        try:
+            return self.build(keras)
+        finally:
+            policies.set_global_policy("float32")
 
 
 def _mlp(keras: Any) -> Any:

@@ -14,9 +14,12 @@ TITLES = {
     "shm": "nanotf shm",
     "grpc": "nanotf grpc",
     "stock": "stock gRPC",
+    "plain_bf16": "plain bf16",
+    "shm_bf16": "nanotf bf16",
     "peer": "BigDL-Nano",
 }
 
+GAIN = 1.05  # less is noise
 QUIET_SHARE = 0.03  # of all cores; what other programs may use while nothing is disturbed
 
 
@@ -56,6 +59,8 @@ def render(result: Mapping[str, Any]) -> str:
             + _cold(models, [n for n in names if n != "peer"]),
             "Peak memory of all processes, MB\n" + _peaks(models, names),
         ]
+        if _with(names, "plain_bf16 shm_bf16"):
+            parts.append(bfloat16(result))
     if result.get("start_up"):
         parts.append("Start-up, s: call to end of the first step\n" + _start_up(result["start_up"]))
     if result.get("collectives"):
@@ -140,6 +145,29 @@ def _ratios(models: Mapping[str, Any]) -> str:
     ]
     rows.append(["geometric mean", *(number(mean) for mean in means)])
     return table(["model", *(goals.RATIOS[key].title for key in keys)], rows)
+
+
+def bfloat16(result: Mapping[str, Any]) -> str:
+    """What mixed_bfloat16 gains, and what the processor has for it."""
+    lines = ["mixed_bfloat16 against float32, steps alone"]
+    for key, who in (("plain_bf16", "Plain Keras"), ("shm_bf16", "nanotf")):
+        found = {m["title"]: goals.ratio(m, key) for m in result["models"].values()}
+        known = {title: value for title, value in found.items() if value is not None}
+        mean = ratios.geometric_mean(known.values())
+        if mean is None:
+            lines.append(f"{who}: not measured.")
+            continue
+        word = "a gain" if mean >= GAIN else "no gain"
+        least, most = min(known, key=lambda t: known[t]), max(known, key=lambda t: known[t])
+        lines.append(
+            f"{who}: {word}, {mean:.2f} in the geometric mean; {least} {known[least]:.2f}, "
+            f"{most} {known[most]:.2f}."
+        )
+    has = result.get("machine", {}).get("bfloat16")
+    if has is not None:
+        what = f"computes it by {has}" if has else "has no instructions for it"
+        lines.append(f"This processor {what}.")
+    return "\n".join(lines)
 
 
 def _times(models: Mapping[str, Any], names: Sequence[str], what: str, factor: float) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf import backends, gpu, jobs, messages, report, timing, topology, warm
+from nanotf import backends, gpu, jobs, messages, processor, report, timing, topology, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
@@ -352,6 +352,10 @@ class ModelCall(Call):
         )
         self.build()
         models.check_rows_are_independent(model)
+        if keras_names.computes_in_bfloat16(model):
+            processor.warn_of_slow_bfloat16(
+                f"bfloat16, in which the model {model.name!r} computes,"
+            )
         with (
             pickling.naming(f"The model {model.name!r}"),
             keras_names.metric_names_as_compiled(model),

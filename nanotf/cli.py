@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn, TypeVar
 
-from nanotf import doctor, environment, shell, topology, tuning_cache
+from nanotf import doctor, environment, run_default, shell, topology, tuning_cache
 from nanotf.errors import NanoError
 from nanotf.installed import find_installed
 from nanotf.precision import PRECISIONS
@@ -190,7 +190,13 @@ def _add_run(commands: Any) -> None:
         "that does not say otherwise uses N processes.",
         allow_abbrev=False,
     )
-    run.add_argument("-n", "--num-processes", type=int, metavar="N", help="workers of every fit")
+    run.add_argument(
+        "-n",
+        "--num-processes",
+        type=_processes,
+        metavar="N",
+        help='workers of every fit; "auto" measures for each what is fastest',
+    )
     run.add_argument(
         "--precision",
         choices=PRECISIONS,
@@ -202,6 +208,17 @@ def _add_run(commands: Any) -> None:
         "arguments", nargs=argparse.REMAINDER, help="what the script finds in sys.argv"
     )
     run.set_defaults(run=_run)
+
+
+def _processes(text: str) -> int | str:
+    if text == run_default.AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number, or {run_default.AUTO!r}. Received: {text!r}"
+        ) from None
 
 
 def _run(parsed: argparse.Namespace) -> Script:
@@ -245,10 +262,15 @@ def _tune(parsed: argparse.Namespace) -> int:
     print(f"{len(entries)} measurements in {tuning_cache.path()}")
     for entry in entries.values():
         steps = ", ".join(
-            f"{m['num_processes']}: {1000 * m['step']:.2f}" for m in entry["measured"]
+            f"{m['num_processes']}: " + ("too slow" if m["step"] is None else _ms(m["step"]))
+            for m in entry["measured"]
         )
         print(f"  {entry['date']}  {entry['model']}: ms per step by processes: {steps}")
     return 0
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f}"
 
 
 def _env(parsed: argparse.Namespace) -> int:

@@ -21,8 +21,19 @@ from typing import Any
 
 import numpy as np
 
-from nanotf import backends, calls, context, iterators, jobs, messages, random_states, timing, warm
-from nanotf.compat import pipelines
+from nanotf import (
+    backends,
+    calls,
+    context,
+    iterators,
+    jobs,
+    messages,
+    processor,
+    random_states,
+    timing,
+    warm,
+)
+from nanotf.compat import keras_names, pipelines
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
     CollectiveError,
@@ -165,6 +176,8 @@ class _LoopCall(calls.Call):
         self.sources = [_Source(data) for data in self.manifest.data]
         self._check_sources()
         self._build_models()
+        if any(map(keras_names.computes_in_bfloat16, self.manifest.roots)):
+            processor.warn_of_slow_bfloat16(f"bfloat16, in which a model of {self.name} computes,")
         self.manifest.check_shared()
         self.shipment, self.packer = self.manifest.ship()
         roots = self.manifest.roots

@@ -103,11 +103,11 @@ class Accelerated:
         keras_fit = super().fit  # type: ignore[misc]
         calls.check_max_restarts(max_restarts)
         num_processes = run_default.num_processes(num_processes)
-        if isinstance(num_processes, str) and num_processes == "auto":
+        if isinstance(num_processes, str) and num_processes == run_default.AUTO:
             calls.needs_workers(None, transport, sharding, backend)
             backends.check_can_measure(backend)
             num_processes = self._fastest(
-                keras_fit, args, kwargs, transport, cores_per_process, cores
+                keras_fit, args, kwargs, transport, cores_per_process, cores, sharding
             )
         if not calls.needs_workers(num_processes, transport, sharding, backend):
             try:
@@ -140,13 +140,14 @@ class Accelerated:
         transport: str | None,
         cores_per_process: int | None,
         cores: Sequence[int] | None,
+        sharding: str | None,
     ) -> int:
         from nanotf import tuning
 
         given = _given(keras_fit, args, kwargs)
         if given is None:
             return 1
-        return tuning.choose(self, given, transport, cores_per_process, cores)
+        return tuning.choose(self, given, transport, cores_per_process, cores, sharding)
 
     def evaluate(
         self,

@@ -16,7 +16,6 @@ have. Saved models name Keras's classes.
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,8 +24,6 @@ from nanotf import models, processor
 from nanotf.compat import keras_names
 from nanotf.compat.versions import check_keras, keras_module_name, require_tensorflow
 from nanotf.precision import check_precision
-
-logger = logging.getLogger("nanotf")
 
 _keras_new: Any = None  # what `vars(Model)` had for `__new__`, while patched
 _policy_before: tuple[Any] | None = None  # the global dtype policy, while nanotf's is set
@@ -129,11 +126,7 @@ def _set_policy(precision: str) -> None:
         if policies.global_policy().name != precision:
             _policy_before = (keras_names.global_policy(),)
             policies.set_global_policy(precision)
-        if not processor.read_processor().has_bfloat16:
-            logger.warning(
-                "This processor has no bfloat16 instructions (AVX-512 BF16 or AMX): "
-                "precision='mixed_bfloat16' saves memory here, and is slower than float32."
-            )
+        processor.warn_of_slow_bfloat16("precision='mixed_bfloat16'")
     elif _policy_before is not None:
         (before,), _policy_before = _policy_before, None
         if policies.global_policy().name == "mixed_bfloat16":  # otherwise set by the user since

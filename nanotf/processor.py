@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import pathlib
 import re
 from dataclasses import dataclass
 
 from nanotf.cgroups import read_text
+
+logger = logging.getLogger("nanotf")
+
+_warned = False  # whether this process has been told that bfloat16 is slow here
 
 # Flags as Linux names them, in the order in which they are shown.
 _SHOWN = {
@@ -52,3 +58,25 @@ def read_processor(root: pathlib.Path = pathlib.Path("/")) -> Processor:
     name = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
     flags = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
     return Processor(name[1] if name else "", frozenset(flags[1].split() if flags else ()))
+
+
+def warn_of_slow_bfloat16(what: str) -> None:
+    """Says, once per process, that this processor is slower in bfloat16 than in float32.
+
+    Nothing is said in a worker, whose parent has said it, nor of a processor whose features are
+    not known.
+
+    Args:
+        what: str, what computes in bfloat16.
+    """
+    global _warned
+    if _warned or "NANOTF_RANK" in os.environ:
+        return
+    found = read_processor()
+    if found.flags and not found.has_bfloat16:
+        _warned = True
+        logger.warning(
+            "This processor has no bfloat16 instructions (AVX-512 BF16 or AMX): %s saves memory "
+            "here, and is slower than float32.",
+            what,
+        )

@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+AUTO = "auto"  # the number of processes that each `fit` finds out by itself, see `tuning`
+
 
 @dataclass
 class RunDefault:
     """The default of a run.
 
     Args:
-        processes: int or None for no default.
+        processes: int, `AUTO`, or None for no default.
         fits: int, how often `fit` was called.
     """
 
-    processes: int | None
+    processes: int | str | None
     fits: int = 0
 
 

@@ -43,14 +43,14 @@ class Script:
     Args:
         path: str, as the user wrote it.
         arguments: tuple of str, of its command line.
-        num_processes: int or None, what a `fit` uses that does not say it; None leaves such a
-            `fit` in one process.
+        num_processes: int, "auto" or None, what a `fit` uses that does not say it; None leaves
+            such a `fit` in one process.
         precision: str, as in `patch_tensorflow`.
     """
 
     path: str
     arguments: tuple[str, ...] = ()
-    num_processes: int | None = None
+    num_processes: int | str | None = None
     precision: str = "float32"
 
     def check(self) -> None:
@@ -60,7 +60,7 @@ class Script:
             raise InvalidArgumentError(
                 f"The script must be a Python file. Received: {self.path} ({kind})."
             )
-        if self.num_processes is not None:
+        if isinstance(self.num_processes, int):
             topology.plan(self.num_processes)
 
     def run(self) -> None:

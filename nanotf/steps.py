@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from nanotf import context
+from nanotf import context, processor
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentTypeError
 
@@ -156,6 +156,7 @@ def nano_bf16(function: Callable[..., Any]) -> Callable[..., Any]:
             f"{type(function).__qualname__}. Write it without parentheses."
         )
 
+    processor.warn_of_slow_bfloat16("@nano_bf16")
     inner = getattr(function, "python_function", function)
 
     @functools.wraps(inner)

@@ -1,7 +1,7 @@
 """`num_processes="auto"`: measures how many processes train a model fastest.
 
     choose                    remembered? then no trial
-      _tried                  1, 2, 4, ... processes, each within the time that is left
+      _tried                  1, 2, 4, ... processes, each within the time that is left (`_Budget`)
         _Trial.run            the user's model and data in workers, a step to trace, then a few more
       decide                  what is fastest for as many steps as this job has
 
@@ -9,7 +9,11 @@ A trial is a `fit` in workers whose results nobody takes home: the user's model,
 metrics and callbacks stay as they are, and all random numbers are drawn in the workers, which end
 afterwards. Arrays are read by index, and a `tf.data.Dataset` is sent to the workers as a graph, so
 that nothing is read here. What can only be read in this process (a generator, a `PyDataset`, a
-dataset with Python functions) would lose what a trial reads, so there is none.
+dataset with Python functions) would lose what a trial reads, so there is none. With
+`sharding="file"`, several processes read files of their own in a trial, too.
+
+A trial that is not done when the time for all of them is used up is stopped: its workers are
+killed. That the candidate is too slow is remembered, unless workers did not even start.
 
 One process is measured as one worker with all cores. That worker has the best settings known for
 them, so that "1 is fastest" is found rather too often than too seldom.
@@ -35,7 +39,9 @@ from nanotf import (
     jobs,
     messages,
     neighbours,
+    pool,
     report,
+    run_default,
     timing,
     topology,
     training,
@@ -44,12 +50,13 @@ from nanotf import (
 )
 from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import ModelError, NanoError, PlacementError, ShippingError
+from nanotf.errors import ModelError, NanoError, PlacementError, ShippingError, WorkerError
 from nanotf.fit_data import FitArguments
 from nanotf.shipping import inputs
+from nanotf.shipping.pipelines import check_sharding
 from nanotf.transports import check_transport
 
-AUTO = "auto"
+AUTO = run_default.AUTO
 TRIAL_SECONDS = 20.0  # all trials together, or
 TRIAL_SHARE = 0.05  # this part of the job, as one process would run it, whichever is more
 MEASURED_SECONDS = 1.0  # of steps after the first two, in each trial
@@ -57,6 +64,8 @@ MOST_STEPS = 50
 WORTH = 0.95  # several processes have to take less than this part of one process's time
 
 logger = logging.getLogger("nanotf")
+
+_now = time.monotonic  # of the time for trials
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +77,15 @@ class Measured:
         step: float or None, seconds per step; None where there is no number, see `note`.
         start_up: float, seconds until workers are there.
         note: str.
+        stopped: float, seconds after which a step had not ended, where that is why there is no
+            number; else 0.
     """
 
     num_processes: int
     step: float | None
     start_up: float = 0.0
     note: str = ""
+    stopped: float = 0.0
 
     def seconds(self, steps: int | None) -> float:
         """What a job of so many steps takes; of one step where the number is not known."""
@@ -134,13 +146,14 @@ def choose(
     transport: str | None = None,
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
+    sharding: str | None = None,
 ) -> int:
     """The number of processes for a `fit(num_processes="auto")`.
 
     Args:
         model: a compiled Keras model.
         given: mapping of str to object, the arguments of Keras's `fit` that were given.
-        transport, cores_per_process, cores: as in `fit`.
+        transport, cores_per_process, cores, sharding: as in `fit`.
 
     Returns:
         int, at least 1.
@@ -159,24 +172,26 @@ def choose(
         return _say(given, f"no trial, 1 process: {why_not}", 1)
     with _unchanged(model):
         try:
-            trial = _Trial(model, _shortened(FitArguments.of(given)), 1)
+            trial = _Trial(model, _shortened(FitArguments.of(given)), 1, check_sharding(sharding))
         except (ModelError, ShippingError) as error:  # one process can train all that Keras can
             return _say(given, f"no trial, 1 process: {error}", 1)
         steps = _steps_of_job(trial, FitArguments.of(given))
         key = _key(trial, plans, check_transport(transport))
         entry = tuning_cache.entries().get(key, {"measured": []})
         known = {m["num_processes"]: Measured(**m) for m in entry["measured"]}
-        if len(known) == len(plans):
+        budget = _Budget(steps)
+        known = {number: m for number, m in known.items() if not budget.is_worth_more(m, known)}
+        if len(known) == len(plans) or (1 in known and known[1].step is None):
             chosen = decide(list(known.values()), steps)
-            return _say(given, f"{chosen}, by what was measured on {entry['date']}.", chosen)
-        began = time.monotonic()
-        measured = _tried(trial, plans, check_transport(transport), steps, known)
-    found = [dataclasses.asdict(m) for m in measured if m.step is not None]
+            notes = "".join(f" ({m.num_processes}: {m.note})" for m in known.values() if m.note)
+            return _say(given, f"{chosen}, by what was measured on {entry['date']}{notes}.", chosen)
+        measured = _tried(trial, plans, check_transport(transport), budget, known)
+    found = [dataclasses.asdict(m) for m in measured if m.step is not None or m.stopped]
     if found:
         date = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
         tuning_cache.remember(key, {"measured": found, "date": date, "model": str(model.name)})
     chosen = decide(measured, steps)
-    _say(given, _table(measured, steps, chosen, time.monotonic() - began), chosen)
+    _say(given, _table(measured, steps, chosen, budget.spent()), chosen)
     return chosen
 
 
@@ -257,7 +272,8 @@ def _key(trial: _Trial, plans: Mapping[int, topology.Plan], transport: str) -> s
         repr(trial.data.specs),
         repr(batch),
         repr(sorted(plans.items())),
-        transport,
+        # What reads data elsewhere in workers is measured apart.
+        transport if trial.sharding_of_job != "file" else f"{transport} file",
         _processor(),
         tf.__version__,
         tf.keras.Model.__module__.split(".")[0],
@@ -292,6 +308,43 @@ def _unchanged(model: Any) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------------------- trials
+class _OutOfTime(NanoError):
+    """A trial was stopped, since the time for all of them is used up."""
+
+
+class _Budget:
+    """The time that all trials may take together: `TRIAL_SECONDS`, or `TRIAL_SHARE` of the job.
+
+    Args:
+        steps: int or None, steps of the job, where that is known.
+    """
+
+    def __init__(self, steps: int | None) -> None:
+        self.steps = steps
+        self.seconds = TRIAL_SECONDS
+        self._began = _now()
+
+    def step_takes(self, seconds: float) -> None:
+        """Hears how long a step of one process takes, at least."""
+        if self.steps is not None:
+            self.seconds = max(self.seconds, TRIAL_SHARE * seconds * self.steps)
+
+    def is_worth_more(self, stopped: Measured, known: Mapping[int, Measured]) -> bool:
+        """Whether a trial that was stopped may take so much more now that it is tried again."""
+        one = known.get(1)
+        if one is not None and one.step is not None:
+            self.step_takes(one.step)
+        return 0 < 2 * stopped.stopped < self.seconds
+
+    def spent(self) -> float:
+        """Seconds since trials began."""
+        return _now() - self._began
+
+    def left(self) -> float:
+        """Seconds; below 0 where the time is used up."""
+        return self.seconds - self.spent()
+
+
 class _Trial(training._FitCall):
     """A `fit` of a few steps, of which nothing comes home.
 
@@ -299,16 +352,31 @@ class _Trial(training._FitCall):
         model: the user's model.
         arguments: `FitArguments`, see `_shortened`.
         size: int, number of workers.
+        sharding: str, that of the job: "data", "file" or "parent".
+        budget: `_Budget`, or None where nothing is run.
     """
 
-    def __init__(self, model: Any, arguments: FitArguments, size: int) -> None:
-        super().__init__(model, arguments, size, "trial", 0)
+    def __init__(
+        self,
+        model: Any,
+        arguments: FitArguments,
+        size: int,
+        sharding: str,
+        budget: _Budget | None = None,
+    ) -> None:
+        # One process reads all files itself.
+        super().__init__(
+            model, arguments, size, "file" if (sharding == "file" and size > 1) else "trial", 0
+        )
+        self.sharding_of_job = sharding
         self.steps_per_execution = keras_names.steps_per_execution(model)
         self.executions = self.epochs = 1
+        self.budget = budget
+        self._first_step_ended: float | None = None
 
-    def again(self, size: int, executions: int, epochs: int) -> _Trial:
+    def again(self, size: int, executions: int, epochs: int, budget: _Budget) -> _Trial:
         """Another trial of the same model and data."""
-        made = _Trial(self.model, self.arguments, size)
+        made = _Trial(self.model, self.arguments, size, self.sharding_of_job, budget)
         made.executions, made.epochs = executions, epochs
         return made
 
@@ -319,6 +387,30 @@ class _Trial(training._FitCall):
         return dataclasses.replace(
             super().job(), epochs=self.epochs, steps_per_epoch=steps, stop=False
         )
+
+    def look(self, ended: set[int]) -> None:
+        super().look(ended)
+        self._check_time()
+
+    def hear(self, message: Any) -> None:
+        super().hear(message)
+        self._check_time()
+
+    def answer(self, first: messages.Waiting) -> messages.Proceed:
+        if first.hook == "on_epoch_end" and self._first_step_ended is None:
+            self._first_step_ended = _now()
+        return super().answer(first)
+
+    def _check_time(self) -> None:
+        """Raises `_OutOfTime` where the time for trials is used up.
+
+        A job whose steps take long may be worth more of it, which shows before a step has ended.
+        """
+        assert self.budget is not None
+        if self.size == 1 and self._first_step_ended is not None:
+            self.budget.step_takes((_now() - self._first_step_ended) / self.steps_per_execution)
+        if self.budget.left() < 0:
+            raise _OutOfTime(f"a trial with {self.size} processes was stopped")
 
     def _bring_home(self, first: messages.Waiting) -> None:
         pass
@@ -338,7 +430,7 @@ def _tried(
     trial: _Trial,
     plans: Mapping[int, topology.Plan],
     transport: str,
-    steps: int | None,
+    budget: _Budget,
     known: Mapping[int, Measured],
 ) -> list[Measured]:
     """Measures one candidate after the other, while there is time; those known are taken as is.
@@ -346,7 +438,7 @@ def _tried(
     What there was no time for is tried by the next call.
     """
     measured: list[Measured] = []
-    began, budget, cost = time.monotonic(), TRIAL_SECONDS, 0.0
+    steps, cost = budget.steps, 0.0
     for number, plan in plans.items():
         if number in known:
             measured.append(known[number])
@@ -356,12 +448,12 @@ def _tried(
             note = "not tried: this job takes less than the start of workers"
             measured.append(Measured(number, None, note=note))
             continue
-        if number > 1 and time.monotonic() - began + cost > budget:
+        if number > 1 and cost > budget.left():
             measured.append(Measured(number, None, note="not tried: no time left"))
             continue
-        start = time.monotonic()
+        start = _now()
         try:
-            found = _measure(trial, number, plan, transport)
+            found = _measure(trial, number, plan, transport, budget)
         except NanoError as error:
             logger.info("The trial with %d processes failed: %s", number, error)
             note = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:60]}"
@@ -370,28 +462,49 @@ def _tried(
             # The next number needs other workers, and those that trained have drawn random numbers.
             warm.shutdown()
         measured.append(found)
-        if number == 1 and found.step is None:
-            break
-        cost = time.monotonic() - start
-        if number == 1 and found.step is not None and steps is not None:
-            budget = max(budget, TRIAL_SHARE * found.step * steps)
+        cost = _now() - start
+        if number == 1:
+            if found.step is None:
+                break  # there is nothing to compare others with
+            budget.step_takes(found.step)
     return measured
 
 
-def _measure(trial: _Trial, number: int, plan: topology.Plan, transport: str) -> Measured:
-    start = timing.now()
-    with warm.pool_for(plan, transport) as workers:
-        start_up = report.NS * (timing.now() - start)
-        # The first step is traced; the second says how many fit.
-        first = trial.again(number, executions=1, epochs=2)
-        first.run(workers)
-        began, ended = first.step_times()[-1]
-        seconds = report.NS * (ended - began)
-        count = int(min(MOST_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))
-        if count >= 2:
-            more = trial.again(number, executions=count + 1, epochs=1)
-            more.run(workers)
-            ends = [end for _, end in more.step_times()]
-            if len(ends) > 1:
-                seconds = report.NS * (ends[-1] - ends[0]) / (len(ends) - 1)
+def _measure(
+    trial: _Trial, number: int, plan: topology.Plan, transport: str, budget: _Budget
+) -> Measured:
+    # The first step is traced; the second says how many fit.
+    first = trial.again(number, 1, 2, budget)
+    start, spent = timing.now(), budget.spent()
+    limit = pool.starting_within(max(0.0, budget.left()))
+    try:
+        with limit, warm.pool_for(plan, transport) as workers:
+            start_up = report.NS * (timing.now() - start)
+            try:
+                first.run(workers)
+            except _OutOfTime:
+                spent = budget.spent() - spent
+                note = f"too slow: stopped after {spent:.1f} s"
+                return Measured(number, None, start_up, note, stopped=spent)
+            seconds = _seconds_per_execution(first, workers, budget)
+    except WorkerError:
+        if budget.left() < 0:  # not even the start of workers was done
+            return Measured(number, None, note="not tried: no time left")
+        raise
     return Measured(number, seconds / trial.steps_per_execution, start_up)
+
+
+def _seconds_per_execution(first: _Trial, workers: pool.Pool, budget: _Budget) -> float:
+    """By some more executions, if there is time for them; else by the second one."""
+    began, ended = first.step_times()[-1]
+    seconds = report.NS * (ended - began)
+    count = int(min(MOST_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))
+    if count < 2:
+        return seconds
+    more = first.again(first.size, count + 1, 1, budget)
+    try:
+        more.run(workers)
+    except _OutOfTime:
+        return seconds
+    ends = [end for _, end in more.step_times()]
+    return report.NS * (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else seconds

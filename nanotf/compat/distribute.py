@@ -11,7 +11,7 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | its `_use_merge_call` | see `WorkerStrategy.without_merging` |
 | its `_get_variable_creator_initial_value` | variables whose values are known need no broadcast |
 | `cross_device_ops.CollectiveAllReduce`, its `_launchers`, `_devices` | holds the launcher of each device |
-| `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass |
+| `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass, reductions through its `all_reduce` |
 | `Dataset._inputs` | the datasets that a dataset is made of |
 | `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
 """
@@ -82,3 +82,26 @@ def use_launcher(extended: Any, size: int, make: Callable[[str], Any]) -> None:
         )
         operations._launchers = [make(launcher._device) for launcher in operations._launchers]
         setattr(extended, name, operations)
+
+
+def sum_in_float32(extended: Any) -> None:
+    """Makes TensorFlow's own collectives sum 16-bit floats in float32, and round once.
+
+    They would round after every addition.
+
+    Args:
+        extended: the strategy's implementation, with its own launchers.
+    """
+
+    def wide(stock: Callable[..., Any]) -> Callable[..., Any]:
+        def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            tensor = tf.convert_to_tensor(tensor)
+            if tensor.dtype not in (tf.bfloat16, tf.float16):
+                return stock(tensor, *args, **kwargs)
+            return tf.cast(stock(tf.cast(tensor, tf.float32), *args, **kwargs), tensor.dtype)
+
+        return all_reduce
+
+    for operations in (extended._cross_device_ops, extended._host_cross_device_ops):
+        for launcher in operations._launchers:
+            launcher.all_reduce = wide(launcher.all_reduce)

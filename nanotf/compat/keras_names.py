@@ -142,6 +142,11 @@ def flat_layers(obj: Any) -> list[Any]:
     return list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else [obj]
 
 
+def computes_in_bfloat16(obj: Any) -> bool:
+    """Whether any layer of a model computes in bfloat16; False for another object."""
+    return any(getattr(x, "compute_dtype", None) == "bfloat16" for x in flat_layers(obj))
+
+
 @contextlib.contextmanager
 def with_vocabularies(obj: Any) -> Iterator[None]:
     """Makes configurations hold the vocabulary, or the bins, that layers were adapted to."""

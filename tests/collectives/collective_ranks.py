@@ -112,6 +112,18 @@ def reduce_everything(spec: Any, rank: int, fd: int) -> str:
     return digest.hexdigest()
 
 
+def reduce_pieces_that_vanish(spec: Any, rank: int, fd: int) -> None:
+    """1 on rank 0 and pieces on the others, which a sum that is rounded at each step would lose."""
+    with engine_of(spec, rank, fd) as engine:
+        for dtype, eps in [(np.dtype("f2"), 2.0**-10), *((b, 2.0**-7) for b in BFLOAT16)]:
+            for count in (5, 3 * CHUNK):
+                piece = np.array(1.0 if rank == 0 else eps / (spec.size - 1)).astype(dtype)
+                mine = np.full(count, piece)
+                (total,) = engine.all_reduce([mine], 1)
+                assert (total.astype("f4") == 1 + eps).all(), dtype
+                assert (engine.reduce_scatter([mine], 2).astype("f4") == 1 + eps).all(), dtype
+
+
 def reduce_many(spec: Any, rank: int, fd: int) -> None:
     """Several tensors in one call, empty ones and ones across chunk borders among them."""
     shapes = [(3, 5), (0,), (), (CHUNK // 4 - 7,), (17, 0, 2), (3 * CHUNK // 4 + 1, 2), (1,)]

@@ -167,3 +167,26 @@ def _training_loop(strategy: Any) -> list[Any]:
 def _no_socket() -> None:
     connections = psutil.Process().net_connections(kind="inet")
     assert connections == [], connections
+
+
+def pieces_that_vanish(spec: Any, rank: int, fd: int, cluster: tuple[str, ...]) -> list[Any]:
+    """1 on rank 0 and pieces on the others, over TensorFlow's own collectives."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    strategy = WorkerStrategy(rank, len(cluster), cluster=cluster)
+    found = []
+    for dtype, eps in ((tf.float16, 2.0**-10), (tf.bfloat16, 2.0**-7), (tf.float32, 2.0**-23)):
+        mine = tf.fill([3], tf.cast(1.0 if rank == 0 else eps / (len(cluster) - 1), dtype))
+
+        @tf.function
+        def total(value: Any = mine) -> Any:
+            def in_replica() -> Any:
+                context = tf.distribute.get_replica_context()
+                two = [tf.identity(value), tf.identity(value)]
+                return context.all_reduce(tf.distribute.ReduceOp.SUM, two)
+
+            return strategy.run(in_replica)
+
+        summed = [strategy.reduce("SUM", mine, axis=None), *total()]
+        assert all(x.dtype == dtype for x in summed)
+        found.append([float(x[0]) - 1 for x in summed])
+    return found

@@ -63,6 +63,13 @@ def test_all_reduce_with_other_vector_instructions(vectors):
 
 
 @BOTH
+@pytest.mark.parametrize("size", [3, 5])
+def test_16_bit_floats_are_summed_in_float32(implementation, size):
+    with group(size, implementation) as owner:
+        values(run_ranks(owner, ranks.reduce_pieces_that_vanish))
+
+
+@BOTH
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_all_reduce_of_many_tensors(implementation, size):
     with group(size, implementation) as owner:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import socket
 
 import pytest
 from collective_runner import run_ranks, values
@@ -30,3 +32,16 @@ def test_everything(implementation, size):
         per_rank = values(run_ranks(owner, InStrategy("everything"), deadline=120))
     for other in per_rank[1:]:
         assert other == per_rank[0], "ranks agree to the last bit"
+
+
+def test_tensorflows_own_collectives_sum_16_bit_floats_in_float32():
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for bound in sockets:
+            bound.bind(("127.0.0.1", 0))
+        cluster = tuple(f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets)
+    with create_group(3, deadline=60) as owner:
+        run = run_ranks(owner, InStrategy("pieces_that_vanish"), cluster, deadline=120)
+        for float16, bfloat16, _ in values(run):
+            assert float16 == [2.0**-10] * 3
+            assert bfloat16 == [2.0**-7] * 3

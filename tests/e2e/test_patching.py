@@ -14,7 +14,7 @@ import tensorflow as tf
 from parity import L, assert_same_history, assert_same_state, digits
 
 import nanotf
-from nanotf import patching, processor
+from nanotf import patching
 from nanotf.compat import keras_names, versions
 from nanotf.errors import InvalidArgumentError
 
@@ -276,19 +276,6 @@ def test_a_policy_that_was_set_since_is_kept() -> None:
     policy.set_global_policy("float64")
     nanotf.unpatch_tensorflow()
     assert policy.global_policy().name == "float64"
-
-
-def test_mixed_bfloat16_warns_on_a_processor_that_lacks_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    flags = {"avx512f", "amx_bf16"}
-    for has, warnings in ((True, 0), (False, 1)):
-        found = processor.Processor("A", frozenset(flags if has else flags - {"amx_bf16"}))
-        monkeypatch.setattr(processor, "read_processor", lambda found=found: found)
-        nanotf.patch_tensorflow(precision="mixed_bfloat16")
-        nanotf.unpatch_tensorflow()
-        said = [record for record in caplog.records if "bfloat16 instructions" in record.message]
-        assert len(said) == warnings
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16", None, 32])

@@ -109,6 +109,42 @@ def test_an_unchanged_script_uses_workers(tmp_path: pathlib.Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+AUTO = """
+import json
+import numpy as np
+import tensorflow as tf
+from nanotf import tuning
+
+# Whatever this machine finds, and without the time that it takes.
+tuning._measure = lambda trial, number, *_: tuning.Measured(number, 10.0 / number)
+
+class Inner(tf.keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        train(epochs=1, verbose=0)  # a fit inside of another measures nothing
+
+def train(**arguments):
+    model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model.fit(np.ones((40, 4)), np.ones((40, 1)), **arguments)
+
+found = train(callbacks=[Inner()], verbose=2).nanotf
+alone = train(num_processes=1, verbose=0).nanotf
+print(json.dumps({"size": found.size, "alone": alone}))
+"""
+
+
+def test_auto_measures_for_every_fit(tmp_path: pathlib.Path) -> None:
+    done = _run(tmp_path, AUTO, ("-n", "auto"), XDG_CACHE_HOME=str(tmp_path / "cache"))
+    assert done.returncode == 0, done.stderr
+    assert last_json(done) == {"size": 2, "alone": None}
+    assert done.stdout.count('nanotf: num_processes="auto": 2, measured in ') == 1
+
+
+def test_auto_that_does_nothing_says_so(tmp_path: pathlib.Path) -> None:
+    done = _run(tmp_path, "pass", ("-n", "auto"))
+    assert "so -n auto did nothing" in done.stderr
+
+
 PLACES = {
     "tf.keras": "import tensorflow as tf\nSequential = tf.keras.Sequential",
     "tensorflow.keras": "from tensorflow.keras import Sequential",
@@ -220,7 +256,8 @@ def test_exit_code_and_traceback_are_the_scripts_own(tmp_path: pathlib.Path, nam
 CLI: list[tuple[tuple[str, ...], str]] = [
     (("-n", "0"), "must be at least 1. Received: num_processes=0"),
     (("-n", "10000"), "Received: num_processes=10000"),
-    (("-n", "two"), "invalid int value: 'two'"),
+    (("-n", "two"), "must be a whole number, or 'auto'. Received: 'two'"),
+    (("-n", "Auto"), "must be a whole number, or 'auto'. Received: 'Auto'"),
     (("--precision", "float16"), "invalid choice: 'float16'"),
 ]
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import test_arguments as arguments
+import test_bfloat16 as bfloat16
 import test_callbacks as callbacks
 import test_evaluate as evaluate
 import test_failures as failures
@@ -47,6 +48,8 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (arguments.test_random_layers_differ_between_workers_and_steps, {"name": "dropout"}),
     (arguments.test_moving_statistics_are_the_mean_over_workers, {}),
     (arguments.test_synchronized_batch_normalisation, {}),
+    (bfloat16.test_exact_sums, {"policy": "mixed_bfloat16", "optimizer": "Adam"}),
+    (bfloat16.test_exact_sums, {"policy": "bfloat16", "optimizer": "momentum"}),
     # numerics
     (parity.test_optimizers, {"name": "adam"}),
     (numerics.test_optimizers, {"name": "global_clipnorm"}),

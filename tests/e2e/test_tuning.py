@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import random
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, small_cnn
+from test_files import _lines, _tables, _write_lines
 
 import nanotf
 from nanotf import tuning, tuning_cache
@@ -258,6 +260,167 @@ def test_no_time_left_is_made_up_for_later(
     model.fit(x, y, verbose=0, num_processes="auto")
     assert tried == [1, 2]
     assert capsys.readouterr().out == ""  # verbose=0
+
+
+# ------------------------------------------------------------------------- a bounded trial
+def _for_ever(x: Any) -> Any:
+    """A step that does not end."""
+    return x + tf.while_loop(lambda n: n >= 0.0, lambda n: (tf.sin(n) + 1.0,), [x[0, 0] ** 2])[0]
+
+
+class EndlessInWorkers(L.Layer):  # type: ignore[misc]
+    """Ends in the user's process alone, or, with `several`, where there is one replica alone."""
+
+    def __init__(self, several: bool) -> None:
+        super().__init__()
+        self.several = several
+
+    def call(self, x: Any) -> Any:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        ends = replicas == 1 if self.several else "NANOTF_RANK" not in os.environ
+        return x if ends else _for_ever(x)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"several": self.several}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_trial_that_is_too_slow_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    several: bool,
+) -> None:
+    x, y = digits(110)
+    now = [0.0]
+
+    def look(self: Any, ended: set[int]) -> None:
+        if self.size == 1 + several:  # time passes for the trial that is to be stopped alone
+            now[0] += 40.0
+        self._check_time()
+
+    monkeypatch.setattr(tuning, "_now", lambda: now[0])
+    monkeypatch.setattr(tuning._Trial, "look", look)
+    monkeypatch.setattr(tuning, "TRIAL_SECONDS", 100.0)
+    tried: list[int] = []
+    stock = tuning._measure
+
+    def measure(trial: Any, number: int, *args: Any) -> Measured:
+        tried.append(number)
+        found = stock(trial, number, *args)
+        # Whatever it really took: the job is worth two processes, and 5 % of it is not much.
+        return found if found.step is None else Measured(1, 0.1)
+
+    monkeypatch.setattr(tuning, "_measure", measure)
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(5)
+        model = Sequential(
+            [
+                L.Input((8, 8, 1)),
+                L.Flatten(),
+                EndlessInWorkers(several),
+                L.Dropout(0.1),
+                L.Dense(10),
+            ]
+        )
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(tf.keras.optimizers.Adam(0.01), loss)
+        return model
+
+    results = []
+    for number in (None, "auto"):
+        model = make()
+        for _ in range(2):
+            history = model.fit(x, y, epochs=2, verbose=2, num_processes=number)
+        results.append((model, history.history, float(tf.random.uniform([]))))
+    (expected, before, next_number), (found, after, also) = results
+    assert_same_history(after, before)
+    assert_same_state(found, expected)
+    assert also == next_number
+    assert tried == ([1, 2] if several else [1]), "once: the second call remembers"
+    said = capsys.readouterr().out
+    assert "too slow: stopped after" in said
+    assert "1, by what was measured on" in said
+    assert not nanotf.worker_pids()
+    (entry,) = tuning_cache.entries().values()
+    assert [m["step"] is None for m in entry["measured"]] == ([False, True] if several else [True])
+    assert now[0] > 100.0
+
+
+def test_a_stopped_trial_may_be_worth_more_time() -> None:
+    one, two = Measured(1, 0.5), Measured(2, None, 3.0, "too slow", stopped=15.0)
+    known = {1: one, 2: two}
+    for steps, is_worth in ((None, False), (1000, False), (2000, True)):  # 25 s, 50 s
+        assert tuning._Budget(steps).is_worth_more(two, known) == is_worth
+        assert not tuning._Budget(steps).is_worth_more(one, known)
+    assert not tuning._Budget(2000).is_worth_more(Measured(1, None, stopped=15.0), {})
+
+
+def test_workers_that_start_too_slowly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tuning, "TRIAL_SECONDS", 0.0)
+    x, y = digits(40)
+    assert len(small_cnn().fit(x, y, verbose=2, num_processes="auto").history["loss"]) == 1
+    assert "1   not tried: no time left" in capsys.readouterr().out
+    assert tuning_cache.entries() == {}  # it may have been the first import from a cold disk
+    assert not nanotf.worker_pids()
+
+
+def test_a_measurement_that_is_cut_short_counts(
+    monkeypatch: pytest.MonkeyPatch, tries: list[int]
+) -> None:
+    def run(self: Any, workers: Any) -> Any:
+        if self.epochs == 1:  # the second part of a trial
+            raise tuning._OutOfTime("enough")
+        return stock(self, workers)
+
+    stock = tuning._Trial.run
+    monkeypatch.setattr(tuning._Trial, "run", run)
+    monkeypatch.setattr(tuning, "MEASURED_SECONDS", 1000.0)
+    _choose(monkeypatch, 1)
+    x, y = digits(40)
+    small_cnn().fit(x, y, verbose=0, num_processes="auto")
+    assert tries == [1, 2]
+
+
+# ------------------------------------------------------------------------------ what will run
+def test_files_are_read_as_they_will_be(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: pathlib.Path,
+    tries: list[int],
+) -> None:
+    inputs: list[str] = []
+    stock = tuning._Trial.job
+
+    def job(self: Any) -> Any:
+        made = stock(self)
+        inputs.append(type(made.train).__name__)
+        return made
+
+    monkeypatch.setattr(tuning._Trial, "job", job)
+    _choose(monkeypatch, 2)
+    names = _write_lines(tmp_path, _tables(16, 16))
+    model = Sequential([L.Input((3,)), L.Dense(1)])
+    model.compile("sgd", "mse")
+    fit = {"epochs": 1, "verbose": 2, "num_processes": "auto"}
+    history = model.fit(_lines(names).batch(8), sharding="file", **fit)
+    assert history.nanotf.size == 2
+    assert tries == [1, 2]
+    assert inputs[0] == "PipelineInput" and inputs[-1] == "FilesInput", inputs
+    # What was measured with files is not taken for what is to be read elsewhere.
+    monkeypatch.setattr(tuning, "_measure", lambda trial, number, *_: Measured(number, 1.0))
+    model.fit(_lines(names).batch(8), **fit)
+    assert len(tuning_cache.entries()) == 2
+
+
+def test_data_that_are_no_files(capsys: pytest.CaptureFixture[str], tries: list[int]) -> None:
+    x, y = digits(40)
+    history = small_cnn().fit(_shuffled(x, y), verbose=2, num_processes="auto", sharding="file")
+    assert len(history.history["loss"]) == 1
+    assert tries == [1, 2]
+    assert "2   failed: ShippingError: " in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------ bad input

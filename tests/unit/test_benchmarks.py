@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pathlib
 import subprocess
 import sys
@@ -263,6 +264,48 @@ def test_a_noisy_machine_is_said_to_be_noisy() -> None:
 
 def test_the_report_of_nothing() -> None:
     assert "not measured" in report.render({})
+
+
+@pytest.mark.parametrize(
+    ("instructions", "words"),
+    [
+        ("AVX-512 BF16", "This processor computes it by AVX-512 BF16."),
+        ("", "This processor has no instructions for it."),
+        (None, "not measured."),
+    ],
+)
+@pytest.mark.parametrize(("step", "gain"), [(0.00625, "a gain, 2.00"), (0.0125, "no gain, 1.00")])
+def test_what_bfloat16_gains(instructions: str | None, words: str, step: float, gain: str) -> None:
+    result = _result()
+    result["machine"]["bfloat16"] = instructions
+    result["models"]["cnn"]["contestants"]["shm_bf16"] = _contestant(step)
+    text = report.render(result)
+    assert f"nanotf: {gain} in the geometric mean; CNN 32x32" in text
+    assert "Plain Keras: not measured." in text
+    assert words in text
+    assert ("This processor" in text) == (instructions is not None)
+
+
+def test_without_bfloat16_nothing_is_said_of_it() -> None:
+    assert "bfloat16" not in report.render(_result())
+
+
+def test_bfloat16_is_a_matter_of_layers() -> None:
+    policies = []
+
+    class Policies:
+        set_global_policy = policies.append
+
+    class Keras:
+        mixed_precision = Policies
+
+    for precision in ("float32", "mixed_bfloat16"):
+        spec = dataclasses.replace(
+            MODELS["mlp"], build=lambda _: tuple(policies), precision=precision
+        )
+        built = spec._built(Keras)
+        assert built == (() if precision == "float32" else ("mixed_bfloat16",))
+    assert policies == ["mixed_bfloat16", "float32"]  # the next model's are float32 again
 
 
 # ----------------------------------------------------------------------------- the chart
