@@ -196,7 +196,10 @@ class ShardedUpdate:
         kept = self._without_gradient(absent, locals_)
         whole = self._whole(gradients)
         update(
-            [self.strategy.reduce_scatter(dense), *keras_optimizers.sum_over_workers(whole)],
+            [
+                self.strategy.reduce_scatter(dense),
+                *keras_optimizers.sum_over_workers(whole, self.optimizer),
+            ],
             [self.part, *self._whole(trainable)],
         )
         for variable, value, mask in kept:

@@ -27,6 +27,7 @@
 | `saving.object_registration.GLOBAL_CUSTOM_NAMES` / `_GLOBAL_CUSTOM_NAMES` | 3 / 2 | see `save_as` |
 | `mixed_precision.policy._global_policy` | 2; 2.15, tf_keras 2.15-2.21 | None as long as the policy follows `floatx` |
 | `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
+| `layers.core.embedding.Embedding` | 2 and 3 | same |
 """
 
 from __future__ import annotations
@@ -55,6 +56,11 @@ def model_class() -> Any:
 def sequential_class() -> Any:
     """Keras's `Sequential`, also where `tf.keras.Sequential` is nanotf's."""
     return source_module("models.sequential" if is_keras_3() else "engine.sequential").Sequential
+
+
+def embedding_class() -> Any:
+    """Keras's `Embedding`, also where `tf.keras.layers.Embedding` is nanotf's."""
+    return source_module("layers.core.embedding").Embedding
 
 
 def save_as(cls: type, original: type) -> None:
