@@ -14,7 +14,6 @@ and where the share (`keras_share`) enters the gradients.
 | `mixed_precision.loss_scale_optimizer.LossScaleOptimizer`, `LossScaleOptimizerV3` | 2; 2.15, tf_keras 2.15-2.21 | their `apply_gradients` |
 | `Optimizer._clip_gradients` | 2 and 3 | see `SummedRows` |
 | `optimizers.adam.Adam`, its `_momentums`, `_velocities`, `_velocity_hats` | 2 and 3 | see `adam_class`, `adam_slots` |
-| `DistributedVariable._get` | TensorFlow 2.15-2.21 | the plain variable that an update is about; unlike the other it can be read row by row |
 """
 
 from __future__ import annotations
@@ -246,12 +245,8 @@ def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any, Any]:
     place = places[optimizer._var_key(variable)]
     maxima = optimizer._velocity_hats[place] if optimizer.amsgrad else None
     first, second = optimizer._momentums[place], optimizer._velocities[place]
-    return _here(first), _here(second), None if maxima is None else _here(maxima)
-
-
-def _here(variable: Any) -> Any:
-    variable = keras_names.tf_variable(variable)
-    return variable._get() if hasattr(variable, "_get") else variable
+    here = keras_names.variable_here
+    return here(first), here(second), None if maxima is None else here(maxima)
 
 
 # ------------------------------------------------------------------------ summed over workers

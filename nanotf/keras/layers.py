@@ -62,6 +62,7 @@ class Embedding(_KerasEmbedding):  # type: ignore[misc]
         super().__init__(**given)
 
     if is_keras_3():
+        call = keras_names.look_up(_KerasEmbedding.call)
 
         def quantize(self, mode: Any = None, type_check: bool = True, **kwargs: Any) -> Any:
             """As in Keras, which would take this for a layer of another kind."""
