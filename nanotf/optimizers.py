@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import InvalidArgumentError
+from nanotf.models import Kind
 
 __all__ = ["SparseAdam"]
+
+logger = logging.getLogger("nanotf")
 
 _KerasAdam: Any = keras_optimizers.adam_class()
 _tf: Any = require_tensorflow()
 
 
-class SparseAdam(keras_optimizers.SummedRows, _KerasAdam):  # type: ignore[misc]
+class SparseAdam(keras_optimizers.SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
     r"""Adam that leaves the rows of an embedding alone which a batch does not touch.
 
     For a dense gradient it is Keras's `Adam`. For a sparse one (`tf.IndexedSlices`, what the
@@ -49,8 +55,8 @@ class SparseAdam(keras_optimizers.SummedRows, _KerasAdam):  # type: ignore[misc]
         *args, **kwargs: as for `tf.keras.optimizers.Adam`.
 
     Raises:
-        InvalidArgumentError: `gradient_accumulation_steps` is given; accumulated gradients are
-            dense.
+        InvalidArgumentError: `gradient_accumulation_steps` is given, since accumulated gradients
+            are dense; or `loss_scale_factor`, by which Keras cannot divide sparse ones.
 
     Example:
         >>> model.compile(nanotf.optimizers.SparseAdam(1e-3), "sparse_categorical_crossentropy")
@@ -59,13 +65,26 @@ class SparseAdam(keras_optimizers.SummedRows, _KerasAdam):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        steps = getattr(self, "gradient_accumulation_steps", None)
-        if steps is not None:
-            raise InvalidArgumentError(
-                "SparseAdam cannot accumulate gradients: their sum is dense, and every row would "
-                f"count as touched. Received: gradient_accumulation_steps={steps}. Make the batch "
-                "larger, or use tf.keras.optimizers.Adam."
-            )
+        self._check_options()
+
+    def _check_options(self) -> None:
+        for name, reason, remedy in (
+            (
+                "gradient_accumulation_steps",
+                "accumulate gradients: their sum is dense, and every row would count as touched",
+                "Make the batch larger, or use tf.keras.optimizers.Adam.",
+            ),
+            (
+                "loss_scale_factor",
+                "scale the loss by itself: Keras cannot divide a sparse gradient by a number",
+                "Use tf.keras.mixed_precision.LossScaleOptimizer(SparseAdam(...)).",
+            ),
+        ):
+            value = getattr(self, name, None)
+            if value is not None:
+                raise InvalidArgumentError(
+                    f"SparseAdam cannot {reason}. Received: {name}={value}. {remedy}"
+                )
 
     def update_step(self, gradient: Any, variable: Any, *learning_rate: Any) -> None:
         """As in Keras: updates one variable.
@@ -110,5 +129,38 @@ def _moved(variable: Any, rows: Any, target: Any, part: Any) -> Any:
     return after
 
 
+class AdamInPlace(SparseAdam):
+    """A `SparseAdam` where the program says Adam, see `patching`; it takes all that Adam takes."""
+
+    def _check_options(self) -> None:
+        """Where gradients are dense, or Keras fails by itself, it is Keras's Adam."""
+
+
+class Adam(AdamInPlace):
+    """What `tf.keras.optimizers.Adam` is while TensorFlow is patched.
+
+    Saved models name Keras's, so that they load without nanotf; the variables are the same.
+    """
+
+    def build(self, var_list: Any) -> None:
+        """As in Keras; says once what is different."""
+        if any("embeddings" in variable.name for variable in var_list):
+            _say_once()
+        super().build(var_list)
+
+
+@functools.cache
+def _say_once() -> None:
+    logger.warning(
+        "Adam is nanotf.optimizers.SparseAdam here: rows of an embedding that a batch does not "
+        "touch stay as they are. nanotf.patch_tensorflow(sparse=False) leaves Keras's Adam."
+    )
+
+
+_init: Any = SparseAdam.__init__
+_init.__signature__ = inspect.signature(_KerasAdam.__init__)
 # Saved models name it so; loading one needs this module.
 _tf.keras.utils.register_keras_serializable("nanotf")(SparseAdam)
+Adam._nanotf_original = AdamInPlace  # what workers make
+Adam.__module__ = _KerasAdam.__module__
+keras_names.save_as(Adam, _KerasAdam)
