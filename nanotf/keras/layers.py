@@ -63,7 +63,7 @@ class Embedding(EmbeddingInPlace):
     layer's output and divided by the batch's number of samples (`output.shape[0]`): with L2,
     `l2 * sum(output ** 2) / samples` is added. A row counts as often as it is looked up, one that
     is not looked up does not count, and padding counts, too, also where `mask_zero` masks it.
-    The gradient is sparse (`tf.IndexedSlices`).
+    The gradient is sparse (`tf.IndexedSlices`). (Keras 3 before 3.14 does not divide.)
 
     That is Keras's `activity_regularizer`, which the regularizer is from then on: in the layer's
     attributes, in `get_config()`, and in saved models, which name Keras's own class and load
