@@ -101,24 +101,28 @@ class SparseAdam(keras_optimizers.SummedRows, _KerasAdam, metaclass=Kind):  # ty
         dtype = variable.dtype
         rate = _tf.cast(learning_rate[0] if learning_rate else self.learning_rate, dtype)
         step = _tf.cast(self.iterations + 1, dtype)
-        beta_1, beta_2 = _tf.cast(self.beta_1, dtype), _tf.cast(self.beta_2, dtype)
-        correction = _tf.sqrt(1 - _tf.pow(beta_2, step))
-        alpha = rate * correction / (1 - _tf.pow(beta_1, step))
-        epsilon = _tf.cast(self.epsilon, dtype)
+        correction = _tf.sqrt(1 - _tf.pow(_in(self.beta_2, dtype), step))
+        alpha = rate * correction / (1 - _tf.pow(_in(self.beta_1, dtype), step))
+        epsilon = self.epsilon
         if getattr(self, "adaptive_epsilon", False):  # tf_keras from 2.21 on
-            epsilon *= correction
+            epsilon = epsilon * correction
         first, second, largest = keras_optimizers.adam_slots(self, variable)
         if is_keras_3():  # Keras 2 has done so itself
             gradient = keras_optimizers.sum_rows(gradient)
         rows, values = gradient.indices, _tf.cast(gradient.values, dtype)
-        m = _moved(first, rows, values, 1 - beta_1)
-        v = _moved(second, rows, _tf.square(values), 1 - beta_2)
+        m = _moved(first, rows, values, 1 - self.beta_1)
+        v = _moved(second, rows, _tf.square(values), 1 - self.beta_2)
         if largest is not None:
             v = _tf.maximum(_tf.gather(largest, rows), v)
             largest.scatter_update(_tf.IndexedSlices(v, rows))
         change = m * alpha / (_tf.sqrt(v) + epsilon)
         # Takes two thirds of the time of `scatter_sub`.
         variable.scatter_update(_tf.IndexedSlices(_tf.gather(variable, rows) - change, rows))
+
+
+def _in(number: Any, dtype: Any) -> Any:
+    """A Python number or a tensor as a tensor; `tf.cast` would round the first to float32."""
+    return _tf.cast(number, dtype) if _tf.is_tensor(number) else _tf.constant(number, dtype)
 
 
 def _moved(variable: Any, rows: Any, target: Any, part: Any) -> Any:

@@ -164,7 +164,8 @@ def _public_namespaces() -> Iterator[dict[str, Any]]:
     yield vars(loader)
     # `from tensorflow.keras.models import Model` makes modules of these names, with names of
     # their own, when it is first run.
-    importlib.import_module("tensorflow.keras.models")
+    for name in ("layers", "models", "optimizers"):
+        importlib.import_module(f"tensorflow.keras.{name}")
     for name, module in list(sys.modules.items()):
         path = name.split(".")
         public = path[0] == keras_module_name() and "src" not in path

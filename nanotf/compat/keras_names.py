@@ -266,6 +266,22 @@ def look_up(stock: Any) -> Any:
     return call
 
 
+def of_variable_dtype(stock: Any) -> Any:
+    """Makes an `add_loss` for Keras 3's `Embedding` that takes its regularizer's losses.
+
+    With mixed precision they are in float16 or bfloat16, and Keras cannot add them up with others.
+
+    Args:
+        stock: function, `Embedding.add_loss`.
+    """
+
+    @functools.wraps(stock)
+    def add_loss(self: Any, loss: Any) -> Any:
+        return stock(self, require_tensorflow().cast(loss, self.variable_dtype))
+
+    return add_loss
+
+
 def model_variables(model: Any) -> list[Any]:
     """The variables that training changes in a model, in a fixed order.
 
@@ -476,6 +492,7 @@ def install_worker_overrides() -> None:
     if is_keras_3():
         embedding = embedding_class()
         embedding.call = look_up(embedding.call)
+        embedding.add_loss = of_variable_dtype(embedding.add_loss)
     else:
         _leave_metrics_alone_while_building()
 

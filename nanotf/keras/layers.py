@@ -48,6 +48,7 @@ class EmbeddingInPlace(_KerasEmbedding, metaclass=Kind):  # type: ignore[misc]
 
     if is_keras_3():
         call = keras_names.look_up(_KerasEmbedding.call)
+        add_loss = keras_names.of_variable_dtype(_KerasEmbedding.add_loss)
 
         def quantize(self, mode: Any = None, type_check: bool = True, **kwargs: Any) -> Any:
             """As in Keras, which would take this for a layer of another kind."""
