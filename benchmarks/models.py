@@ -24,6 +24,7 @@ class Model:
         scale: float, samples are uniform in [0, scale).
         tokens: bool, whether samples are integers below `scale`.
         optimizer: str, one of `OPTIMIZERS`.
+        sparse: bool, whether "adam" is nanotf's `SparseAdam`, or the peer's.
     """
 
     title: str
@@ -34,6 +35,7 @@ class Model:
     scale: float = 1.0
     tokens: bool = False
     optimizer: str = "adam"
+    sparse: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -62,8 +64,24 @@ class Model:
         inputs, outputs = self.build(keras)
         model = model_class(inputs=inputs, outputs=outputs)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer=self.optimizer, loss=loss, metrics=["accuracy"])
+        optimizer = self.adam(keras) if self.optimizer == "adam" else self.optimizer
+        model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
         return model
+
+    def adam(self, keras: Any) -> Any:
+        """A new Adam, of the kind that the model is trained with."""
+        return _sparse_classes()[1]() if self.sparse else keras.optimizers.Adam()
+
+
+def _sparse_classes() -> Tuple[Any, Any]:  # noqa: UP006 - Python 3.8
+    """`Embedding` and `SparseAdam`, nanotf's or the peer's."""
+    try:
+        import nanotf.keras.layers as layers
+        import nanotf.optimizers as optimizers
+    except (ImportError, SyntaxError):  # the peer's interpreter is too old for it
+        import bigdl.nano.tf.keras.layers as layers
+        import bigdl.nano.tf.optimizers as optimizers
+    return layers.Embedding, optimizers.SparseAdam
 
 
 def _mlp(keras: Any) -> Any:
@@ -114,14 +132,18 @@ def _resnet50(keras: Any) -> Any:
     return made.input, made.output
 
 
-def _text(keras: Any) -> Any:
+def _text(keras: Any, embedding: Any = None) -> Any:
     layers = keras.layers
     inputs = keras.Input((200,), dtype="int32")
-    x = layers.Embedding(20_000, 128)(inputs)
+    x = (embedding or layers.Embedding)(20_000, 128)(inputs)
     x = layers.Conv1D(128, 5, activation="relu")(x)
     x = layers.GlobalMaxPooling1D()(x)
     x = layers.Dense(128, activation="relu")(x)
     return inputs, layers.Dense(2)(x)
+
+
+def _text_sparse(keras: Any) -> Any:
+    return _text(keras, _sparse_classes()[0])
 
 
 def _transformer(keras: Any) -> Any:
@@ -144,6 +166,16 @@ MODELS: Dict[str, Model] = {  # noqa: UP006 - Python 3.8
     "mobilenetv2": Model("MobileNetV2 96x96", 32, _mobilenetv2, (96, 96, 3)),
     "resnet50": Model("ResNet-50 64x64", 32, _resnet50, (64, 64, 3)),
     "text": Model("text 20000x128", 64, _text, (200,), classes=2, scale=20_000, tokens=True),
+    "text_sparse": Model(
+        "text, SparseAdam",
+        64,
+        _text_sparse,
+        (200,),
+        classes=2,
+        scale=20_000,
+        tokens=True,
+        sparse=True,
+    ),
     "transformer": Model("transformer 64x128", 64, _transformer, (64, 32)),
 }
 
