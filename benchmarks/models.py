@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from typing import Any, Callable, Dict, Tuple  # noqa: UP035 - Python 3.8
 
 Arrays = Tuple[Any, Any]  # noqa: UP006 - Python 3.8
@@ -76,12 +77,14 @@ class Model:
 def _sparse_classes() -> Tuple[Any, Any]:  # noqa: UP006 - Python 3.8
     """`Embedding` and `SparseAdam`, nanotf's or the peer's."""
     try:
-        import nanotf.keras.layers as layers
-        import nanotf.optimizers as optimizers
+        return _classes("nanotf.keras.layers", "nanotf.optimizers")
     except (ImportError, SyntaxError):  # the peer's interpreter is too old for it
-        import bigdl.nano.tf.keras.layers as layers
-        import bigdl.nano.tf.optimizers as optimizers
-    return layers.Embedding, optimizers.SparseAdam
+        return _classes("bigdl.nano.tf.keras.layers", "bigdl.nano.tf.optimizers")
+
+
+def _classes(layers: str, optimizers: str) -> Tuple[Any, Any]:  # noqa: UP006 - Python 3.8
+    made = importlib.import_module(layers), importlib.import_module(optimizers)
+    return made[0].Embedding, made[1].SparseAdam
 
 
 def _mlp(keras: Any) -> Any:
