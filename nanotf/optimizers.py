@@ -48,8 +48,7 @@ class SparseAdam(keras_optimizers.SummedRows, _KerasAdam, metaclass=Kind):  # ty
 
     What Keras does to whole variables it still does, at their cost: `weight_decay` shrinks
     all rows at each step, unless `exclude_from_weight_decay` names the embedding, and `use_ema`
-    averages all rows. Clipping sees the summed rows. XLA (`jit_compile=True`) cannot compile
-    sparse updates outside of `num_processes`, where it compiles the model alone.
+    averages all rows. Clipping sees the summed rows.
 
     Args:
         *args, **kwargs: as for `tf.keras.optimizers.Adam`.
