@@ -28,7 +28,7 @@ class ByStrategy:
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
         with self.strategy.scope():
             self.model = self.spec.compiled(tf.keras, tf.keras.Model)
-            self.optimizer = tf.keras.optimizers.Adam()
+            self.optimizer = self.spec.adam(tf.keras)
             self.optimizer.build(self.model.trainable_variables)
         self.step = self._step_function()
 

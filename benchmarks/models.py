@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from typing import Any, Callable, Dict, Tuple  # noqa: UP035 - Python 3.8
 
 Arrays = Tuple[Any, Any]  # noqa: UP006 - Python 3.8
@@ -25,6 +26,7 @@ class Model:
         tokens: bool, whether samples are integers below `scale`.
         optimizer: str, one of `OPTIMIZERS`.
         precision: str, the name of Keras's dtype policy.
+        sparse: bool, whether "adam" is nanotf's `SparseAdam`, or the peer's.
     """
 
     title: str
@@ -36,6 +38,7 @@ class Model:
     tokens: bool = False
     optimizer: str = "adam"
     precision: str = "float32"
+    sparse: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -64,7 +67,8 @@ class Model:
         inputs, outputs = self._built(keras)
         model = model_class(inputs=inputs, outputs=outputs)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(optimizer=self.optimizer, loss=loss, metrics=["accuracy"])
+        optimizer = self.adam(keras) if self.optimizer == "adam" else self.optimizer
+        model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
         return model
 
     def _built(self, keras: Any) -> Any:
@@ -76,6 +80,23 @@ class Model:
             return self.build(keras)
         finally:
             policies.set_global_policy("float32")
+
+    def adam(self, keras: Any) -> Any:
+        """A new Adam, of the kind that the model is trained with."""
+        return _sparse_classes()[1]() if self.sparse else keras.optimizers.Adam()
+
+
+def _sparse_classes() -> Tuple[Any, Any]:  # noqa: UP006 - Python 3.8
+    """`Embedding` and `SparseAdam`, nanotf's or the peer's."""
+    try:
+        return _classes("nanotf.keras.layers", "nanotf.optimizers")
+    except (ImportError, SyntaxError):  # the peer's interpreter is too old for it
+        return _classes("bigdl.nano.tf.keras.layers", "bigdl.nano.tf.optimizers")
+
+
+def _classes(layers: str, optimizers: str) -> Tuple[Any, Any]:  # noqa: UP006 - Python 3.8
+    made = importlib.import_module(layers), importlib.import_module(optimizers)
+    return made[0].Embedding, made[1].SparseAdam
 
 
 def _mlp(keras: Any) -> Any:
@@ -126,14 +147,18 @@ def _resnet50(keras: Any) -> Any:
     return made.input, made.output
 
 
-def _text(keras: Any) -> Any:
+def _text(keras: Any, embedding: Any = None) -> Any:
     layers = keras.layers
     inputs = keras.Input((200,), dtype="int32")
-    x = layers.Embedding(20_000, 128)(inputs)
+    x = (embedding or layers.Embedding)(20_000, 128)(inputs)
     x = layers.Conv1D(128, 5, activation="relu")(x)
     x = layers.GlobalMaxPooling1D()(x)
     x = layers.Dense(128, activation="relu")(x)
     return inputs, layers.Dense(2)(x)
+
+
+def _text_sparse(keras: Any) -> Any:
+    return _text(keras, _sparse_classes()[0])
 
 
 def _transformer(keras: Any) -> Any:
@@ -156,6 +181,16 @@ MODELS: Dict[str, Model] = {  # noqa: UP006 - Python 3.8
     "mobilenetv2": Model("MobileNetV2 96x96", 32, _mobilenetv2, (96, 96, 3)),
     "resnet50": Model("ResNet-50 64x64", 32, _resnet50, (64, 64, 3)),
     "text": Model("text 20000x128", 64, _text, (200,), classes=2, scale=20_000, tokens=True),
+    "text_sparse": Model(
+        "text, SparseAdam",
+        64,
+        _text_sparse,
+        (200,),
+        classes=2,
+        scale=20_000,
+        tokens=True,
+        sparse=True,
+    ),
     "transformer": Model("transformer 64x128", 64, _transformer, (64, 32)),
 }
 

@@ -27,6 +27,7 @@ _HOMES = {
     "worker_pids": "nanotf.warm",
     "errors": None,
     "keras": None,
+    "optimizers": None,
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]

@@ -241,8 +241,10 @@ class Accelerated:
 in_place_of: dict[type, type] = {}
 
 
-class _Kind(abc.ABCMeta):
+class Kind(abc.ABCMeta):
     """Lets `isinstance(x, tf.keras.Model)` mean Keras's models, also while the name is nanotf's.
+
+    The metaclass of all classes of nanotf's that take the names of Keras's.
 
     Derived from `ABCMeta`, so that a user's model class can be abstract, as one of Keras's can.
     """
@@ -258,7 +260,7 @@ class _Kind(abc.ABCMeta):
         return cls in in_place_of and issubclass(subclass, in_place_of[cls])
 
 
-class Model(Accelerated, _KerasModel, metaclass=_Kind):  # type: ignore[misc]
+class Model(Accelerated, _KerasModel, metaclass=Kind):  # type: ignore[misc]
     """`tf.keras.Model` whose `fit`, `evaluate` and `predict` take `num_processes`.
 
     Functional (`Model(inputs, outputs)`) and subclassed models work as in Keras. A subclass

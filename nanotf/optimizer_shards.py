@@ -30,7 +30,7 @@ from nanotf.compat.versions import require_tensorflow
 # Element-wise ones that keep slots, by class name. Without slots there is little to divide;
 # Adagrad and Ftrl have cheap sparse updates of their own; Keras 2's Nadam counts its calls in
 # Python.
-ELEMENTWISE = ("Adadelta", "Adam", "AdamW", "Adamax", "Lion", "RMSprop", "SGD")
+ELEMENTWISE = ("Adadelta", "Adam", "AdamW", "Adamax", "Lion", "RMSprop", "SGD", "SparseAdam")
 # Keras's layers whose variables stay whole. Embedding: its gradients are sparse, and Keras 3
 # squares the rows of a sparse gradient before it adds up those of one index, so that a dense one
 # would not give what one process gets. SpectralNormalization assigns to the variables.
@@ -67,8 +67,7 @@ class OptimizerShards:
             variables: sequence of `tf.Variable`, the job's state.
         """
         optimizer = model.optimizer
-        own = (type(optimizer), type(model).train_step)
-        if not all(map(keras_share.is_keras_own, own)):
+        if not _is_known(type(optimizer)) or not keras_share.is_keras_own(type(model).train_step):
             return None
         if not keras_optimizers.updates_elements_apart(optimizer, ELEMENTWISE):
             return None
@@ -97,6 +96,11 @@ class OptimizerShards:
         )
 
 
+def _is_known(optimizer: type) -> bool:
+    """Whether a class of optimizers is Keras's own or nanotf's."""
+    return keras_share.is_keras_own(optimizer) or optimizer.__module__ == "nanotf.optimizers"
+
+
 def _are_understood(
     optimizer: Any, slots: dict[str, list[int]], trainable: Sequence[Any], variables: Sequence[Any]
 ) -> bool:
@@ -117,7 +121,7 @@ def _divisible_variables(model: Any) -> set[int]:
     for layer in keras_names.layers_below(model):
         variables = layer.trainable_variables
         ids = {id(keras_names.tf_variable(v)) for v in variables}
-        if type(layer).__name__ in UNDIVIDED_LAYERS:
+        if {cls.__name__ for cls in type(layer).__mro__} & set(UNDIVIDED_LAYERS):
             whole |= ids
         elif keras_share.is_keras_own(type(layer)) and not keras_names.layers_below(layer):
             constrained = any(getattr(v, "constraint", None) for v in variables)
@@ -196,7 +200,10 @@ class ShardedUpdate:
         kept = self._without_gradient(absent, locals_)
         whole = self._whole(gradients)
         update(
-            [self.strategy.reduce_scatter(dense), *keras_optimizers.sum_over_workers(whole)],
+            [
+                self.strategy.reduce_scatter(dense),
+                *keras_optimizers.sum_over_workers(whole, self.optimizer),
+            ],
             [self.part, *self._whole(trainable)],
         )
         for variable, value, mask in kept:

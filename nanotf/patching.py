@@ -1,6 +1,6 @@
 """`nanotf.patch_tensorflow()`: models that others make take `num_processes`, without a new import.
 
-Two things are changed, and put back by `unpatch_tensorflow()`:
+These things are changed, and put back by `unpatch_tensorflow()`:
 
 1. `__new__` of Keras's `Model`. Whoever makes a model, the user, a library that has imported
    its names long ago, `tf.keras.applications`, `load_model`, gets one of nanotf's class for it.
@@ -8,6 +8,8 @@ Two things are changed, and put back by `unpatch_tensorflow()`:
    `tf.keras.models`, `keras` where `tf.keras` is the same generation), become nanotf's, so that a
    class that is defined from now on derives from nanotf's. `isinstance` and `issubclass` mean
    the same as before: see `models.in_place_of`.
+3. `__init__` of Keras's `Embedding` and `Adam`, whose names become nanotf's, too. Whoever makes
+   one, `compile("adam")` and `load_model` among them, gets one of nanotf's class for it.
 
 Models that exist already are not touched, and those that were made in between keep what they
 have. Saved models name Keras's classes.
@@ -16,28 +18,38 @@ have. Saved models name Keras's classes.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nanotf import models, processor
-from nanotf.compat import keras_names
+from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import check_keras, keras_module_name, require_tensorflow
 from nanotf.precision import check_precision
 
 _keras_new: Any = None  # what `vars(Model)` had for `__new__`, while patched
+_keras_inits: dict[type, Any] = {}  # Keras's `__init__` by class, of those replaced
 _policy_before: tuple[Any] | None = None  # the global dtype policy, while nanotf's is set
 
 
-def patch_tensorflow(precision: str = "float32") -> None:
+def patch_tensorflow(precision: str = "float32", sparse: bool = True) -> None:
     """Makes every Keras model that is made from now on take `num_processes`.
 
-    Patching twice is the same as once; the second call's `precision` counts.
+    Patching twice is the same as once; the second call's arguments count.
+
+    Models compute what they would without the patch, with two exceptions, each of which a
+    warning announces where it comes up: see `sparse`.
 
     Args:
         precision: str, default "float32", which leaves Keras's global dtype policy as it is.
             "mixed_bfloat16" sets it: layers that are made from now on compute in bfloat16, and
             keep their variables in float32.
+        sparse: bool, default True. `Embedding` and `Adam` become nanotf's, too: an
+            `embeddings_regularizer` is applied to the layer's output, see
+            `nanotf.keras.layers.Embedding`, and rows of an embedding that a batch does not touch
+            are not updated, see `nanotf.optimizers.SparseAdam`. Where gradients are dense and
+            there is no such regularizer, results are Keras's. False leaves both classes alone.
 
     Raises:
         InvalidArgumentError: There is no such precision.
@@ -56,9 +68,14 @@ def patch_tensorflow(precision: str = "float32") -> None:
         keras_model = keras_names.model_class()
         _keras_new = vars(keras_model)["__new__"]
         keras_model.__new__ = models.accelerated_new(keras_model.__new__)
-        replacements = _replacements()
-        models.in_place_of.update({ours: keras for keras, ours in replacements.items()})
-        _rename(replacements)
+        _replace({keras_model: models.Model, keras_names.sequential_class(): models.Sequential})
+    if sparse and not _keras_inits:
+        for keras_class, ours in _sparse_replacements().items():
+            _keras_inits[keras_class] = vars(keras_class)["__init__"]
+            keras_class.__init__ = _made_as(keras_class, ours)  # type: ignore[misc]
+        _replace(_sparse_replacements())
+    elif not sparse:
+        _leave_sparse()
     _set_policy(precision)
 
 
@@ -69,6 +86,7 @@ def unpatch_tensorflow() -> None:
     """
     global _keras_new
     _set_policy("float32")
+    _leave_sparse()
     if _keras_new is not None:
         keras_names.model_class().__new__ = _keras_new
         _keras_new = None
@@ -81,15 +99,47 @@ def is_patched() -> bool:
     return _keras_new is not None
 
 
-def _replacements() -> dict[type, type]:
-    """nanotf's class for each public class of Keras's that it replaces."""
-    # The place for nanotf's Embedding and SparseAdam: a class that is listed here takes the
-    # public names of the other. A class that is no model also needs an `isinstance` that still
-    # means Keras's, see `models._Kind`.
+def _sparse_replacements() -> dict[type, type]:
+    from nanotf import optimizers  # what few programs need
+    from nanotf.keras import layers
+
     return {
-        keras_names.model_class(): models.Model,
-        keras_names.sequential_class(): models.Sequential,
+        keras_names.embedding_class(): layers.Embedding,
+        keras_optimizers.adam_class(): optimizers.Adam,
     }
+
+
+def _made_as(keras_class: Any, ours: Any) -> Any:
+    """An `__init__` for a class of Keras's that makes objects of that class ones of nanotf's."""
+    stock = keras_class.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if type(self) is not keras_class:
+            stock(self, *args, **kwargs)
+            return
+        object.__setattr__(self, "__class__", ours)
+        ours.__init__(self, *args, **kwargs)
+
+    __init__.__signature__ = inspect.signature(stock)  # type: ignore[attr-defined]
+    return __init__
+
+
+def _leave_sparse() -> None:
+    """Puts `Embedding` and `Adam` back."""
+    if _keras_inits:
+        for keras_class, stock in _keras_inits.items():
+            keras_class.__init__ = stock  # type: ignore[misc]
+        _keras_inits.clear()
+        back = {ours: keras for keras, ours in _sparse_replacements().items()}
+        _rename(back)
+        for ours in back:
+            del models.in_place_of[ours]
+
+
+def _replace(replacements: Mapping[type, type]) -> None:
+    """Gives nanotf's classes the public names of Keras's."""
+    models.in_place_of.update({ours: keras for keras, ours in replacements.items()})
+    _rename(replacements)
 
 
 def _rename(replacements: Mapping[type, type]) -> None:
@@ -111,7 +161,8 @@ def _public_namespaces() -> Iterator[dict[str, Any]]:
     yield vars(loader)
     # `from tensorflow.keras.models import Model` makes modules of these names, with names of
     # their own, when it is first run.
-    importlib.import_module("tensorflow.keras.models")
+    for name in ("layers", "models", "optimizers"):
+        importlib.import_module(f"tensorflow.keras.{name}")
     for name, module in list(sys.modules.items()):
         path = name.split(".")
         public = path[0] == keras_module_name() and "src" not in path

@@ -27,11 +27,15 @@
 | `saving.object_registration.GLOBAL_CUSTOM_NAMES` / `_GLOBAL_CUSTOM_NAMES` | 3 / 2 | see `save_as` |
 | `mixed_precision.policy._global_policy` | 2; 2.15, tf_keras 2.15-2.21 | None as long as the policy follows `floatx` |
 | `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
+| `layers.core.embedding.Embedding` | 2 and 3 | same |
+| `Embedding._embeddings` | 3; 3.10-3.15 | see `look_up` |
+| `DistributedVariable._get` | TensorFlow 2.15-2.21 | see `variable_here` |
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Iterator
 from typing import Any
@@ -55,6 +59,11 @@ def model_class() -> Any:
 def sequential_class() -> Any:
     """Keras's `Sequential`, also where `tf.keras.Sequential` is nanotf's."""
     return source_module("models.sequential" if is_keras_3() else "engine.sequential").Sequential
+
+
+def embedding_class() -> Any:
+    """Keras's `Embedding`, also where `tf.keras.layers.Embedding` is nanotf's."""
+    return source_module("layers.core.embedding").Embedding
 
 
 def save_as(cls: type, original: type) -> None:
@@ -223,6 +232,59 @@ def tf_variable(variable: Any) -> Any:
     """The `tf.Variable` behind a variable of either generation."""
     tf = require_tensorflow()
     return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def variable_here(variable: Any) -> Any:
+    """The plain `tf.Variable` of this replica, or of the update that is being made.
+
+    Unlike a distributed one it can be read row by row.
+    """
+    variable = tf_variable(variable)
+    return variable._get() if hasattr(variable, "_get") else variable
+
+
+def look_up(stock: Any) -> Any:
+    """Makes a `call` for Keras 3's `Embedding` that reads rows, as Keras 2's does.
+
+    Keras 3 reads the whole table first. TensorFlow makes a copy of it then, at each step, if
+    anything has ever written single rows of it (resource variables copy on read from then on).
+
+    Args:
+        stock: function, `Embedding.call`.
+
+    Returns:
+        A function with the same results.
+    """
+
+    @functools.wraps(stock)
+    def call(self: Any, inputs: Any) -> Any:
+        tf = require_tensorflow()
+        plain = not self.lora_enabled and self.quantization_mode is None
+        if not plain or not isinstance(inputs, tf.Tensor):
+            return stock(self, inputs)
+        if inputs.dtype not in (tf.int32, tf.int64):
+            inputs = tf.cast(inputs, tf.int32)
+        # An index below 0 counts from the end.
+        inputs = tf.where(inputs < 0, inputs + tf.cast(self.input_dim, inputs.dtype), inputs)
+        return tf.cast(tf.gather(variable_here(self._embeddings), inputs), self.compute_dtype)
+
+    return call
+
+
+def of_variable_dtype(stock: Any) -> Any:
+    """Makes an `add_loss` for Keras 3's `Embedding` that takes its regularizer's losses.
+
+    With mixed precision they are in float16 or bfloat16, and Keras cannot add them up with others.
+
+    Args:
+        stock: function, `Embedding.add_loss`.
+    """
+
+    @functools.wraps(stock)
+    def add_loss(self: Any, loss: Any) -> Any:
+        return stock(self, require_tensorflow().cast(loss, self.variable_dtype))
+
+    return add_loss
 
 
 def model_variables(model: Any) -> list[Any]:
@@ -432,7 +494,11 @@ def install_worker_overrides() -> None:
         return stock(values, strategy, reduction)
 
     trainer.reduce_per_replica = reduce_per_replica
-    if not is_keras_3():
+    if is_keras_3():
+        embedding = embedding_class()
+        embedding.call = look_up(embedding.call)
+        embedding.add_loss = of_variable_dtype(embedding.add_loss)
+    else:
         _leave_metrics_alone_while_building()
 
 

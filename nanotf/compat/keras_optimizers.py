@@ -12,6 +12,8 @@ and where the share (`keras_share`) enters the gradients.
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`, lists of slots in its attributes | 2 and 3 | see `updates_elements_apart`, `optimizer_slots` |
 | `Optimizer._trainable_variables` / `_index_dict`, legacy `_slots`, `tf.Variable._unique_id` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | see `built_with` |
 | `mixed_precision.loss_scale_optimizer.LossScaleOptimizer`, `LossScaleOptimizerV3` | 2; 2.15, tf_keras 2.15-2.21 | their `apply_gradients` |
+| `Optimizer._clip_gradients` | 2 and 3 | see `SummedRows` |
+| `optimizers.adam.Adam`, its `_momentums`, `_velocities`, `_velocity_hats` | 2 and 3 | see `adam_class`, `adam_slots` |
 """
 
 from __future__ import annotations
@@ -188,10 +190,77 @@ def _is_built(optimizer: Any) -> bool:
     return bool(getattr(optimizer, "built", False) or getattr(optimizer, "_built", False))
 
 
-def sum_over_workers(grads: Sequence[Any]) -> list[Any]:
-    """Sums gradients over the workers, in replica context; a None stays one."""
+# ----------------------------------------------------------------------------- sparse gradients
+class SummedRows:
+    """Mixed in before an optimizer class to which a sparse gradient is its sum by rows.
+
+    A row that occurs several times in a `tf.IndexedSlices` counts as the sum of its values, in
+    clipping, too, for which Keras takes them one by one. So they can be summed in each worker
+    before it sends them.
+    """
+
+    def aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        """Keras 2's sum over workers; those of other workers may bring the same rows."""
+        pairs = [(sum_rows(gradient), variable) for gradient, variable in grads_and_vars]
+        return super().aggregate_gradients(pairs)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        tf = require_tensorflow()
+        clips = [getattr(self, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm")]
+        if not any(clips) or not any(isinstance(g, tf.IndexedSlices) for g in grads):
+            return super()._clip_gradients(grads)  # type: ignore[misc]
+        grads = [sum_rows(gradient) for gradient in grads]
+        if clips[2]:  # Keras 3 would make them dense
+            return tf.clip_by_global_norm(grads, clips[2])[0]
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+
+def sum_rows(gradient: Any) -> Any:
+    """A sparse gradient in which each row occurs once; others as they are."""
+    tf = require_tensorflow()
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    indices, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def adam_class() -> Any:
+    """Keras's `Adam`, also where `tf.keras.optimizers.Adam` is nanotf's."""
+    return keras_names.source_module("optimizers.adam").Adam
+
+
+def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any, Any]:
+    """Adam's slots of a variable, where that is being updated.
+
+    Args:
+        optimizer: an Adam.
+        variable: the variable, as `update_step` gets it.
+
+    Returns:
+        A tuple of `tf.Variable`: first moment, second moment, and its maximum, which is None
+        without `amsgrad`.
+    """
+    places = optimizer._trainable_variables_indices if is_keras_3() else optimizer._index_dict
+    place = places[optimizer._var_key(variable)]
+    maxima = optimizer._velocity_hats[place] if optimizer.amsgrad else None
+    first, second = optimizer._momentums[place], optimizer._velocities[place]
+    here = keras_names.variable_here
+    return here(first), here(second), None if maxima is None else here(maxima)
+
+
+# ------------------------------------------------------------------------ summed over workers
+def sum_over_workers(grads: Sequence[Any], optimizer: Any = None) -> list[Any]:
+    """Sums gradients over the workers, in replica context; a None stays one.
+
+    Args:
+        grads: sequence of tensors, `tf.IndexedSlices` and None.
+        optimizer: the optimizer that is to get them, or None.
+    """
     tf = require_tensorflow()
     context = tf.distribute.get_replica_context()
+    if isinstance(getattr(optimizer, "inner_optimizer", optimizer), SummedRows):
+        grads = [sum_rows(gradient) for gradient in grads]
     present = [i for i, grad in enumerate(grads) if grad is not None]
     result = list(grads)
     if context is not None and present:
@@ -213,10 +282,10 @@ def sum_gradients_first(optimizer: Any) -> None:
     """
     if not is_keras_3() or optimizer is None:
         return
-    stock = optimizer.apply
+    stock, given = optimizer.apply, optimizer
 
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
-        return stock(sum_over_workers(list(grads)), trainable_variables)
+        return stock(sum_over_workers(list(grads), given), trainable_variables)
 
     optimizer.apply = apply
     while optimizer is not None:
@@ -360,7 +429,7 @@ def _follow_share_in_apply(cls: Any, share: Share, strategy: Any) -> None:
             return stock(self, grads, trainable_variables)
         share.applying = True
         try:
-            summed = sum_over_workers([_weighed(g, share) for g in grads])
+            summed = sum_over_workers([_weighed(g, share) for g in grads], self)
             with strategy.without_merging() if _has_branches(self) else contextlib.nullcontext():
                 return stock(self, summed, trainable_variables)
         finally:

@@ -33,6 +33,7 @@ The private names of both generations that this takes:
 | `CompileLoss.__call__` / `LossesContainer.__call__` | 3 / 2 | tells the losses of `compile` from those that the user's code calls |
 | `Loss._get_reduction`, `_allow_sum_over_batch_size` | 2; 2.15, tf_keras 2.15-2.21 | under a strategy it refuses a mean in the user's own step, for which there is a share |
 | `backend.tensorflow.nn._compute_moments_sync` / `BatchNormalizationBase._sync_calculate_mean_and_var` | 3 / 2 | synchronized batch normalisation counts a row that stands in for none |
+| `Layer.activity_regularizer`, an attribute made a property | 3; 3.10-3.13 | see `_sum_activities` |
 | `LossFunctionWrapper.fn`, `MeanMetricWrapper._fn` | 2 and 3 | the user's function in them |
 """
 
@@ -44,7 +45,12 @@ from collections.abc import Callable
 from typing import Any
 
 from nanotf.compat import keras_names
-from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
+from nanotf.compat.versions import (
+    is_keras_3,
+    keras_module_name,
+    keras_version,
+    require_tensorflow,
+)
 
 _MEANS_OF_3 = ("mean", "sum_over_batch_size")
 
@@ -119,6 +125,8 @@ def _install_in_3(share: Share, module: Any) -> None:
     _leave_losses_alone(share, module, "unscale_loss_for_distribution")
     _tell_losses_of_compile(share, keras_names.source_module("trainers.compile_utils").CompileLoss)
     _leave_stand_ins_out(share, keras_names.source_module("backend.tensorflow.nn"))
+    if keras_version() < (3, 14):
+        _sum_activities(share)
     stock_mask, stock_reduce = module.apply_mask, module.reduce_values
 
     def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
@@ -181,6 +189,24 @@ def _install_in_2(share: Share, module: Any) -> None:
 
     module.apply_valid_mask = apply_valid_mask
     module.reduce_weighted_loss = reduce_weighted_loss
+
+
+def _sum_activities(share: Share) -> None:
+    """Makes activity regularizers sums over the batch, which Keras 3 divides by it from 3.14 on."""
+    name = "activity_regularizer"
+
+    def get(self: Any) -> Any:
+        if name not in vars(self):
+            raise AttributeError(name)
+        regularizer = vars(self)[name]
+        if share.current is None or regularizer is None:
+            return regularizer
+        return lambda output: share.undone(regularizer(output))
+
+    def set_(self: Any, regularizer: Any) -> None:
+        vars(self)[name] = regularizer
+
+    setattr(require_tensorflow().keras.layers.Layer, name, property(get, set_))
 
 
 def _leave_losses_alone(share: Share, module: Any, name: str) -> None:

@@ -121,6 +121,8 @@ def custom_objects_of(obj: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     seen: dict[int, int] = {}
     for name, value in tf.keras.utils.get_custom_objects().items():
+        if name.startswith("nanotf>"):  # registered in workers, too
+            continue
         found[name] = value
         found[name.split(">")[-1]] = value
     for layer in keras_names.flat_layers(obj):

@@ -168,6 +168,8 @@ def test_keras_classes() -> None:
     assert inspect.isclass(keras_names.callback_list_class())
     assert keras_names.model_class() is tf.keras.Model
     assert keras_names.sequential_class() is tf.keras.Sequential
+    assert keras_names.embedding_class() is L.Embedding
+    assert keras_optimizers.adam_class() is tf.keras.optimizers.Adam
 
 
 def test_a_class_is_saved_as_another() -> None:
@@ -396,6 +398,23 @@ def test_containers_that_track_variables() -> None:
     plain = keras_names.untracked(tracking.TrackedList([1, 2]))
     assert (type(plain), plain) == (list, [1, 2])
     assert keras_names.untracked([1]) is None
+
+
+def test_names_of_embedding_and_adam() -> None:
+    assert callable(keras_optimizers.adam_class()._clip_gradients)
+    layer = L.Embedding(3, 2)
+    layer.build((None,))
+    table = layer._embeddings if IS_KERAS_3 else layer.embeddings
+    assert keras_names.variable_here(table) is keras_names.tf_variable(table)
+    optimizer = tf.keras.optimizers.Adam(amsgrad=True)
+    optimizer.build([table])
+    for slot in keras_optimizers.adam_slots(optimizer, keras_names.tf_variable(table)):
+        assert isinstance(slot, tf.Variable) and slot.shape == (3, 2)
+    if not IS_KERAS_3:
+        assert callable(optimizer.aggregate_gradients)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        mirrored = tf.Variable(1.0)
+    assert callable(mirrored._get)
 
 
 def test_versions() -> None:

@@ -15,7 +15,7 @@ from parity import L, assert_same_history, assert_same_state, digits
 
 import nanotf
 from nanotf import patching
-from nanotf.compat import keras_names, versions
+from nanotf.compat import keras_names, keras_optimizers, versions
 from nanotf.errors import InvalidArgumentError
 
 saving = importlib.import_module(versions.keras_module_name()).saving
@@ -57,6 +57,8 @@ def _names() -> dict[tuple[str, str], Any]:
         keras_names.model_class(),
         keras_names.sequential_class(),
         keras_names.functional_class(),
+        keras_names.embedding_class(),
+        keras_optimizers.adam_class(),
         L.Layer,
     ):
         found |= {(repr(cls), key): value for key, value in vars(cls).items()}
@@ -77,7 +79,8 @@ def _train(model: Any, **arguments: Any) -> Any:
 
 
 def test_every_attribute_is_as_before() -> None:
-    for module in ("tensorflow.keras", "tensorflow.keras.models", versions.keras_module_name()):
+    keras = ("", ".layers", ".models", ".optimizers")
+    for module in (*(f"tensorflow.keras{name}" for name in keras), versions.keras_module_name()):
         importlib.import_module(module)
     from tensorflow.keras.models import Sequential  # loads all that the lines below load
 
@@ -91,7 +94,10 @@ def test_every_attribute_is_as_before() -> None:
     changed = _differences(before, _names())
     assert ("tf.keras", "Model") in changed
     assert ("tensorflow.keras.models", "Sequential") in changed
-    assert {key for _, key in changed} <= {"Model", "Sequential", "__new__", "_global_policy"}
+    assert {key for _, key in changed} <= {
+        *("Adam", "Embedding", "Model", "Sequential"),
+        *("__init__", "__new__", "_global_policy"),
+    }
     nanotf.unpatch_tensorflow()
     assert _differences(before, _names()) == []
     nanotf.unpatch_tensorflow()

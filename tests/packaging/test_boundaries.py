@@ -25,6 +25,7 @@ PUBLIC = {
         "is_chief",
         "last_report",
         "keras",
+        "optimizers",
         "patch_tensorflow",
         "plan",
         "rank",
@@ -37,11 +38,14 @@ PUBLIC = {
     "nanotf.keras": [
         "Model",
         "Sequential",
+        "layers",
         "nano",
         "nano_bf16",
         "nano_multiprocessing",
         "nano_multiprocessing_loss",
     ],
+    "nanotf.keras.layers": ["Embedding"],
+    "nanotf.optimizers": ["SparseAdam"],
 }
 SHARED_MEMORY = {"memfd_create", "shm_open", "SharedMemory"}
 

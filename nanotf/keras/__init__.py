@@ -5,12 +5,14 @@ from nanotf.compat.versions import require_tensorflow
 require_tensorflow()  # says what to install, before anything else that comes with it is missing
 
 from nanotf.custom_loop import nano  # noqa: E402
+from nanotf.keras import layers  # noqa: E402
 from nanotf.models import Model, Sequential  # noqa: E402
 from nanotf.steps import nano_bf16, nano_multiprocessing, nano_multiprocessing_loss  # noqa: E402
 
 __all__ = [
     "Model",
     "Sequential",
+    "layers",
     "nano",
     "nano_bf16",
     "nano_multiprocessing",
