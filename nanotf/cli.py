@@ -184,7 +184,7 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run an unchanged script, with several processes in every fit",
-        usage="nanotf run [-h] [-n N] [--precision PRECISION] script.py [arguments ...]",
+        usage="nanotf run [-h] [-n N] [--precision PRECISION] [--no-sparse] script.py [arguments ...]",
         description="Runs a script as `python script.py arguments ...` does, after "
         "nanotf.patch_tensorflow(): its Keras models take num_processes, and with -n every fit "
         "that does not say otherwise uses N processes.",
@@ -202,6 +202,12 @@ def _add_run(commands: Any) -> None:
         choices=PRECISIONS,
         default=PRECISIONS[0],
         help="as in nanotf.patch_tensorflow, default %(default)s",
+    )
+    run.add_argument(
+        "--no-sparse",
+        dest="sparse",
+        action="store_false",
+        help="leave Keras's Embedding and Adam as they are, as in nanotf.patch_tensorflow",
     )
     run.add_argument("script", help="a Python file")
     run.add_argument(
@@ -222,7 +228,13 @@ def _processes(text: str) -> int | str:
 
 
 def _run(parsed: argparse.Namespace) -> Script:
-    script = Script(parsed.script, tuple(parsed.arguments), parsed.num_processes, parsed.precision)
+    script = Script(
+        path=parsed.script,
+        arguments=tuple(parsed.arguments),
+        num_processes=parsed.num_processes,
+        precision=parsed.precision,
+        sparse=parsed.sparse,
+    )
     script.check()
     return script
 

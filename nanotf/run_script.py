@@ -45,13 +45,14 @@ class Script:
         arguments: tuple of str, of its command line.
         num_processes: int, "auto" or None, what a `fit` uses that does not say it; None leaves
             such a `fit` in one process.
-        precision: str, as in `patch_tensorflow`.
+        precision, sparse: str and bool, as in `patch_tensorflow`.
     """
 
     path: str
     arguments: tuple[str, ...] = ()
     num_processes: int | str | None = None
     precision: str = "float32"
+    sparse: bool = True
 
     def check(self) -> None:
         """Raises `InvalidArgumentError` or `PlacementError` where this cannot be run here."""
@@ -67,7 +68,7 @@ class Script:
         """Runs the script in this process. Raises what it raises, `SystemExit` included."""
         default = run_default.RunDefault(self.num_processes)
         run_default.current = default
-        sys.meta_path.insert(0, _PatchAfterKeras(self.precision))
+        sys.meta_path.insert(0, _PatchAfterKeras(self.precision, self.sparse))
         sys.argv = [self.path, *self.arguments]
         if not getattr(sys.flags, "safe_path", False):  # Python 3.11 on; -P, PYTHONSAFEPATH
             sys.path[0] = str(pathlib.Path(self.path).resolve().parent)
@@ -119,11 +120,12 @@ class _PatchAfterKeras(importlib.abc.MetaPathFinder):
     """Calls `patch_tensorflow` when the script's import of Keras is complete.
 
     Args:
-        precision: str, as in `patch_tensorflow`.
+        precision, sparse: as in `patch_tensorflow`.
     """
 
-    def __init__(self, precision: str) -> None:
+    def __init__(self, precision: str, sparse: bool) -> None:
         self._precision = precision
+        self._sparse = sparse
         self._loading: set[str] = set()
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
@@ -164,4 +166,4 @@ class _PatchAfterKeras(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         from nanotf.patching import patch_tensorflow
 
-        patch_tensorflow(self._precision)
+        patch_tensorflow(self._precision, self._sparse)

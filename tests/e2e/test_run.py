@@ -183,6 +183,16 @@ def test_the_generation_that_a_script_chooses_is_patched(tmp_path: pathlib.Path)
     assert done.stdout.split() == ["True", "False", "tf_keras"], done.stderr
 
 
+@pytest.mark.parametrize("sparse", [True, False])
+def test_sparse(tmp_path: pathlib.Path, sparse: bool) -> None:
+    source = """
+    import tensorflow as tf
+    print(type(tf.keras.optimizers.Adam()).__module__)
+    """
+    done = _run(tmp_path, source, () if sparse else ("--no-sparse",))
+    assert done.stdout.startswith("nanotf.") == sparse, done.stdout + done.stderr
+
+
 def test_precision(tmp_path: pathlib.Path) -> None:
     source = """
     import tensorflow as tf
