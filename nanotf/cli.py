@@ -184,7 +184,8 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run an unchanged script, with several processes in every fit",
-        usage="nanotf run [-h] [-n N] [--precision PRECISION] [--no-sparse] script.py [arguments ...]",
+        usage="nanotf run [-h] [-n N] [--precision PRECISION] [--no-sparse] "
+        "script.py [arguments ...]",
         description="Runs a script as `python script.py arguments ...` does, after "
         "nanotf.patch_tensorflow(): its Keras models take num_processes, and with -n every fit "
         "that does not say otherwise uses N processes.",
