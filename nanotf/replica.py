@@ -87,7 +87,8 @@ class ReplicaMixin:
 
     def _nanotf_of_whole_batch(self, result: Any) -> Any:
         """What the user's own step returns, where no metric will say it for the whole epoch."""
-        if not isinstance(result, dict) or set(result) == {m.name for m in _metrics(self)}:
+        names = {metric.name for metric in _metrics(self)} - keras_names.unused_losses(self)
+        if not isinstance(result, dict) or set(result) == names:
             return result
         share, context = self._nanotf_share, tf.distribute.get_replica_context()
         means = {}
@@ -125,7 +126,9 @@ class ReplicaMixin:
             return stock()
         if self._nanotf_metrics_result is None:
             type(self)._nanotf_metrics_result = staticmethod(tf.function(stock))
-        return self._nanotf_metrics_result()
+        unused = keras_names.unused_losses(self)
+        results = self._nanotf_metrics_result()
+        return {name: value for name, value in results.items() if name not in unused}
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Does nothing: `session` has built model, metrics and optimizer (Keras 3)."""

@@ -396,6 +396,22 @@ def _has_own_step(model: Any) -> bool:
     return type(model).train_step.__module__.split(".")[0] not in ("keras", "tf_keras")
 
 
+def unused_losses(model: Any) -> set[str]:
+    """The metrics of `compile`'s losses that no step has used, by name (Keras 2).
+
+    In one process they would not be there, and what the user's own step returns under their names
+    would stand. nanotf makes them before the first step, since that may use them.
+    """
+    container = getattr(model, "compiled_loss", None)
+    if is_keras_3() or container is None or not _has_own_step(model):
+        return set()
+    metrics = container.metrics
+    called = getattr(container, "_nanotf_called", None)
+    if called is None:  # in the parent, which has what the workers' have counted
+        called = any(float(metric.count) > 0 for metric in metrics)
+    return set() if called else {metric.name for metric in metrics}
+
+
 @contextlib.contextmanager
 def metric_names_as_compiled(model: Any) -> Iterator[None]:
     """Gives metrics, in this context, the names that they had when `compile` got them.
@@ -555,7 +571,8 @@ def all_logs(model: Any, logs: dict[str, Any] | None) -> dict[str, Any] | None:
     """
     if not logs:
         return logs
-    results = model.get_metrics_result()
+    unused = unused_losses(model)
+    results = {k: v for k, v in model.get_metrics_result().items() if k not in unused}
     if set(results) != set(logs):
         return logs
     return {name: _number(results[name]) for name in logs}

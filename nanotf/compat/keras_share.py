@@ -215,12 +215,18 @@ def _leave_losses_alone(share: Share, module: Any, name: str) -> None:
 
 
 def _tell_losses_of_compile(share: Share, container: Any) -> None:
-    """Sets `share.of_compile` while a model's container of losses computes."""
+    """Sets `share.of_compile` while a model's container of losses computes, and notes that it does.
+
+    See `keras_names.unused_losses`.
+    """
+    container._nanotf_called = False
     stock = container.__call__
 
     @functools.wraps(stock)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         before, share.of_compile = share.of_compile, True
+        if not is_keras_3():
+            self._nanotf_called = True
         try:
             return stock(self, *args, **kwargs)
         finally:

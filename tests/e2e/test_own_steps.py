@@ -112,6 +112,33 @@ def test_own_reductions(float64: None, name: str, rows: int) -> None:
         assert_same_history(histories[1], histories[0])
 
 
+@pytest.mark.parametrize("validates", [False, True])
+def test_a_compiled_loss_that_the_step_does_not_use(float64: None, validates: bool) -> None:
+    """What the step returns stands, as long as no validation uses that loss either (Keras 2)."""
+    x, y = _data()
+    histories, batches = [], []
+    for processes in (None, 2):
+        tf.keras.utils.set_random_seed(3)
+        model = OwnStep("default", 3)
+        model.compile(tf.keras.optimizers.SGD(0.01), "mse")
+        model(x[:1])
+        heard: list[float] = []
+        model.fit(
+            x[:40], y[:40], batch_size=BATCH, epochs=2, verbose=0, shuffle=False,
+            num_processes=processes, validation_data=(x, y) if validates else None,
+            callbacks=[
+                tf.keras.callbacks.LambdaCallback(
+                    on_train_batch_end=lambda batch, logs, heard=heard: heard.append(logs["loss"])
+                )
+            ],
+        )  # fmt: skip
+        histories.append(model.history.history)
+        batches.append(heard)
+    assert_same_history(histories[1], histories[0])
+    if not validates:
+        np.testing.assert_allclose(batches[1], batches[0], rtol=1e-10)
+
+
 class OwnLoss(Model):
     """Computes its loss from unreduced values, in Keras's own step."""
 
