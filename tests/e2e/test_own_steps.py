@@ -114,7 +114,10 @@ def test_own_reductions(float64: None, name: str, rows: int) -> None:
 
 @pytest.mark.parametrize("validates", [False, True])
 def test_a_compiled_loss_that_the_step_does_not_use(float64: None, validates: bool) -> None:
-    """What the step returns stands, as long as no validation uses that loss either (Keras 2)."""
+    """In Keras 2 what the step returns stands, as long as no validation uses that loss either.
+
+    Keras 3 has a metric of that name anyway, which it reports in its place.
+    """
     x, y = _data()
     histories, batches = [], []
     for processes in (None, 2):
@@ -135,7 +138,7 @@ def test_a_compiled_loss_that_the_step_does_not_use(float64: None, validates: bo
         histories.append(model.history.history)
         batches.append(heard)
     assert_same_history(histories[1], histories[0])
-    if not validates:
+    if not validates and not is_keras_3():
         np.testing.assert_allclose(batches[1], batches[0], rtol=1e-10)
 
 
