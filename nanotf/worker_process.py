@@ -95,7 +95,7 @@ class Worker:
             rank=self.rank,
             pid=self.process.pid,
             cores=self.cores,
-            log_tail=self.log.tail(),
+            log_tail=self.log_tail(),
             **more,
         )
 
