@@ -85,7 +85,7 @@ class Accelerated:
                 an N-th of the files; "auto" or None chooses.
             max_restarts: int, default 0, how often training goes on by itself, with new workers
                 and from the last completed epoch, after a worker has died or was stuck. Without
-                workers nothing is restarted.
+                workers nothing is restarted, nor where one dies before training has begun.
             backend: str or None, who starts the workers: "local", the default, this process on this
                 machine; "ray", Ray on this machine or a cluster, see `on_ray`.
             **kwargs: as in Keras's `fit`.
