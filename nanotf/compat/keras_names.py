@@ -405,7 +405,9 @@ def unused_losses(model: Any) -> set[str]:
     container = getattr(model, "compiled_loss", None)
     if is_keras_3() or container is None or not _has_own_step(model):
         return set()
-    metrics = container.metrics
+    of_losses = {id(metric) for metric in container.metrics}
+    # The user's own `metrics` may leave them out, and have others of the same names.
+    metrics = [metric for metric in model.metrics if id(metric) in of_losses]
     called = getattr(container, "_nanotf_called", None)
     if called is None:  # in the parent, which has what the workers' have counted
         called = any(float(metric.count) > 0 for metric in metrics)
