@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -36,6 +37,9 @@ that is given no arguments sees those of the script."""
 
 class _ArgumentError(Exception):
     """The command line is wrong; its text is one line."""
+
+
+BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell says of a command whose reader has gone
 
 
 class _Parser(argparse.ArgumentParser):
@@ -70,7 +74,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _report(name: str, command: Callable[[], _Done]) -> _Done | int:
     try:
-        return command()
+        done = command()
+        sys.stdout.flush()
+        return done
+    except BrokenPipeError:  # as of `nanotf doctor | head`
+        # Python flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except (NanoError, _ArgumentError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -397,3 +399,17 @@ def test_neither_importing_nor_env_imports_tensorflow() -> None:
         "sys.exit(any(m in sys.modules for m in ('tensorflow', 'numpy', 'keras')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_a_reader_that_goes_away() -> None:
+    """`nanotf env --help | head -1`, with a head that reads nothing at all."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "nanotf", "env"]
+    try:
+        done = subprocess.run(
+            command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
