@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nanotf import neighbours, topology
+from nanotf.choices import check_choice
 from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
 
 if TYPE_CHECKING:
@@ -48,11 +49,7 @@ def check_backend(backend: str | None) -> str:
     """
     if backend is None:
         return DEFAULT_BACKEND
-    if backend not in BACKENDS:
-        raise InvalidArgumentError(
-            f"`backend` must be one of {', '.join(map(repr, BACKENDS))}. "
-            f"Received: backend={backend!r}."
-        )
+    check_choice("backend", backend, BACKENDS)
     if backend == "ray" and importlib.util.find_spec("ray") is None:
         raise UnsupportedVersionError(
             "backend='ray' needs the package ray. Received: backend='ray', and ray is not "

@@ -6,7 +6,7 @@ keeps variables in float32.
 
 from typing import Any
 
-from nanotf.errors import InvalidArgumentError
+from nanotf.choices import check_choice
 
 PRECISIONS = ("float32", "mixed_bfloat16")
 
@@ -17,9 +17,5 @@ def check_precision(precision: Any) -> str:
     Raises:
         InvalidArgumentError: There is no such precision.
     """
-    if precision not in PRECISIONS:
-        raise InvalidArgumentError(
-            f"`precision` must be one of {', '.join(map(repr, PRECISIONS))}. "
-            f"Received: precision={precision!r}."
-        )
+    check_choice("precision", precision, PRECISIONS)
     return str(precision)

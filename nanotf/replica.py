@@ -126,9 +126,7 @@ class ReplicaMixin:
             return stock()
         if self._nanotf_metrics_result is None:
             type(self)._nanotf_metrics_result = staticmethod(tf.function(stock))
-        unused = keras_names.unused_losses(self)
-        results = self._nanotf_metrics_result()
-        return {name: value for name, value in results.items() if name not in unused}
+        return keras_names.without_unused_losses(self, self._nanotf_metrics_result())
 
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Does nothing: `session` has built model, metrics and optimizer (Keras 3)."""

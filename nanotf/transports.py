@@ -5,7 +5,7 @@ collectives, for comparison and for several hosts; its server in each worker lis
 interfaces.
 """
 
-from nanotf.errors import InvalidArgumentError
+from nanotf.choices import check_choice
 
 TRANSPORTS = ("shm", "grpc")
 DEFAULT_TRANSPORT = "shm"
@@ -19,9 +19,5 @@ def check_transport(transport: str | None) -> str:
     """
     if transport is None:
         return DEFAULT_TRANSPORT
-    if transport not in TRANSPORTS:
-        raise InvalidArgumentError(
-            f"`transport` must be one of {', '.join(map(repr, TRANSPORTS))}. "
-            f"Received: transport={transport!r}."
-        )
+    check_choice("transport", transport, TRANSPORTS)
     return transport

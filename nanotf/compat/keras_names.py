@@ -414,6 +414,12 @@ def unused_losses(model: Any) -> set[str]:
     return set() if called else {metric.name for metric in metrics}
 
 
+def without_unused_losses(model: Any, results: dict[str, Any]) -> dict[str, Any]:
+    """The results of a model's metrics, but for those of `unused_losses`."""
+    unused = unused_losses(model)
+    return {name: value for name, value in results.items() if name not in unused}
+
+
 @contextlib.contextmanager
 def metric_names_as_compiled(model: Any) -> Iterator[None]:
     """Gives metrics, in this context, the names that they had when `compile` got them.
@@ -573,8 +579,7 @@ def all_logs(model: Any, logs: dict[str, Any] | None) -> dict[str, Any] | None:
     """
     if not logs:
         return logs
-    unused = unused_losses(model)
-    results = {k: v for k, v in model.get_metrics_result().items() if k not in unused}
+    results = without_unused_losses(model, model.get_metrics_result())
     if set(results) != set(logs):
         return logs
     return {name: _number(results[name]) for name in logs}

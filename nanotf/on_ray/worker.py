@@ -5,8 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-from nanotf import stalls, topology
-from nanotf.errors import describe_exit
+from nanotf import topology
 from nanotf.on_ray import cluster
 from nanotf.on_ray.bridge import Bridge, describe
 from nanotf.worker_process import Worker
@@ -134,7 +133,7 @@ class RayWorker(Worker):
 
     def is_stopped(self) -> bool:
         if self._bridge is None:
-            return stalls.is_stopped(self.process.pid)
+            return super().is_stopped()
         return self._bridge.stopped
 
     def has_answered(self, since: float) -> bool:
@@ -150,7 +149,7 @@ class RayWorker(Worker):
             return f"was lost with its Ray actor ({lost})", None, None
         if self._bridge is not None and self.process.returncode is None:
             return "was lost: its node does not answer", None, None
-        return describe_exit(self.process.returncode)
+        return super().how_it_ended()
 
     def close(self) -> None:
         self.channel.close()

@@ -33,8 +33,9 @@ from typing import Any
 
 import numpy as np
 
+from nanotf.choices import check_choice
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import InvalidArgumentError, ShippingError
+from nanotf.errors import ShippingError
 from nanotf.shipping.inputs import share_of_rows, tuned
 
 SHARDINGS = ("auto", "data", "file", "parent")
@@ -46,11 +47,8 @@ def check_sharding(sharding: str | None) -> str:
     Raises:
         InvalidArgumentError: It is not one of `SHARDINGS`.
     """
-    if sharding is not None and sharding not in SHARDINGS:
-        raise InvalidArgumentError(
-            f"`sharding` must be one of {', '.join(map(repr, SHARDINGS))}. "
-            f"Received: sharding={sharding!r}."
-        )
+    if sharding is not None:
+        check_choice("sharding", sharding, SHARDINGS)
     return sharding if sharding in ("data", "file") else "parent"
 
 

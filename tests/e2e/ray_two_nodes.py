@@ -128,8 +128,9 @@ def test_node_that_goes(cluster: Any) -> None:
     x, y = digits(100)
 
     def remove(epoch: int, logs: Any) -> None:
-        cluster.remove_node(cluster.list_all_nodes()[1], allow_graceful=False)
+        if epoch == 0:  # on a quiet machine more epochs begin before anybody notices
+            cluster.remove_node(cluster.list_all_nodes()[1], allow_graceful=False)
 
     callback = tf.keras.callbacks.LambdaCallback(on_epoch_begin=remove)
     with pytest.raises(WorkerDied, match=r"Worker 1 .* on node .* was lost"):
-        small_cnn().fit(x, y, verbose=0, epochs=50, callbacks=[callback], **ON_RAY)
+        small_cnn().fit(x, y, verbose=0, epochs=100_000, callbacks=[callback], **ON_RAY)
