@@ -68,13 +68,14 @@ class _Source:
         stream = number + len(self._data) * self._passes[number]
         self._passes[number] += 1
         signature = self._data[number].signature
-        rows = self._reader.iterate(stream, self._rank, self._size, stand_in=False)
+        reader = self._reader  # at the end of an iterator that nobody reads, a later job may run
+        rows = reader.iterate(stream, self._rank, self._size, stand_in=False)
         try:
             for flat, _ in rows:
                 yield tf.nest.pack_sequence_as(signature, [convert(array) for array in flat])
         finally:
             rows.close()
-            self._reader.forget(stream)
+            reader.forget(stream)
 
 
 class _Once(collections.abc.Iterator[Any]):
@@ -189,7 +190,7 @@ class LoopRun:
         self.number = number
         self.job = job
         self.blocks = blocks
-        self.reader = session.read_streams(inbox, number)
+        self.reader = session.reader
 
     def run(self) -> jobs.LoopEnd:
         """Calls the user's function; returns how it ended."""

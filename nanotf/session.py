@@ -60,7 +60,7 @@ class Session:
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
         self.stopwatch = timing.Stopwatch(rank, group)
-        self._reader: streams.StreamReader | None = None
+        self.reader: streams.StreamReader  # of the job that runs
         if group is None:
             stalls.Watch(setup.stall_seconds, self._step_since, self._tell_of_stall)
         keras_optimizers.install_in_optimizers(self.share, self.strategy)
@@ -69,22 +69,24 @@ class Session:
         self._dropped = 0  # bytes of variables of models that are not kept, and may be there
         self._jobs = 0
 
-    def read_streams(self, inbox: Any, job: int) -> streams.StreamReader:
-        """The reader of a job's streams."""
-        inbox.streams = self._reader = streams.StreamReader(self.channel, job)
-        return self._reader
-
     def _step_since(self) -> float | None:
-        since, reader = self.stopwatch.step_since, self._reader
-        return None if since is None or (reader and reader.waits) else since / 1e9
+        since = self.stopwatch.step_since
+        return None if since is None or self.reader.waits else since / 1e9
 
     def _tell_of_stall(self, again: bool) -> None:
         with contextlib.suppress(ChannelClosed):  # the inbox ends this process
             self.channel.send(messages.Stalled(again))
 
-    def run(self, inbox: Any, message: messages.Job, blocks: list[Block]) -> None:
-        """Runs a job and reports its end."""
+    def run(
+        self,
+        inbox: Any,
+        message: messages.Job,
+        blocks: list[Block],
+        reader: streams.StreamReader,
+    ) -> None:
+        """Runs a job, as `inbox` has handed it out, and reports its end."""
         self.stopwatch.begin()
+        self.reader = reader
         try:
             job = pickling.loads(message.body)
             run = _RUNS[type(job)](self, inbox, message.job, job, blocks)
@@ -232,7 +234,7 @@ class _ModelRun:
         self.blocks = blocks
         self._last_progress = 0.0
         self._held: dict[str, tuple[int | None, Any]] = {}  # events of the last batch
-        self.reader = session.read_streams(inbox, number)
+        self.reader = session.reader
 
     def run(self) -> Any:
         """Does the job; returns its result, see `jobs`."""

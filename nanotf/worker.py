@@ -119,13 +119,15 @@ class Inbox:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.streams: Any = None  # a `StreamReader`, set by the session before a job needs it
+        # A `StreamReader`, that of the last job received. It is made here, since batches may follow
+        # a job at once, asked for by a rank that is faster: this one may not have begun the job.
+        self._streams: Any = None
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[messages.Proceed] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="nanotf-inbox", daemon=True).start()
 
     def next_job(self) -> Any:
-        """Waits for a job: a tuple of the message and its blocks, or `Stop`."""
+        """Waits for a job: a tuple of the message, its blocks and its `StreamReader`; or `Stop`."""
         return self._jobs.get()
 
     def answer(self) -> messages.Proceed:
@@ -145,18 +147,20 @@ class Inbox:
 
     def _route(self, message: messages.Message) -> None:
         from nanotf.shipping.blocks import Block
+        from nanotf.shipping.streams import StreamReader
 
         if isinstance(message, messages.Job):
             fds = self.channel.receive_fds(len(message.blocks))
             blocks = [Block(n, fd) for n, fd in zip(message.blocks, fds, strict=True)]
-            self._jobs.put((message, blocks))
+            self._streams = StreamReader(self.channel, message.job)
+            self._jobs.put((message, blocks, self._streams))
         elif isinstance(message, messages.Batch):
             block = None
             if message.block is not None:
                 block = Block(message.block, self.channel.receive_fds(1)[0])
-            self.streams.deliver(message, block)
+            self._streams.deliver(message, block)
         elif isinstance(message, messages.EndOfStream):
-            self.streams.deliver(message, None)
+            self._streams.deliver(message, None)
         elif isinstance(message, messages.Proceed):
             self._answers.put(message)
         elif isinstance(message, messages.Stop):

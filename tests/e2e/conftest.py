@@ -21,6 +21,8 @@ import pytest
 import nanotf
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# Less than the limit of a test (pyproject.toml), so that a job that hangs tells its stacks before.
+os.environ.setdefault("NANOTF_STALL_SECONDS", "200")
 
 
 def pytest_report_header() -> str:

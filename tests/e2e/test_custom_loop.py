@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import linecache
+import os
 import random
+import time
 from typing import Any
 
 import loops
@@ -14,6 +17,7 @@ import tensorflow as tf
 from loops import cross_entropy, dense, plain_step, plain_train
 
 import nanotf
+from nanotf import session
 from nanotf.keras import nano, nano_bf16, nano_multiprocessing, nano_multiprocessing_loss
 
 L = tf.keras.layers
@@ -158,6 +162,36 @@ def test_second_call_goes_on(run_on: Any, float64: None) -> None:
     ours = plain_train(found[0], loops.dataset(), cross_entropy(), found[1], plain_step)
     theirs = plain_train(expected[0], loops.dataset(), cross_entropy(), expected[1], plain_step)
     np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
+
+
+def test_a_rank_that_begins_a_call_later(run_on: Any) -> None:
+    """The other asks for batches, and they come to a rank that has not begun the call yet.
+
+    Workers collect garbage after every `session.JOBS_PER_COLLECTION` calls; one takes longer.
+    """
+
+    def slow(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            time.sleep(0.5)
+
+    @run_on()
+    def total(data: Any, make_slow: bool) -> list[float]:
+        if make_slow and os.environ.get("NANOTF_RANK") == "1":
+            gc.callbacks.append(slow)
+        return [float(add(x)) for x, _ in data]
+
+    @nano_multiprocessing
+    @tf.function
+    def add(x: Any) -> Any:
+        return factor * tf.reduce_mean(x)
+
+    factor = tf.Variable(2.0)
+    try:
+        first = total(loops.dataset(), True)
+        for _ in range(session.JOBS_PER_COLLECTION):
+            np.testing.assert_allclose(total(loops.dataset(), False), first, rtol=1e-6)
+    finally:
+        nanotf.shutdown()
 
 
 # ------------------------------------------------------------- what reaches the workers, and how

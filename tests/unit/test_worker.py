@@ -51,3 +51,27 @@ def test_lines_are_written_before_a_process_is_killed() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "last words\n"
+
+
+def test_batches_that_come_before_their_job_has_begun() -> None:
+    """Another rank asks for them, and gets to that sooner."""
+    code = """
+import os, socket
+from nanotf import messages, worker
+from nanotf.channel import Channel
+
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+parent, inbox = Channel(ours), worker.Inbox(Channel(theirs))
+for number in (1, 2):
+    parent.send(messages.Job(number, b""))
+    parent.send(messages.EndOfStream(stream=0, turn=0))
+parent.send(messages.Stop())
+received = [inbox.next_job() for _ in range(3)]
+for message, _, reader in received[:2]:
+    print(message.job, list(reader.iterate(stream=0, rank=0, size=2)), flush=True)
+os._exit(0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "1 []\n2 []\n", done.stderr
