@@ -290,7 +290,8 @@ class Call:
             elif isinstance(message, messages.JobFailed):
                 raise self.workers.explain(message) or self.failure(message)
             elif isinstance(message, messages.Stalled):
-                self.workers.note_stalled(rank, message)
+                if not any(writer.owes(self.workers.stall_seconds) for writer in self.writers):
+                    self.workers.note_stalled(rank, message)
             elif isinstance(message, messages.JobDone):
                 done[rank], times[rank] = message.result, message.times
             elif isinstance(message, messages.Waiting):

@@ -156,10 +156,10 @@ class Stalled(Message):
     """Worker -> parent: its step goes on and on (transport "grpc" alone).
 
     Args:
-        again: bool, whether it has said so before, of the same step.
+        began: int, when the step began, by the worker's clock: what tells it from another.
     """
 
-    again: bool
+    began: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -98,7 +98,7 @@ class Pool:
         self._jobs = 0
         self.stall_seconds = stalls.stall_seconds()
         self._heard: dict[int, float] = {}  # by rank, when it last said something
-        self._stalled: set[int] = set()  # ranks that were, in this job
+        self._stalled: dict[int, int] = {}  # by rank, when the step began that does not end
         self._stopped: dict[int, float] = {}  # by rank, since when a signal has stopped it
         self._trimmed = time.monotonic()  # the workers' logs
         self.group: collectives.GroupOwner | None = None
@@ -273,10 +273,10 @@ class Pool:
         """Hears that a rank's step does not end; the second time the others have said so, too.
 
         Raises:
-            WorkerStuck: It was the second time.
+            WorkerStuck: It was the second time for this step.
         """
-        self._stalled.add(rank)
-        if not message.again:
+        if self._stalled.get(rank) != message.began:
+            self._stalled[rank] = message.began
             return
         late = [other for other in range(self.size) if other not in self._stalled]
         if late:

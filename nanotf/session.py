@@ -62,20 +62,17 @@ class Session:
         self.stopwatch = timing.Stopwatch(rank, group)
         self.reader: streams.StreamReader  # of the job that runs
         if group is None:
-            stalls.Watch(setup.stall_seconds, self._step_since, self._tell_of_stall)
+            stopwatch = self.stopwatch
+            stalls.Watch(setup.stall_seconds, lambda: stopwatch.step_since, self._tell_of_stall)
         keras_optimizers.install_in_optimizers(self.share, self.strategy)
         self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
         self._dropped = 0  # bytes of variables of models that are not kept, and may be there
         self._jobs = 0
 
-    def _step_since(self) -> float | None:
-        since = self.stopwatch.step_since
-        return None if since is None or self.reader.waits else since / 1e9
-
-    def _tell_of_stall(self, again: bool) -> None:
+    def _tell_of_stall(self, began: int) -> None:
         with contextlib.suppress(ChannelClosed):  # the inbox ends this process
-            self.channel.send(messages.Stalled(again))
+            self.channel.send(messages.Stalled(began))
 
     def run(
         self,

@@ -11,7 +11,8 @@ Every wait has somebody who notices:
 
 The time is the same for all, NANOTF_STALL_SECONDS. It may not be short: ranks wait for each
 other while one of them compiles, or is swapped in. What a callback or the user's data take in the
-parent does not count, since all workers wait for that alike.
+parent does not count, since all workers wait for that alike; only the parent knows whether a step
+waits for it (`StreamWriter.owes`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from nanotf import settings
+from nanotf import settings, timing
 
 STALL_SECONDS = 600.0
 LOOK_SECONDS = 1.0  # how often a `Watch` looks
@@ -51,16 +52,16 @@ class Watch:
 
     Args:
         seconds: float, how long a step may last.
-        step_since: callable, when the step that runs has begun, by `time.monotonic`; None
-            between steps, and while it waits for data.
-        tell: callable of a bool, whether it was called for this step before; called at every look.
+        step_since: callable, when the step that runs has begun, by `timing.now`; None between
+            steps.
+        tell: callable of that; called at every look at a step that has lasted longer.
     """
 
     def __init__(
         self,
         seconds: float,
-        step_since: Callable[[], float | None],
-        tell: Callable[[bool], None],
+        step_since: Callable[[], int | None],
+        tell: Callable[[int], None],
     ) -> None:
         self._seconds = seconds
         self._step_since = step_since
@@ -68,13 +69,11 @@ class Watch:
         threading.Thread(target=self._run, name="nanotf-watch", daemon=True).start()
 
     def _run(self) -> None:
-        told: float | None = None
         while True:
             time.sleep(LOOK_SECONDS)
             since = self._step_since()
-            if since is not None and time.monotonic() - since > self._seconds:
-                self._tell(since == told)
-                told = since
+            if since is not None and timing.now() - since > self._seconds * 1e9:
+                self._tell(since)
 
 
 def missing_ranks(text: str) -> list[int]:

@@ -27,6 +27,7 @@ import dataclasses
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -169,12 +170,6 @@ class StreamReader:
         self._blocks: dict[int, Block] = {}
         self._turns: collections.Counter[int] = collections.Counter()
         self._lock = threading.Lock()
-        self._waits = 0
-
-    @property
-    def waits(self) -> bool:
-        """Whether the parent owes it a batch."""
-        return self._waits > 0
 
     def deliver(self, message: messages.Batch | messages.EndOfStream, block: Block | None) -> None:
         """Takes a message of the parent's."""
@@ -201,7 +196,7 @@ class StreamReader:
         self._channel.send(messages.OpenStream(self._job, stream, turn))
         try:
             while True:
-                message, block = self._next(inbox)
+                message, block = inbox.get()
                 if isinstance(message, messages.EndOfStream):
                     return
                 if block is not None:
@@ -218,15 +213,6 @@ class StreamReader:
                 yield flat, share
         finally:
             self._channel.send(messages.CloseStream(self._job, stream, turn))
-
-    def _next(self, inbox: queue.SimpleQueue[Any]) -> Any:
-        with self._lock:
-            self._waits += 1
-        try:
-            return inbox.get()
-        finally:
-            with self._lock:
-                self._waits -= 1
 
     def forget(self, stream: int) -> None:
         """Lets go of the memory of a stream that is read no further."""
@@ -293,6 +279,7 @@ class StreamWriter:
         self._closed: collections.Counter[int] = collections.Counter()
         self._begun = self._ended = 0  # epochs of training
         self._stopped = False
+        self._waits_since: float | None = None  # for the workers; None while it reads
         self._thread = threading.Thread(target=self._run, name=f"nanotf-stream-{stream}")
         self._thread.daemon = True
         self._thread.start()
@@ -320,6 +307,12 @@ class StreamWriter:
         with self._changed:
             self._ended += 1
             self._changed.notify_all()
+
+    def owes(self, seconds: float) -> bool:
+        """Whether workers may wait for the user's data: it reads, or did within `seconds`."""
+        with self._changed:
+            since = self._waits_since
+        return self._thread.is_alive() and (since is None or time.monotonic() - since < seconds)
 
     def finish(self) -> None:
         """Says that the workers need nothing more, and tells them so."""
@@ -376,7 +369,9 @@ class StreamWriter:
 
     def _wait(self, condition: Callable[[], bool]) -> bool:
         with self._changed:
+            self._waits_since = time.monotonic()
             self._changed.wait_for(lambda: self._stopped or condition())
+            self._waits_since = None
             return not self._stopped
 
     def _write_epoch(self, epoch: Iterator[tuple[Any, Any]]) -> bool:

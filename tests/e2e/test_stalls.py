@@ -90,6 +90,19 @@ def test_step_that_does_not_end_over_grpc(kind: str) -> None:
     assert nanotf.worker_pids() == ()
 
 
+def test_data_that_take_longer_are_waited_for() -> None:
+    """In Keras's step; over "grpc" the workers look at its clock."""
+    x, y = digits(100)
+
+    def batches() -> Iterator[Any]:
+        yield x[:50], y[:50]
+        time.sleep(STALL_SECONDS + 3)
+        yield x[50:], y[50:]
+
+    options = {"steps_per_epoch": 2, "num_processes": 2, "transport": "grpc", "verbose": 0}
+    assert small_cnn().fit(batches(), **options).epoch == [0]
+
+
 class _Stop(tf.keras.callbacks.Callback):
     """Stops a worker in the second epoch, as a debugger does."""
 

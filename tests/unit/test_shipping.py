@@ -7,13 +7,18 @@ import itertools
 import mmap
 import os
 import pathlib
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 from nanotf.shipping import arrays
 from nanotf.shipping.blocks import ALIGNMENT, Block, aligned
 from nanotf.shipping.inputs import rows_of_rank
+from nanotf.shipping.streams import StreamWriter
 
 
 @pytest.mark.parametrize(
@@ -174,3 +179,37 @@ def test_blocks_are_written_before_and_after_the_descriptor_is_closed() -> None:
     assert block.array(64, (4,), np.float64).tolist() == [0, 1, 2, 3]
     assert block.array(128, (4,), np.int32).tolist() == [4, 5, 6, 7]
     assert not block.array(0, (64,), np.uint8).any()
+
+
+class _SlowData:
+    """Data whose first epoch is not made before `come` is set."""
+
+    def __init__(self) -> None:
+        self.come = threading.Event()
+
+    def training(self) -> Iterator[Iterator[Any]]:
+        self.come.wait()
+        yield iter(())
+
+    def evaluations(self) -> Iterator[Iterator[Any]]:
+        raise NotImplementedError
+
+    def keeps(self, iterator: Any) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+def test_who_waits_for_whom() -> None:
+    """Workers may wait for the user's data as long as these take, and for nothing else."""
+    data = _SlowData()
+    writer = StreamWriter(0, data, (), True, 2, lambda message, block: None, pytest.fail)
+    assert writer.owes(0)
+    data.come.set()
+    wait_until(lambda: not writer.owes(0), "it waits for the workers")
+    assert writer.owes(60)  # what they wait for may have come just now
+    writer.begin_epoch()
+    writer.end_epoch()
+    wait_until(lambda: not writer.owes(60), "it has read all")
+    writer.stop()
