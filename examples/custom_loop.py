@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from nanotf.keras import nano, nano_multiprocessing
 
+tf.keras.utils.set_random_seed(0)
 (x_train, y_train), (x_test, y_test) = images.load(*sys.argv[1:])
 dataset = tf.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(1000).batch(64)
 

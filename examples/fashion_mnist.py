@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from nanotf.keras import Sequential  # was: from tensorflow.keras import Sequential
 
+tf.keras.utils.set_random_seed(0)
 (x_train, y_train), (x_test, y_test) = images.load(*sys.argv[1:])
 
 model = Sequential(

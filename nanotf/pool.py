@@ -44,7 +44,10 @@ STOP_SECONDS = 2.0
 LOOK_SECONDS = 1.0  # how often the parent looks around while it waits
 TRIM_SECONDS = 60.0  # how often the parent looks whether a worker's log has become long
 SILENT_SECONDS = 10.0  # a node that has not answered for so long has gone
-GRACE_SECONDS = 1.0  # a rank may hear of a peer's end before the parent does, not long before
+# A rank may hear of a peer's end before the parent does: not long before, if it is on this host.
+GRACE_SECONDS = 1.0
+REMOTE_GRACE_SECONDS = 5.0
+STALL_LOOKS = 3  # ranks begin a step, and look at the clock, not all at the same time
 
 logger = logging.getLogger("nanotf")
 
@@ -98,7 +101,7 @@ class Pool:
         self._jobs = 0
         self.stall_seconds = stalls.stall_seconds()
         self._heard: dict[int, float] = {}  # by rank, when it last said something
-        self._stalled: dict[int, int] = {}  # by rank, when the step began that does not end
+        self._stalled: dict[int, tuple[int, int]] = {}  # by rank: `Stalled.began`, how often said
         self._stopped: dict[int, float] = {}  # by rank, since when a signal has stopped it
         self._trimmed = time.monotonic()  # the workers' logs
         self.group: collectives.GroupOwner | None = None
@@ -270,13 +273,15 @@ class Pool:
             raise self.stuck(late, f"the workers {sorted(present)} wait for it")
 
     def note_stalled(self, rank: int, message: messages.Stalled) -> None:
-        """Hears that a rank's step does not end; the second time the others have said so, too.
+        """Hears that a rank's step does not end; after some looks the others have said so, too.
 
         Raises:
-            WorkerStuck: It was the second time for this step.
+            WorkerStuck: It has said so `STALL_LOOKS` times.
         """
-        if self._stalled.get(rank) != message.began:
-            self._stalled[rank] = message.began
+        began, times = self._stalled.get(rank, (message.began, 0))
+        times = times + 1 if began == message.began else 1
+        self._stalled[rank] = message.began, times
+        if times < STALL_LOOKS:
             return
         late = [other for other in range(self.size) if other not in self._stalled]
         if late:
@@ -314,6 +319,7 @@ class Pool:
         if missing:
             return self.stuck(missing, stalls.expiry(text))
         waits = self.transport == "grpc" or stalls.lost_a_peer(text)
+        grace = GRACE_SECONDS if self.share_memory() else REMOTE_GRACE_SECONDS
         began = time.monotonic()
         while True:
             waited = time.monotonic() - began
@@ -322,7 +328,7 @@ class Pool:
             if ended or (silent and waited > SILENT_SECONDS):
                 died: WorkerDied = (ended or silent)[0].died("a job ran")
                 return died
-            if not silent and (not waits or waited > GRACE_SECONDS):
+            if not silent and (not waits or waited > grace):
                 return None
             time.sleep(0.01)
 

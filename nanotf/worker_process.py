@@ -28,7 +28,8 @@ from nanotf.worker_log import WorkerLog
 
 DEATH_SECONDS = 2.0  # a process that has closed its channel is gone by then
 STACK_SIGNAL = signal.SIGQUIT  # makes a worker write its Python stacks to its log
-STACK_SECONDS = 1.0
+STACK_SECONDS = 5.0
+STACK_LOOKS = 4  # a dump is complete when the log has not grown for so many looks
 
 logger = logging.getLogger("nanotf")
 
@@ -136,16 +137,18 @@ class Worker:
         """
         if self.process.poll() is not None:
             return "it has ended"
-        begin = before = self.log.size()
+        if self.is_stopped():
+            return "stopped by a signal"
+        begin = size = self.log.size()
         self.process.send_signal(STACK_SIGNAL)
         deadline = time.monotonic() + STACK_SECONDS
-        now = begin
-        # Until it has written, and has written no more for a moment.
-        while time.monotonic() < deadline and (now != before or now == begin):
+        quiet = 0
+        while time.monotonic() < deadline and (size == begin or quiet < STACK_LOOKS):
             time.sleep(0.05)
-            before, now = now, self.log.size()
+            before, size = size, self.log.size()
+            quiet = quiet + 1 if size == before else 0
         written = self.log.since(begin)
-        return written or ("stopped by a signal" if self.is_stopped() else "it does not answer")
+        return written or "it does not answer"
 
     def close(self) -> None:
         """Lets go of channel and log; the process has ended."""

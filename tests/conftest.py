@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 import threading
@@ -21,6 +22,10 @@ from waiting import wait_until
 
 # The pool's own threads live from one test to the next, as it does. `Timer` is its idle timer.
 _POOL_THREADS = ("nanotf-", "Thread-")
+
+# Whoever starts the tests may ignore them (nohup, a shell's `&`), and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Set by libraries when they are imported, which may happen inside any test.
 _LIBRARY_VARIABLES = ("KMP_", "TF2_BEHAVIOR", "TF_", "PYTEST_", "CUDA_MODULE_LOADING", "TPU_")
@@ -93,4 +98,4 @@ def _nothing_leaks_from_a_module() -> Iterator[None]:
             gc.collect()  # takes seconds after a module that made many models
         return not leaked()
 
-    wait_until(closed, f"file descriptors are closed: {leaked()}")
+    wait_until(closed, f"file descriptors are closed: {leaked()}", 150)

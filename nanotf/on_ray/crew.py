@@ -190,7 +190,7 @@ class RayCrew:
     ) -> list[_Post]:
         """The posts by rank, node by node, this process's first. One relay plans for its node."""
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}
-        ids = self._get([relay.node.remote() for relay in relays], ANSWER_SECONDS, "asked")
+        ids = self._get([relay.node.remote() for relay in relays], START_SECONDS, "asked")
         on: dict[str, list[Any]] = {}
         for node, relay in sorted(
             zip(ids, relays, strict=True), key=lambda place: (place[0] != home, place[0])

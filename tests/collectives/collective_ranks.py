@@ -8,8 +8,8 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Iterator
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -224,26 +224,18 @@ def one_key_twice(spec: Any, rank: int, fd: int, directory: Path) -> str:
     """A second call of a key that is in flight on this rank is refused."""
     with engine_of(spec, rank, fd) as engine:
         if rank == 0:
-            first = threading.Thread(target=engine.barrier, args=(5,))
-            first.start()
-            text = ""
-            end = time.monotonic() + 20
-            while not text and time.monotonic() < end:
-                # Until the thread has entered, this call may come first; then it is refused.
-                with contextlib.suppress(AssertionError):
-                    text = _refused(engine)
-            (directory / "go").touch()
-            first.join()
-            return text
+            # Rank 1 has not come, so whichever of the two enters first blocks.
+            with futures.ThreadPoolExecutor(2) as threads:
+                calls = [threads.submit(error_of, engine.barrier, 5) for _ in range(2)]
+                refused, blocked = futures.wait(calls, 30, futures.FIRST_COMPLETED)
+                (directory / "go").touch()
+                (text,) = [call.result() for call in refused]
+                for call in blocked:
+                    assert call.exception() is not None, "two were refused"
+            return str(text)
         wait_for((directory / "go").exists)
         engine.barrier(5)
         return ""
-
-
-def _refused(engine: Any) -> str:
-    # Rank 1 has not come, so a barrier that is not refused would block: look before.
-    time.sleep(0.2)
-    return error_of(engine.barrier, 5)
 
 
 def mismatches(spec: Any, rank: int, fd: int) -> list[str]:
@@ -317,6 +309,9 @@ def rank_aborts(spec: Any, rank: int, fd: int) -> str:
 def absent(spec: Any, rank: int, fd: int, directory: Path) -> str:
     """The last rank attaches and does not come."""
     with engine_of(spec, rank, fd) as engine:
+        (directory / f"attached-{rank}").touch()
+        for other in range(spec.size):
+            wait_for((directory / f"attached-{other}").exists)
         if rank == spec.size - 1:
             wait_for((directory / "expired").exists)
             return error_of(engine.all_reduce, [np.ones(3)], 42)

@@ -30,8 +30,8 @@ class Lazily:
     [pytest.param("native", 3, marks=needs_native), ("python", 2)],
 )
 def test_everything(implementation, size):
-    with create_group(size, implementation=implementation, deadline=60) as owner:
-        per_rank = values(run_ranks(owner, Lazily("everything"), deadline=120))
+    with create_group(size, implementation=implementation, deadline=120) as owner:
+        per_rank = values(run_ranks(owner, Lazily("everything"), deadline=240))
     assert len(set(map(tuple, per_rank))) == 1
     eager, traced, many, aborted = per_rank[0]
     for text in (eager, traced):
@@ -43,7 +43,7 @@ def test_everything(implementation, size):
 
 
 def test_a_rank_that_raises():
-    with create_group(2, deadline=60) as owner:
+    with create_group(2, deadline=120) as owner:
         first, second = run_ranks(owner, Lazily("rank_that_raises"), deadline=120)
     assert second.error == "RuntimeError: a user's error"
     (text,) = values([first])

@@ -11,7 +11,7 @@ import textwrap
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SECONDS = 150.0  # a cold start of TensorFlow in the script and in two workers, on a busy machine
+SECONDS = 250.0  # a cold start of TensorFlow in the script and in two workers, on a busy machine
 
 
 def run_script(
@@ -20,6 +20,7 @@ def run_script(
     *arguments: str,
     with_nanotf: bool = True,
     check: bool = True,
+    seconds: float = SECONDS,
 ) -> subprocess.CompletedProcess[str]:
     """Writes a script and runs it.
 
@@ -29,6 +30,7 @@ def run_script(
         *arguments: of the command line.
         with_nanotf: whether nanotf can be imported in it.
         check: whether it has to end with exit code 0.
+        seconds: how long it may take.
 
     Returns:
         What it printed, and its exit code.
@@ -48,7 +50,7 @@ def run_script(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=seconds,
         check=False,
     )
     if check:

@@ -27,7 +27,7 @@ def _doctor(*arguments: str, cores: int | None = None) -> tuple[int, Any]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=2 * SECONDS,
+        timeout=SECONDS,
         check=False,
     )
     assert done.stdout, done.stderr

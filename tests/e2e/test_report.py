@@ -66,6 +66,7 @@ def test_fit(tmp_path: pathlib.Path) -> None:
     assert [w.executions for w in again.workers] == [18, 18]
 
 
+@pytest.mark.either_generation
 def test_several_steps_per_execution() -> None:
     x, y = digits(200)
     model = small_cnn()
@@ -146,6 +147,7 @@ def test_custom_loop() -> None:
         assert worker.input is None
 
 
+@pytest.mark.either_generation
 def test_a_call_that_fails_leaves_the_last_report() -> None:
     x, y = digits(20)
     before = small_cnn().fit(x, y, verbose=0, num_processes=2).nanotf
@@ -159,6 +161,7 @@ def test_a_call_that_fails_leaves_the_last_report() -> None:
     assert nanotf.last_report() is before
 
 
+@pytest.mark.either_generation
 def test_transport_grpc() -> None:
     x, y = digits(20)
     report = small_cnn().fit(x, y, verbose=0, num_processes=2, transport="grpc").nanotf
@@ -167,6 +170,7 @@ def test_transport_grpc() -> None:
     assert "Not measured here: input, comm., comm. wait." in str(report)
 
 
+@pytest.mark.either_generation
 def test_without_the_native_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = digits(20)
     nanotf.shutdown()

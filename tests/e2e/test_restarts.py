@@ -163,6 +163,7 @@ def test_a_shuffled_dataset_is_read_again(sharding: str, endless: bool) -> None:
     assert_same_state(found, expected)
 
 
+@pytest.mark.either_generation
 def test_a_generator_goes_on() -> None:
     x, y = digits(200)
 
@@ -180,6 +181,7 @@ def test_a_generator_goes_on() -> None:
     assert np.all(np.isfinite(history.history["loss"]))
 
 
+@pytest.mark.either_generation
 def test_no_more_restarts_than_allowed() -> None:
     x, y = digits(200)
     model, kill = _adam(), _Kill("on_train_batch_end", 1, times=5)
@@ -189,6 +191,7 @@ def test_no_more_restarts_than_allowed() -> None:
     assert np.isfinite(model.fit(x, y, **{**FIT, "epochs": 1}).history["loss"][0])
 
 
+@pytest.mark.either_generation
 def test_what_the_user_raises_is_no_reason_to_restart() -> None:
     x, y = digits(200)
     calls: list[int] = []
@@ -203,6 +206,7 @@ def test_what_the_user_raises_is_no_reason_to_restart() -> None:
     assert calls == [0]
 
 
+@pytest.mark.either_generation
 def test_what_max_restarts_takes() -> None:
     x, y = digits(50)
     with pytest.raises(InvalidArgumentTypeError, match="max_restarts='2'"):

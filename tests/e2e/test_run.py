@@ -140,6 +140,7 @@ def test_auto_measures_for_every_fit(tmp_path: pathlib.Path) -> None:
     assert done.stdout.count('nanotf: num_processes="auto": 2, measured in ') == 1
 
 
+@pytest.mark.either_generation
 def test_auto_that_does_nothing_says_so(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, "pass", ("-n", "auto"))
     assert "so -n auto did nothing" in done.stderr
@@ -203,6 +204,7 @@ def test_precision(tmp_path: pathlib.Path) -> None:
     assert done.stdout.split() == ["mixed_bfloat16"], done.stderr
 
 
+@pytest.mark.either_generation
 def test_a_script_that_never_calls_fit_gets_a_note(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, "import sys; print('tensorflow' in sys.modules); sys.exit(5)")
     assert done.returncode == 5
@@ -255,6 +257,7 @@ except ZeroDivisionError as error:
 }
 
 
+@pytest.mark.either_generation
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_exit_code_and_traceback_are_the_scripts_own(tmp_path: pathlib.Path, name: str) -> None:
     done = _run(tmp_path, SCRIPTS[name])
@@ -273,6 +276,7 @@ CLI: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
+@pytest.mark.either_generation
 @pytest.mark.parametrize(("options", "text"), CLI)
 def test_wrong_options(tmp_path: pathlib.Path, options: tuple[str, ...], text: str) -> None:
     done = _run(tmp_path, "print('ran')", options)
@@ -282,6 +286,7 @@ def test_wrong_options(tmp_path: pathlib.Path, options: tuple[str, ...], text: s
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.either_generation
 def test_a_missing_script(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, None)
     assert (done.returncode, done.stdout) == (2, "")

@@ -24,6 +24,8 @@ import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Model, Sequential
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for all that the others look at
+
 L = tf.keras.layers
 KERAS_3 = is_keras_3()
 X = np.random.default_rng(0).normal(size=(26, 4)).astype("float32")
@@ -159,7 +161,7 @@ def loaded(trained: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
     (directory / "paths.json").write_text(json.dumps(paths))
     source = textwrap.dedent(inspect.getsource(subclass))
     script = LOAD.format(without_slots=LOSES_SLOTS, subclass=source)
-    return last_json(run_script(directory, script, json.dumps(FIT), with_nanotf=False))
+    return last_json(run_script(directory, script, json.dumps(FIT), with_nanotf=False, seconds=500))
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ from nanotf import stalls
 from nanotf.errors import NanoError, WorkerStuck
 from nanotf.pool import Pool
 
+pytestmark = pytest.mark.either_generation
+
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2, "epochs": 3}
 STALL_SECONDS = 8  # longer than ranks wait for each other's first step on a busy machine
 
@@ -80,7 +82,9 @@ def test_step_that_does_not_end_over_grpc(kind: str) -> None:
         for images, labels in data:
             step(images, labels)
 
-    with pytest.raises(WorkerStuck, match="has not gone on for 8 s: their step") as caught:
+    with pytest.raises(
+        WorkerStuck, match=r"has not gone on for 8 s: (their step|the workers \[)"
+    ) as caught:
         if kind == "fit":
             model.fit(x, y, **FIT, transport="grpc")
         else:

@@ -52,6 +52,7 @@ def _choose(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 # ------------------------------------------------------------------------------ decisions
+@pytest.mark.either_generation
 def test_the_fastest_that_is_worth_it() -> None:
     one, two, four = Measured(1, 0.100, 5.0), Measured(2, 0.060, 6.0), Measured(4, 0.050, 8.0)
     assert decide([one, two, four], steps=10_000) == 4
@@ -63,6 +64,7 @@ def test_the_fastest_that_is_worth_it() -> None:
     assert decide([Measured(1, None, note="failed"), two], steps=None) == 1
 
 
+@pytest.mark.either_generation
 def test_candidates_respect_numa_nodes() -> None:
     two_by_six = Machine(tuple(LogicalCpu(n, n, numa_node=n // 6) for n in range(12)))
     plans = candidates(machine=two_by_six)
@@ -74,6 +76,7 @@ def test_candidates_respect_numa_nodes() -> None:
     assert list(candidates(machine=Machine((LogicalCpu(0, 0),)))) == [1]
 
 
+@pytest.mark.either_generation
 def test_one_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plans = {1: nanotf.plan(1)}
     monkeypatch.setattr(tuning, "candidates", lambda *_: plans)
@@ -166,6 +169,7 @@ def test_two_processes_are_as_without(
     assert [m["num_processes"] for m in entry["measured"]] == [1, 2]
 
 
+@pytest.mark.either_generation
 def test_a_generator_is_not_tried(
     capsys: pytest.CaptureFixture[str], tries: list[int], float64: None
 ) -> None:
@@ -183,6 +187,7 @@ def test_a_generator_is_not_tried(
     assert "no trial, 1 process: data of class generator" in capsys.readouterr().out
 
 
+@pytest.mark.either_generation
 def test_a_dataset_with_python_functions_is_not_tried(
     capsys: pytest.CaptureFixture[str], tries: list[int]
 ) -> None:
@@ -214,6 +219,7 @@ class Closed(tf.keras.Model):  # type: ignore[misc]
         raise NotImplementedError("no configuration")
 
 
+@pytest.mark.either_generation
 def test_a_model_that_workers_cannot_have_is_not_tried(
     capsys: pytest.CaptureFixture[str], tries: list[int]
 ) -> None:
@@ -225,6 +231,7 @@ def test_a_model_that_workers_cannot_have_is_not_tried(
     assert "no trial, 1 process: " in capsys.readouterr().out
 
 
+@pytest.mark.either_generation
 def test_a_trial_that_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,6 +246,7 @@ def test_a_trial_that_fails(
     assert "failed: WorkerError: no memory" in capsys.readouterr().out
 
 
+@pytest.mark.either_generation
 def test_no_time_left_is_made_up_for_later(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -347,6 +355,7 @@ def test_a_trial_that_is_too_slow_is_stopped(
     assert now[0] > 100.0
 
 
+@pytest.mark.either_generation
 def test_a_stopped_trial_may_be_worth_more_time() -> None:
     one, two = Measured(1, 0.5), Measured(2, None, 3.0, "too slow", stopped=15.0)
     known = {1: one, 2: two}
@@ -356,6 +365,7 @@ def test_a_stopped_trial_may_be_worth_more_time() -> None:
     assert not tuning._Budget(2000).is_worth_more(Measured(1, None, stopped=15.0), {})
 
 
+@pytest.mark.either_generation
 def test_workers_that_start_too_slowly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -367,6 +377,7 @@ def test_workers_that_start_too_slowly(
     assert not nanotf.worker_pids()
 
 
+@pytest.mark.either_generation
 def test_a_measurement_that_is_cut_short_counts(
     monkeypatch: pytest.MonkeyPatch, tries: list[int]
 ) -> None:
@@ -385,6 +396,7 @@ def test_a_measurement_that_is_cut_short_counts(
 
 
 # ------------------------------------------------------------------------------ what will run
+@pytest.mark.either_generation
 def test_files_are_read_as_they_will_be(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -415,6 +427,7 @@ def test_files_are_read_as_they_will_be(
     assert len(tuning_cache.entries()) == 2
 
 
+@pytest.mark.either_generation
 def test_data_that_are_no_files(capsys: pytest.CaptureFixture[str], tries: list[int]) -> None:
     x, y = digits(40)
     history = small_cnn().fit(_shuffled(x, y), verbose=2, num_processes="auto", sharding="file")
@@ -424,6 +437,7 @@ def test_data_that_are_no_files(capsys: pytest.CaptureFixture[str], tries: list[
 
 
 # ------------------------------------------------------------------------------ bad input
+@pytest.mark.either_generation
 def test_wrong_arguments(tries: list[int]) -> None:
     x, y = digits(20)
     model = small_cnn()

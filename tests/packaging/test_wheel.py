@@ -16,6 +16,7 @@ SCRIPTS = ("nanotf", "nanotf-init", "nanotf-unset")
 
 
 def _run(*command: object, **more: object) -> str:
+    more.setdefault("env", {**os.environ, "PIP_RETRIES": "10", "PIP_DEFAULT_TIMEOUT": "60"})
     done = subprocess.run(
         [str(part) for part in command],
         capture_output=True,

@@ -89,6 +89,7 @@ class Shell:
             text=True,
             errors="surrogateescape",
             timeout=120,
+            start_new_session=True,  # an interactive shell would ask for this one's terminal
         )
         environments = [self._read(number) for number in range(count)]
         return Result(done.returncode, done.stdout, done.stderr, environments)

@@ -348,7 +348,8 @@ def test_tensorflows_own_libiomp5_is_found_first(
 # ----------------------------------------------------------------------- nanotf env
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["OMP_NUM_THREADS", "LD_PRELOAD", "TF_NUM_INTRAOP_THREADS", STATE_VARIABLE]
+    names = ["OMP_NUM_THREADS", "LD_PRELOAD", "TF_NUM_INTRAOP_THREADS", "TF_ENABLE_ONEDNN_OPTS"]
+    names.append(STATE_VARIABLE)
     for name in names:
         monkeypatch.delenv(name, raising=False)
 
