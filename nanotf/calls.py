@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -159,6 +160,10 @@ class Call:
         """The data that this process reads for the workers, by stream number."""
         return []
 
+    def open_writers(self) -> Sequence[streams.StreamWriter]:
+        """Those that read data for the workers now."""
+        return self.writers
+
     def sent(self) -> None:
         """Called when the workers have the job, and the blocks' descriptors are still open."""
 
@@ -255,8 +260,11 @@ class Call:
         return result
 
     def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
+        # Those of now: a writer whose data take long may outlive a restart.
+        workers, job = self.workers, self.number
+
         def send(message: messages.Message, block: Block | None) -> None:
-            self.workers.send(message, [] if block is None else [block])
+            workers.send(message, [] if block is None else [block])
             if block is not None:
                 block.close_fd()
 
@@ -267,7 +275,7 @@ class Call:
             stream.trains,
             self.size,
             send,
-            self.workers.post,
+            lambda error: workers.post(messages.DataFailed(job, error)),
         )
 
     def _follow(self) -> list[Any]:
@@ -290,8 +298,16 @@ class Call:
             elif isinstance(message, messages.JobFailed):
                 raise self.workers.explain(message) or self.failure(message)
             elif isinstance(message, messages.Stalled):
-                if not any(writer.owes(self.workers.stall_seconds) for writer in self.writers):
+                if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
                     self.workers.note_stalled(rank, message)
+            elif isinstance(message, messages.DataFailed):
+                if message.job == self.number:
+                    raise message.error
+            elif isinstance(message, messages.Printed):
+                # Maybe of a job that has ended: a logger keeps the stream that it was made with.
+                stream = getattr(sys, message.stream)
+                stream.write(message.text)
+                stream.flush()
             elif isinstance(message, messages.JobDone):
                 done[rank], times[rank] = message.result, message.times
             elif isinstance(message, messages.Waiting):

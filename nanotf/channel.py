@@ -15,6 +15,8 @@ from typing import Any
 
 from nanotf.messages import Message
 
+KEY_NBYTES = 32
+
 
 class ChannelClosed(EOFError):
     """The other end has gone."""
@@ -35,12 +37,12 @@ class Channel:
         self._send_lock = threading.Lock()
 
     def show_key_first(self, key: bytes) -> None:
-        """Shows the secret key, and asks for it: the parent's order. Raises on a wrong one."""
+        """Asks for the secret key, then shows it: the worker's order. Raises on a wrong one."""
         connection.deliver_challenge(self._connection, key)
         connection.answer_challenge(self._connection, key)
 
     def show_key_second(self, key: bytes) -> None:
-        """Same, in the worker's order."""
+        """Same, in the parent's order: it can wait for the worker to begin, see `poll`."""
         connection.answer_challenge(self._connection, key)
         connection.deliver_challenge(self._connection, key)
 
@@ -50,9 +52,12 @@ class Channel:
         Raises:
             ChannelClosed: The other end has gone.
         """
+        # Before the lock is taken: it makes objects, Python may then collect others, and what
+        # those do at their end may send, too, in another thread that this one waits for.
+        data = reduction.ForkingPickler.dumps(message)
         try:
             with self._send_lock:
-                self._connection.send(message)
+                self._connection.send_bytes(data)
                 for fd in fds:
                     reduction.send_handle(self._connection, fd, 0)
         except (BrokenPipeError, ConnectionResetError, OSError) as error:

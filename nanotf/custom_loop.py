@@ -293,11 +293,7 @@ class _LoopCall(calls.Call):
         )
 
     def hear(self, message: Any) -> None:
-        if isinstance(message, messages.Printed):
-            stream = getattr(sys, message.stream)
-            stream.write(message.text)
-            stream.flush()
-        elif isinstance(message, messages.Saved):
+        if isinstance(message, messages.Saved):
             closed = collections.Counter(
                 n % len(self.sources) for n, c in self._closed.items() if c
             )
@@ -321,6 +317,9 @@ class _LoopCall(calls.Call):
                 writer.finish()
                 self._closing.append(self._open.pop(number))
                 self._closing = [w for w in self._closing if not w.reap()]
+
+    def open_writers(self) -> Sequence[streams.StreamWriter]:
+        return list(self._open.values())
 
     def look(self, ended: set[int]) -> None:
         if self.workers.group is None:

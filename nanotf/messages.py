@@ -358,6 +358,14 @@ class EndOfStream(Message):
 
 
 @dataclasses.dataclass(frozen=True)
+class DataFailed(Message):
+    """Within the parent: the user's data raised in the thread that reads them for a job."""
+
+    job: int
+    error: BaseException
+
+
+@dataclasses.dataclass(frozen=True)
 class SlotRead(Message):
     """Worker -> parent: this worker has copied its rows out of `slot`."""
 

@@ -34,7 +34,7 @@ from multiprocessing import connection
 from typing import Any
 
 from nanotf import backends, collectives, messages, stalls
-from nanotf.channel import ChannelClosed
+from nanotf.channel import KEY_NBYTES, ChannelClosed
 from nanotf.errors import NanoError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.shipping.blocks import Block
 from nanotf.worker_process import Worker, stacks
@@ -70,6 +70,15 @@ class _Gone:
     """In the inbox: the worker's channel has closed."""
 
 
+@dataclasses.dataclass
+class _Told:
+    """What a rank has said of a step that does not end: of which, when last, at how many looks."""
+
+    began: int
+    at: float = 0.0
+    times: int = 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Delivery:
     """In the inbox: a message with the shared block whose descriptor followed it."""
@@ -98,21 +107,23 @@ class Pool:
         self.owner = os.getpid()
         self.usable = True
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._send_lock = threading.Lock()  # all workers get all messages in one order
         self._jobs = 0
         self.stall_seconds = stalls.stall_seconds()
         self._heard: dict[int, float] = {}  # by rank, when it last said something
-        self._stalled: dict[int, tuple[int, int]] = {}  # by rank: `Stalled.began`, how often said
+        self._stalled: dict[int, _Told] = {}  # by rank
         self._stopped: dict[int, float] = {}  # by rank, since when a signal has stopped it
         self._trimmed = time.monotonic()  # the workers' logs
         self.group: collectives.GroupOwner | None = None
-        key = secrets.token_bytes(32)
+        key = secrets.token_bytes(KEY_NBYTES)
         self._crew = backends.crew_of(plan, transport, key)
         try:
             with _explaining_few_descriptors(self.size):
                 self._crew.start()
+                deadline = time.monotonic() + _start_seconds.get()
                 for worker in self.workers:
-                    self._greet(worker, key)
-                self._set_up()
+                    self._greet(worker, key, deadline)
+                self._set_up(deadline)
         except BaseException:
             self.kill()
             raise
@@ -131,9 +142,14 @@ class Pool:
         return all(worker.shares_memory for worker in self.workers)
 
     # ------------------------------------------------------------------------- starting
-    def _greet(self, worker: Worker, key: bytes) -> None:
+    def _greet(self, worker: Worker, key: bytes, deadline: float) -> None:
+        while not worker.channel.poll(0.2):
+            if worker.process.poll() is not None:
+                raise worker.died("starting")
+            if time.monotonic() > deadline:
+                raise _late([worker], "starting")
         try:
-            worker.channel.show_key_first(key)
+            worker.channel.show_key_second(key)
         except (EOFError, OSError) as error:
             raise worker.died("starting") from error
 
@@ -153,11 +169,7 @@ class Pool:
                 elif worker.process.poll() is not None:
                     raise worker.died(doing)
             if time.monotonic() > deadline:
-                raise missing[0].error(
-                    WorkerError,
-                    f"Workers {[w.rank for w in missing]} did not finish {doing} within "
-                    f"{_start_seconds.get():.0f} s.",
-                )
+                raise _late(missing, doing)
         return [found[rank] for rank in range(self.size)]
 
     def _first_message(self, worker: Worker, kind: type, doing: str) -> Any:
@@ -173,8 +185,7 @@ class Pool:
         assert isinstance(message, kind), message
         return message
 
-    def _set_up(self) -> None:
-        deadline = time.monotonic() + _start_seconds.get()
+    def _set_up(self, deadline: float) -> None:
         hellos = self._expect(messages.Hello, "starting", deadline)
         for worker, hello in zip(self.workers, hellos, strict=True):
             for warning in hello.warnings:
@@ -207,15 +218,18 @@ class Pool:
                 self._inbox.put((worker.rank, message))
         except ChannelClosed:
             self._inbox.put((worker.rank, _Gone()))
+        except BaseException as error:  # no memory or descriptor for what came: the job's end
+            self._inbox.put((worker.rank, error))
 
     def send(self, message: messages.Message, blocks: Sequence[Block] = ()) -> None:
         """Sends a message, and the descriptors of shared blocks, to all workers.
 
         A worker that has gone is not noticed here but by `receive`.
         """
-        for worker in self.workers:
-            with contextlib.suppress(ChannelClosed):
-                worker.channel.send(message, [block.fd for block in blocks])
+        with self._send_lock:
+            for worker in self.workers:
+                with contextlib.suppress(ChannelClosed):
+                    worker.channel.send(message, [block.fd for block in blocks])
 
     def receive(self, timeout: float | None = None) -> tuple[int, Any]:
         """Waits for the next message of any worker.
@@ -253,9 +267,13 @@ class Pool:
 
         Raises:
             WorkerStuck: One does.
+            WorkerDied: One has ended, and a fork of this process holds its channel open.
         """
         now = time.monotonic()
         for worker in self.workers:
+            if worker.process.poll() is not None:
+                self.usable = False
+                raise worker.died("a job ran")
             if not worker.is_stopped():
                 self._stopped.pop(worker.rank, None)
             elif now - self._stopped.setdefault(worker.rank, now) > self.stall_seconds:
@@ -276,12 +294,16 @@ class Pool:
         """Hears that a rank's step does not end; after some looks the others have said so, too.
 
         Raises:
-            WorkerStuck: It has said so `STALL_LOOKS` times.
+            WorkerStuck: It has said so at `STALL_LOOKS` looks.
         """
-        began, times = self._stalled.get(rank, (message.began, 0))
-        times = times + 1 if began == message.began else 1
-        self._stalled[rank] = message.began, times
-        if times < STALL_LOOKS:
+        now = time.monotonic()
+        told = self._stalled.get(rank)
+        if told is None or told.began != message.began:
+            told = self._stalled[rank] = _Told(message.began)
+        # Messages that came while this process was stopped are one.
+        if now - told.at > LOOK_SECONDS / 2:
+            told.at, told.times = now, told.times + 1
+        if told.times < STALL_LOOKS:
             return
         late = [other for other in range(self.size) if other not in self._stalled]
         if late:
@@ -332,7 +354,7 @@ class Pool:
                 return None
             time.sleep(0.01)
 
-    def post(self, message: Any) -> None:
+    def post(self, message: messages.DataFailed) -> None:
         """Puts a message of the parent's own threads into the inbox, as of rank -1."""
         self._inbox.put((-1, message))
 
@@ -398,6 +420,15 @@ def _warn_of_listeners(cluster: Sequence[str]) -> None:
         "s" if len(ports) > 1 else "",
         ", ".join(ports),
     )
+
+
+def _late(workers: Sequence[Worker], doing: str) -> WorkerError:
+    error: WorkerError = workers[0].error(
+        WorkerError,
+        f"Workers {[w.rank for w in workers]} did not finish {doing} within "
+        f"{_start_seconds.get():.0f} s.",
+    )
+    return error
 
 
 class SetupError(WorkerError):

@@ -94,7 +94,13 @@ class Session:
             )
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
-        self.channel.send(answer)
+        reader.end()
+        try:
+            self.channel.send(answer)
+        except ChannelClosed:
+            raise
+        except Exception as error:  # a result that cannot be pickled
+            self.channel.send(_failure(message.job, self.rank, error))
         self._jobs += 1
         if self._jobs % JOBS_PER_COLLECTION == 0:
             # Datasets of jobs that have ended hang in cycles, and each mapping of a block that one

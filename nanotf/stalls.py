@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from nanotf import settings, timing
+from nanotf import settings
 
 STALL_SECONDS = 600.0
 LOOK_SECONDS = 1.0  # how often a `Watch` looks
@@ -69,10 +69,14 @@ class Watch:
         threading.Thread(target=self._run, name="nanotf-watch", daemon=True).start()
 
     def _run(self) -> None:
+        # In looks, since the clock goes on while the whole machine, or this process, is stopped.
+        known, lasted = None, 0.0
         while True:
             time.sleep(LOOK_SECONDS)
             since = self._step_since()
-            if since is not None and timing.now() - since > self._seconds * 1e9:
+            lasted = lasted + LOOK_SECONDS if since == known else 0.0
+            known = since
+            if since is not None and lasted > self._seconds:
                 self._tell(since)
 
 

@@ -33,6 +33,7 @@ def pool_for(plan: backends.AnyPlan, transport: str) -> Iterator[Pool]:
     until the first has ended its job.
     """
     global _lent_to
+    idle_seconds()  # raises now, and not when training has ended
     _stop_idle_timer()
     with _lock:
         pool = _current(plan, transport)
@@ -155,9 +156,10 @@ def _stop_idle_timer() -> None:
 def _start_idle_timer() -> None:
     global _idle_timer
     _stop_idle_timer()
-    _idle_timer = threading.Timer(idle_seconds(), _close_if_idle)
-    _idle_timer.daemon = True
-    _idle_timer.start()
+    timer = threading.Timer(idle_seconds(), _close_if_idle)
+    timer.daemon = True
+    timer.start()
+    _idle_timer = timer
 
 
 def _close_if_idle() -> None:
@@ -185,4 +187,20 @@ def worker_pids() -> tuple[int, ...]:
     return tuple(worker.process.pid for worker in pool.workers)
 
 
-atexit.register(shutdown)
+def _at_exit() -> None:
+    if _lock.acquire(blocking=False):
+        _lock.release()
+        shutdown()
+    elif _pool is not None:  # a daemon thread's job, which nobody waits for
+        _pool.kill()
+
+
+def _after_fork() -> None:
+    """The thread that held the lock is not there in a child."""
+    global _lock, _lent_to
+    _lock, _lent_to = threading.RLock(), None
+
+
+atexit.register(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

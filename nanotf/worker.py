@@ -23,7 +23,7 @@ import traceback
 from typing import Any
 
 from nanotf import messages
-from nanotf.channel import Channel, ChannelClosed
+from nanotf.channel import KEY_NBYTES, Channel, ChannelClosed
 
 # What TensorFlow says when its server cannot bind the port (2.15 to 2.21).
 PORT_TAKEN = ("Could not start gRPC server", "Address already in use")
@@ -197,10 +197,11 @@ def main(arguments: list[str]) -> int:
     cores = tuple(int(c) for c in arguments[2].split(",") if c)
     warnings = pin(cores)
     bind_memory(int(arguments[3]) if arguments[3] else None)
-    key = sys.stdin.buffer.read()
+    # Not until the end of the file: a fork of the parent's, made just now, may hold it open.
+    key = sys.stdin.buffer.read(KEY_NBYTES)
     channel = Channel(socket.socket(fileno=fd))
     try:
-        channel.show_key_second(key)
+        channel.show_key_first(key)
         port = free_port() if arguments[4] == "grpc" else None
         made = _setup(channel, rank, cores, port, warnings)
     except ChannelClosed:

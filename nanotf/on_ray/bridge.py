@@ -141,7 +141,7 @@ class Bridge:
     def _down(self, key: bytes) -> None:
         number = 0
         try:
-            self._channel.show_key_second(key)
+            self._channel.show_key_first(key)
             _in_thread(self._up)  # not before: the worker's first message may be there already
             while True:
                 message = self._channel.receive()

@@ -192,10 +192,12 @@ class Relay:
     def _read(self, key: bytes) -> None:
         channel = self.worker.channel
         try:
-            channel.show_key_first(key)
+            channel.show_key_second(key)
             while True:
                 self._said.put(self._take(channel.receive()))
         except (EOFError, OSError):
+            pass  # the worker has gone
+        finally:
             self._said.put(Said())
 
     def _take(self, message: Any) -> Said:

@@ -8,7 +8,7 @@ from typing import Any
 from nanotf import topology
 from nanotf.on_ray import cluster
 from nanotf.on_ray.bridge import Bridge, describe
-from nanotf.worker_process import Worker
+from nanotf.worker_process import STACK_SECONDS, Worker
 
 ANSWER_SECONDS = 5.0  # for what a relay knows without waiting for anything
 LOST = -9  # as if by SIGKILL
@@ -87,13 +87,13 @@ class RayProcess:
             tell = getattr(self._relay, method).options(concurrency_group="control")
             tell.remote(*arguments)
 
-    def ask(self, method: str) -> str:
-        """What its relay answers; empty where it has gone."""
+    def ask(self, method: str, seconds: float = 0.0) -> str:
+        """What its relay answers, which takes so long; empty where it has gone."""
         if not is_connected(self._ray, self._session):
             return ""
         asked = getattr(self._relay, method).options(concurrency_group="control").remote()
         try:
-            return str(self._ray.get(asked, timeout=ANSWER_SECONDS))
+            return str(self._ray.get(asked, timeout=seconds + ANSWER_SECONDS))
         except (self._ray.exceptions.RayError, TimeoutError):
             return ""
 
@@ -129,7 +129,7 @@ class RayWorker(Worker):
     def stack(self) -> str:
         if self._bridge is None:
             return super().stack()
-        return self.process.ask("stack") or "its node does not answer"
+        return self.process.ask("stack", STACK_SECONDS) or "its node does not answer"
 
     def is_stopped(self) -> bool:
         if self._bridge is None:

@@ -26,6 +26,8 @@ from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.blocks import Block
 
 PIECE_NBYTES = 64 * 1024**2  # what a worker collects before it hands it over
+# Less is copied: each mapping has a file descriptor, and a callback may ask for every batch.
+KEPT_NBYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,12 +180,16 @@ class OutputReader:
         self._seen = 0
 
     def take(self, rank: int, structure: bytes, arrays: Sequence[ArrayRef], block: Block) -> None:
-        """Takes what a rank handed over; the memory is kept until `discard`."""
+        """Takes what a rank handed over; a large block is kept until `discard`."""
         if self._structure is None:
             self._structure = pickle.loads(structure)
             self._leaves = require_tensorflow().nest.flatten(self._structure)
-        self._blocks.append(block)
-        views = iter([view(block, ref) for ref in arrays])
+        parts = [view(block, ref) for ref in arrays]
+        if block.nbytes < KEPT_NBYTES:
+            parts = [np.array(part) for part in parts]
+        else:
+            self._blocks.append(block)
+        views = iter(parts)
         step_parts = sum(leaf.parts for leaf in self._leaves)
         for _ in range(len(arrays) // step_parts):
             self._steps[rank].append(

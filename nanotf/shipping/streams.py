@@ -169,6 +169,7 @@ class StreamReader:
         self._queues: dict[tuple[int, int], queue.SimpleQueue[Any]] = {}
         self._blocks: dict[int, Block] = {}
         self._turns: collections.Counter[int] = collections.Counter()
+        self._ended = False
         self._lock = threading.Lock()
 
     def deliver(self, message: messages.Batch | messages.EndOfStream, block: Block | None) -> None:
@@ -190,9 +191,11 @@ class StreamReader:
             stand_in: bool, whether a rank without rows gets one of another's to stand in.
         """
         with self._lock:
+            if self._ended:
+                return
             turn = self._turns[stream]
             self._turns[stream] += 1
-        inbox = self._queue(stream, turn)
+            inbox = self._queues.setdefault((stream, turn), queue.SimpleQueue())
         self._channel.send(messages.OpenStream(self._job, stream, turn))
         try:
             while True:
@@ -213,6 +216,17 @@ class StreamReader:
                 yield flat, share
         finally:
             self._channel.send(messages.CloseStream(self._job, stream, turn))
+
+    def end(self) -> None:
+        """The job has ended: whoever waits for a batch gets no more.
+
+        A callback may have ended a pass whose next batch a thread of tf.data's waits for; who drops
+        the dataset's iterator, Python's garbage collector maybe, would wait for that thread.
+        """
+        with self._lock:
+            self._ended = True
+            for (stream, turn), inbox in self._queues.items():
+                inbox.put((messages.EndOfStream(stream, turn), None))
 
     def forget(self, stream: int) -> None:
         """Lets go of the memory of a stream that is read no further."""
@@ -317,8 +331,8 @@ class StreamWriter:
     def finish(self) -> None:
         """Says that the workers need nothing more, and tells them so."""
         with self._changed:
-            self._stopped = True
             self._end_turn()
+            self._stopped = True
             self._changed.notify_all()
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
@@ -414,7 +428,7 @@ class StreamWriter:
 
     def _end_turn(self) -> None:
         """Ends the turn for the workers, if there is one; called with the lock held."""
-        if self._is_open:
+        if self._is_open and not self._stopped:  # a later job has streams of the same numbers
             self._is_open = False
             self._send(messages.EndOfStream(self.stream, self._turn), None)
 

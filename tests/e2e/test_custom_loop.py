@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import functools
 import gc
+import io
 import linecache
 import os
 import random
+import sys
 import time
 from typing import Any
 
@@ -574,6 +578,39 @@ def test_chance_is_alike_on_all_workers(run_on: Any) -> None:
     np.random.seed(5)
     assert run_on()(train)(loops.dataset(), cross_entropy()) == theirs
     assert random.random() == following
+
+
+def test_a_logger_that_a_call_leaves_behind(run_on: Any) -> None:
+    """Its stream is the call's; what it is given in a later job reaches this process, too."""
+    model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)
+    step = nano_multiprocessing(tf.function(plain_step))
+
+    @run_on()
+    def train(data: Any, loss_object: Any) -> None:
+        builtins.left_behind = sys.stdout  # type: ignore[attr-defined]
+        for inputs in data:
+            step(inputs, model, loss_object, optimizer)
+
+    def loss(y_true: Any, y_pred: Any) -> Any:
+        def log(value: Any) -> Any:
+            if os.environ.get("NANOTF_RANK") == "0":
+                builtins.left_behind.write("from a later job\n")  # type: ignore[attr-defined]
+                builtins.left_behind.flush()  # type: ignore[attr-defined]
+            return value
+
+        logged = tf.numpy_function(log, [y_pred], y_pred.dtype)
+        logged.set_shape(y_pred.shape)
+        return tf.reduce_mean(y_pred + 0.0 * logged, axis=-1)
+
+    train(loops.dataset(), cross_entropy())
+    model = nanotf.accelerate(model)
+    model.compile("sgd", loss)
+    transport = run_on.keywords["transport"]
+    x, y = loops.rows(16)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        model.fit(x, y, verbose=0, num_processes=2, transport=transport)
+    assert "from a later job" in out.getvalue()
 
 
 def test_bfloat16(run_on: Any) -> None:

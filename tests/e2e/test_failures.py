@@ -9,8 +9,10 @@ import os
 import pathlib
 import pickle
 import signal
+import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,7 @@ from processes import run_script
 from waiting import wait_until
 
 import nanotf
+from nanotf import pool, worker_process
 from nanotf.errors import NanoError, WorkerDied, WorkerError
 
 pytestmark = pytest.mark.either_generation
@@ -259,7 +262,8 @@ def test_a_call_inside_another_is_refused() -> None:
 
 
 FORKED = """
-import os, tensorflow as tf, numpy as np, nanotf
+import os, threading, tensorflow as tf, numpy as np, nanotf
+from nanotf import warm
 from nanotf.keras import Sequential
 
 model = Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
@@ -267,12 +271,24 @@ model.compile("sgd", "mse")
 x, y = np.ones((20, 4)), np.ones((20, 1))
 model.fit(x, y, verbose=0, num_processes=2)
 pids = nanotf.worker_pids()
+
+def run_a_job():
+    with warm._lock:
+        runs.set()
+        forked.wait()
+
+runs, forked = threading.Event(), threading.Event()
+thread = threading.Thread(target=run_a_job)
+thread.start()
+runs.wait()
 child = os.fork()
 if child == 0:
     seen = nanotf.worker_pids()
     nanotf.shutdown()
     os._exit(len(seen))
 print("RESULT", os.waitpid(child, 0)[1])
+forked.set()
+thread.join()
 model.fit(x, y, verbose=0, num_processes=2)
 print("RESULT", nanotf.worker_pids() == pids)
 """
@@ -308,6 +324,85 @@ def test_few_file_descriptors(tmp_path: pathlib.Path) -> None:
     first, second = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     assert "ulimit -n" in first
     assert second == "RESULT 2"
+
+
+def test_a_fork_holds_what_a_worker_was_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may fork while another starts workers; the end of their stdin never comes."""
+    held = []
+
+    class Popen(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            if self.stdin is not None:
+                held.append(os.dup(self.stdin.fileno()))
+
+    monkeypatch.setattr(worker_process.subprocess, "Popen", Popen)
+    nanotf.shutdown()
+    try:
+        x, y = digits(100)
+        assert small_cnn().fit(x, y, **FIT).epoch == [0]
+        assert len(held) == 2
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+def test_no_memory_for_what_a_worker_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int, fd: int) -> None:
+        os.close(fd)
+        raise OSError(errno.ENOMEM, "no memory")
+
+    x, _ = digits(100)
+    model = small_cnn()
+    model.predict(x, verbose=0, num_processes=2)
+    pids = nanotf.worker_pids()
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "Block", refuse)
+        with pytest.raises(OSError, match="no memory"):
+            model.predict(x, verbose=0, num_processes=2)
+    _next_fit_works(pids)
+
+
+def test_idle_seconds_are_looked_at_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = digits(100)
+    model = small_cnn()
+    before = model.get_weights()
+    monkeypatch.setenv("NANOTF_IDLE_SECONDS", "0")
+    with pytest.raises(NanoError, match="NANOTF_IDLE_SECONDS='0'"):
+        model.fit(x, y, **FIT)
+    assert all((a == b).all() for a, b in zip(before, model.get_weights(), strict=True))
+
+
+def test_workers_get_messages_in_one_order() -> None:
+    """Whoever sends: the job's thread, and one for each stream of data."""
+
+    class Channel:
+        def __init__(self) -> None:
+            self.sent: list[int] = []
+
+        def send(self, message: Any, fds: Any) -> None:
+            time.sleep(0.0001)
+            self.sent.append(message)
+
+    class Worker:
+        def __init__(self) -> None:
+            self.channel = Channel()
+
+    workers = [Worker() for _ in range(3)]
+    made = object.__new__(pool.Pool)
+    made._crew = type("Crew", (), {"workers": workers})()
+    made._send_lock = threading.Lock()
+    threads = [
+        threading.Thread(target=lambda n=n: [made.send(100 * n + k) for k in range(100)])  # type: ignore[misc]
+        for n in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first, second, third = (worker.channel.sent for worker in workers)
+    assert first == second == third
+    assert sorted(first) == list(range(300))
 
 
 def test_logs_that_no_disk_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,16 @@ fit(model(), Tell())
 """
 
 
+IN_A_DAEMON = """
+begun = threading.Event()
+class Begun(Tell):
+    def on_epoch_end(self, epoch, logs=None):
+        begun.set()
+threading.Thread(target=fit, args=(model(), Begun()), daemon=True).start()
+begun.wait()
+"""
+
+
 class _Script:
     """A script of a user's, in a session of its own, as in a terminal of its own."""
 
@@ -177,6 +187,13 @@ def test_workers_that_cannot_run_python_end_with_their_parent(
     wait_until((tmp_path / "holds").exists, "rank 1 holds the lock", START_SECONDS)
     os.kill(script.process.pid, signal.SIGKILL)
     script.process.wait()
+    wait_until(lambda: _all_gone(pids), "the workers end")
+
+
+def test_nobody_waits_for_a_daemon_thread(scripts: Any) -> None:
+    script = scripts(IN_A_DAEMON)
+    pids = script.line()
+    assert script.process.wait(START_SECONDS) == 0
     wait_until(lambda: _all_gone(pids), "the workers end")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import pathlib
 import re
 from typing import Any
 
@@ -312,3 +313,28 @@ def test_failures_and_bad_arguments() -> None:
         FailsInWorkers(inputs, L.Flatten()(inputs)).predict(x, verbose=0, num_processes=2)
     assert caught.value.rank in (0, 1)
     assert model.predict(x, verbose=0, num_processes=2).shape == (20, 10)
+
+
+OPEN_FILES = pathlib.Path("/proc/self/fd")
+
+
+class CountsDescriptors(tf.keras.callbacks.Callback):
+    """Asks for every batch; counts this process's open files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        assert logs["outputs"].shape == (2, 10)
+        self.counts.append(len(list(OPEN_FILES.iterdir())))
+
+
+@pytest.mark.skipif(not OPEN_FILES.is_dir(), reason="/proc is Linux's")
+def test_no_file_stays_open_for_a_batch() -> None:
+    x, _ = digits(60)
+    counts = CountsDescriptors()
+    found = small_cnn().predict(x, 2, verbose=0, num_processes=2, callbacks=[counts])
+    np.testing.assert_allclose(found, small_cnn().predict(x, 2, verbose=0), rtol=1e-4)
+    assert len(counts.counts) == 30
+    assert max(counts.counts) - min(counts.counts) < 10

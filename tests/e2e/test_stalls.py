@@ -94,8 +94,9 @@ def test_step_that_does_not_end_over_grpc(kind: str) -> None:
     assert nanotf.worker_pids() == ()
 
 
-def test_data_that_take_longer_are_waited_for() -> None:
-    """In Keras's step; over "grpc" the workers look at its clock."""
+@pytest.mark.parametrize("kind", ["fit", "loop"])
+def test_data_that_take_longer_are_waited_for(kind: str) -> None:
+    """Within a step, Keras's or the user's; over "grpc" the workers look at its clock."""
     x, y = digits(100)
 
     def batches() -> Iterator[Any]:
@@ -103,8 +104,22 @@ def test_data_that_take_longer_are_waited_for() -> None:
         time.sleep(STALL_SECONDS + 3)
         yield x[50:], y[50:]
 
-    options = {"steps_per_epoch": 2, "num_processes": 2, "transport": "grpc", "verbose": 0}
-    assert small_cnn().fit(batches(), **options).epoch == [0]
+    if kind == "fit":
+        options = {"steps_per_epoch": 2, "num_processes": 2, "transport": "grpc", "verbose": 0}
+        assert small_cnn().fit(batches(), **options).epoch == [0]
+        return
+    factor = tf.Variable(2.0)
+
+    @nanotf.keras.nano_multiprocessing
+    def both(iterator: Any) -> Any:
+        return sum(factor * tf.reduce_mean(next(iterator)[0]) for _ in range(2))
+
+    @nanotf.keras.nano(num_processes=2, transport="grpc")
+    def loop(data: Any) -> float:
+        return float(both(iter(data)))
+
+    expected = 2.0 * (x[:50].mean() + x[50:].mean())
+    assert abs(loop(batches()) - expected) < 1e-4
 
 
 class _Stop(tf.keras.callbacks.Callback):

@@ -108,19 +108,19 @@ def test_both_ends_show_the_key(ends: tuple[Channel, Channel], key: bytes) -> No
 
     def answer() -> None:
         try:
-            worker.show_key_second(b"the same")
+            worker.show_key_first(b"the same")
         except (AuthenticationError, EOFError, OSError) as error:
             failures.append(error)
 
     thread = threading.Thread(target=answer)
     thread.start()
     if key == b"the same":
-        parent.show_key_first(key)
+        parent.show_key_second(key)
         thread.join(10)
         assert failures == []
     else:
         with pytest.raises(AuthenticationError):
-            parent.show_key_first(key)
+            parent.show_key_second(key)
         parent.close()
         thread.join(10)
         assert failures

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 from waiting import wait_until
 
+from nanotf import messages
 from nanotf.shipping import arrays
 from nanotf.shipping.blocks import ALIGNMENT, Block, aligned
 from nanotf.shipping.inputs import rows_of_rank
-from nanotf.shipping.streams import StreamWriter
+from nanotf.shipping.streams import StreamReader, StreamWriter
 
 
 @pytest.mark.parametrize(
@@ -213,3 +214,39 @@ def test_who_waits_for_whom() -> None:
     writer.end_epoch()
     wait_until(lambda: not writer.owes(60), "it has read all")
     writer.stop()
+
+
+def test_what_ends_after_its_job_says_nothing_to_the_next() -> None:
+    """The next job has streams of the same numbers."""
+    data, sent = _SlowData(), []
+    writer = StreamWriter(
+        0, data, (), True, 2, lambda message, _: sent.append(message), pytest.fail
+    )
+    writer.begin_epoch()
+    writer.stop(seconds=0)  # the user's code is in the middle of making a batch
+    data.come.set()
+    wait_until(writer.reap, "it ends")
+    assert sent == []
+
+
+def test_who_waits_for_a_batch_when_the_job_ends() -> None:
+    """A callback has stopped a pass; a thread of tf.data's has asked for more."""
+
+    class Channel:
+        def __init__(self) -> None:
+            self.sent: list[Any] = []
+
+        def send(self, message: messages.Message) -> None:
+            self.sent.append(message)
+
+    channel = Channel()
+    reader = StreamReader(channel, job=1)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(reader.iterate(0, rank=0, size=2)))
+    thread.start()
+    wait_until(lambda: channel.sent, "it has asked")
+    reader.end()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert list(reader.iterate(1, rank=0, size=2)) == []
+    assert channel.sent == [messages.OpenStream(1, 0, 0), messages.CloseStream(1, 0, 0)]
