@@ -364,7 +364,7 @@ class _Call:
             if waited > self.engine.spec.deadline:
                 self._fail(
                     f"rank {self.engine.rank} waited {self.engine.spec.deadline:g} s in "
-                    f"{self._describe()} for {self._missing()}. Ranks must call the same "
+                    f"{self._describe()} for {self._missing(peer)}. Ranks must call the same "
                     "collectives; if one is only slow, raise the deadline."
                 )
 
@@ -383,18 +383,25 @@ class _Call:
     def _describe(self) -> str:
         return f"{self.text} (key {self.key}, call {self.number})"
 
-    def _missing(self) -> str:
-        """Names the ranks that have not come, or that came and did not go on."""
+    def _missing(self, awaited: int) -> str:
+        """Names the ranks that have not come, or came and did not go on; `awaited` at the least."""
         names = []
         here = self.view.word(self._header(self.engine.rank) + layout.POSTED)
         for peer in self._peers():
-            found = peer in self._slots
-            if found and self.view.word(self._header(peer) + layout.POSTED) >= here:
+            # One looks for the peers one after another, so those after it were not looked for.
+            found = peer in self._slots or self._find(peer)
+            # Until all have met, they cannot go on; in a gather they begin with unlike rounds.
+            if found and (
+                not self._met or self.view.word(self._header(peer) + layout.POSTED) >= here
+            ):
                 continue
-            state = self.view.half(self.view.layout.region(peer) + layout.STATE)
-            how = "came, did not finish" if found else "did not come"
-            names.append(f"rank {peer} ({'never attached' if state == layout.ABSENT else how})")
-        return ", ".join(names) or "its peers"
+            names.append(self._lacking(peer, found))
+        return ", ".join(names) or self._lacking(awaited, True)
+
+    def _lacking(self, peer: int, found: bool) -> str:
+        state = self.view.half(self.view.layout.region(peer) + layout.STATE)
+        how = "came, did not finish" if found else "did not come"
+        return f"rank {peer} ({'never attached' if state == layout.ABSENT else how})"
 
 
 def _raw(array: Array) -> Array:

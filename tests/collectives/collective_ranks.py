@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -16,7 +17,9 @@ from typing import Any
 import numpy as np
 from collective_runner import make_engine, wait_for
 
+from nanotf.collectives import layout
 from nanotf.collectives.engine import part_of
+from nanotf.collectives.shared_view import SharedView
 from nanotf.errors import CollectiveError
 
 try:  # comes with TensorFlow
@@ -306,18 +309,42 @@ def rank_aborts(spec: Any, rank: int, fd: int) -> str:
         return error_of(engine.barrier, 1)
 
 
-def absent(spec: Any, rank: int, fd: int, directory: Path) -> str:
-    """The last rank attaches and does not come."""
+def absent(
+    spec: Any, rank: int, fd: int, directory: Path, missing: int, method: str = "all_reduce"
+) -> str:
+    """One rank attaches and does not come. The first gives more rounds to a gather than others."""
+    values = np.ones(2 * CHUNK if method == "all_gather" and rank == 0 else 3)
     with engine_of(spec, rank, fd) as engine:
+        call = getattr(engine, method)
+        values = [values] if method == "all_reduce" else values
         (directory / f"attached-{rank}").touch()
         for other in range(spec.size):
             wait_for((directory / f"attached-{other}").exists)
-        if rank == spec.size - 1:
+        if rank == missing:
             wait_for((directory / "expired").exists)
-            return error_of(engine.all_reduce, [np.ones(3)], 42)
-        text = error_of(engine.all_reduce, [np.ones(3)], 42)
+            return error_of(call, values, 42)
+        text = error_of(call, values, 42)
         (directory / "expired").touch()
         return text
+
+
+def came_and_did_not_reduce(spec: Any, rank: int, fd: int, directory: Path) -> str:
+    """Rank 1 posts all that it gives, in a copy of rank 0's slot, and reduces nothing."""
+    if rank == 0:
+        with engine_of(spec, rank, fd) as engine:
+            text = error_of(engine.all_reduce, [np.ones(CHUNK)], 42)
+        (directory / "expired").touch()
+        return text
+    view = SharedView(spec, rank, fd)
+    wait_for(lambda: view.word(view.tag(0, 0)) != 0)
+    theirs, own = view.slot_header(0, 0), view.slot_header(rank, 0)
+    size = layout.SLOT_HEADER_BYTES
+    view.bytes[own : own + size] = view.bytes[theirs : theirs + size]
+    view.set_word(own + layout.POSTED, 1 << 40)
+    view.set_word(own + layout.REDUCED, 0)
+    view.set_word(view.tag(rank, 0), view.word(view.tag(0, 0)))
+    wait_for((directory / "expired").exists)
+    return ""
 
 
 def never_attached(spec: Any, rank: int, fd: int) -> str:

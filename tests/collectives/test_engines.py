@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
+import time
 from pathlib import Path
 
 import collective_ranks as ranks
 import pytest
-from collective_runner import IMPLEMENTATIONS, Outcome, run_ranks, values, wait_for
+from collective_runner import (
+    IMPLEMENTATIONS,
+    Outcome,
+    run_ranks,
+    values,
+    wait_for,
+)
 
+from nanotf import stalls
 from nanotf.collectives import create_group, native_status
 from nanotf.errors import CollectiveError, InvalidArgumentError
 
@@ -182,10 +191,29 @@ def test_a_rank_aborts(implementation):
 @BOTH
 def test_the_deadline_names_who_is_missing(implementation, tmp_path):
     with create_group(3, implementation=implementation, deadline=3) as owner:
-        texts = values(run_ranks(owner, ranks.absent, tmp_path))
+        texts = values(run_ranks(owner, ranks.absent, tmp_path, 2))
     for text in texts:
         assert "waited 3 s in all_reduce(sum) of float64[3] (key 42, call 1) for rank 2" in text
         assert "rank 2 (did not come)" in text
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["all_reduce", "all_gather"])
+def test_the_deadline_blames_nobody_else(implementation, method, tmp_path):
+    options = {"chunk_bytes": ranks.CHUNK, "deadline": 3}
+    with create_group(4, implementation=implementation, **options) as owner:
+        texts = values(run_ranks(owner, ranks.absent, tmp_path, 1, method))
+    for text in texts:
+        assert "(key 42, call 1) for rank 1 (did not come). Ranks must" in text
+
+
+@pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
+def test_the_deadline_names_who_does_not_reduce(tmp_path):
+    options = {"chunk_bytes": ranks.CHUNK, "symmetric_bytes": 64, "deadline": 2}
+    with create_group(2, implementation="native", **options) as owner:
+        text, _ = values(run_ranks(owner, ranks.came_and_did_not_reduce, tmp_path))
+    assert "for rank 1 (came, did not finish). Ranks must" in text
+    assert stalls.missing_ranks(text) == [1]
 
 
 @BOTH

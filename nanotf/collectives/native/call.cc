@@ -188,7 +188,7 @@ void Call::AwaitAsleep(int peer, Ready ready) {
         PeerLost(peer, state == kClosed ? "left the group" : "ended");
       }
       if (std::chrono::duration<double>(now - start).count() > group_.config().deadline_seconds) {
-        Expire();
+        Expire(peer);
       }
     }
     SleepOn(header.event, event, kSleepMilliseconds);
@@ -204,10 +204,10 @@ void Call::PeerLost(int peer, const char* how) {
   throw Failure{message};
 }
 
-void Call::Expire() {
+void Call::Expire(int peer) {
   const std::string message = "nanotf collective: rank " + std::to_string(group_.rank()) +
                               " waited " + Seconds(group_.config().deadline_seconds) + " in " +
-                              Describe() + " for " + Missing() +
+                              Describe() + " for " + Missing(peer) +
                               ". Ranks must call the same collectives; if one is only slow, "
                               "raise the deadline.";
   group_.Abort(message);
@@ -219,21 +219,28 @@ std::string Call::Describe() const {
          std::to_string(number_) + ")";
 }
 
-// Names the ranks that have not come, or that came and did not go on.
-std::string Call::Missing() const {
+// Names the ranks that have not come, or that came and did not go on; `awaited` at the least.
+std::string Call::Missing(int awaited) {
   std::string names;
   const uint64_t here = group_.slot(group_.rank(), slots_[group_.rank()]).posted.load();
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;
-    const bool found = slots_[peer] >= 0;
-    if (found && group_.slot(peer, slots_[peer]).posted.load() >= here) continue;
-    names += (names.empty() ? "rank " : ", rank ") + std::to_string(peer);
-    if (group_.header(peer).state.load() == kAbsent)
-      names += " (never attached)";
-    else
-      names += found ? " (came, did not finish)" : " (did not come)";
+    // A rank looks for its peers one after another, so those after `awaited` were not looked for.
+    const bool found = slots_[peer] >= 0 || Find(peer);
+    // Until all have met, they cannot go on, and in a gather they begin with unlike rounds.
+    const bool goes_on = !met_ || group_.slot(peer, slots_[peer]).posted.load() >= here;
+    if (found && goes_on) continue;
+    names += (names.empty() ? "" : ", ") + Lacking(peer, found);
   }
-  return names.empty() ? "its peers" : names;
+  return names.empty() ? Lacking(awaited, true) : names;
+}
+
+std::string Call::Lacking(int peer, bool found) const {
+  const bool absent = group_.header(peer).state.load() == kAbsent;
+  return "rank " + std::to_string(peer) +
+         (absent  ? " (never attached)"
+          : found ? " (came, did not finish)"
+                  : " (did not come)");
 }
 
 }  // namespace nanotf

@@ -168,10 +168,11 @@ class Call {
   void AwaitAsleep(int peer, Ready ready);
   void ClaimSlot();
   bool Find(int peer);
-  [[noreturn]] void Expire();
+  [[noreturn]] void Expire(int peer);
   [[noreturn]] void PeerLost(int peer, const char* how);
   std::string Describe() const;
-  std::string Missing() const;
+  std::string Missing(int awaited);
+  std::string Lacking(int peer, bool found) const;
 
   Group& group_;
   const NanotfCall what_;
