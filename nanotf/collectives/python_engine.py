@@ -286,12 +286,12 @@ class _Call:
         claimed: list[int] = []
 
         def try_claim() -> bool:
-            slot = self.engine.try_claim()
+            slot = None if claimed else self.engine.try_claim()
             claimed.extend([] if slot is None else [slot])
-            return slot is not None
+            return bool(claimed)
 
         def look_around(waited: float) -> None:
-            if waited > self.engine.spec.deadline:
+            if waited > self.engine.spec.deadline and not try_claim():
                 self._fail(
                     f"rank {self.engine.rank} waited {self.engine.spec.deadline:g} s to begin "
                     f"{self._describe()}, because {layout.SLOTS} collectives were in flight. "
@@ -361,7 +361,7 @@ class _Call:
                     f"rank {peer} (process {pid}) {how} while rank {self.engine.rank} waited "
                     f"for it in {self._describe()}. See that rank's log."
                 )
-            if waited > self.engine.spec.deadline:
+            if waited > self.engine.spec.deadline and not ready():
                 self._fail(
                     f"rank {self.engine.rank} waited {self.engine.spec.deadline:g} s in "
                     f"{self._describe()} for {self._missing(peer)}. Ranks must call the same "

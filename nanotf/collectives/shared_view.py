@@ -149,19 +149,22 @@ class SharedView:
 
         Args:
             ready: called often.
-            look_around: called now and then with the seconds waited; may raise.
+            look_around: called now and then with the seconds waited; may raise. A look that comes
+                late adds one second: this process was frozen meanwhile (SIGSTOP, `docker pause`),
+                and most often its peers with it, which then could not come.
         """
         for _ in range(50 if self.spec.spin_seconds else 1):
             if ready():
                 return
-        start = looked = time.monotonic()
+        looked, waited = time.monotonic(), 0.0
         pause = _SHORTEST_SLEEP
         while not ready():
             self.check_aborted()
             now = time.monotonic()
             if now - looked >= _LOOK_AROUND_EVERY and look_around is not None:
+                waited += min(now - looked, 1.0)
                 looked = now
-                look_around(now - start)
+                look_around(waited)
             time.sleep(pause)
             pause = min(pause * 1.5, _LONGEST_SLEEP)
 

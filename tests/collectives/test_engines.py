@@ -54,6 +54,12 @@ def group(size, implementation, **options):
     return create_group(size, implementation=implementation, deadline=30, **options)
 
 
+def time_passes(seconds):
+    """For what happens to a process in that time, and only with time."""
+    end = time.monotonic() + seconds
+    wait_for(lambda: time.monotonic() > end)
+
+
 @BOTH
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 def test_all_reduce_gives_equal_bits_on_all_ranks(implementation, size):
@@ -214,6 +220,31 @@ def test_the_deadline_names_who_does_not_reduce(tmp_path):
         text, _ = values(run_ranks(owner, ranks.came_and_did_not_reduce, tmp_path))
     assert "for rank 1 (came, did not finish). Ranks must" in text
     assert stalls.missing_ranks(text) == [1]
+
+
+@BOTH
+def test_the_deadline_does_not_count_while_all_are_frozen(implementation, tmp_path):
+    """As `docker pause` does it."""
+    deadline = 2.0
+
+    def freeze() -> None:
+        wait_for(lambda: len(list(tmp_path.glob("pid-*"))) == 2)
+        pids = [int((tmp_path / f"pid-{rank}").read_text()) for rank in range(2)]
+        time_passes(0.3)  # so that rank 0 waits
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            wait_for(lambda: all(map(stalls.is_stopped, pids)))
+            time_passes(deadline + 0.5)
+            os.kill(pids[0], signal.SIGCONT)
+            time_passes(0.2)  # so that rank 0 looks before rank 1 comes
+            (tmp_path / "go").touch()
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+    with create_group(2, implementation=implementation, deadline=deadline) as owner:
+        values(run_ranks(owner, ranks.frozen, tmp_path, meanwhile=freeze))
 
 
 @BOTH

@@ -33,6 +33,22 @@ std::string Seconds(double seconds) {
 
 uint64_t Tag(uint32_t key, uint32_t number) { return static_cast<uint64_t>(key) << 32 | number; }
 
+// How long a rank has waited. A look that comes late counts for a second: this process was frozen
+// meanwhile (SIGSTOP, `docker pause`), and most often its peers with it, which then could not come.
+class Patience {
+ public:
+  explicit Patience(double seconds) : left_(seconds) {}
+  bool IsOver(Clock::time_point now) {
+    left_ -= std::min(std::chrono::duration<double>(now - looked_).count(), 1.0);
+    looked_ = now;
+    return left_ < 0;
+  }
+
+ private:
+  double left_;
+  Clock::time_point looked_ = Clock::now();
+};
+
 }  // namespace
 
 Call::Call(Group& group, const NanotfCall& what, uint64_t rows)
@@ -72,14 +88,13 @@ void Call::ClaimSlot() {
   int& own = slots_[group_.rank()];
   auto claimed = [&] { return (own = group_.TryClaim()) >= 0; };
   if (claimed()) return;
-  const auto start = Clock::now();
+  Patience patience(group_.config().deadline_seconds);
   do {
     // Threads of this process or any peer may free a slot, and this is rare: just look again.
     struct timespec pause = {0, 100000};
     nanosleep(&pause, nullptr);
     group_.CheckAborted();
-    if (std::chrono::duration<double>(Clock::now() - start).count() >
-        group_.config().deadline_seconds) {
+    if (patience.IsOver(Clock::now()) && !claimed()) {
       const std::string message =
           "nanotf collective: rank " + std::to_string(group_.rank()) + " waited " +
           Seconds(group_.config().deadline_seconds) + " to begin " + Describe() + ", because " +
@@ -88,7 +103,7 @@ void Call::ClaimSlot() {
       group_.Abort(message);
       throw Failure{message};
     }
-  } while (!claimed());
+  } while (own < 0 && !claimed());
 }
 
 void Call::PostProduced(uint64_t rounds) {
@@ -173,8 +188,8 @@ void Call::AwaitAsleep(int peer, Ready ready) {
     explicit Sleeper(std::atomic<uint32_t>& c) : count(c) { count.fetch_add(1); }
     ~Sleeper() { count.fetch_sub(1); }
   } sleeper(header.sleepers);
-  const auto start = Clock::now();
-  auto checked = start;
+  Patience patience(group_.config().deadline_seconds);
+  auto checked = Clock::now();
   for (;;) {
     const uint32_t event = header.event.load();
     if (ready()) return;
@@ -187,7 +202,8 @@ void Call::AwaitAsleep(int peer, Ready ready) {
         if (ready()) return;  // it posted, then ended
         PeerLost(peer, state == kClosed ? "left the group" : "ended");
       }
-      if (std::chrono::duration<double>(now - start).count() > group_.config().deadline_seconds) {
+      if (patience.IsOver(now)) {
+        if (ready()) return;  // it may have posted since this rank last looked
         Expire(peer);
       }
     }
