@@ -356,6 +356,21 @@ def frozen(spec: Any, rank: int, fd: int, directory: Path) -> None:
         engine.barrier(6)
 
 
+def without_proc(spec: Any, rank: int, fd: int, directory: Path) -> None:
+    """Rank 0 does not find the processes of others in /proc."""
+    with engine_of(spec, rank, fd) as engine:
+        if rank == 0:
+            entered = directory / "entered"
+            (directory / "root").mkdir()
+            entered.touch()
+            os.chroot(directory / "root")
+        else:
+            wait_for((directory / "entered").exists)
+            began = time.monotonic()
+            wait_for(lambda: time.monotonic() > began + 0.5)  # in which rank 0 looks at this one
+        engine.barrier(6)
+
+
 def never_attached(spec: Any, rank: int, fd: int) -> str:
     with engine_of(spec, rank, fd) as engine:
         return error_of(engine.barrier, 8)

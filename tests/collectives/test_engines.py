@@ -247,6 +247,13 @@ def test_the_deadline_does_not_count_while_all_are_frozen(implementation, tmp_pa
         values(run_ranks(owner, ranks.frozen, tmp_path, meanwhile=freeze))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="chroot is for root")
+@BOTH
+def test_a_rank_that_is_not_in_proc_is_alive(implementation, tmp_path):
+    with group(2, implementation) as owner:
+        values(run_ranks(owner, ranks.without_proc, tmp_path))
+
+
 @BOTH
 def test_the_deadline_names_who_never_attached(implementation):
     with create_group(2, implementation=implementation, deadline=0.5) as owner:

@@ -46,7 +46,9 @@ bool IsAlive(uint32_t pid) {
   char path[32];
   snprintf(path, sizeof(path), "/proc/%u/stat", pid);
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return errno != ENOENT;
+  if (fd < 0) {  // it has just gone, or /proc does not show it: hidepid, a chroot, no descriptor
+    return kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH;
+  }
   char line[512];
   const ssize_t length = read(fd, line, sizeof(line) - 1);
   close(fd);
