@@ -33,6 +33,8 @@ from nanotf.errors import CollectiveError, InvalidArgumentError
 
 _REDUCE: dict[str, Callable[..., Any]] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
+_MAX_NUMBER = 2**32 - 1  # of a call of a key: the lower half of its tag
+
 
 class PythonEngine(Engine):
     """One rank of a group, in pure Python. See `Engine`.
@@ -171,10 +173,18 @@ class PythonEngine(Engine):
                     f"Received: key={key} on rank {self.rank} from two threads at once. "
                     "Give each its own key."
                 )
+            # From 1 on, since 0 would be the tag of a slot that was never used; and none twice,
+            # since a slot may still have the tag of the first call of that number.
+            number = self._calls.get(key, 0) + 1
+            if number > _MAX_NUMBER:
+                raise CollectiveError(
+                    "nanotf collective: a group numbers 2**32 - 1 collectives of a key. "
+                    f"Received: one more of key={key} on rank {self.rank}. "
+                    "Attach to a new group."
+                )
             self._in_flight.add(key)
-            # 0 would be the tag of a slot that was never used.
-            self._calls[key] = self._calls.get(key, 0) % 0xFFFFFFFF + 1
-            return self._calls[key]
+            self._calls[key] = number
+            return number
 
     def leave(self, key: int, slot: int | None) -> None:
         """Ends what `enter` and `try_claim` began."""

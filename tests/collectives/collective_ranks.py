@@ -371,6 +371,17 @@ def without_proc(spec: Any, rank: int, fd: int, directory: Path) -> None:
         engine.barrier(6)
 
 
+def last_numbers(spec: Any, rank: int, fd: int) -> str:
+    """The last call of a key, and two after it; other keys go on."""
+    with engine_of(spec, rank, fd) as engine:
+        engine._calls[5] = 2**32 - 2
+        engine.barrier(5)
+        text = error_of(engine.barrier, 5)
+        assert error_of(engine.barrier, 5) == text
+        engine.barrier(6)
+        return text
+
+
 def never_attached(spec: Any, rank: int, fd: int) -> str:
     with engine_of(spec, rank, fd) as engine:
         return error_of(engine.barrier, 8)

@@ -254,6 +254,13 @@ def test_a_rank_that_is_not_in_proc_is_alive(implementation, tmp_path):
         values(run_ranks(owner, ranks.without_proc, tmp_path))
 
 
+def test_the_calls_of_a_key_are_numbered(tmp_path):
+    with group(2, "python") as owner:
+        texts = values(run_ranks(owner, ranks.last_numbers))
+    for rank, text in enumerate(texts):
+        assert f"Received: one more of key=5 on rank {rank}" in text
+
+
 @BOTH
 def test_the_deadline_names_who_never_attached(implementation):
     with create_group(2, implementation=implementation, deadline=0.5) as owner:

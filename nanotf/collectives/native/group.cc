@@ -94,9 +94,14 @@ uint32_t Group::Enter(uint32_t key) {
                   std::to_string(key) + " on rank " + std::to_string(rank_) +
                   " from two threads at once. Give each its own key."};
   }
+  if (state.calls ==
+      UINT32_MAX) {  // a slot may still have the tag of the first call of that number
+    throw Failure{"a group numbers 2**32 - 1 collectives of a key. Received: one more of key=" +
+                  std::to_string(key) + " on rank " + std::to_string(rank_) +
+                  ". Attach to a new group."};
+  }
   state.in_flight = true;
-  if (++state.calls == 0) ++state.calls;  // a tag of 0 means a slot that was never used
-  return state.calls;
+  return ++state.calls;  // from 1 on: a tag of 0 means a slot that was never used
 }
 
 void Group::Leave(uint32_t key, int slot) {
