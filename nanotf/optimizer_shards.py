@@ -222,7 +222,8 @@ class ShardedUpdate:
             tf.reshape(tensors[i], [-1])[first:last]
             for i, first, last in pieces_of(self.bounds, [t.shape for t in tensors])
         ]
-        return tf.concat(pieces, axis=0)
+        # The last of many workers may have no part: 1,056 elements are 33 times 32.
+        return tf.concat(pieces, axis=0) if pieces else tf.zeros([0], tensors[0].dtype)
 
     def _without_gradient(self, absent: Sequence[bool], locals_: Sequence[Any]) -> list[Any]:
         """What a step must leave as it is, because the loss does not depend on it.

@@ -11,9 +11,10 @@ import tensorflow as tf
 from parity import fit_both
 
 import nanotf
+from nanotf.collectives.engine import part_of
 from nanotf.compat import keras_optimizers, versions
 from nanotf.keras import Model, Sequential
-from nanotf.optimizer_shards import OptimizerShards, pieces_of
+from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate, pieces_of
 
 L = tf.keras.layers
 O = tf.keras.optimizers  # noqa: E741
@@ -207,3 +208,12 @@ def test_pieces_of_a_part() -> None:
     assert pieces_of((4, 8), shapes) == [(0, 4, 6), (2, 0, 1), (3, 0, 1)]
     assert pieces_of((8, 11), shapes) == [(3, 1, 4)]
     assert pieces_of((11, 11), shapes) == []
+
+
+def test_a_worker_without_a_part() -> None:
+    """The last of 34 workers, of 1,056 elements."""
+    update = object.__new__(ShardedUpdate)
+    update.bounds = part_of(33, 34, 1056)
+    for dtype in (tf.float64, tf.bool):
+        part = update._part_of([tf.ones([32, 32], dtype), tf.ones([32], dtype)])
+        assert (part.dtype, part.shape) == (dtype, (0,))
