@@ -135,21 +135,51 @@ def _of_whole_batch(result: Any, rows: Any, known: int | None, share: keras_shar
         present = [tf.where(rows > 0, leaves[i], tf.zeros_like(leaves[i])) for i in places]
         for place, value in zip(places, _sum(present), strict=True):
             leaves[place] = value
-    for place in of_rows:
-        leaves[place] = _gathered(leaves[place], rows, known, share)
+    for place, value in zip(
+        of_rows, _rows_or_mean([leaves[i] for i in of_rows], known, share), strict=True
+    ):
+        leaves[place] = value
     return tf.nest.pack_sequence_as(result, leaves)
 
 
-def _gathered(value: Any, rows: Any, known: int | None, share: keras_share.Share) -> Any:
-    """The rows of all workers, of a value that has this worker's; a mean of others."""
+def _may_be_rows(value: Any, known: int | None) -> bool:
+    """Whether, to this worker, a value seems to have one entry for each row of the batch.
+
+    Another worker, which has more rows or fewer, or a graph for any number, may see it otherwise.
+    """
     first = value.shape[0]
-    if tf.executing_eagerly():
-        # Every rank must decide alike, though a value may happen to be as long as its rows are.
-        fits = tf.cast(rows > 0, tf.float64) * tf.cast(first == rows, tf.float64)
-        absent = tf.cast(rows == 0, tf.float64)
-        is_rows = bool(_sum([fits + absent])[0] == _sum([tf.ones([], tf.float64)])[0])
-    else:
-        is_rows = first is None or (known is not None and first == max(known, 1))
-    if is_rows:
-        return keras_share.rows_of_all(value, share)
-    return _sum([share.of(value)])[0] if value.dtype.is_floating else value
+    return first is None or (known is not None and first == max(known, 1))
+
+
+def _rows_or_mean(values: Sequence[Any], known: int | None, share: keras_share.Share) -> list[Any]:
+    """The rows of all workers, of values that have this worker's; a mean of the others.
+
+    A value has rows if that is what it seems to all workers. They say so when the step runs, since
+    each has traced it for rows of its own. TensorFlow allows no collective in a branch of a step,
+    so that the means are made of what all workers have, too.
+    """
+    if not values:
+        return []
+    seems = [_may_be_rows(value, known) for value in values]
+    against = _sum([tf.constant([not fits for fits in seems], tf.float64)])[0]
+    return [
+        _one_of_whole_batch(value, fits, against[place] > 0, share)
+        for place, (value, fits) in enumerate(zip(values, seems, strict=True))
+    ]
+
+
+def _one_of_whole_batch(value: Any, fits: bool, is_mean: Any, share: keras_share.Share) -> Any:
+    """One of the values; `fits` is what it seems here, `is_mean` a tensor, what it is."""
+    is_floating = value.dtype.is_floating
+    if not fits and (value.dtype == tf.string or value.shape.num_elements() == 0):
+        return value  # strings cannot be gathered; TensorFlow crashes where all gather nothing
+    part = share.of(value) if is_floating else value
+    gathered = keras_share.rows_of_all(tf.cond(is_mean, lambda: part, lambda: value), share)
+
+    def mean() -> Any:
+        if not is_floating:
+            return value
+        shape = tf.concat([[-1], tf.shape(value)], axis=0)
+        return tf.ensure_shape(tf.reduce_sum(tf.reshape(gathered, shape), axis=0), value.shape)
+
+    return tf.cond(is_mean, mean, lambda: gathered) if fits else mean()

@@ -58,7 +58,8 @@ def nano_multiprocessing(function: Callable[..., Any]) -> Step:
     return comes back on every worker:
 
     - a floating scalar is taken for a mean over the batch, and is the one of the global batch;
-    - a value for each row is gathered, in the order of the global batch;
+    - a value for each row is gathered, in the order of the global batch; as such counts every
+      value that is on each worker as long as that worker's rows are;
     - an integer scalar is taken for a count, and summed;
     - anything else is this worker's own.
 

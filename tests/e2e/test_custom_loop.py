@@ -408,6 +408,31 @@ def test_ways_to_read_a_dataset(run_on: Any, float64: None) -> None:
     assert model.get_weights()[0].shape == (8, 6)
 
 
+@pytest.mark.parametrize("graph", [True, False])
+def test_vectors_as_long_as_one_worker_s_rows(run_on: Any, float64: None, graph: bool) -> None:
+    """Batches of 7, 7, 5 and 1 rows: 4 and 3, 3 and 2, 1 and 0 rows for two workers."""
+    factor = tf.Variable(tf.constant(2.0, tf.float64))
+
+    def step(x: Any, y: Any) -> Any:
+        means = [tf.reduce_mean(factor * x, axis=0)[:size] for size in (2, 3, 4)]
+        return means, tf.range(4), tf.reshape(means[2], [4, 1]), x[:, 0], y > 0, tf.zeros(0)
+
+    def both(run: Any, share: Any) -> list[Any]:
+        shared = share(tf.function(step) if graph else step)
+
+        @run
+        def train(first: Any, second: Any) -> list[Any]:
+            return [shared(x, y) for data in (first, second) for x, y in data]
+
+        return tf.nest.flatten(train(loops.dataset(19, 7), loops.dataset(8, 7)))
+
+    for ours, theirs in zip(
+        both(run_on(), nano_multiprocessing), both(lambda f: f, lambda f: f), strict=True
+    ):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+
+
 def test_loop_in_one_graph(run_on: Any, float64: None) -> None:
     def both(run: Any) -> list[Any]:
         model, optimizer, loss_object = dense(), tf.keras.optimizers.SGD(0.1), cross_entropy()
