@@ -94,8 +94,8 @@ uint32_t Group::Enter(uint32_t key) {
                   std::to_string(key) + " on rank " + std::to_string(rank_) +
                   " from two threads at once. Give each its own key."};
   }
-  if (state.calls ==
-      UINT32_MAX) {  // a slot may still have the tag of the first call of that number
+  // None twice: a slot may still have the tag of the first call of that number.
+  if (state.calls == UINT32_MAX) {
     throw Failure{"a group numbers 2**32 - 1 collectives of a key. Received: one more of key=" +
                   std::to_string(key) + " on rank " + std::to_string(rank_) +
                   ". Attach to a new group."};
