@@ -38,13 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (chosen.output / "results.json").write_text(json.dumps(result, indent=1) + "\n")
     (chosen.output / "report.txt").write_text(text + "\n")
     print(text)
+    written = "results.json and report.txt"
     try:
         chart.draw(result, chosen.output / "chart.png")
+        written = "results.json, report.txt and chart.png"
     except ImportError:
         print(
             "No chart: matplotlib is not installed. pip install 'matplotlib>=3.8'", file=sys.stderr
         )
-    print(f"\nresults.json, report.txt and chart.png are in {chosen.output}")
+    print(f"\n{written} are in {chosen.output}")
     return 1 if result["problems"] else 0
 
 

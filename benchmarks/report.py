@@ -85,7 +85,7 @@ def _heading(result: Mapping[str, Any]) -> str:
         f"nanotf {machine.get('nanotf', '?')}, TensorFlow {machine.get('tensorflow', '?')}, "
         f"Keras {machine.get('keras') or '?'}; {machine.get('cpu', '?')}, "
         f"{machine.get('cores', '?')} cores; num_processes={options.get('num_processes', '?')}, "
-        f"{options.get('optimizer', '?')}, {options.get('rounds', '?')} rounds\n{_quiet(result)}"
+        f"{options.get('optimizer', '?')}, rounds={options.get('rounds', '?')}\n{_quiet(result)}"
     )
 
 
@@ -158,11 +158,10 @@ def bfloat16(result: Mapping[str, Any]) -> str:
             lines.append(f"{who}: not measured.")
             continue
         word = "a gain" if mean >= GAIN else "no gain"
-        least, most = min(known, key=lambda t: known[t]), max(known, key=lambda t: known[t])
-        lines.append(
-            f"{who}: {word}, {mean:.2f} in the geometric mean; {least} {known[least]:.2f}, "
-            f"{most} {known[most]:.2f}."
-        )
+        of_models = sorted(known, key=lambda title: known[title])
+        ends = dict.fromkeys((of_models[0], of_models[-1]))  # one, of one model
+        spread = ", ".join(f"{title} {known[title]:.2f}" for title in ends)
+        lines.append(f"{who}: {word}, {mean:.2f} in the geometric mean; {spread}.")
     has = result.get("machine", {}).get("bfloat16")
     if has is not None:
         what = f"computes it by {has}" if has else "has no instructions for it"

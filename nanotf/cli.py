@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn, TypeVar
 
-from nanotf import doctor, environment, run_default, shell, topology, tuning_cache
+from nanotf import __version__, doctor, environment, run_default, shell, topology, tuning_cache
 from nanotf.errors import NanoError
 from nanotf.installed import find_installed
+from nanotf.picture import count
 from nanotf.precision import PRECISIONS
 from nanotf.run_script import Script
 
@@ -149,6 +150,7 @@ def _parse_script(parser: _Parser, arguments: Sequence[str]) -> argparse.Namespa
 # ------------------------------------------------------------------------- nanotf ...
 def _nanotf(arguments: Sequence[str]) -> int | Script:
     parser = _Parser(prog="nanotf", description="Multi-instance CPU acceleration for TensorFlow.")
+    parser.add_argument("--version", action="version", version=f"nanotf {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     _add_doctor(commands)
     _add_env(commands)
@@ -279,10 +281,10 @@ def _add_tune(commands: Any) -> None:
 
 def _tune(parsed: argparse.Namespace) -> int:
     if parsed.clear:
-        print(f"Forgot {tuning_cache.clear()} measurements of {tuning_cache.path()}.")
+        print(f"Forgot {count(tuning_cache.clear(), 'measurement')} of {tuning_cache.path()}.")
         return 0
     entries = tuning_cache.entries()
-    print(f"{len(entries)} measurements in {tuning_cache.path()}")
+    print(f"{count(len(entries), 'measurement')} in {tuning_cache.path()}")
     for entry in entries.values():
         steps = ", ".join(
             f"{m['num_processes']}: " + ("too slow" if m["step"] is None else _ms(m["step"]))

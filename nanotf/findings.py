@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nanotf import environment
+from nanotf.collectives.native_library import PYTHON_WANTED
 from nanotf.compat.versions import OLDEST_KERAS_3, parse_version
 from nanotf.installed import ALLOCATORS, Installed
 from nanotf.machine import Machine
@@ -235,12 +236,11 @@ def _of_environment(facts: Facts, chosen: Plan) -> Iterator[Finding]:
 def _of_speed(facts: Facts) -> Iterator[Finding]:
     usable, why = facts.native
     if not usable:
-        forced = why.startswith("NANOTF_NATIVE")
         yield Finding(
             "warning",
             f"Gradients are exchanged by the pure-Python implementation: {why}.",
             "unset NANOTF_NATIVE."
-            if forced
+            if why == PYTHON_WANTED
             else "Install a C++ compiler (g++), then python -m nanotf.collectives.build.",
         )
     if facts.build.tensorflow and not facts.build.onednn:

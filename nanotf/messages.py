@@ -101,15 +101,18 @@ class SetupFailed(Message):
     """Worker -> parent: the strategy could not be made.
 
     Args:
-        retry: bool, whether new ports may help.
+        retry: bool, whether starting again may help: with new ports, or without the native
+            collectives.
         summary: str, the exception in one line.
         traceback: str.
+        native_unusable: str or None, why the native collectives cannot be used here.
     """
 
     rank: int
     retry: bool
     summary: str
     traceback: str
+    native_unusable: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

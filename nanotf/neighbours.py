@@ -33,6 +33,8 @@ class _Request:
 
 # The last plan. While nothing else is asked for, the pool keeps its cores, whoever comes and goes.
 _last: tuple[_Request, topology.Plan] | None = None
+_NAMED = 3  # processes that a warning lists
+
 _warned: set[frozenset[int]] = set()  # the other pools' processes of which was spoken
 
 
@@ -117,9 +119,15 @@ def _beside(
         if shared and frozenset(taken) not in _warned:
             _warned.add(frozenset(taken))
             logger.warning(
-                "The workers share the logical CPUs %s with those of the processes %s: too few "
-                "are left. Both will be slow; end one (nanotf.shutdown()), or name cores=[...].",
+                "The workers share the logical CPUs %s with those of %s: too few are left. All "
+                "will be slow. Call nanotf.shutdown() there, or name cores=[...] here.",
                 shared,
-                sorted(taken),
+                _processes(sorted(taken)),
             )
         return alone
+
+
+def _processes(pids: list[int]) -> str:
+    named = ", ".join(map(str, pids[:_NAMED]))
+    more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
+    return f"process{'es' if len(pids) > 1 else ''} {named}{more}"

@@ -181,6 +181,8 @@ class Pool:
             text = f"Worker {message.rank} could not set up its strategy: {message.summary}"
             failure = worker.error(SetupError, text, remote_traceback=message.traceback)
             failure.retry = message.retry
+            if message.native_unusable is not None:
+                collectives.rule_out(message.native_unusable)
             raise failure
         assert isinstance(message, kind), message
         return message
@@ -206,6 +208,8 @@ class Pool:
         for worker in self.workers:
             worker.channel.send(setup, fds)
         self._expect(messages.Ready, "importing TensorFlow", deadline)
+        for worker in self.workers:
+            worker.is_ready()
 
     # ----------------------------------------------------------------------- talking
     def _read(self, worker: Worker) -> None:
@@ -432,6 +436,6 @@ def _late(workers: Sequence[Worker], doing: str) -> WorkerError:
 
 
 class SetupError(WorkerError):
-    """A worker could not make its strategy; `retry` says whether new ports may help."""
+    """A worker could not make its strategy; `retry` says whether starting again may help."""
 
     retry = False

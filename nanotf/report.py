@@ -287,7 +287,8 @@ def _text_of_workers(report: Report) -> Iterator[str]:
     ]
     widths = [max(9, len(heading)) for _, heading in shown]
     cells = [f"{heading:>{width}}" for (_, heading), width in zip(shown, widths, strict=True)]
-    yield "  ".join(["worker", *cells, "  steps"]) + "   (seconds)"
+    yield "Seconds of each worker:"
+    yield "  ".join(["worker", *cells, "  steps"])
     for worker in report.workers:
         values = [getattr(worker, field) for field, _ in shown]
         cells = [f"{value:>{width}.3f}" for value, width in zip(values, widths, strict=True)]

@@ -93,7 +93,7 @@ def _start(plan: backends.AnyPlan, transport: str) -> Pool:
         except SetupError as error:
             if not error.retry or attempt == START_TRIES - 1:
                 raise
-            logger.info("Starting the workers again with other ports: %s", error.message)
+            logger.info("Starting the workers again: %s", error.message)
     raise AssertionError("unreachable")
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from nanotf import messages
 from nanotf.channel import KEY_NBYTES, Channel, ChannelClosed
+from nanotf.collectives.native_library import NativeUnusable
 
 # What TensorFlow says when its server cannot bind the port (2.15 to 2.21).
 PORT_TAKEN = ("Could not start gRPC server", "Address already in use")
@@ -181,9 +182,10 @@ def _setup(
 
         made = session.Session(rank, channel, setup, fds)
     except BaseException as error:
-        retry = any(text in str(error) for text in PORT_TAKEN)
+        unusable = str(error) if isinstance(error, NativeUnusable) else None
+        retry = unusable is not None or any(text in str(error) for text in PORT_TAKEN)
         summary = f"{type(error).__name__}: {error}"
-        channel.send(messages.SetupFailed(rank, retry, summary, traceback.format_exc()))
+        channel.send(messages.SetupFailed(rank, retry, summary, traceback.format_exc(), unusable))
         return None
     return made
 

@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 
-from nanotf.shipping.blocks import anonymous_file
+from nanotf.memory_files import anonymous_file
 
 TAIL_LINES = 20
 CRASH = "Fatal Python error:"  # as faulthandler begins
@@ -33,6 +33,7 @@ class WorkerLog:
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = _open() if fd is None else fd
+        self._begin = 0  # of what `tail` shows
         # Parent and worker share the descriptor's position, which is the parent's to set
         # only as long as the worker always writes at the end.
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
@@ -50,9 +51,13 @@ class WorkerLog:
         """What was written after the first `position` bytes, the first 64 KiB of it."""
         return os.pread(self._fd, KEPT_BYTES, position).decode(errors="replace").strip()
 
+    def begin_here(self) -> None:
+        """Leaves what was written so far out of `tail`: what TensorFlow says when it starts."""
+        self._begin = self.size()
+
     def tail(self) -> str:
         """The last lines; of a crash, the top of its Python stack."""
-        text = os.pread(self._fd, KEPT_BYTES, max(0, self.size() - KEPT_BYTES))
+        text = os.pread(self._fd, KEPT_BYTES, max(self._begin, self.size() - KEPT_BYTES))
         lines = text.decode(errors="replace").splitlines()
         crash = [number for number, line in enumerate(lines) if line.startswith(CRASH)]
         if crash:
@@ -67,6 +72,7 @@ class WorkerLog:
         if self.size() > MAX_BYTES:
             text = os.pread(self._fd, KEPT_BYTES, self.size() - KEPT_BYTES)
             os.ftruncate(self._fd, 0)
+            self._begin = 0
             os.write(self._fd, text)
 
     def close(self) -> None:
@@ -84,4 +90,4 @@ def _open() -> int:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
         logger.warning("The workers' logs are kept in memory: %s.", error)
-        return anonymous_file(0)
+        return anonymous_file(0, fixed=False)

@@ -79,6 +79,10 @@ class Worker:
         """The last lines that the worker printed; of a crash, the top of its Python stack."""
         return self.log.tail()
 
+    def is_ready(self) -> None:
+        """It has started: what it said meanwhile is of no use in an error."""
+        self.log.begin_here()
+
     def trim_log(self) -> None:
         """Drops all but the end of a log that has become long."""
         self.log.trim()

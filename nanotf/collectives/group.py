@@ -21,7 +21,7 @@ from nanotf.collectives.engine import (
     part_of,
 )
 from nanotf.collectives.native_engine import NativeEngine
-from nanotf.collectives.native_library import OPS_LIBRARY
+from nanotf.collectives.native_library import OPS_LIBRARY, NativeUnusable
 from nanotf.collectives.python_engine import PythonEngine
 from nanotf.collectives.spec import GroupSpec
 from nanotf.errors import CollectiveError, InvalidArgumentError, InvalidArgumentTypeError
@@ -34,7 +34,17 @@ _PREFIX = "nanotf collective: "
 @functools.cache
 def _ops() -> Any:
     """TensorFlow's wrappers of the native ops."""
-    return tf.load_op_library(os.fspath(OPS_LIBRARY))
+    try:
+        ops = tf.load_op_library(os.fspath(OPS_LIBRARY))
+    except (tf.errors.OpError, OSError) as error:
+        text = getattr(error, "message", None) or str(error)
+        raise NativeUnusable(f"TensorFlow cannot load {OPS_LIBRARY.name}: {text}") from error
+    if not hasattr(ops, "nanotf_all_reduce"):
+        # The library has written to the log which function it did not find.
+        raise NativeUnusable(
+            f"{OPS_LIBRARY.name} does not know TensorFlow {tf.__version__}'s C API"
+        )
+    return ops
 
 
 def failure_message(error: BaseException) -> str | None:
@@ -107,6 +117,7 @@ class Group:
         Raises:
             CollectiveError: if the descriptor does not belong to the specification, or the rank
                 is taken.
+            NativeUnusable: if the specification says "native" and TensorFlow cannot load the ops.
         """
         if spec.implementation == "native":
             _ops()

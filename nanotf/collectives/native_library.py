@@ -13,6 +13,8 @@ from nanotf.collectives import layout
 LIBRARY = Path(__file__).with_name("_shm.so")
 OPS_LIBRARY = Path(__file__).with_name("_ops.so")
 
+PYTHON_WANTED = "NANOTF_NATIVE=0"  # why the native implementation is not used
+
 ERROR_BYTES = 2048
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
 REDUCTIONS = {"sum": 0, "min": 1, "max": 2}
@@ -119,16 +121,32 @@ def native_layout(size: int, chunk_bytes: int) -> list[int]:
     return list(numbers[: load().nanotf_layout(size, chunk_bytes, numbers)])
 
 
+class NativeUnusable(Exception):
+    """TensorFlow cannot load the ops. Raised in workers, which alone load them."""
+
+
+_unusable: list[str] = []
+
+
+def rule_out(reason: str) -> None:
+    """Makes `native_status` say no from now on: what a worker has found, for people."""
+    _unusable.append(reason)
+
+
 def native_status() -> tuple[bool, str]:
     """Whether the native implementation can be used, and why or why not. Takes about 1 ms.
+
+    Whether TensorFlow can load the ops is known when a worker has tried; see `rule_out`.
 
     Environment variables read: `NANOTF_NATIVE`; 0 forces the pure-Python implementation.
     """
     if os.environ.get("NANOTF_NATIVE") == "0":
-        return False, "NANOTF_NATIVE=0"
+        return False, PYTHON_WANTED
+    if _unusable:
+        return False, _unusable[0]
     for path in (LIBRARY, OPS_LIBRARY):
         if not path.exists():
-            return False, f"{path.name} was not built; run `python -m nanotf.collectives.build`"
+            return False, f"{path.name} was not built"
     try:
         if native_layout(2, 4096)[0] != layout.MAGIC:
             return False, f"{LIBRARY.name} is of another version; build it again"

@@ -13,20 +13,20 @@ most 4 x chunk bytes each: 1 MiB for the native implementation, 8 MiB for the Py
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import logging
 import mmap
 import os
 import secrets
 import struct
-import tempfile
 import weakref
 from types import TracebackType
 
 from nanotf.collectives import layout
-from nanotf.collectives.native_library import native_status
+from nanotf.collectives.native_library import PYTHON_WANTED, native_status
 from nanotf.errors import InvalidArgumentError
+from nanotf.memory_files import anonymous_file
 
 logger = logging.getLogger("nanotf")
 
@@ -108,7 +108,7 @@ class GroupOwner:
 
     def __init__(self, spec: GroupSpec) -> None:
         self.spec = spec
-        self.fd = _anonymous_file(spec.layout.total_bytes)
+        self.fd = anonymous_file(spec.layout.total_bytes, fixed=True)
         self._closer = weakref.finalize(self, os.close, self.fd)
         # The common page alone: the parent has no business in the ranks' regions, and what it
         # touched there would lie on its NUMA node.
@@ -187,7 +187,8 @@ def create_group(
         size: int, number of ranks.
         deadline: float, default 600 seconds, for each wait for other ranks.
         implementation: str or None, one of `IMPLEMENTATIONS`. `None` takes "native" where the
-            library was built and `NANOTF_NATIVE` is not 0, else "python", and logs which.
+            library was built and `NANOTF_NATIVE` is not 0, else "python", with one line in the
+            log that says why.
         chunk_bytes, symmetric_bytes: see `GroupSpec`; the defaults were measured.
         spin_seconds: float or None. `None` spins 50 us, and not at all if there are more ranks
             than cores: a spinning rank would keep the one it waits for from running.
@@ -246,9 +247,17 @@ def _choose(implementation: str | None) -> str:
             "implementation='native' needs the compiled library. "
             f"Received: {reason}. Run `python -m nanotf.collectives.build`."
         )
-    if implementation is None:
-        logger.info("Collectives: %s (%s).", "native" if available else "pure Python", reason)
+    if not available and reason != PYTHON_WANTED:
+        _warn_of_python(reason)
     return "native" if available else "python"
+
+
+@functools.cache
+def _warn_of_python(reason: str) -> None:
+    logger.warning(
+        "Workers exchange gradients in pure Python, which is slower: %s. See `nanotf doctor`.",
+        reason,
+    )
 
 
 def _cores() -> int:
@@ -260,28 +269,3 @@ def _cores() -> int:
 def _with_prefix(message: str) -> str:
     prefix = "nanotf collective: "
     return message if message.startswith(prefix) else prefix + message
-
-
-def _anonymous_file(nbytes: int) -> int:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("nanotf-group", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    else:  # macOS: a temporary file that has already lost its name
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    try:
-        os.fchmod(fd, 0o600)
-        os.ftruncate(fd, nbytes)
-        _seal(fd)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _seal(fd: int) -> None:
-    """Fixes the size: a file that shrinks under a mapping kills its readers with SIGBUS."""
-    import fcntl
-
-    if hasattr(fcntl, "F_ADD_SEALS"):
-        with contextlib.suppress(OSError):
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

@@ -122,6 +122,10 @@ class RayWorker(Worker):
     def log_tail(self) -> str:
         return super().log_tail() if self._bridge is None else self.process.ask("log_tail")
 
+    def is_ready(self) -> None:
+        if self._bridge is None:
+            super().is_ready()
+
     def trim_log(self) -> None:
         if self._bridge is None:  # otherwise its relay does
             super().trim_log()

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import threading
 import weakref
 from typing import Any
 
 import numpy as np
+
+from nanotf.memory_files import anonymous_file
 
 ALIGNMENT = 64  # bytes; what Eigen and oneDNN want of a tensor's start
 
@@ -22,21 +23,6 @@ ALIGNMENT = 64  # bytes; what Eigen and oneDNN want of a tensor's start
 def aligned(nbytes: int) -> int:
     """Rounds a size in bytes up to the next multiple of `ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def anonymous_file(nbytes: int) -> int:
-    """A descriptor of memory without a name, `nbytes` bytes of zeros."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("nanotf", os.MFD_CLOEXEC)
-    else:  # macOS: a temporary file that has already lost its name
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    try:
-        os.ftruncate(fd, nbytes)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
 
 
 class Block:
@@ -53,7 +39,7 @@ class Block:
 
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
         self.nbytes = max(nbytes, ALIGNMENT)
-        self.fd = anonymous_file(self.nbytes) if fd is None else fd
+        self.fd = anonymous_file(self.nbytes, fixed=True) if fd is None else fd
         self._closer = weakref.finalize(self, os.close, self.fd)
         try:
             self._map = mmap.mmap(self.fd, self.nbytes)

@@ -95,7 +95,7 @@ class ArrayInput:
             first_epoch: int, the number of the first pass, on which its order depends.
         """
         tf = require_tensorflow()
-        tensors = [_tensor_over(view(blocks[self.block], ref)) for ref in self.arrays]
+        arrays = [_Rows(view(blocks[self.block], ref)) for ref in self.arrays]
         first_pass, taken = (first_epoch, 0) if self.first is None else self.first
         # Every rank begins the same passes, in the same order, whichever iterator they are of.
         numbers = itertools.count(first_pass)
@@ -118,10 +118,10 @@ class ArrayInput:
         def element(step: Any, epoch_order: Any = None) -> Any:
             first, count, share = _share_of_step(step, self.rows, self.batch_size, rank, size)
             if epoch_order is None:
-                flat = [tensor[first : first + count] for tensor in tensors]
+                flat = [array.between(first, first + count) for array in arrays]
             else:
                 index = epoch_order[first : first + count]
-                flat = [tf.gather(tensor, index) for tensor in tensors]
+                flat = [array.at(index) for array in arrays]
             places = tf.nest.map_structure(
                 lambda place: None if place is None else flat[place], self.structure
             )
@@ -144,12 +144,35 @@ class ArrayInput:
         return dataset.apply(tf.data.experimental.assert_cardinality(cardinality)), dataset
 
 
-def _tensor_over(array: np.ndarray[Any, Any]) -> Any:
-    """A tensor that shares the array's memory where TensorFlow can, and a copy elsewhere."""
-    tf = require_tensorflow()
-    if array.dtype.kind in "iufc" and array.size and array.flags.c_contiguous:
-        return tf.experimental.dlpack.from_dlpack(array.__dlpack__())
-    return tf.constant(array)
+class _Rows:
+    """Rows of an array in shared memory, in TensorFlow ops.
+
+    The tensor over the array shares its memory where TensorFlow can, and is a copy elsewhere.
+
+    Args:
+        array: `numpy.ndarray`.
+    """
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        tf = require_tensorflow()
+        self._dtype = tf.as_dtype(array.dtype)
+        if array.dtype.kind == "b":  # TensorFlow takes no booleans through DLPack
+            array = array.view(np.uint8)
+        if array.dtype.kind in "iufc" and array.size and array.flags.c_contiguous:
+            self._tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
+        else:
+            self._tensor = tf.constant(array)
+
+    def between(self, first: Any, end: Any) -> Any:
+        """The rows `first` to `end - 1`."""
+        return self._converted(self._tensor[first:end])
+
+    def at(self, index: Any) -> Any:
+        """The rows of an index vector."""
+        return self._converted(require_tensorflow().gather(self._tensor, index))
+
+    def _converted(self, rows: Any) -> Any:
+        return rows if rows.dtype == self._dtype else require_tensorflow().cast(rows, self._dtype)
 
 
 def _share_of_step(step: Any, rows: int, batch_size: int, rank: int, size: int) -> Any:

@@ -61,6 +61,7 @@ TABLES = {
     "tensors": lambda x, y: (tf.constant(x), tf.constant(y)),
     "data_frame": lambda x, y: (pd.DataFrame(x, columns=list("abcd")), pd.Series(y)),
     "float32_and_lists_of_rows": lambda x, y: (x.astype("float32"), y.astype("int8")),
+    "booleans": lambda x, y: (x > 0.2, y),
 }
 
 

@@ -244,7 +244,7 @@ def test_a_table_is_aligned() -> None:
 def test_the_report_shows_everything() -> None:
     text = report.render(_result())
     for part in (
-        "num_processes=2, adam, 2 rounds",
+        "num_processes=2, adam, rounds=2",
         "Other programs used 0% of all cores during the blocks",
         "0.80 (0.80-0.80)",
         "geometric mean",

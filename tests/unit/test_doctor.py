@@ -184,7 +184,7 @@ def test_limits_of_the_system(system: System, text: str, mend: str) -> None:
 
 def test_what_makes_it_slower() -> None:
     found = _findings(
-        native=(False, "_shm.so was not built; run `python -m nanotf.collectives.build`"),
+        native=(False, "_shm.so was not built"),
         build=dataclasses.replace(GOOD.build, onednn=False),
         installed=Installed(),
         processor=Processor("Old", frozenset({"avx2"})),

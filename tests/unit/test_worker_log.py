@@ -34,6 +34,15 @@ def test_the_last_lines(log: WorkerLog) -> None:
     assert log.since(position) == "more"
 
 
+def test_the_start_is_left_out(log: WorkerLog) -> None:
+    _print(log, "TensorFlow says much when it starts\n")
+    assert log.tail()
+    log.begin_here()
+    assert log.tail() == ""
+    _print(log, "last words\n")
+    assert log.tail() == "last words"
+
+
 def test_a_crash_is_shown_from_its_beginning(log: WorkerLog) -> None:
     _print(log, "\n".join([*"abcdefgh", worker_log.CRASH, *map(str, range(100))]))
     lines = log.tail().splitlines()

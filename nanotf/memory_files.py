@@ -1,0 +1,45 @@
+"""Memory files without names (`memfd_create`): what processes share, and workers' logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+
+
+def anonymous_file(nbytes: int, *, fixed: bool) -> int:
+    """Makes memory without a name.
+
+    Only who is handed the descriptor can map it: `/proc/PID/fd` is the way in that is left, and
+    the mode closes that to other users.
+
+    Args:
+        nbytes: int, size in bytes, zero-filled.
+        fixed: bool, whether the size is sealed: a file that shrinks under a mapping kills its
+            readers with SIGBUS.
+
+    Returns:
+        int, a descriptor that child processes do not inherit.
+    """
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("nanotf", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    else:  # macOS: a temporary file that has already lost its name
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        os.fchmod(fd, 0o600)
+        os.ftruncate(fd, nbytes)
+        if fixed:
+            _seal_size(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _seal_size(fd: int) -> None:
+    import fcntl
+
+    if hasattr(fcntl, "F_ADD_SEALS"):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
