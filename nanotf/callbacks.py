@@ -77,6 +77,8 @@ class ParentCallbacks:
         elsewhere = self._hooks_of(users) - set(jobs.BATCH_HOOKS)
         self.waits = elsewhere | at_batches | {"on_epoch_end", "on_train_end"}
         others = self._hooks_of(self.list.callbacks) - set(jobs.BATCH_HOOKS)
+        if "on_test_end" in others:  # Keras 3 counts the pairs
+            others |= {"on_test_begin"}
         self.events = (others | progress | {"on_epoch_begin"}) - self.waits
 
     @staticmethod

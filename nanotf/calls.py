@@ -21,7 +21,7 @@ import numpy as np
 from nanotf import backends, gpu, jobs, messages, processor, report, timing, topology, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
-from nanotf.compat.versions import check_keras, require_tensorflow
+from nanotf.compat.versions import check_keras
 from nanotf.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -425,10 +425,9 @@ class ModelCall(Call):
 
     def common(self) -> dict[str, Any]:
         """The fields of `jobs.ModelJob`."""
-        backend = require_tensorflow().keras.backend
         return {
             "recipe": self.recipe,
-            "settings": jobs.KerasSettings(backend.floatx(), backend.image_data_format()),
+            "settings": jobs.KerasSettings.taken(),
             "specs": self.data.specs,
             "layout": self.layout,
             "state_block": STATE_BLOCK,

@@ -273,12 +273,11 @@ class _LoopCall(calls.Call):
 
     def job(self) -> jobs.LoopJob:
         tf = require_tensorflow()
-        backend = tf.keras.backend
         return jobs.LoopJob(
             shipment=self.shipment,
             array_block=1 if self.packer.nbytes else None,
             data=tuple(source.data for source in self.sources),
-            settings=jobs.KerasSettings(backend.floatx(), backend.image_data_format()),
+            settings=jobs.KerasSettings.taken(),
             dtype_policy=tf.keras.mixed_precision.global_policy().name,
             layout=self.layout,
             counts=self.counts,

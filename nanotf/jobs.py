@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from nanotf.compat.versions import require_tensorflow
 from nanotf.optimizer_shards import OptimizerShards
 from nanotf.shipping.state import StateLayout
 
@@ -35,11 +36,26 @@ class KerasSettings:
 
     Args:
         floatx: str, the default float type.
+        epsilon: float, what losses and metrics keep away from zero.
         image_data_format: str.
     """
 
     floatx: str
+    epsilon: float
     image_data_format: str
+
+    @classmethod
+    def taken(cls) -> KerasSettings:
+        """Those of this process."""
+        backend = require_tensorflow().keras.backend
+        return cls(backend.floatx(), backend.epsilon(), backend.image_data_format())
+
+    def put(self) -> None:
+        """Makes them those of this process."""
+        backend = require_tensorflow().keras.backend
+        backend.set_floatx(self.floatx)
+        backend.set_epsilon(self.epsilon)
+        backend.set_image_data_format(self.image_data_format)
 
 
 @dataclasses.dataclass(frozen=True)

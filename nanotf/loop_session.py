@@ -153,13 +153,23 @@ class _KeptProgram:
 # What TensorFlow, and Keras 2's losses, say of code that stands outside of a replica.
 _OUTSIDE = ("outside the replica context", "losses are used with `tf.distribute.Strategy`")
 
+# What TensorFlow says of Keras 3's own loops, which look at batches before they share them out.
+_KERAS_LOOP = "Attempt to convert a value (PerReplica"
+
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Says what to do about TensorFlow's words for a step that stands outside of a replica."""
+    """Says what to do about TensorFlow's words for what cannot run in a `@nano` function."""
     try:
         yield
     except ValueError as error:
+        if _KERAS_LOOP in str(error):
+            raise NanoError(
+                "Inside of a @nano function Keras 3's fit(), evaluate() and predict() do not run: "
+                "they do not know batches that workers share. Received: one of them, or other "
+                "code that makes a tensor of such a batch. Call "
+                "nanotf.keras.Model.fit(num_processes=N) outside of @nano."
+            ) from error
         if not any(text in str(error) for text in _OUTSIDE):
             raise
         raise NanoError(
@@ -195,8 +205,7 @@ class LoopRun:
     def run(self) -> jobs.LoopEnd:
         """Calls the user's function; returns how it ended."""
         job, session = self.job, self.session
-        tf.keras.backend.set_floatx(job.settings.floatx)
-        tf.keras.backend.set_image_data_format(job.settings.image_data_format)
+        job.settings.put()
         if tf.keras.mixed_precision.global_policy().name != job.dtype_policy:
             tf.keras.mixed_precision.set_global_policy(job.dtype_policy)
         arrays = None if job.array_block is None else self.blocks[job.array_block]
@@ -217,7 +226,7 @@ class LoopRun:
         """The program of this call, as an earlier one has left it if it is the same."""
         job, kept = self.job, self.session.programs
         shipped = job.shipment
-        parts = [*shipped.roots, shipped.program.body, repr(job.data).encode()]
+        parts = [*shipped.roots, shipped.program.body, repr((job.data, job.settings)).encode()]
         parts += [] if arrays is None else shipped.program.arrays(arrays)
         key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
         if key in kept and not kept[key].fits(job.counts):

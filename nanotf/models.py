@@ -55,6 +55,25 @@ class Accelerated:
         if "compile" in vars(cls):  # the user's own, with arguments that Keras does not know
             cls.compile = _recording(vars(cls)["compile"])  # type: ignore[attr-defined]
 
+    def __reduce__(self) -> Any:
+        reduced: Any = super().__reduce__()
+        if len(reduced) > 2:
+            return reduced
+        rebuild, arguments = reduced
+        # Keras 3 names a method of the model's class, which pickle looks for by its name, and
+        # which must therefore be Keras's or the user's own.
+        cls = getattr(rebuild, "__self__", None)
+        if cls is not None and "_nanotf_original" in vars(cls):
+            rebuild = getattr(vars(cls)["_nanotf_original"], rebuild.__name__)
+        return _unpickled, (rebuild, arguments)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        keras_deepcopy = getattr(super(), "__deepcopy__", None)  # Keras 2 has one
+        if keras_deepcopy is not None:
+            return accelerate(keras_deepcopy(memo))
+        rebuild, arguments = self.__reduce__()
+        return rebuild(*arguments)
+
     def fit(
         self,
         *args: Any,
@@ -363,6 +382,10 @@ def accelerated_new(keras_new: Any) -> Any:
         return made
 
     return __new__
+
+
+def _unpickled(rebuild: Any, arguments: Any) -> Any:
+    return accelerate(rebuild(*arguments))
 
 
 def accelerate(model: Any) -> Any:

@@ -123,7 +123,8 @@ class Session:
         TensorFlow's own seed is set only when a model is built, since setting it makes
         TensorFlow forget every function that it has prepared, which takes seconds.
         """
-        key = hashlib.sha256(recipe).digest()
+        # Functions that were traced keep the settings of that time.
+        key = hashlib.sha256(recipe + repr(jobs.KerasSettings.taken()).encode()).digest()
         kept = self._models.get(key)
         if kept is None or (optimizer and kept.has_optimizer and kept.shards != shards):
             tf.random.set_seed(_sequence(seed, self.rank)[0])
@@ -252,8 +253,7 @@ class _ModelRun:
             **parts: of `Session.model`.
         """
         job, session = self.job, self.session
-        tf.keras.backend.set_floatx(job.settings.floatx)
-        tf.keras.backend.set_image_data_format(job.settings.image_data_format)
+        job.settings.put()
         _seed(job.seed, session.rank)
         self.model = session.model(job.recipe, job.specs, job.seed, **parts)
         size = session.strategy.size

@@ -68,19 +68,27 @@ class _Extended(distribute.Extended):  # type: ignore[misc]
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
     ) -> Callable[[], Any]:
-        if replica_id != 0 or (self.group is None and not self.values_are_known):
-            stock: Callable[[], Any] = super()._get_variable_creator_initial_value(
-                replica_id, device, primary_var, **kwargs
+        def stock(initial_value: Any, dtype: Any) -> Callable[[], Any]:
+            given = {**kwargs, "initial_value": initial_value, "dtype": dtype}
+            found: Callable[[], Any] = super(_Extended, self)._get_variable_creator_initial_value(
+                replica_id, device, primary_var, **given
             )
-            return stock
+            return found
+
+        if replica_id != 0:
+            return stock(kwargs["initial_value"], kwargs.get("dtype"))
 
         def initial_value() -> Any:
             value = kwargs["initial_value"]
             value = value() if callable(value) else value
             if self.values_are_known:
                 return value
-            value = tf.convert_to_tensor(value, dtype=kwargs.get("dtype"))
-            return self.group.broadcast(value, launcher.INITIAL_VALUE_KEY)
+            value = distribute.initial_tensor(value, kwargs.get("dtype"))
+            if self.group is not None:
+                return self.group.broadcast(value, launcher.INITIAL_VALUE_KEY)
+            # TensorFlow's collectives broadcast no bfloat16.
+            wide = tf.float32 if value.dtype == tf.bfloat16 else value.dtype
+            return tf.cast(stock(tf.cast(value, wide), wide)(), value.dtype)
 
         return initial_value
 
@@ -120,8 +128,8 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             distribute.use_launcher(
                 extended, size, lambda device: launcher.ShmLauncher(group, keys, device)
             )
-        elif size > 2:  # of two numbers there is one sum, and it is rounded once
-            distribute.sum_in_float32(extended)
+        else:
+            distribute.move_in_float32(extended, size)
         tf.distribute.Strategy.__init__(self, extended)
         self.rank = rank
         self.size = size

@@ -11,14 +11,15 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | its `_use_merge_call` | see `WorkerStrategy.without_merging` |
 | its `_get_variable_creator_initial_value` | variables whose values are known need no broadcast |
 | `cross_device_ops.CollectiveAllReduce`, its `_launchers`, `_devices` | holds the launcher of each device |
-| `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass, reductions through its `all_reduce` |
+| `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass, reductions through its `all_reduce`, gathers through its `_all_gather` |
+| `trackable.base.CheckpointInitialValue`, its `wrapped_value` | what a variable is made of that a checkpoint restores when it is made |
 | `Dataset._inputs` | the datasets that a dataset is made of |
 | `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,6 +29,7 @@ from tensorflow.python.distribute import (
     cross_device_utils,
 )
 from tensorflow.python.distribute.cluster_resolver import cluster_resolver
+from tensorflow.python.trackable import base as trackable
 
 Extended: Any = collective_all_reduce_strategy.CollectiveAllReduceExtended
 Launcher: Any = cross_device_utils.CollectiveReplicaLauncher
@@ -51,6 +53,13 @@ def function_graph() -> Any:
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
     return graph
+
+
+def initial_tensor(value: Any, dtype: Any) -> Any:
+    """The tensor of a variable's initial value, which may come from a checkpoint."""
+    if isinstance(value, trackable.CheckpointInitialValue):
+        value = value.wrapped_value
+    return tf.convert_to_tensor(value, dtype=dtype)
 
 
 def set_rank(extended: Any, rank: int, size: int) -> None:
@@ -84,24 +93,28 @@ def use_launcher(extended: Any, size: int, make: Callable[[str], Any]) -> None:
         setattr(extended, name, operations)
 
 
-def sum_in_float32(extended: Any) -> None:
-    """Makes TensorFlow's own collectives sum 16-bit floats in float32, and round once.
+def move_in_float32(extended: Any, size: int) -> None:
+    """Makes TensorFlow's own collectives move 16-bit floats as float32 where they must.
 
-    They would round after every addition.
+    They gather no bfloat16. They sum in 16 bits, and so round after every addition: of more than
+    two numbers the sum is wrong then; that of two is rounded once.
 
     Args:
         extended: the strategy's implementation, with its own launchers.
+        size: int, number of workers.
     """
-
-    def wide(stock: Callable[..., Any]) -> Callable[..., Any]:
-        def all_reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            tensor = tf.convert_to_tensor(tensor)
-            if tensor.dtype not in (tf.bfloat16, tf.float16):
-                return stock(tensor, *args, **kwargs)
-            return tf.cast(stock(tf.cast(tensor, tf.float32), *args, **kwargs), tensor.dtype)
-
-        return all_reduce
-
+    summed = (tf.bfloat16, tf.float16) if size > 2 else ()
     for operations in (extended._cross_device_ops, extended._host_cross_device_ops):
         for launcher in operations._launchers:
-            launcher.all_reduce = wide(launcher.all_reduce)
+            launcher.all_reduce = _as_float32(launcher.all_reduce, summed)
+            launcher._all_gather = _as_float32(launcher._all_gather, (tf.bfloat16,))
+
+
+def _as_float32(stock: Callable[..., Any], dtypes: Sequence[Any]) -> Callable[..., Any]:
+    def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        tensor = tf.convert_to_tensor(tensor)
+        if tensor.dtype not in dtypes:
+            return stock(tensor, *args, **kwargs)
+        return tf.cast(stock(tf.cast(tensor, tf.float32), *args, **kwargs), tensor.dtype)
+
+    return moved

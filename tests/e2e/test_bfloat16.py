@@ -290,6 +290,42 @@ def test_loops(policy: str) -> None:
         np.testing.assert_array_equal(a.astype("f4"), b.astype("f4"))
 
 
+def test_gathers_and_variables() -> None:
+    @nano(num_processes=2)
+    def run(data: Any) -> Any:
+        strategy, rank = nanotf.get_strategy(), nanotf.rank()
+        with strategy.scope():  # the same on both, though they draw different numbers
+            made = tf.Variable(tf.cast(tf.random.normal([1, 2]), tf.bfloat16))
+
+        @tf.function
+        def gathered() -> Any:
+            rows = strategy.run(lambda: tf.fill([1 + rank, 2], tf.cast(rank, tf.bfloat16)))
+            of_variable = strategy.run(lambda: tf.identity(made))
+            return strategy.gather(rows, axis=0), strategy.gather(of_variable, axis=0)
+
+        return gathered()
+
+    rows, of_variable = run(tf.data.Dataset.range(2).batch(2))
+    assert rows.dtype == of_variable.dtype == tf.bfloat16
+    np.testing.assert_array_equal(rows.numpy().astype("f4"), [[0, 0], [1, 1], [1, 1]])
+    np.testing.assert_array_equal(of_variable[0].numpy(), of_variable[1].numpy())
+
+
+def test_embedding() -> None:
+    """Its gradients are rows, which are gathered."""
+    _set_policy("bfloat16")
+    tokens = np.arange(24).reshape(6, 4)  # each once, so that no sum is rounded
+    found = []
+    for num_processes in (None, 2):
+        tf.keras.utils.set_random_seed(1)
+        model = Sequential([L.Input((4,), dtype="int32"), L.Embedding(24, 3), L.Flatten()])
+        model.compile(tf.keras.optimizers.SGD(2.0**-3), product)
+        y = np.ones((6, 12), "float32")
+        model.fit(tokens, y, batch_size=4, verbose=0, shuffle=False, num_processes=num_processes)
+        found.append(model.get_weights()[0].astype("f4"))
+    np.testing.assert_allclose(found[1], found[0], rtol=2 * HALF_ULP, atol=2.0**-9)
+
+
 def test_patch_tensorflow() -> None:
     data = _exact_data()
     nanotf.patch_tensorflow(precision="mixed_bfloat16")

@@ -620,6 +620,19 @@ def test_hooks_are_called_here_in_keras_own_order(
     assert ours.pids == {os.getpid()}
 
 
+def test_end_of_an_evaluation_alone() -> None:
+    """Keras 3 counts the pairs of begin and end, also of hooks in which nobody has code."""
+
+    class Ends(tf.keras.callbacks.Callback):
+        def on_test_end(self, logs: Any = None) -> None:
+            ends.append(sorted(logs))
+
+    ends: list[Any] = []
+    run_both(lambda: losing("accuracy"), lambda: [Ends()], rows=60, epochs=2, validation_split=0.5)
+    assert len(ends) == 4
+    assert ends[:2] == ends[2:]
+
+
 def test_callback_list_object() -> None:
     def callbacks() -> Any:
         recorder = Recorder()

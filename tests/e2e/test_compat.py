@@ -33,6 +33,13 @@ def _module(path: str) -> Any:
     return importlib.import_module(f"tensorflow.python.distribute.{path}")
 
 
+def test_values_of_checkpoints() -> None:
+    module = importlib.import_module("tensorflow.python.trackable.base")
+    value = object.__new__(module.CheckpointInitialValue)
+    value.wrapped_value = 1.0
+    assert float(distribute.initial_tensor(value, tf.float32)) == 1.0
+
+
 DISTRIBUTE = [
     ("collective_all_reduce_strategy", "CollectiveAllReduceExtended"),
     ("cross_device_ops", "CollectiveAllReduce"),

@@ -17,6 +17,7 @@ from loops import cross_entropy, dense, plain_step, plain_train
 
 import nanotf
 from nanotf import errors
+from nanotf.compat.versions import is_keras_3
 from nanotf.keras import nano, nano_bf16, nano_multiprocessing, nano_multiprocessing_loss
 
 pytestmark = pytest.mark.either_generation
@@ -209,6 +210,20 @@ def test_update_outside_of_a_step() -> None:
 
     with pytest.raises(errors.WorkerError, match="Put @nano_multiprocessing on"):
         train(*_arguments())
+    _works()
+
+
+@pytest.mark.skipif(not is_keras_3(), reason="Keras 2's fit() runs under such a strategy")
+def test_fit_inside() -> None:
+    @two()
+    def train(data: Any) -> None:
+        with nanotf.get_strategy().scope():
+            model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.fit(np.ones((8, 2)), np.ones(8), batch_size=4, verbose=0)
+
+    with pytest.raises(errors.WorkerError, match=r"fit\(num_processes=N\) outside of @nano"):
+        train(loops.dataset())
     _works()
 
 

@@ -345,3 +345,29 @@ def test_loss_sequence_follows(run_on: Any) -> None:
         expected, loops.dataset(), cross_entropy(), tf.keras.optimizers.SGD(0.1), plain_step
     )
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_weights_made_after_their_checkpoint_was_read(tmp_path: pathlib.Path) -> None:
+    """Keras 2 makes them of the checkpoint's values; those of the workers must be the same."""
+
+    def layer() -> Any:
+        return tf.keras.layers.Dense(2, kernel_initializer="ones")
+
+    saved, path = layer(), str(tmp_path / "checkpoint")
+    saved.build((None, 3))
+    saved.kernel.assign(tf.reshape(tf.range(6.0), (3, 2)))
+    tf.train.Checkpoint(layer=saved).write(path)
+
+    @nano(num_processes=2)
+    def run(data: Any) -> Any:
+        made = layer()
+        status = tf.train.Checkpoint(layer=made).read(path)
+        with nanotf.get_strategy().scope():
+            made.build((None, 3))
+        status.assert_existing_objects_matched()
+        kernel = tf.convert_to_tensor(made.kernel)
+        return kernel, nanotf.get_strategy().reduce("SUM", kernel, axis=None)
+
+    kernel, total = run(tf.data.Dataset.range(2).batch(2))
+    np.testing.assert_array_equal(kernel, saved.kernel)
+    np.testing.assert_array_equal(total, 2 * kernel)

@@ -106,6 +106,24 @@ def test_losses(float64: None, name: str) -> None:
     )
 
 
+def test_epsilon(float64: None) -> None:
+    """It is read when a loss is traced, and by a second model of the same configuration."""
+    default = tf.keras.backend.epsilon()
+    data = {"x": np.ones((12, 3)), "y": np.array([0.0, 1.0] * 6), "batch_size": 5}
+    try:
+        for epsilon in (default, 0.1):
+            tf.keras.backend.set_epsilon(epsilon)
+            fit_both(_for_epsilon, **data)
+    finally:
+        tf.keras.backend.set_epsilon(default)
+
+
+def _for_epsilon() -> Any:
+    model = Sequential([L.Input((3,)), L.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mean_absolute_percentage_error")
+    return model
+
+
 @pytest.mark.parametrize("name", ["sum", "none", "per_row", "class", "weighted_mean"])
 def test_losses_with_sample_weights(float64: None, name: str) -> None:
     if name == "weighted_mean" and not IS_KERAS_3:

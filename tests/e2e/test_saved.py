@@ -6,9 +6,11 @@ compared with a model of plain Keras that trained all the time, in one process.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import pathlib
+import pickle
 import re
 import textwrap
 from collections.abc import Callable
@@ -227,6 +229,18 @@ def test_weights_alone(float64: None, tmp_path: pathlib.Path) -> None:
     plain = _compiled(lambda: functional(K.Model))
     plain.load_weights(path)
     np.testing.assert_array_equal(plain.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+COPIES = {"pickle": lambda model: pickle.loads(pickle.dumps(model)), "deepcopy": copy.deepcopy}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_copies_take_num_processes(trained: Any, how: str) -> None:
+    for kind in ("functional", "sequential", "accelerated"):
+        model, _ = trained[kind]
+        made = COPIES[how](model)
+        ours = made.predict(X, verbose=0, num_processes=2)
+        np.testing.assert_allclose(ours, model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
 
 
 def test_clones_and_configurations_are_plain_keras(trained: Any) -> None:

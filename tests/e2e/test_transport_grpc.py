@@ -50,6 +50,8 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (arguments.test_synchronized_batch_normalisation, {}),
     (bfloat16.test_exact_sums, {"policy": "mixed_bfloat16", "optimizer": "Adam"}),
     (bfloat16.test_exact_sums, {"policy": "bfloat16", "optimizer": "momentum"}),
+    (bfloat16.test_gathers_and_variables, {}),
+    (bfloat16.test_embedding, {}),
     # numerics
     (parity.test_optimizers, {"name": "adam"}),
     (numerics.test_optimizers, {"name": "global_clipnorm"}),
