@@ -89,8 +89,7 @@ class WorkerReport:
         in_passes = sum(p.ended - p.began for p in outer)
         inside, first = sum(p.inside for p in passes), sum(p.first for p in passes)
         waiting = sum(p.input for p in passes)
-        in_calls = min(sum(p.in_calls for p in passes), inside - waiting)
-        waited = min(sum(p.waited for p in passes), in_calls)
+        in_calls, waited = sum(p.in_calls for p in passes), sum(p.waited for p in passes)
         begin = begin_of_passes(times)
         return cls(
             rank=times.rank,
@@ -352,7 +351,6 @@ def slices_of_worker(times: timing.WorkerTimes) -> Iterator[Slice]:
             "communication_wait_ms": waited / 1e6,
         }
         yield Slice(f"{timing.KINDS[kind]} step", began, ended, numbers)
-        in_calls = min(in_calls, ended - began - waiting)
         if waiting:
             yield Slice("input", began, began + waiting)
         if in_calls:

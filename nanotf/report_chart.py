@@ -110,8 +110,6 @@ def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array
     width = timing.STEP_COLUMNS
     rows = np.array(times.steps, np.float64).reshape(-1, width)
     kind, began, ended, waiting, in_calls, waited = rows.T
-    in_calls = np.minimum(in_calls, ended - began - waiting)
-    waited = np.minimum(waited, in_calls)
     first = np.zeros(len(rows), bool)
     first[[np.flatnonzero(kind == k)[0] for k in np.unique(kind)]] = True
     parts = {

@@ -64,7 +64,7 @@ class WorkerTimes:
         began: int, when it had received the job.
         ready: int, when its model was rebuilt and had its values; `began` where there is none.
         ended: int.
-        in_calls, waited: int, time in collectives and waiting there, in steps and between them.
+        in_calls, waited: int, of the time since `ready`, in collectives and waiting there.
         knows_calls: bool, whether time in collectives was measured.
         knows_input: bool, whether waiting for data was.
         passes: list of `Pass`.
@@ -102,6 +102,26 @@ class WorkerTimes:
         )
 
 
+def parts_of(span: int, waiting: int, in_calls: int, waited: int) -> tuple[int, int, int]:
+    """Parts of a stretch of time, which together are no longer than it.
+
+    As they are measured they can be: collectives that run at the same time add up, and one may
+    run while the next step's data are waited for.
+
+    Args:
+        span: int, the stretch's length.
+        waiting: int, waiting for data.
+        in_calls: int, in collectives.
+        waited: int, of that, waiting for other ranks.
+
+    Returns:
+        A tuple of the last three.
+    """
+    waiting = min(waiting, span)
+    in_calls = min(in_calls, span - waiting)
+    return waiting, in_calls, min(waited, in_calls)
+
+
 class Stopwatch:
     """A worker's; used by the thread that runs jobs.
 
@@ -126,6 +146,7 @@ class Stopwatch:
     def ready(self) -> None:
         """The model is rebuilt, and has its values."""
         self._times.ready = now()
+        self._before = self._counted()
 
     def finish(self) -> WorkerTimes:
         """The job has ended; returns its times."""
@@ -134,8 +155,11 @@ class Stopwatch:
         times.ready = times.ready or times.began
         if group is not None:
             after = group.times()
-            times.in_calls = after.in_calls - self._before.in_calls
-            times.waited = after.waited - self._before.waited
+            _, in_calls_before, waited_before, _ = self._before
+            _, in_calls, waited, _ = after
+            _, times.in_calls, times.waited = parts_of(
+                times.ended - times.ready, 0, in_calls - in_calls_before, waited - waited_before
+            )
             times.knows_calls, times.knows_input = True, group.stamps
         self.begin()
         return times
@@ -155,8 +179,10 @@ class Stopwatch:
             return step
 
         def timed_step(iterator: Any) -> Any:
-            before = self._counted(steps_begin=True)
+            # The step's begin comes before the one that its input counts from: the system may
+            # take the core between the two.
             with self.stepping() as began:
+                before = self._counted(steps_begin=True)
                 result = step(iterator)
             self._note(kind, began, now(), before)
             return result
@@ -184,9 +210,12 @@ class Stopwatch:
         if after is not None:
             _, in_calls_before, waited_before, input_before = before
             _, in_calls, waited, waiting = after
-            waiting -= input_before
-            in_calls -= in_calls_before
-            waited -= waited_before
+            waiting, in_calls, waited = parts_of(
+                ended - began,
+                waiting - input_before,
+                in_calls - in_calls_before,
+                waited - waited_before,
+            )
         steps = self._times.steps
         if len(steps) < STEPS_KEPT * STEP_COLUMNS:
             steps.extend((KINDS.index(kind), began, ended, waiting, in_calls, waited))

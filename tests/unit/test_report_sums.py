@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from nanotf import report as reports
 from nanotf import timing
 from nanotf.errors import NanoError
 from nanotf.report import Report
@@ -161,3 +162,73 @@ def test_a_nano_call_has_no_passes() -> None:
     assert (worker.compute, worker.communication) == pytest.approx((6, 1))
     assert (worker.communication_wait, worker.total) == pytest.approx((3, 10))
     assert worker.between_steps == worker.epoch_ends == worker.first_steps == 0
+
+
+class _Group:
+    """A group whose rank says by hand what its time went for.
+
+    Args:
+        clock: list of one int, the time.
+    """
+
+    stamps = True
+
+    def __init__(self, clock: list[int]) -> None:
+        self.clock = clock
+        self.in_calls = self.waited = self.input = 0
+
+    def times(self, steps_begin: bool = False) -> tuple[int, int, int, int]:
+        if steps_begin:
+            self.marked = self.clock[0]
+            self.clock[0] += 30  # the system gives the core to another program
+        return 0, self.in_calls, self.waited, self.input
+
+    def stamp(self) -> None:
+        """The data are there."""
+        self.input += self.clock[0] - self.marked
+
+
+def test_parts_of_a_step_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0]
+    monkeypatch.setattr(timing, "now", lambda: clock[0])
+    group = _Group(clock)
+    stopwatch = timing.Stopwatch(0, group)
+
+    def step(calls: tuple[int, int]) -> None:
+        clock[0] += 5
+        group.stamp()
+        clock[0] += 10
+        group.in_calls += calls[0]
+        group.waited += calls[1]
+
+    timed = stopwatch.timed(timing.TRAIN, step)
+    stopwatch.ready()
+    stopwatch.begin_pass(timing.TRAIN, 0)
+    # The last one's collectives run two at a time, and add up to more than the time.
+    for calls in ((0, 0), (4, 3), (18, 14)):
+        timed(calls)
+    stopwatch.end_pass()
+    times = stopwatch.finish()
+    rows = list(reports.rows_of_steps(times))
+    # What the system took before the step counts as waiting for data, and is inside of the step.
+    assert [(ended - began, *parts) for _, began, ended, *parts in rows] == [
+        (45, 35, 0, 0),
+        (45, 35, 4, 3),
+        (45, 35, 10, 10),
+    ]
+    (epoch,) = times.passes
+    assert (epoch.inside, epoch.input, epoch.in_calls, epoch.waited) == (90, 70, 14, 13)
+    assert all(piece.began <= piece.ended for piece in reports.slices_of_worker(times))
+
+
+def test_calls_of_a_job_without_steps_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0]
+    monkeypatch.setattr(timing, "now", lambda: clock[0])
+    group = _Group(clock)
+    stopwatch = timing.Stopwatch(0, group)
+    clock[0] = 10
+    stopwatch.ready()
+    clock[0] = 30
+    group.in_calls, group.waited = 35, 25
+    times = stopwatch.finish()
+    assert (times.in_calls, times.waited) == (20, 20)
