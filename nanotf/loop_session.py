@@ -214,6 +214,7 @@ class LoopRun:
         kept.saved = lambda: session.channel.send(messages.Saved(self.number))
         self._load(kept)
         args, kwargs = kept.program.arguments(job.shipment.arguments, arrays)
+        session.stopwatch.ready()
         # Alike on all ranks: what a loop decides by chance, all must decide alike.
         random_states.put(job.random_states)
         with self._relayed(), self._current(kept), session.strategy.scope(), _explained():

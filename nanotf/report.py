@@ -16,6 +16,8 @@ What is measured how:
 - Between steps: what is left of epochs: Keras's Python, making iterators, metrics at the end.
 - Epoch ends: from the end of an epoch to the begin of the next, when the workers hand over their
   weights and wait for callbacks.
+
+Of a `@nano` call, whose loop is the user's, only communication is told from the rest.
 """
 
 from __future__ import annotations
@@ -47,9 +49,15 @@ COLUMNS = (
 )
 
 
+_COLUMNS_OF_TABLE = (*COLUMNS, ("total", "total"), ("executions", "steps"))
+
+
 @dataclasses.dataclass(frozen=True)
 class WorkerReport:
     """Where a worker's time went, in seconds. The parts add up to `total`.
+
+    What was not measured is None, and is part of `compute`. Of a `@nano` call that is all but
+    `rebuilding` and communication.
 
     Args:
         rank: int.
@@ -57,11 +65,10 @@ class WorkerReport:
             making what reads the data.
         first_steps: float, the first step of training and the first of validation, which hold
             tracing.
-        input: float, other steps waiting for data; None where it was not measured, and is part
-            of `compute`.
-        compute: float; of a `@nano` call all but communication.
-        communication: float, copying and summing what ranks exchange; None as above.
-        communication_wait: float, waiting for other ranks there; None as above.
+        input: float, other steps waiting for data.
+        compute: float.
+        communication: float, copying and summing what ranks exchange.
+        communication_wait: float, waiting for other ranks there.
         between_steps: float.
         epoch_ends: float.
         total: float, from the job's arrival to its end.
@@ -70,20 +77,20 @@ class WorkerReport:
 
     rank: int
     rebuilding: float
-    first_steps: float
+    first_steps: float | None
     input: float | None
     compute: float
     communication: float | None
     communication_wait: float | None
-    between_steps: float
-    epoch_ends: float
+    between_steps: float | None
+    epoch_ends: float | None
     total: float
-    executions: int
+    executions: int | None
 
     @classmethod
     def of(cls, times: timing.WorkerTimes) -> WorkerReport:
         """Sums up what a worker noted."""
-        passes = times.passes or [_whole(times)]
+        passes, by_keras = passes_of(times), bool(times.passes)
         # Validation is a pass inside one of training.
         outer = [p for p in passes if not any(_is_inside(p, q) for q in passes)]
         in_passes = sum(p.ended - p.began for p in outer)
@@ -94,15 +101,15 @@ class WorkerReport:
         return cls(
             rank=times.rank,
             rebuilding=NS * (begin - times.began),
-            first_steps=NS * first,
-            input=NS * waiting if times.knows_input and times.passes else None,
+            first_steps=NS * first if by_keras else None,
+            input=NS * waiting if times.knows_input and by_keras else None,
             compute=NS * (inside - waiting - in_calls),
             communication=NS * (in_calls - waited) if times.knows_calls else None,
             communication_wait=NS * waited if times.knows_calls else None,
-            between_steps=NS * (in_passes - inside - first),
-            epoch_ends=NS * (times.ended - begin - in_passes),
+            between_steps=NS * (in_passes - inside - first) if by_keras else None,
+            epoch_ends=NS * (times.ended - begin - in_passes) if by_keras else None,
             total=NS * (times.ended - times.began),
-            executions=sum(p.executions for p in passes),
+            executions=sum(p.executions for p in passes) if by_keras else None,
         )
 
 
@@ -111,17 +118,14 @@ def begin_of_passes(times: timing.WorkerTimes) -> int:
     return times.passes[0].began if times.passes else times.ready
 
 
-def _whole(times: timing.WorkerTimes) -> timing.Pass:
-    """A job without steps that Keras runs, a `@nano` call: all of it counts as one step."""
-    return timing.Pass(
-        kind=timing.TRAIN,
-        index=None,
-        began=times.ready,
-        ended=times.ended,
-        inside=times.ended - times.ready,
-        in_calls=times.in_calls,
-        waited=times.waited,
-    )
+def passes_of(times: timing.WorkerTimes) -> list[timing.Pass]:
+    """A worker's passes; of a job without any, a `@nano` call, all of it counts as one step."""
+    if times.passes:
+        return times.passes
+    whole = timing.Pass(timing.TRAIN, None, times.ready, times.ended)
+    whole.inside = times.ended - times.ready
+    whole.in_calls, whole.waited = times.in_calls, times.waited
+    return [whole]
 
 
 def _is_inside(one: timing.Pass, other: timing.Pass) -> bool:
@@ -281,18 +285,18 @@ def _text_of_call(report: Report) -> Iterator[str]:
 def _text_of_workers(report: Report) -> Iterator[str]:
     shown = [
         (field, heading)
-        for field, heading in (*COLUMNS, ("total", "total"))
+        for field, heading in _COLUMNS_OF_TABLE
         if any(getattr(worker, field) is not None for worker in report.workers)
     ]
-    widths = [max(9, len(heading)) for _, heading in shown]
+    widths = [7 if field == "executions" else max(9, len(heading)) for field, heading in shown]
     cells = [f"{heading:>{width}}" for (_, heading), width in zip(shown, widths, strict=True)]
     yield "Seconds of each worker:"
-    yield "  ".join(["worker", *cells, "  steps"])
+    yield "  ".join(["worker", *cells])
     for worker in report.workers:
-        values = [getattr(worker, field) for field, _ in shown]
-        cells = [f"{value:>{width}.3f}" for value, width in zip(values, widths, strict=True)]
-        yield "  ".join([f"{worker.rank:>6}", *cells, f"{worker.executions:>7}"])
-    missing = [heading for field, heading in COLUMNS if field not in dict(shown)]
+        texts = [_cell(getattr(worker, field)) for field, _ in shown]
+        cells = [f"{text:>{width}}" for text, width in zip(texts, widths, strict=True)]
+        yield "  ".join([f"{worker.rank:>6}", *cells])
+    missing = [heading for field, heading in _COLUMNS_OF_TABLE if field not in dict(shown)]
     if missing:
         yield f"Not measured here: {', '.join(missing)}."
     if report.size > 1 and report.load_imbalance > 0:
@@ -301,6 +305,12 @@ def _text_of_workers(report: Report) -> Iterator[str]:
             f"Load imbalance: {100 * report.load_imbalance:.1f} % (worker {slowest.rank} computes "
             "longest)."
         )
+
+
+def _cell(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return str(value) if isinstance(value, int) else f"{value:.3f}"
 
 
 # --------------------------------------------------------------------------------- trace
@@ -334,27 +344,34 @@ def slices_of_call(call: timing.CallTimes) -> Iterator[Slice]:
 def slices_of_worker(times: timing.WorkerTimes) -> Iterator[Slice]:
     """The stretches of a worker's track; each comes before those inside it."""
     yield Slice("rebuilding", times.began, begin_of_passes(times))
-    for one in times.passes:
-        name = _PASS_NAMES[one.kind]
-        name = name if one.index is None else f"{name} {one.index + 1}"
-        numbers = {
-            "executions": float(one.executions),
-            "input_ms": one.input / 1e6,
-            "communication_ms": one.in_calls / 1e6,
-            "communication_wait_ms": one.waited / 1e6,
-        }
+    for one in passes_of(times):
+        name, numbers = "running", {}
+        if times.passes:
+            name = _PASS_NAMES[one.kind]
+            name = name if one.index is None else f"{name} {one.index + 1}"
+            numbers = {"executions": float(one.executions)}
+        numbers |= _numbers(times, one.input, one.in_calls, one.waited)
         yield Slice(name, one.began, one.ended, numbers)
     for kind, began, ended, waiting, in_calls, waited in rows_of_steps(times):
-        numbers = {
-            "input_ms": waiting / 1e6,
-            "communication_ms": in_calls / 1e6,
-            "communication_wait_ms": waited / 1e6,
-        }
+        numbers = _numbers(times, waiting, in_calls, waited)
         yield Slice(f"{timing.KINDS[kind]} step", began, ended, numbers)
         if waiting:
             yield Slice("input", began, began + waiting)
         if in_calls:
             yield Slice("communication", ended - in_calls, ended, {"waited_ms": waited / 1e6})
+
+
+def _numbers(
+    times: timing.WorkerTimes, waiting: int, in_calls: int, waited: int
+) -> dict[str, float]:
+    """What is shown with a slice of a worker's track: what was measured."""
+    numbers = {}
+    if times.knows_input and times.passes:
+        numbers["input_ms"] = waiting / 1e6
+    if times.knows_calls:
+        numbers["communication_ms"] = in_calls / 1e6
+        numbers["communication_wait_ms"] = waited / 1e6
+    return numbers
 
 
 def rows_of_steps(times: timing.WorkerTimes) -> Iterator[tuple[int, ...]]:

@@ -59,7 +59,7 @@ def draw(report: reports.Report, path: str | os.PathLike[str]) -> str:
     for track, shares in enumerate(_tracks(report, edges)):
         bottom = np.full(BINS, track + 0.4)  # the first track is on top: the axis is turned round
         for name, share in shares.items():
-            if not share.any():
+            if share.max() < 1e-9:  # nothing, but for rounding
                 continue
             used[name] = None
             top = bottom - 0.8 * share
@@ -68,7 +68,10 @@ def draw(report: reports.Report, path: str | os.PathLike[str]) -> str:
     for worker in report.workers:
         left = 0.0
         for field, name in reports.COLUMNS:
-            value = getattr(worker, field) or 0.0
+            value = getattr(worker, field)
+            if not value:
+                continue
+            used[name] = None
             sums.barh(worker.rank + 1, value, 0.8, left=left, color=COLOURS[name])
             left += value
     timeline.set_yticks(
@@ -107,11 +110,16 @@ def _overlap(began: int, ended: int, edges: Array) -> Array:
 
 
 def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array]:
-    width = timing.STEP_COLUMNS
-    rows = np.array(times.steps, np.float64).reshape(-1, width)
+    passes = reports.passes_of(times)
+    if times.passes:
+        rows = np.array(times.steps, np.float64).reshape(-1, timing.STEP_COLUMNS)
+    else:  # the whole job is one step, and not a first one
+        whole = passes[0]
+        rows = np.array([[0, whole.began, whole.ended, 0, whole.in_calls, whole.waited]], float)
     kind, began, ended, waiting, in_calls, waited = rows.T
     first = np.zeros(len(rows), bool)
-    first[[np.flatnonzero(kind == k)[0] for k in np.unique(kind)]] = True
+    if times.passes:
+        first[[np.flatnonzero(kind == k)[0] for k in np.unique(kind)]] = True
     parts = {
         "first step": np.where(first, ended - began, 0),
         "input": np.where(first, 0, waiting),
@@ -123,7 +131,7 @@ def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array
     _add_steps_not_kept(times, edges, shares)
     in_steps = sum(shares.values(), np.zeros(len(edges) - 1))
     in_passes = np.zeros(len(edges) - 1)
-    for one in times.passes:
+    for one in passes:
         in_passes = np.maximum(in_passes, _overlap(one.began, one.ended, edges))
     begin = reports.begin_of_passes(times)
     shares["rebuild"] = _overlap(times.began, begin, edges)

@@ -143,8 +143,10 @@ def test_custom_loop() -> None:
     assert report is not None and report.method == "@nano"
     _check_sums(report)
     for worker in report.workers:
+        assert worker.rebuilding > 0
         assert worker.communication > 0
-        assert worker.input is None
+        assert worker.input is worker.first_steps is worker.executions is None
+    assert "Not measured here: first step, input, between" in str(report)
 
 
 @pytest.mark.either_generation

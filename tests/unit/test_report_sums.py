@@ -154,14 +154,71 @@ def test_reading_counts_the_time_in_an_iterator(monkeypatch: pytest.MonkeyPatch)
     assert reading.reading == 17
 
 
-def test_a_nano_call_has_no_passes() -> None:
-    times = timing.WorkerTimes(0, began=10 * S, ready=10 * S, ended=20 * S, knows_calls=True)
+def _nano_worker() -> timing.WorkerTimes:
+    """A worker of a `@nano` call, where no epochs and steps are known."""
+    times = timing.WorkerTimes(0, began=10 * S, ready=12 * S, ended=22 * S, knows_calls=True)
     times.in_calls, times.waited = 4 * S, 3 * S
-    worker = _report(times).workers[0]
-    assert worker.input is None
+    return times
+
+
+def test_a_nano_call_has_no_passes() -> None:
+    worker = _report(_nano_worker()).workers[0]
     assert (worker.compute, worker.communication) == pytest.approx((6, 1))
-    assert (worker.communication_wait, worker.total) == pytest.approx((3, 10))
-    assert worker.between_steps == worker.epoch_ends == worker.first_steps == 0
+    assert (worker.communication_wait, worker.total) == pytest.approx((3, 12))
+    assert worker.rebuilding == pytest.approx(2)
+    # No loop of Keras's ran, so that nothing is known of its parts.
+    assert worker.first_steps is worker.input is worker.between_steps is None
+    assert worker.epoch_ends is worker.executions is None
+    missing = "Not measured here: first step, input, between, epoch ends, steps."
+    text = str(_report(_nano_worker()))
+    assert missing in text and "epoch ends" not in text.replace(missing, "")
+
+
+def test_trace_of_a_nano_call(tmp_path: pathlib.Path) -> None:
+    path = _report(_nano_worker()).to_chrome_trace(tmp_path / "trace.json")
+    events = json.loads(pathlib.Path(path).read_text())["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X" and e["tid"] == 1]
+    found = [(e["name"], e["ts"], e["dur"]) for e in slices]
+    assert found == [("rebuilding", 10e6, 2e6), ("running", 12e6, 10e6)]
+    assert slices[1]["args"] == {"communication_ms": 4000, "communication_wait_ms": 3000}
+
+
+def test_plot_of_a_nano_call(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    np = pytest.importorskip("numpy")
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    from nanotf import report_chart
+
+    report = _report(_nano_worker())
+    report.call.hooks.clear()
+    report.call.in_hooks = 0
+    _, track = report_chart._tracks(report, np.linspace(0, 62 * S, 63))
+    sums = {name: share.sum() for name, share in track.items() if share.max() > 1e-9}
+    assert sums == pytest.approx({"rebuild": 2, "compute": 6, "comm.": 1, "comm. wait": 3})
+    labels: list[str] = []
+    monkeypatch.setattr(
+        Figure, "legend", lambda self, handles, **_: labels.extend(h.get_label() for h in handles)
+    )
+    report.plot(tmp_path / "report.png")
+    assert {*sums} <= {*labels}
+    assert not {"first step", "input", "between", "epoch ends"} & {*labels}
+
+
+def test_legend_has_the_colours_of_the_bars(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    times = _worker(0)
+    del times.steps[:]  # so that only the sums know of communication
+    labels: list[str] = []
+    monkeypatch.setattr(
+        Figure, "legend", lambda self, handles, **_: labels.extend(h.get_label() for h in handles)
+    )
+    _report(times).plot(tmp_path / "report.png")
+    assert {"first step", "input", "compute", "comm.", "comm. wait"} <= {*labels}
 
 
 class _Group:
