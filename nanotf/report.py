@@ -13,6 +13,8 @@ What is measured how:
   that have not come as far yet; the rest copies and sums.
 - Compute: what is left of the steps. The first step of each kind, which holds tracing, counts
   apart.
+- Hooks: within epochs, when the workers hand over what callbacks need and wait for them: at
+  batches, at the begin of an epoch, around validation.
 - Between steps: what is left of epochs: Keras's Python, making iterators, metrics at the end.
 - Epoch ends: from the end of an epoch to the begin of the next, when the workers hand over their
   weights and wait for callbacks.
@@ -45,6 +47,7 @@ COLUMNS = (
     ("communication", "comm."),
     ("communication_wait", "comm. wait"),
     ("between_steps", "between"),
+    ("hooks", "hooks"),
     ("epoch_ends", "epoch ends"),
 )
 
@@ -70,6 +73,7 @@ class WorkerReport:
         communication: float, copying and summing what ranks exchange.
         communication_wait: float, waiting for other ranks there.
         between_steps: float.
+        hooks: float, waiting within epochs for callbacks.
         epoch_ends: float.
         total: float, from the job's arrival to its end.
         executions: int, of steps, the first included.
@@ -83,6 +87,7 @@ class WorkerReport:
     communication: float | None
     communication_wait: float | None
     between_steps: float | None
+    hooks: float | None
     epoch_ends: float | None
     total: float
     executions: int | None
@@ -97,6 +102,7 @@ class WorkerReport:
         inside, first = sum(p.inside for p in passes), sum(p.first for p in passes)
         waiting = sum(p.input for p in passes)
         in_calls, waited = sum(p.in_calls for p in passes), sum(p.waited for p in passes)
+        hooks = sum(p.hooks for p in passes)
         begin = begin_of_passes(times)
         return cls(
             rank=times.rank,
@@ -106,7 +112,8 @@ class WorkerReport:
             compute=NS * (inside - waiting - in_calls),
             communication=NS * (in_calls - waited) if times.knows_calls else None,
             communication_wait=NS * waited if times.knows_calls else None,
-            between_steps=NS * (in_passes - inside - first) if by_keras else None,
+            between_steps=NS * (in_passes - inside - first - hooks) if by_keras else None,
+            hooks=NS * hooks if by_keras else None,
             epoch_ends=NS * (times.ended - begin - in_passes) if by_keras else None,
             total=NS * (times.ended - times.began),
             executions=sum(p.executions for p in passes) if by_keras else None,
@@ -352,6 +359,8 @@ def slices_of_worker(times: timing.WorkerTimes) -> Iterator[Slice]:
             numbers = {"executions": float(one.executions)}
         numbers |= _numbers(times, one.input, one.in_calls, one.waited)
         yield Slice(name, one.began, one.ended, numbers)
+    for begin in range(0, len(times.hooks), timing.HOOK_COLUMNS):
+        yield Slice("hook", times.hooks[begin], times.hooks[begin + 1])
     for kind, began, ended, waiting, in_calls, waited in rows_of_steps(times):
         numbers = _numbers(times, waiting, in_calls, waited)
         yield Slice(f"{timing.KINDS[kind]} step", began, ended, numbers)

@@ -28,6 +28,7 @@ COLOURS = {
     "comm.": "#56B4E9",
     "comm. wait": "#D55E00",
     "between": "#BBBBBB",
+    "hooks": "#000000",
     "epoch ends": "#009E73",
 }
 _OF_CALL = {
@@ -35,10 +36,9 @@ _OF_CALL = {
     "start-up": "start-up",
     "shipping": "shipping",
     "finishing": "preparing",
-    "on_epoch_begin": "epoch ends",
     "on_epoch_end": "epoch ends",
     "on_train_end": "epoch ends",
-}
+}  # and other hooks, see `_name_of_call`
 
 Array = np.ndarray[Any, Any]
 
@@ -97,10 +97,25 @@ def _tracks(report: reports.Report, edges: Array) -> list[dict[str, Array]]:
     """For each track and each name the part of every stretch of time, 0 to 1, that it took."""
     of_call: dict[str, Array] = dict.fromkeys(COLOURS, np.zeros(len(edges) - 1))
     for piece in reports.slices_of_call(report.call):
-        name = _OF_CALL.get(piece.name)
+        name = _name_of_call(piece.name)
         if name is not None:
             of_call[name] = of_call[name] + _overlap(piece.began, piece.ended, edges)
+    _add_hooks_not_kept(report.call, edges, of_call)
     return [of_call, *(_track_of_worker(times, edges) for times in report.times)]
+
+
+def _name_of_call(name: str) -> str | None:
+    """The colour's name of a stretch of the parent's track; None where it is left blank."""
+    return _OF_CALL.get(name, "hooks" if name.startswith("on_") else None)
+
+
+def _add_hooks_not_kept(call: timing.CallTimes, edges: Array, shares: dict[str, Array]) -> None:
+    """Spreads the time in hooks beyond those kept over what is left of the call."""
+    left = call.in_hooks - sum(ended - began for _, began, ended in call.hooks)
+    last = max((ended for _, _, ended in call.hooks), default=call.sent)
+    if left > 0 and call.done > last:
+        place = _overlap(last, call.done, edges)
+        shares["hooks"] = shares["hooks"] + place * left / (call.done - last)
 
 
 def _overlap(began: int, ended: int, edges: Array) -> Array:
@@ -135,11 +150,24 @@ def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array
         in_passes = np.maximum(in_passes, _overlap(one.began, one.ended, edges))
     begin = reports.begin_of_passes(times)
     shares["rebuild"] = _overlap(times.began, begin, edges)
-    shares["between"] = np.clip(in_passes - in_steps, 0, 1)
+    between = np.clip(in_passes - in_steps, 0, 1)
+    shares["hooks"] = _hooks_of_worker(times, edges, between)
+    shares["between"] = np.clip(between - shares["hooks"], 0, 1)
     shares["epoch ends"] = np.clip(
         _overlap(begin, times.ended, edges) - np.maximum(in_passes, in_steps), 0, 1
     )
     return {name: shares[name] for name in COLOURS if name in shares}
+
+
+def _hooks_of_worker(times: timing.WorkerTimes, edges: Array, between: Array) -> Array:
+    """The part of every stretch in hooks; those beyond the kept are spread between steps."""
+    began, ended = np.array(times.hooks, np.float64).reshape(-1, timing.HOOK_COLUMNS).T
+    share = _spread(began, ended, ended - began, edges)
+    left = sum(p.hooks for p in times.passes) - (ended - began).sum()
+    last = times.hooks[-1] if times.hooks else times.began
+    place = np.minimum(between, _overlap(last, times.ended, edges))
+    room = (place * np.diff(edges)).sum()
+    return share + place * min(1, left / room) if left > 0 and room > 0 else share
 
 
 def _spread(began: Array, ended: Array, amount: Array, edges: Array) -> Array:

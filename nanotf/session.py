@@ -293,7 +293,8 @@ class _ModelRun:
         if name not in jobs.BATCH_HOOKS:
             self._send_held()
         if name in self.job.waits:
-            self._wait(name, index, _plain(logs))
+            with self.session.stopwatch.hook():
+                self._wait(name, index, _plain(logs))
         elif self.session.rank == 0 and name in self.job.events:
             self._report(name, index, logs)
 

@@ -21,6 +21,7 @@ HOOKS_KEPT = 2000
 TRAIN, TEST, PREDICT = "train", "test", "predict"
 KINDS = (TRAIN, TEST, PREDICT)
 STEP_COLUMNS = 6  # of `WorkerTimes.steps`: kind, begin, end, input, in calls, waited
+HOOK_COLUMNS = 2  # of `WorkerTimes.hooks`: begin, end
 
 now: Callable[[], int] = time.monotonic_ns
 
@@ -41,6 +42,7 @@ class Pass:
         in_calls: int, of that, in collectives.
         waited: int, of that, waiting for other ranks.
         first: int, time in the job's first execution of the kind; it holds tracing.
+        hooks: int, between executions, at hooks for which the parent has to answer.
     """
 
     kind: str
@@ -53,6 +55,7 @@ class Pass:
     in_calls: int = 0
     waited: int = 0
     first: int = 0
+    hooks: int = 0
 
 
 @dataclasses.dataclass
@@ -70,6 +73,7 @@ class WorkerTimes:
         passes: list of `Pass`.
         steps: `array.array` of int, `STEP_COLUMNS` for each of the first executions: the place
             in `KINDS`, begin, end, and the times of a `Pass`.
+        hooks: `array.array` of int, `HOOK_COLUMNS` for each of the first hooks in passes.
     """
 
     rank: int
@@ -82,6 +86,7 @@ class WorkerTimes:
     knows_input: bool = False
     passes: list[Pass] = dataclasses.field(default_factory=list)
     steps: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
+    hooks: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
 
     def moved(self, by: int) -> WorkerTimes:
         """These times by a clock that is `by` ahead: another machine's."""
@@ -99,6 +104,7 @@ class WorkerTimes:
             ended=self.ended + by,
             passes=passes,
             steps=steps,
+            hooks=array.array("q", [at + by for at in self.hooks]),
         )
 
 
@@ -200,6 +206,19 @@ class Stopwatch:
             yield began
         finally:
             self.step_since = outer
+
+    @contextlib.contextmanager
+    def hook(self) -> Iterator[None]:
+        """In this context the parent has to answer; counts it where a pass is under way."""
+        began = now()
+        yield
+        ended = now()
+        if not self._open:
+            return
+        self._open[-1].hooks += ended - began
+        hooks = self._times.hooks
+        if len(hooks) < HOOKS_KEPT * HOOK_COLUMNS:
+            hooks.extend((began, ended))
 
     def _counted(self, steps_begin: bool = False) -> Any:
         return None if self._group is None else self._group.times(steps_begin)

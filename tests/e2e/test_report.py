@@ -14,7 +14,8 @@ from parity import digits, fit_both, small_cnn
 
 import nanotf
 from nanotf.keras import nano, nano_multiprocessing
-from nanotf.report import COLUMNS, Report
+from nanotf.report import COLUMNS, Report, slices_of_worker
+from nanotf.timing import HOOK_COLUMNS
 
 
 def _check_sums(report: Report) -> None:
@@ -60,10 +61,19 @@ def test_fit(tmp_path: pathlib.Path) -> None:
     picture = pathlib.Path(report.plot(tmp_path / "report.png"))
     assert picture.read_bytes().startswith(b"\x89PNG")
 
-    # Warm, with the functions traced: the same steps, counted anew.
+    # Warm, with the functions traced: the same steps, counted anew, and a hook after each.
+    assert [worker.hooks for worker in report.workers] == [0, 0]
+    callback = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    arguments["callbacks"] = [callback]
     again = model.fit(x, y, validation_data=(x[:100], y[:100]), **arguments).nanotf
     _check_sums(again)
     assert [w.executions for w in again.workers] == [18, 18]
+    for times, worker in zip(again.times, again.workers, strict=True):
+        assert len(times.hooks) == 12 * HOOK_COLUMNS
+        assert worker.hooks > 0
+        slices = list(slices_of_worker(times))
+        assert [piece.name for piece in slices].count("hook") == 12
+        assert all(piece.began <= piece.ended for piece in slices)
 
 
 @pytest.mark.either_generation

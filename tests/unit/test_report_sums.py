@@ -168,8 +168,8 @@ def test_a_nano_call_has_no_passes() -> None:
     assert worker.rebuilding == pytest.approx(2)
     # No loop of Keras's ran, so that nothing is known of its parts.
     assert worker.first_steps is worker.input is worker.between_steps is None
-    assert worker.epoch_ends is worker.executions is None
-    missing = "Not measured here: first step, input, between, epoch ends, steps."
+    assert worker.hooks is worker.epoch_ends is worker.executions is None
+    missing = "Not measured here: first step, input, between, hooks, epoch ends, steps."
     text = str(_report(_nano_worker()))
     assert missing in text and "epoch ends" not in text.replace(missing, "")
 
@@ -202,7 +202,7 @@ def test_plot_of_a_nano_call(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.
     )
     report.plot(tmp_path / "report.png")
     assert {*sums} <= {*labels}
-    assert not {"first step", "input", "between", "epoch ends"} & {*labels}
+    assert not {"first step", "input", "between", "hooks", "epoch ends"} & {*labels}
 
 
 def test_legend_has_the_colours_of_the_bars(
@@ -289,3 +289,64 @@ def test_calls_of_a_job_without_steps_fit_into_it(monkeypatch: pytest.MonkeyPatc
     group.in_calls, group.waited = 35, 25
     times = stopwatch.finish()
     assert (times.in_calls, times.waited) == (20, 20)
+
+
+def test_hooks_in_an_epoch_count_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0]
+    monkeypatch.setattr(timing, "now", lambda: clock[0])
+    stopwatch = timing.Stopwatch(0, None)
+
+    def hook(seconds: int) -> None:
+        with stopwatch.hook():
+            clock[0] += seconds * S
+
+    stopwatch.begin_pass(timing.TRAIN, 0)
+    hook(2)
+    stopwatch.begin_pass(timing.TEST)
+    hook(3)
+    clock[0] += 1 * S
+    stopwatch.end_pass()
+    stopwatch.end_pass()
+    hook(4)  # at the epoch's end
+    times = stopwatch.finish()
+    assert [p.hooks for p in times.passes] == [2 * S, 3 * S]
+    assert [*times.hooks] == [0, 2 * S, 2 * S, 5 * S]
+    assert [*times.moved(7).hooks] == [7, 2 * S + 7, 2 * S + 7, 5 * S + 7]
+    worker = reports.WorkerReport.of(times)
+    assert (worker.hooks, worker.between_steps) == pytest.approx((5, 1))
+    assert worker.epoch_ends == pytest.approx(4)
+    slices = [(p.name, p.began, p.ended) for p in reports.slices_of_worker(times)]
+    assert [s for s in slices if s[0] == "hook"] == [("hook", 0, 2 * S), ("hook", 2 * S, 5 * S)]
+
+
+def _with_hooks() -> Report:
+    """The worker's epoch, with hooks of 2 and of 3 s between its steps and its validation."""
+    times = _worker(0)
+    times.hooks.extend((33 * S, 35 * S, 36 * S, 39 * S))
+    times.passes[0].hooks = 5 * S
+    report = _report(times)
+    for began, ended in ((33, 35), (36, 39)):
+        report.call.hooks.append(("on_train_batch_end", began * S, ended * S))
+    report.call.in_hooks += 5 * S
+    return report
+
+
+@pytest.mark.parametrize("kept", [2, 1, 0])
+def test_plot_shows_hooks_in_epochs(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    np = pytest.importorskip("numpy")
+    pytest.importorskip("matplotlib")
+    from nanotf import report_chart
+
+    report = _with_hooks()
+    monkeypatch.setattr(timing, "HOOKS_KEPT", kept)
+    del report.times[0].hooks[kept * timing.HOOK_COLUMNS :]
+    del report.call.hooks[1 + kept :]  # the first is the epoch's end
+    parent, worker = report_chart._tracks(report, np.linspace(0, 62 * S, 63))
+    for track in (parent, worker):
+        np.testing.assert_allclose(track["hooks"].sum(), 5)
+        np.testing.assert_allclose(track["epoch ends"].sum(), 2 if track is parent else 10)
+        assert sum(track.values()).max() < 1 + 1e-9
+    np.testing.assert_allclose(worker["between"].sum(), 37 - 13 - 11 - 5)
+    if kept:
+        np.testing.assert_allclose(parent["hooks"][33:35], 1)
+        np.testing.assert_allclose(worker["hooks"][33:35], 1)
