@@ -30,12 +30,13 @@ COLOURS = {
     "between": "#BBBBBB",
     "hooks": "#000000",
     "epoch ends": "#009E73",
+    "finishing": "#8C6D46",
 }
 _OF_CALL = {
     "preparing": "preparing",
     "start-up": "start-up",
     "shipping": "shipping",
-    "finishing": "preparing",
+    "finishing": "finishing",
     "on_epoch_end": "epoch ends",
     "on_train_end": "epoch ends",
 }  # and other hooks, see `_name_of_call`

@@ -342,6 +342,7 @@ def test_plot_shows_hooks_in_epochs(monkeypatch: pytest.MonkeyPatch, kept: int) 
     del report.times[0].hooks[kept * timing.HOOK_COLUMNS :]
     del report.call.hooks[1 + kept :]  # the first is the epoch's end
     parent, worker = report_chart._tracks(report, np.linspace(0, 62 * S, 63))
+    np.testing.assert_allclose([parent["preparing"].sum(), parent["finishing"].sum()], 1)
     for track in (parent, worker):
         np.testing.assert_allclose(track["hooks"].sum(), 5)
         np.testing.assert_allclose(track["epoch ends"].sum(), 2 if track is parent else 10)
