@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.models import Kind
 
@@ -50,6 +50,10 @@ class SparseAdam(keras_optimizers.SummedRows, _KerasAdam, metaclass=Kind):  # ty
     all rows at each step, unless `exclude_from_weight_decay` names the embedding, and `use_ema`
     averages all rows. Clipping sees the summed rows.
 
+    With `jit_compile=True` in one process, the shape of the batch must determine how many rows a
+    step looks up. Where it does not, after a `tf.boolean_mask` or `tf.unique` in the model,
+    XLA's `tf.unique`, which sums the rows here, gives wrong results.
+
     Args:
         *args, **kwargs: as for `tf.keras.optimizers.Adam`.
 
@@ -89,7 +93,7 @@ class SparseAdam(keras_optimizers.SummedRows, _KerasAdam, metaclass=Kind):  # ty
         """As in Keras: updates one variable.
 
         Args:
-            gradient: dense tensor or `tf.IndexedSlices`.
+            gradient: dense tensor, or `tf.IndexedSlices` in which each row occurs once.
             variable: `tf.Variable`.
             *learning_rate: in Keras 3, the scalar tensor.
         """
@@ -106,8 +110,6 @@ class SparseAdam(keras_optimizers.SummedRows, _KerasAdam, metaclass=Kind):  # ty
         if getattr(self, "adaptive_epsilon", False):  # tf_keras from 2.21 on
             epsilon = epsilon * correction
         first, second, largest = keras_optimizers.adam_slots(self, variable)
-        if is_keras_3():  # Keras 2 has done so itself
-            gradient = keras_optimizers.sum_rows(gradient)
         rows, values = gradient.indices, _tf.cast(gradient.values, dtype)
         m = _moved(first, rows, values, 1 - self.beta_1)
         v = _moved(second, rows, _tf.square(values), 1 - self.beta_2)

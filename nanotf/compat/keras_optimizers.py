@@ -5,14 +5,14 @@ and where the share (`keras_share`) enters the gradients.
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
-| `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `sum_gradients_first` |
+| `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `sum_gradients_first`, `SummedRows` |
 | `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | 2; 2.15, tf_keras 2.15-2.21 | state outside `variables` |
 | `Optimizer._trainable_variables_indices`, `_index_dict`, `_var_key` | 3 / 2 / both | which variables an optimizer was built for |
 | `Optimizer._learning_rate`, legacy `_create_all_weights`, `_hyper` | 2 | optimizer state outside `variables` |
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`, lists of slots in its attributes | 2 and 3 | see `updates_elements_apart`, `optimizer_slots` |
 | `Optimizer._trainable_variables` / `_index_dict`, legacy `_slots`, `tf.Variable._unique_id` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | see `built_with` |
 | `mixed_precision.loss_scale_optimizer.LossScaleOptimizer`, `LossScaleOptimizerV3` | 2; 2.15, tf_keras 2.15-2.21 | their `apply_gradients` |
-| `Optimizer._clip_gradients` | 2 and 3 | see `SummedRows` |
+| `Optimizer._clip_gradients`, `_deduplicate_sparse_grad` | 2 and 3 / 2 | see `SummedRows` |
 | `optimizers.adam.Adam`, its `_momentums`, `_velocities`, `_velocity_hats` | 2 and 3 | see `adam_class`, `adam_slots` |
 """
 
@@ -197,26 +197,45 @@ class SummedRows:
     A row that occurs several times in a `tf.IndexedSlices` counts as the sum of its values, in
     clipping, too, for which Keras takes them one by one. So they can be summed in each worker
     before it sends them.
+
+    Without workers each gradient is summed once, since XLA cannot do it twice, see `sum_rows`.
     """
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Any:
         """Keras 2's sum over workers; those of other workers may bring the same rows."""
-        pairs = [(sum_rows(gradient), variable) for gradient, variable in grads_and_vars]
-        return super().aggregate_gradients(pairs)  # type: ignore[misc]
+        if _has_replicas():
+            grads_and_vars = [(sum_rows(grad), variable) for grad, variable in grads_and_vars]
+        return super().aggregate_gradients(grads_and_vars)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
+        """What both generations do first with the gradients of an update."""
         tf = require_tensorflow()
-        clips = [getattr(self, name, None) for name in ("clipnorm", "clipvalue", "global_clipnorm")]
-        if not any(clips) or not any(isinstance(g, tf.IndexedSlices) for g in grads):
-            return super()._clip_gradients(grads)  # type: ignore[misc]
         grads = [sum_rows(gradient) for gradient in grads]
-        if clips[2]:  # Keras 3 would make them dense
-            return tf.clip_by_global_norm(grads, clips[2])[0]
+        limit = getattr(self, "global_clipnorm", None)
+        if limit and any(isinstance(gradient, tf.IndexedSlices) for gradient in grads):
+            return tf.clip_by_global_norm(grads, limit)[0]  # Keras 3 would make them dense
         return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def _deduplicate_sparse_grad(self, grads: Any) -> Any:
+        """Keras 2 would sum them again."""
+        return grads
+
+    def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
+        """Keras 3's sum over replicas of TensorFlow's own strategies comes after clipping."""
+        pairs = super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
+        return [(sum_rows(grad), var) for grad, var in pairs] if _has_replicas() else pairs
+
+
+def _has_replicas() -> bool:
+    return bool(require_tensorflow().distribute.get_strategy().num_replicas_in_sync > 1)
 
 
 def sum_rows(gradient: Any) -> Any:
-    """A sparse gradient in which each row occurs once; others as they are."""
+    """A sparse gradient in which each row occurs once; others as they are.
+
+    In what XLA compiles the length of the result is known only when it runs. XLA's `tf.unique`
+    takes the padding of such a vector for rows, so the result must not be summed again there.
+    """
     tf = require_tensorflow()
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient

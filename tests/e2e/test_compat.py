@@ -409,6 +409,7 @@ def test_containers_that_track_variables() -> None:
 
 def test_names_of_embedding_and_adam() -> None:
     assert callable(keras_optimizers.adam_class()._clip_gradients)
+    assert IS_KERAS_3 or callable(keras_optimizers.adam_class()._deduplicate_sparse_grad)
     layer = L.Embedding(3, 2)
     layer.build((None,))
     table = layer._embeddings if IS_KERAS_3 else layer.embeddings

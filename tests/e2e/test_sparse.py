@@ -37,7 +37,12 @@ def data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
     return tokens.astype("int32"), random.normal(size=rows)
 
 
-def model_of(optimizer: Any, layer: Callable[..., Any] = Embedding, **options: Any) -> Any:
+def model_of(
+    optimizer: Any,
+    layer: Callable[..., Any] = Embedding,
+    jit_compile: bool = False,
+    **options: Any,
+) -> Any:
     tf.keras.utils.set_random_seed(5)
     model = Sequential(
         [
@@ -48,7 +53,7 @@ def model_of(optimizer: Any, layer: Callable[..., Any] = Embedding, **options: A
             L.Dense(1),
         ]
     )
-    model.compile(optimizer, "mse")
+    model.compile(optimizer, "mse", jit_compile=jit_compile)
     return model
 
 
@@ -80,13 +85,14 @@ def _steps(steps: int = 6) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.parametrize("amsgrad", [False, True])
-def test_the_formula_with_duplicates(float64: None, amsgrad: bool) -> None:
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_the_formula_with_duplicates(float64: None, jit_compile: bool, amsgrad: bool) -> None:
     gradients = _steps()
     start = np.random.default_rng(2).normal(size=(11, 3))
     optimizer, table = SparseAdam(0.1, amsgrad=amsgrad), _variable(start)
     optimizer.build([table])
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(reduce_retracing=True, jit_compile=jit_compile)
     def step(values: Any, indices: Any) -> None:
         optimizer.apply_gradients([(tf.IndexedSlices(values, indices, [11, 3]), table)])
 
@@ -121,20 +127,39 @@ def test_dense_gradients_are_adams(float64: None, name: str) -> None:
     np.testing.assert_array_equal(*tables)
 
 
+@pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue"])
-def test_clipping_sees_the_sum_of_a_row(float64: None, name: str) -> None:
+def test_clipping_sees_the_sum_of_a_row(float64: None, name: str, jit_compile: bool) -> None:
     """Of a first step, in which all rows are touched, Adam makes the same."""
-    tables = []
-    indices = np.array([0, 1, 1, 2, 2, 2])
-    values = np.random.default_rng(0).normal(size=(6, 3))
-    for make, dense in ((SparseAdam, False), (O.Adam, True)):
-        optimizer, table = make(0.1, epsilon=0.1, **OPTIONS[name]), _variable(np.ones((3, 3)))
-        gradient = tf.IndexedSlices(tf.constant(values), tf.constant(indices), [3, 3])
-        gradient = tf.convert_to_tensor(gradient) if dense else gradient
-        optimizer.apply_gradients([(gradient, table)])
-        tables.append(keras_names.tf_variable(table).numpy())
+    values = tf.constant(np.random.default_rng(0).normal(size=(6, 3)))
+    gradient = tf.IndexedSlices(values, tf.constant([0, 1, 1, 2, 2, 2]), tf.constant([3, 3]))
+    options = {"epsilon": 0.1, **OPTIONS[name]}
+    found = _after_a_step(SparseAdam(0.1, **options), gradient, jit_compile)
+    expected = _after_a_step(O.Adam(0.1, **options), tf.convert_to_tensor(gradient))
     # Keras's Adam rounds its betas to float32 for the bias correction.
-    np.testing.assert_allclose(*tables, rtol=1e-8)
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+
+
+def _after_a_step(optimizer: Any, gradient: Any, jit_compile: bool = False) -> np.ndarray:
+    table = _variable(np.ones((3, 3)))
+    optimizer.build([table])
+
+    @tf.function(jit_compile=jit_compile)
+    def step(gradient: Any) -> None:
+        optimizer.apply_gradients([(gradient, table)])
+
+    step(gradient)
+    return np.asarray(keras_names.tf_variable(table).numpy())
+
+
+def test_a_model_that_is_compiled_by_xla(float64: None) -> None:
+    x, y = data(48)
+    models = []
+    for jit_compile in (True, False):
+        model = model_of(SparseAdam(0.01, clipnorm=0.01), jit_compile=jit_compile)
+        model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+        models.append(model)
+    assert_same_state(*models)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
