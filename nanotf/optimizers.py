@@ -54,6 +54,9 @@ class SparseAdam(keras_optimizers.SummedRows, _KerasAdam, metaclass=Kind):  # ty
     step looks up. Where it does not, after a `tf.boolean_mask` or `tf.unique` in the model,
     XLA's `tf.unique`, which sums the rows here, gives wrong results.
 
+    A saved model that was compiled with it loads once `nanotf.keras` or this module is imported;
+    Keras without nanotf loads it with `compile=False`.
+
     Args:
         *args, **kwargs: as for `tf.keras.optimizers.Adam`.
 
@@ -164,7 +167,7 @@ def _say_once() -> None:
 
 _init: Any = SparseAdam.__init__
 _init.__signature__ = inspect.signature(_KerasAdam.__init__)
-# Saved models name it so; loading one needs this module.
+# Saved models name it so; `nanotf.keras` imports this module, so that they load.
 _tf.keras.utils.register_keras_serializable("nanotf")(SparseAdam)
 Adam._nanotf_original = AdamInPlace  # what workers make
 Adam.__module__ = _KerasAdam.__module__

@@ -4,6 +4,7 @@ from nanotf.compat.versions import require_tensorflow
 
 require_tensorflow()  # says what to install, before anything else that comes with it is missing
 
+import nanotf.optimizers  # noqa: E402, F401  # saved models name its SparseAdam
 from nanotf.custom_loop import nano  # noqa: E402
 from nanotf.keras import layers  # noqa: E402
 from nanotf.models import Model, Sequential  # noqa: E402

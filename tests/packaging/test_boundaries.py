@@ -70,6 +70,15 @@ def test_public_names(module: str) -> None:
     assert _run(code).split() == sorted(PUBLIC[module])
 
 
+def test_saved_models_with_sparse_adam_load() -> None:
+    """It is known by name as soon as nanotf's models are."""
+    code = """
+import nanotf.keras, tensorflow as tf
+print(tf.keras.utils.get_registered_object("nanotf>SparseAdam").__name__)
+"""
+    assert _run(code) == "SparseAdam"
+
+
 def test_import_takes_no_tensorflow() -> None:
     code = "import sys, nanotf; print(*sorted(sys.modules))"
     loaded = {name.split(".")[0] for name in _run(code).split()}
