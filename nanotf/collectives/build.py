@@ -29,7 +29,7 @@ _FLAGS = [
     # Let comparisons become vector instructions; neither changes a result.
     *("-fno-trapping-math", "-fno-math-errno"),
 ]
-_SHM = ("wait", "group", "call", "collectives", "shm", "reduce", "reduce_baseline")
+_SHM = ("wait", "description", "group", "call", "collectives", "shm", "reduce", "reduce_baseline")
 _X86_VARIANTS = {
     "reduce_avx2": ["-mavx2"],
     "reduce_avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],

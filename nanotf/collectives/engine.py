@@ -149,17 +149,6 @@ def check_parts(part: Array, likes: Sequence[Array], rank: int, size: int) -> No
         )
 
 
-def describe(what: str, arrays: Sequence[Array], any_rows: bool = False) -> str:
-    """Names a call for peers and people; ranks whose texts differ raise."""
-    texts = []
-    for array in arrays:
-        dims = [str(dim) for dim in array.shape]
-        if any_rows:
-            dims[0] = "*"
-        texts.append(f"{array.dtype.name}[{', '.join(dims)}]")
-    return f"{what} of {', '.join(texts)}"
-
-
 def check_rows(dimensions: int) -> None:
     """Raises `InvalidArgumentError` for a scalar, which has no axis to gather along."""
     if dimensions == 0:

@@ -82,7 +82,8 @@ def _reducer(engine: Any, values: np.ndarray[Any, Any]) -> Callable[[], object]:
     """An all-reduce of `values` in place, with as little Python around it as possible."""
     if not isinstance(engine, NativeEngine):
         return lambda: engine.all_reduce([values], 1)
-    call = native.Call(1, 0, f"all_reduce(sum) of float32[{values.size}]".encode())
+    shapes = (ctypes.c_int64 * 2)(1, values.size)
+    call = native.Call(1, b"all_reduce(sum)", b"float32", shapes, 1)
     fragment = native.Fragment(values.ctypes.data, values.ctypes.data, values.nbytes)
     error = ctypes.create_string_buffer(native.ERROR_BYTES)
     function, handle = native.load().nanotf_all_reduce, engine.handle

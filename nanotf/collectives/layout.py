@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 
-MAGIC = 0x6E616E6F74663031  # "nanotf01": changes with the layout
+MAGIC = 0x6E616E6F74663032  # "nanotf02": changes with the layout
 SLOTS = 16  # collectives that one rank may have in flight
 BUFFERS = 4  # rounds of one collective that may be under way
+DESCRIBING = 1 << 62  # the first round in which ranks say in what they differ
 LINE = 64
 PAGE = 4096
 MAX_SIZE = 1024  # ranks

@@ -22,7 +22,6 @@ from nanotf.collectives.engine import (
     check_reducible,
     check_reduction,
     check_rows,
-    describe,
     part_of,
 )
 from nanotf.collectives.spec import GroupSpec
@@ -66,7 +65,8 @@ class NativeEngine(Engine):
         self._call(
             self._library.nanotf_all_reduce,
             key,
-            describe(f"all_reduce({op})", arrays),
+            f"all_reduce({op})",
+            arrays,
             native.TYPES[arrays[0].dtype.name],
             native.REDUCTIONS[op],
             _fragments(list(zip(arrays, results, strict=True))),
@@ -82,7 +82,8 @@ class NativeEngine(Engine):
         self._call(
             self._library.nanotf_reduce_scatter,
             key,
-            describe("reduce_scatter", arrays),
+            "reduce_scatter",
+            arrays,
             native.TYPES[arrays[0].dtype.name],
             _fragments([(array, None) for array in arrays]),
             len(arrays),
@@ -98,7 +99,8 @@ class NativeEngine(Engine):
         self._call(
             self._library.nanotf_gather_parts,
             key,
-            describe("gather_parts", results),
+            "gather_parts",
+            results,
             part.ctypes.data,
             part.nbytes,
             part.dtype.itemsize,
@@ -123,12 +125,14 @@ class NativeEngine(Engine):
         self._call(
             self._library.nanotf_all_gather,
             key,
-            describe("all_gather", [array], any_rows=True),
+            "all_gather",
+            [array],
             array.ctypes.data,
             array.shape[0],
             row_bytes,
             native.Allocate(allocate),
             None,
+            any_rows=True,
         )
         return results[0]
 
@@ -138,7 +142,8 @@ class NativeEngine(Engine):
         self._call(
             self._library.nanotf_broadcast,
             key,
-            describe(f"broadcast from rank {root}", [array]),
+            f"broadcast from rank {root}",
+            [array],
             root,
             array.ctypes.data,
             result.ctypes.data,
@@ -147,7 +152,7 @@ class NativeEngine(Engine):
         return result
 
     def barrier(self, key: int) -> None:
-        self._call(self._library.nanotf_barrier, key, "barrier")
+        self._call(self._library.nanotf_barrier, key, "barrier", [])
 
     def times(self, steps_begin: bool = False) -> Times:
         (self._begin_steps if steps_begin else self._read_times)(self.handle, self._numbers)
@@ -159,8 +164,25 @@ class NativeEngine(Engine):
     def close(self) -> None:
         self._library.nanotf_close(self.handle)
 
-    def _call(self, function: Callable[..., int], key: int, text: str, *arguments: object) -> None:
-        call = native.Call(check_key(key), 0, text.encode())
+    def _call(
+        self,
+        function: Callable[..., int],
+        key: int,
+        name: str,
+        arrays: Sequence[Array],
+        *arguments: object,
+        any_rows: bool = False,
+    ) -> None:
+        shapes = [number for array in arrays for number in (array.ndim, *array.shape)]
+        if any_rows:
+            shapes[1] = -1
+        call = native.Call(
+            check_key(key),
+            name.encode(),
+            arrays[0].dtype.name.encode() if arrays else b"",
+            (ctypes.c_int64 * len(shapes))(*shapes),
+            len(arrays),
+        )
         error = ctypes.create_string_buffer(native.ERROR_BYTES)
         if function(self.handle, call, *arguments, error):
             raise CollectiveError(_text(error))

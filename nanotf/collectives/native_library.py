@@ -48,8 +48,10 @@ class Call(ctypes.Structure):
 
     _fields_ = [
         ("key", ctypes.c_uint32),
-        ("shape_hash", ctypes.c_uint64),
-        ("text", ctypes.c_char_p),
+        ("name", ctypes.c_char_p),
+        ("type", ctypes.c_char_p),
+        ("shapes", ctypes.POINTER(ctypes.c_int64)),
+        ("count", ctypes.c_int64),
     ]
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from nanotf.collectives import layout
+from nanotf.collectives.description import Description, describe, difference
 from nanotf.collectives.engine import (
     Array,
     Engine,
@@ -24,7 +24,6 @@ from nanotf.collectives.engine import (
     check_reducible,
     check_reduction,
     check_rows,
-    describe,
     part_of,
 )
 from nanotf.collectives.shared_view import SharedView
@@ -59,6 +58,11 @@ class PythonEngine(Engine):
         arrays = [np.asarray(array, order="C") for array in arrays]
         check_reducible([array.dtype.name for array in arrays])
         check_reduction(op)
+        return self._all_reduce(describe(f"all_reduce({op})", arrays), arrays, key, op)
+
+    def _all_reduce(
+        self, description: Description, arrays: Sequence[Array], key: int, op: str
+    ) -> list[Array]:
         flat = (
             arrays[0].reshape(-1)
             if len(arrays) == 1
@@ -68,7 +72,7 @@ class PythonEngine(Engine):
         source, target = _raw(flat), _raw(result)
         chunk = self.spec.chunk_bytes
         ranks = range(self.size)
-        with _Call(self, key, describe(f"all_reduce({op})", arrays)) as call:
+        with _Call(self, key, description) as call:
 
             def consume(number: int) -> None:
                 out = target[number * chunk : (number + 1) * chunk]
@@ -84,14 +88,18 @@ class PythonEngine(Engine):
         return [part.reshape(a.shape) for part, a in zip(parts, arrays, strict=True)]
 
     def reduce_scatter(self, arrays: Sequence[Array], key: int) -> Array:
+        arrays = [np.asarray(array, order="C") for array in arrays]
+        check_reducible([array.dtype.name for array in arrays])
         # The same traffic as an all-reduce; the protocol in Python is not worth a second one.
-        flat = np.concatenate([array.reshape(-1) for array in self.all_reduce(arrays, key)])
+        sums = self._all_reduce(describe("reduce_scatter", arrays), arrays, key, "sum")
+        flat = np.concatenate([array.reshape(-1) for array in sums])
         begin, end = part_of(self.rank, self.size, flat.size)
         return flat[begin:end]
 
     def gather_parts(self, part: Array, likes: Sequence[Array], key: int) -> list[Array]:
+        part = np.asarray(part, order="C")
         check_parts(part, likes, self.rank, self.size)
-        flat = self.all_gather(part, key)
+        flat = self._all_gather(describe("gather_parts", likes), part, key)
         ends = np.cumsum([like.size for like in likes])[:-1]
         pieces = np.split(flat, ends)
         return [piece.reshape(like.shape) for piece, like in zip(pieces, likes, strict=True)]
@@ -99,10 +107,12 @@ class PythonEngine(Engine):
     def all_gather(self, array: Array, key: int) -> Array:
         array = np.asarray(array, order="C")
         check_rows(array.ndim)
-        text = describe("all_gather", [array], any_rows=True)
+        return self._all_gather(describe("all_gather", [array], any_rows=True), array, key)
+
+    def _all_gather(self, description: Description, array: Array, key: int) -> Array:
         row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         chunk = self.spec.chunk_bytes
-        with _Call(self, key, text, rows=array.shape[0]) as call:
+        with _Call(self, key, description, rows=array.shape[0]) as call:
             results: list[Array] = []
             targets: list[Array] = []
 
@@ -130,8 +140,8 @@ class PythonEngine(Engine):
         result = np.empty_like(array)
         target = _raw(result)
         chunk = self.spec.chunk_bytes
-        text = describe(f"broadcast from rank {root}", [array])
-        with _Call(self, key, text) as call:
+        description = describe(f"broadcast from rank {root}", [array])
+        with _Call(self, key, description) as call:
 
             def consume(number: int) -> None:
                 out = target[number * chunk : (number + 1) * chunk]
@@ -142,7 +152,7 @@ class PythonEngine(Engine):
         return result
 
     def barrier(self, key: int) -> None:
-        with _Call(self, key, "barrier") as call:
+        with _Call(self, key, describe("barrier")) as call:
             call.run(np.empty(0, np.uint8), 1, lambda number: None)
 
     def times(self, steps_begin: bool = False) -> Times:
@@ -210,11 +220,13 @@ class PythonEngine(Engine):
 class _Call:
     """One collective from call to return. The step numbers are those of `native/layout.h`."""
 
-    def __init__(self, engine: PythonEngine, key: int, text: str, rows: int = 0) -> None:
+    def __init__(
+        self, engine: PythonEngine, key: int, description: Description, rows: int = 0
+    ) -> None:
         self.engine = engine
         self.view = engine.view
         self.key = check_key(key)
-        self.text = text
+        self.description = description
         self._rows = rows
         self._slots: dict[int, int] = {}
         self._met = False
@@ -311,13 +323,10 @@ class _Call:
         self.view.wait(try_claim, look_around)
         self._slot = self._slots[self.engine.rank] = claimed[0]
         view, header = self.view, self._header(self.engine.rank)
-        text = self.text.encode()
         view.set_word(header + layout.POSTED, 0)
-        # Two checksums, since one of 32 bits would let a difference pass too often.
-        signature = zlib.crc32(text) << 32 | zlib.adler32(text)
-        view.set_word(header + layout.SIGNATURE, signature)
+        view.set_word(header + layout.SIGNATURE, self.description.signature)
         view.set_word(header + layout.ROWS, self._rows)
-        text = text[: layout.TEXT_BYTES]
+        text = self.description.summary.encode()[: layout.TEXT_BYTES]
         view.bytes[header + layout.TEXT : header + layout.TEXT + len(text)] = text
         view.set_half(header + layout.TEXT_LENGTH, len(text))
 
@@ -336,12 +345,32 @@ class _Call:
         first = view.word(self._header(0) + layout.SIGNATURE)
         for rank in range(1, self.engine.size):
             if view.word(self._header(rank) + layout.SIGNATURE) != first:
+                details = self._exchange(self.description.details)
                 raise CollectiveError(
-                    "nanotf collective: all ranks must call the same collective on the same "
-                    f"type and shape. Received: rank 0: {self._text(0)}; rank {rank}: "
-                    f"{self._text(rank)} (key {self.key}, call {self.number}). Check that "
-                    "every rank runs the same model on batches of the same structure."
+                    "nanotf collective: all ranks must call the same collective on the same type "
+                    f"and shape. Received: {difference(details[0], rank, details[rank])} "
+                    f"(key {self.key}, call {self.number}). Check that every rank runs the same "
+                    "model on batches of the same structure."
                 )
+
+    def _exchange(self, details: bytes) -> list[bytes]:
+        """Step 4a: gives the details of this rank's call, returns those of all ranks'."""
+        view, own, chunk = self.view, self.engine.rank, self.engine.spec.chunk_bytes
+        found = [b""] * self.engine.size
+        view.set_word(self._header(own) + layout.ROWS, len(details))
+        begin = longest = 0
+        while begin == 0 or begin < longest:
+            number = layout.DESCRIBING + begin // chunk
+            piece = details[begin : begin + chunk]
+            self.buffer(own, number, len(piece))[:] = piece
+            view.set_word(self._header(own) + layout.POSTED, number + 1)
+            self._await_posted(number + 1)
+            for rank in range(self.engine.size):
+                left = max(0, self.rows(rank) - begin)
+                longest = max(longest, begin + left)
+                found[rank] += self.buffer(rank, number, min(chunk, left))
+            begin += chunk
+        return found
 
     def _find(self, peer: int) -> bool:
         view = self.view
@@ -350,12 +379,6 @@ class _Call:
                 self._slots[peer] = slot
                 return True
         return False
-
-    def _text(self, rank: int) -> str:
-        header = self._header(rank)
-        begin = header + layout.TEXT
-        length = min(self.view.half(header + layout.TEXT_LENGTH), layout.TEXT_BYTES)
-        return bytes(self.view.bytes[begin : begin + length]).decode("utf-8", "replace")
 
     def _await_posted(self, rounds: int) -> None:
         for peer in self._peers():
@@ -391,7 +414,7 @@ class _Call:
         raise CollectiveError(f"nanotf collective: {message}")
 
     def _describe(self) -> str:
-        return f"{self.text} (key {self.key}, call {self.number})"
+        return f"{self.description.summary} (key {self.key}, call {self.number})"
 
     def _missing(self, awaited: int) -> str:
         """Names the ranks that have not come, or came and did not go on; `awaited` at the least."""

@@ -262,6 +262,62 @@ def mismatches(spec: Any, rank: int, fd: int) -> list[str]:
     return texts
 
 
+def mismatches_of_many(spec: Any, rank: int, fd: int) -> list[str]:
+    """As `mismatches`, for calls of many tensors; `like` gives them from shapes."""
+    last = rank == spec.size - 1
+
+    def like(*shapes: Any, dtype: Any = np.float32) -> list[Any]:
+        return [np.zeros(shape, dtype) for shape in shapes]
+
+    def part_of_all(shapes: Any) -> Any:
+        begin, end = part_of(rank, spec.size, sum(array.size for array in like(*shapes)))
+        return np.zeros(end - begin, np.float32)
+
+    image, turned = (3, 64, 64, 3), [(2, 2), (2, 3) if last else (3, 2)]
+    with engine_of(spec, rank, fd) as engine:
+        texts = [
+            error_of(engine.all_reduce, like(3, 4 if last else 3, *[5] * 6), 1),
+            error_of(engine.all_reduce, like(*[image] * 24, (1, 2) if last else image), 1),
+            error_of(engine.all_reduce, like(*[3] * 6, dtype=np.int32 if last else np.int64), 1),
+            error_of(engine.all_reduce, like(*[3] * (9 if last else 8)), 1),
+            error_of(engine.all_reduce, like(*[3] * (1 if last else 2)), 1),
+            error_of(engine.all_reduce, like(*[3] * 6), 1, "max" if last else "sum"),
+            error_of(engine.reduce_scatter, like(*turned), 1),
+            error_of(engine.gather_parts, part_of_all(turned), like(*turned), 1),
+            # Descriptions that need more rounds than there are buffers, and not as many.
+            error_of(engine.all_reduce, like(*[1] * 3000, 2 if last else 1), 1),
+            error_of(engine.all_reduce, like(*[0] * (1 if last else 9000)), 1),
+        ]
+        if last:
+            texts.append(error_of(engine.reduce_scatter, like(3, 4), 1))
+        else:
+            texts.append(error_of(engine.all_reduce, like(3, 4), 1))
+        # Enough calls to take every slot again.
+        for _ in range(layout.SLOTS + 1):
+            assert engine.all_reduce([np.ones(9)], 1)[0][0] == spec.size
+    return texts
+
+
+def differs_and_stops(spec: Any, rank: int, fd: int, directory: Path, how: str) -> str:
+    """The last rank comes with another call, and neither says what that is nor goes on."""
+    if rank < spec.size - 1:
+        with engine_of(spec, rank, fd) as engine:
+            text = error_of(engine.all_reduce, [np.ones(3)] * 6, 42)
+        (directory / f"failed-{rank}").touch()
+        return text
+    view = SharedView(spec, rank, fd)
+    wait_for(lambda: view.word(view.tag(0, 0)) != 0)
+    own = view.slot_header(rank, 0)
+    view.set_word(own + layout.SIGNATURE, 1)
+    view.set_word(own + layout.POSTED, 1)
+    view.set_word(view.tag(rank, 0), view.word(view.tag(0, 0)))
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    for other in range(rank):
+        wait_for((directory / f"failed-{other}").exists)
+    return ""
+
+
 def last_rank_dies(spec: Any, rank: int, fd: int, how: str) -> list[str]:
     """The last rank ends while others are in the middle of large all-reduces."""
     engine = make_engine(spec, rank, fd)

@@ -157,6 +157,59 @@ def test_a_difference_is_an_error_on_every_rank(implementation, size):
 
 
 @BOTH
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_difference_between_many_tensors_is_named(implementation, size):
+    with group(size, implementation) as owner:
+        per_rank = values(run_ranks(owner, ranks.mismatches_of_many))
+    reduce = "all_reduce(sum) of"
+    expected = [
+        (f"{reduce} 8 tensors, tensor 2: float32[3]", f"{reduce} 8 tensors, tensor 2: float32[4]"),
+        (
+            f"{reduce} 25 tensors, tensor 25: float32[3, 64, 64, 3]",
+            f"{reduce} 25 tensors, tensor 25: float32[1, 2]",
+        ),
+        (f"{reduce} 6 tensors, tensor 1: int64[3]", f"{reduce} 6 tensors, tensor 1: int32[3]"),
+        (f"{reduce} 8 tensors", f"{reduce} 9 tensors, tensor 9: float32[3]"),
+        (f"{reduce} 2 tensors, tensor 2: float32[3]", f"{reduce} float32[3]"),
+        (f"{reduce} 6 tensors", "all_reduce(max) of 6 tensors"),
+        *(
+            (
+                f"{name} of 2 tensors, tensor 2: float32[3, 2]",
+                f"{name} of 2 tensors, tensor 2: float32[2, 3]",
+            )
+            for name in ("reduce_scatter", "gather_parts")
+        ),
+        (
+            f"{reduce} 3001 tensors, tensor 3001: float32[1]",
+            f"{reduce} 3001 tensors, tensor 3001: float32[2]",
+        ),
+        (f"{reduce} 9000 tensors, tensor 2: float32[0]", f"{reduce} float32[0]"),
+        (f"{reduce} 2 tensors", "reduce_scatter of 2 tensors"),
+    ]
+    for number, (first, other) in enumerate(expected, 1):
+        (text,) = {texts[number - 1] for texts in per_rank}
+        received = f"Received: rank 0: {first}; rank {size - 1}: {other} (key 1, call {number})."
+        assert received in text
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["kill", "stay"])
+def test_a_rank_that_differs_and_stops(implementation, how, tmp_path):
+    with create_group(3, implementation=implementation, deadline=2) as owner:
+        *others, last = run_ranks(owner, ranks.differs_and_stops, tmp_path, how)
+    assert last.returncode == (-signal.SIGKILL if how == "kill" else 0)
+    call = (
+        "all_reduce(sum) of float64[3], float64[3], float64[3], float64[3], ... (6 tensors) "
+        "(key 42, call 1)"
+    )
+    for text in values(others):
+        if how == "kill":
+            assert ") ended while rank " in text and f" waited for it in {call}" in text
+        else:
+            assert f"waited 2 s in {call} for rank 2 (came, did not finish). Ranks must" in text
+
+
+@BOTH
 @pytest.mark.parametrize("how", ["kill", "raise", "close"])
 def test_a_rank_that_goes_away(implementation, how):
     size = 3

@@ -21,6 +21,7 @@ def test_both_layouts_agree(size, chunk_bytes):
         layout.MAGIC,
         layout.SLOTS,
         layout.BUFFERS,
+        layout.DESCRIBING,
         layout.PAGE,
         layout.ABORTED,
         layout.COMMON_RECORD,
@@ -88,6 +89,6 @@ def test_build_without_a_compiler(monkeypatch, capsys, tmp_path):
 @needs_native
 def test_errors_fit_their_buffer():
     error = ctypes.create_string_buffer(native_library.ERROR_BYTES)
-    call = native_library.Call(1, 0, b"x" * 5000)
+    call = native_library.Call(1, b"x" * 5000, b"", None, 0)
     assert native_library.load().nanotf_barrier(12345, call, error) == 1
     assert b"the group is closed in this process" in error.value

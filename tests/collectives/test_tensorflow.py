@@ -38,7 +38,8 @@ def test_everything(implementation, size):
         assert text.startswith("nanotf collective: all ranks must call the same")
         assert f"rank 0: all_reduce(sum) of float32[2, 4]; rank {size - 1}: " in text
         assert text.endswith("same structure.")
-    assert "all_reduce(sum) of float32[5], float32[5], " in many
+    seventh = "all_reduce(sum) of 7 tensors, tensor 7: float32"
+    assert f"rank 0: {seventh}[3]; rank {size - 1}: {seventh}[2] (key 63" in many
     assert aborted == "nanotf collective: enough"
 
 

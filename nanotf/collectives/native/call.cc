@@ -6,24 +6,13 @@
 
 #include <algorithm>
 
+#include "description.h"
 #include "group.h"
 
 namespace nanotf {
 namespace {
 
 constexpr int kSleepMilliseconds = 50;  // how soon an abort or a death is seen at the latest
-
-uint64_t Signature(const NanotfCall& what) {
-  uint64_t hash = 0xcbf29ce484222325 ^ what.shape_hash;  // FNV-1a
-  for (const char* c = what.text; *c != 0; ++c) {
-    hash = (hash ^ static_cast<unsigned char>(*c)) * 0x100000001b3;
-  }
-  return hash;
-}
-
-std::string Text(const SlotHeader& slot) {
-  return std::string(slot.text, std::min<size_t>(slot.text_length, sizeof(slot.text)));
-}
 
 std::string Seconds(double seconds) {
   char text[32];
@@ -54,6 +43,7 @@ class Patience {
 Call::Call(Group& group, const NanotfCall& what, uint64_t rows)
     : group_(group),
       what_(what),
+      summary_(Summary(what)),
       number_(group.Enter(what.key)),
       tag_(Tag(what.key, number_)),
       slots_(group.size(), -1) {
@@ -69,8 +59,8 @@ Call::Call(Group& group, const NanotfCall& what, uint64_t rows)
   own.reduced.store(0, std::memory_order_relaxed);
   own.signature = Signature(what_);
   own.rows = rows;
-  own.text_length = static_cast<uint32_t>(std::min(strlen(what_.text), sizeof(own.text)));
-  memcpy(own.text, what_.text, own.text_length);
+  own.text_length = static_cast<uint32_t>(std::min(summary_.size(), sizeof(own.text)));
+  memcpy(own.text, summary_.data(), own.text_length);
 }
 
 Call::~Call() {
@@ -140,17 +130,40 @@ void Call::Meet() {
     if (peer != group_.rank()) Await(peer, [&] { return Find(peer); });
   }
   met_ = true;
-  const SlotHeader& first = group_.slot(0, slots_[0]);
+  const uint64_t first = group_.slot(0, slots_[0]).signature;
   for (int rank = 1; rank < group_.size(); ++rank) {
-    const SlotHeader& other = group_.slot(rank, slots_[rank]);
-    if (other.signature == first.signature) continue;
+    if (group_.slot(rank, slots_[rank]).signature == first) continue;
+    const std::vector<std::string> details = Exchange(Details(what_));
     throw Failure{
         "nanotf collective: all ranks must call the same collective on the same type and shape. "
-        "Received: rank 0: " +
-        Text(first) + "; rank " + std::to_string(rank) + ": " + Text(other) + " (key " +
-        std::to_string(what_.key) + ", call " + std::to_string(number_) +
+        "Received: " +
+        Difference(details[0], rank, details[rank]) + " (key " + std::to_string(what_.key) +
+        ", call " + std::to_string(number_) +
         "). Check that every rank runs the same model on batches of the same structure."};
   }
+}
+
+std::vector<std::string> Call::Exchange(const std::string& details) {
+  const uint64_t chunk = group_.config().chunk_bytes;
+  std::vector<std::string> found(group_.size());
+  group_.slot(group_.rank(), slots_[group_.rank()]).rows = details.size();
+  uint64_t longest = 0;
+  uint64_t begin = 0;
+  do {
+    const uint64_t round = kDescribing + begin / chunk;
+    // Those of another rank may be longer, and go on after these have ended.
+    const std::string piece = details.substr(std::min<size_t>(begin, details.size()), chunk);
+    memcpy(input(group_.rank(), round), piece.data(), piece.size());
+    PostProduced(round + 1);
+    AwaitProduced(round + 1);
+    for (int rank = 0; rank < group_.size(); ++rank) {
+      const uint64_t bytes = rows(rank);
+      longest = std::max(longest, bytes);
+      if (bytes > begin) found[rank].append(input(rank, round), std::min(chunk, bytes - begin));
+    }
+    begin += chunk;
+  } while (begin < longest);
+  return found;
 }
 
 void Call::AwaitProduced(uint64_t rounds) {
@@ -231,8 +244,8 @@ void Call::Expire(int peer) {
 }
 
 std::string Call::Describe() const {
-  return std::string(what_.text) + " (key " + std::to_string(what_.key) + ", call " +
-         std::to_string(number_) + ")";
+  return summary_ + " (key " + std::to_string(what_.key) + ", call " + std::to_string(number_) +
+         ")";
 }
 
 // Names the ranks that have not come, or that came and did not go on; `awaited` at the least.

@@ -155,7 +155,7 @@ class Call {
 
   void PostProduced(uint64_t rounds);
   void PostReduced(uint64_t rounds);
-  // Step 4 for the first round: finds the peers' slots, compares what the calls are.
+  // Step 4 for the first round: finds the peers' slots, compares the calls.
   void Meet();
   // Waits until every peer has posted `rounds` rounds.
   void AwaitProduced(uint64_t rounds);
@@ -167,6 +167,8 @@ class Call {
   template <typename Ready>
   void AwaitAsleep(int peer, Ready ready);
   void ClaimSlot();
+  // Step 4a: gives the details of this rank's call, returns those of all ranks'.
+  std::vector<std::string> Exchange(const std::string& details);
   bool Find(int peer);
   [[noreturn]] void Expire(int peer);
   [[noreturn]] void PeerLost(int peer, const char* how);
@@ -176,6 +178,7 @@ class Call {
 
   Group& group_;
   const NanotfCall what_;
+  const std::string summary_;
   const uint32_t number_;
   const uint64_t tag_;
   std::vector<int> slots_;  // by rank; -1 until found

@@ -20,11 +20,18 @@
 //   2. Produce round 0: copy the first chunk of the input to buffer 0. Post the tag.
 //   3. Produce round k + 1 in buffer (k + 1) mod 4 and post `posted`.
 //   4. Wait until every peer has posted round k; in round 0 find the peers' slots by tag and
-//      compare what the calls are. On a difference go to 7: all ranks compare the same headers
-//      in the same order, so all raise the same error.
+//      compare the signatures of the calls. On a difference go to 4a: all ranks compare the same
+//      headers, so all do.
 //   5. Consume round k: reduce all ranks' chunks in the order of ranks, or copy from them.
 //   6. Repeat 3 to 5 for the next k.
 //   7. Acknowledge every peer's slot. Return, without waiting for anyone.
+//
+//   4a. Write the number of bytes that describe the call, then these in rounds: copy the next
+//       chunk of them to a buffer, post, wait until every peer has posted, copy from all, until
+//       the longest description is there. Name the first tensor that differs. Go to 7.
+//
+// The rounds of 4a are numbered from 2^62 on, so that none of steps 2 and 3 passes for one of
+// them. They may overwrite the data of steps 2 and 3, which no rank reads once signatures differ.
 //
 // Why 4 buffers: a rank that produces round k + 1 has seen (step 4 for k - 1) that every peer has
 // posted round k - 1, which a peer does after it consumed round k - 3. So the buffer of round
@@ -60,9 +67,10 @@
 
 namespace nanotf {
 
-constexpr uint64_t kMagic = 0x6e616e6f74663031;  // "nanotf01": changes with the layout
+constexpr uint64_t kMagic = 0x6e616e6f74663032;  // "nanotf02": changes with the layout
 constexpr int kSlots = 16;
 constexpr int kBuffers = 4;
+constexpr uint64_t kDescribing = uint64_t{1} << 62;  // the first round of step 4a
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
 
@@ -97,7 +105,7 @@ struct SlotHeader {
   std::atomic<uint64_t> posted;                  // rounds produced; 0 before the tag is posted
   alignas(kLine) std::atomic<uint64_t> reduced;  // rounds reduced (two-step all-reduce)
   alignas(kLine) uint64_t signature;             // equal on all ranks, else the call is an error
-  uint64_t rows;                                 // all-gather: what this rank gives
+  uint64_t rows;  // all-gather: what this rank gives; in step 4a: bytes of its description
   uint32_t text_length;
   char text[360];  // what the call is, for people
 };

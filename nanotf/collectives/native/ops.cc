@@ -73,45 +73,27 @@ std::vector<int64_t> Dims(const TF_Tensor* tensor) {
   return dims;
 }
 
-// Describes a call to peers and people: a text, cut where it gets long, and a hash of every shape.
+// What a call is; see NanotfCall. Outlives the call.
 class Description {
  public:
-  explicit Description(std::string text) : text_(std::move(text)) {}
+  explicit Description(std::string name) : name_(std::move(name)) {}
 
-  void Add(const TypeInfo& info, const std::vector<int64_t>& dims, bool any_rows) {
-    constexpr int kShown = 4;
-    for (size_t i = 0; i < dims.size(); ++i) Mix(any_rows && i == 0 ? -1 : dims[i]);
-    Mix(static_cast<int64_t>(dims.size()) + 1000);
-    if (++tensors_ > kShown) return;
-    text_ += tensors_ == 1 ? " of " : ", ";
-    text_ += info.name;
-    text_ += '[';
-    for (size_t i = 0; i < dims.size(); ++i) {
-      if (i > 0) text_ += ", ";
-      text_ += any_rows && i == 0 ? "*" : std::to_string(dims[i]);
-    }
-    text_ += ']';
+  void Add(const TypeInfo& info, const std::vector<int64_t>& dims) {
+    type_ = info.name;
+    shapes_.push_back(static_cast<int64_t>(dims.size()));
+    shapes_.insert(shapes_.end(), dims.begin(), dims.end());
+    ++tensors_;
   }
 
-  NanotfCall Call(int64_t key) {
-    if (tensors_ > 4) {
-      char more[64];
-      snprintf(more, sizeof(more), ", ... (%d tensors, shapes %08x)", tensors_,
-               static_cast<unsigned>(hash_ ^ (hash_ >> 32)));
-      text_ += more;
-    }
-    return NanotfCall{static_cast<uint32_t>(key), hash_, text_.c_str()};
+  NanotfCall Call(int64_t key) const {
+    return {static_cast<uint32_t>(key), name_.c_str(), type_, shapes_.data(), tensors_};
   }
 
  private:
-  void Mix(int64_t value) {
-    hash_ = (hash_ ^ static_cast<uint64_t>(value)) * 0x9e3779b97f4a7c15;
-    hash_ ^= hash_ >> 29;
-  }
-
-  std::string text_;
-  uint64_t hash_ = 0;
-  int tensors_ = 0;
+  const std::string name_;
+  const char* type_ = "";
+  std::vector<int64_t> shapes_;
+  int64_t tensors_ = 0;
 };
 
 // The attributes of an op; one per kernel.
@@ -210,7 +192,7 @@ void ComputeAllReduce(void* kernel, TF_OpKernelContext* context) {
     const std::vector<int64_t> dims = Dims(input.get());
     const TypeInfo& info = InfoOf(tf().TensorType(input.get()));
     type = info.reducible;
-    description.Add(info, dims, false);
+    description.Add(info, dims);
     fragments[i].in = tf().TensorData(input.get());
     fragments[i].bytes = tf().TensorByteSize(input.get());
   }
@@ -259,8 +241,9 @@ void ComputeAllGather(void* kernel, TF_OpKernelContext* context) {
   }
   const TypeInfo& info = InfoOf(tf().TensorType(input.get()));
   Description description("all_gather");
-  description.Add(info, output.dims, true);
   const uint64_t rows = static_cast<uint64_t>(output.dims[0]);
+  output.dims[0] = -1;
+  description.Add(info, output.dims);
   uint64_t row_bytes = info.bytes;
   for (size_t i = 1; i < output.dims.size(); ++i) row_bytes *= output.dims[i];
   const NanotfCall call = description.Call(attributes.key);
@@ -282,7 +265,7 @@ void ComputeReduceScatter(void* kernel, TF_OpKernelContext* context) {
     if (!run.ok()) return;
     const TypeInfo& info = InfoOf(tf().TensorType(inputs[i].get()));
     type = info.reducible;
-    description.Add(info, Dims(inputs[i].get()), false);
+    description.Add(info, Dims(inputs[i].get()));
     fragments[i] = {tf().TensorData(inputs[i].get()), nullptr,
                     tf().TensorByteSize(inputs[i].get())};
   }
@@ -313,7 +296,7 @@ void ComputeGatherParts(void* kernel, TF_OpKernelContext* context) {
       if (!run.ok()) return;
       dims = Dims(like.get());
     }
-    description.Add(info, dims, false);
+    description.Add(info, dims);
     outputs.push_back(run.OutputInPlace(i + 1, i, dims));
     if (!run.ok()) return;
     fragments[i] = {nullptr, tf().TensorData(outputs[i].get()),
@@ -332,7 +315,7 @@ void ComputeBroadcast(void* kernel, TF_OpKernelContext* context) {
   if (!run.ok()) return;
   const std::vector<int64_t> dims = Dims(input.get());
   Description description("broadcast from rank " + std::to_string(attributes.root));
-  description.Add(InfoOf(tf().TensorType(input.get())), dims, false);
+  description.Add(InfoOf(tf().TensorType(input.get())), dims);
   const NanotfCall call = description.Call(attributes.key);
   const uint64_t bytes = tf().TensorByteSize(input.get());
   if (nanotf_rank(attributes.group) == attributes.root) {

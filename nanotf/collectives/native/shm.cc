@@ -193,6 +193,7 @@ int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t* numbers) {
       nanotf::kMagic,
       nanotf::kSlots,
       nanotf::kBuffers,
+      nanotf::kDescribing,
       nanotf::kPage,
       offsetof(nanotf::Common, aborted),
       offsetof(nanotf::Common, record),

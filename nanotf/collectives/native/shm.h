@@ -43,11 +43,13 @@ struct NanotfFragment {
   uint64_t bytes;
 };
 
-// What a call is: ranks whose `shape_hash` or `text` differ raise. `text` is shown to people.
+// What a call is: on ranks that differ in any of it but the key it is an error.
 struct NanotfCall {
   uint32_t key;
-  uint64_t shape_hash;
-  const char* text;
+  const char* name;       // "all_reduce(sum)"
+  const char* type;       // of all tensors: "float32"
+  const int64_t* shapes;  // of each tensor the number of dimensions, then these, -1 for any
+  int64_t count;          // tensors
 };
 
 // Makes the output of a gather of `rows` rows and stores its address; returns 0 on success.
