@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import random
@@ -60,8 +61,15 @@ def lengths(itemsize: int) -> list[int]:
     return [0, 1, 2, 7, 63, 65, 1023, 1025, *sorted(around)]
 
 
+@functools.lru_cache(1000)
 def sample(dtype: Any, shape: Any, seed: int) -> Any:
     """Values of every kind; the same in every process."""
+    array = _sample(dtype, shape, seed)
+    array.setflags(write=False)  # kept, since most of a test's time went into making them
+    return array
+
+
+def _sample(dtype: Any, shape: Any, seed: int) -> Any:
     random_state = np.random.RandomState(seed % 2**31)
     if dtype.kind == "b":
         return np.asarray(random_state.rand(*shape) < 0.5)

@@ -36,6 +36,9 @@ BOTH = pytest.mark.parametrize(
 )
 
 
+SIZES = pytest.mark.parametrize("size", range(1, 6))
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left():
     """No descriptor stays open here, and no name appears in /dev/shm."""
@@ -61,7 +64,7 @@ def time_passes(seconds):
 
 
 @BOTH
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@SIZES
 def test_all_reduce_gives_equal_bits_on_all_ranks(implementation, size):
     with group(size, implementation) as owner:
         digests = values(run_ranks(owner, ranks.reduce_everything))
@@ -85,34 +88,35 @@ def test_16_bit_floats_are_summed_in_float32(implementation, size):
 
 
 @BOTH
-@pytest.mark.parametrize("size", [1, 2, 5])
+@SIZES
 def test_all_reduce_of_many_tensors(implementation, size):
     with group(size, implementation) as owner:
         values(run_ranks(owner, ranks.reduce_many))
 
 
 @BOTH
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@SIZES
 def test_reduce_scatter_and_back(implementation, size):
     with group(size, implementation) as owner:
         values(run_ranks(owner, ranks.scatter_and_gather))
 
 
 @BOTH
-@pytest.mark.parametrize("size", [1, 2, 5])
+@SIZES
 def test_gather_and_broadcast(implementation, size):
     with group(size, implementation) as owner:
         values(run_ranks(owner, ranks.gather_and_broadcast))
 
 
 @BOTH
-def test_barrier(implementation, tmp_path):
-    with group(3, implementation) as owner:
+@SIZES
+def test_barrier(implementation, size, tmp_path):
+    with group(size, implementation) as owner:
         values(run_ranks(owner, ranks.barrier, tmp_path))
 
 
 @BOTH
-@pytest.mark.parametrize("size", [2, 3])
+@SIZES
 def test_repeated_calls(implementation, size):
     calls = 3000 if implementation == "native" else 300
     with group(size, implementation) as owner:
@@ -120,10 +124,10 @@ def test_repeated_calls(implementation, size):
 
 
 @BOTH
-@pytest.mark.parametrize("threads", [2, 20])
-def test_keys_in_different_orders(implementation, threads):
+@pytest.mark.parametrize(("size", "threads"), [*((size, 2) for size in range(1, 6)), (3, 20)])
+def test_keys_in_different_orders(implementation, size, threads):
     """20 threads: more than a rank has slots."""
-    with group(3, implementation) as owner:
+    with group(size, implementation) as owner:
         values(run_ranks(owner, ranks.many_threads, threads, 30 if threads == 2 else 5))
 
 
