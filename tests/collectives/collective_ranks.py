@@ -414,7 +414,7 @@ def came_and_did_not_reduce(spec: Any, rank: int, fd: int, directory: Path) -> s
 def frozen(spec: Any, rank: int, fd: int, directory: Path) -> None:
     """Rank 0 waits for rank 1, which comes when the parent says so."""
     with engine_of(spec, rank, fd) as engine:
-        (directory / f"pid-{rank}").write_text(str(os.getpid()))
+        (directory / f"pid-{rank}-{os.getpid()}").touch()
         if rank == 1:
             wait_for((directory / "go").exists)
         engine.barrier(6)
