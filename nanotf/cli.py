@@ -283,8 +283,8 @@ def _tune(parsed: argparse.Namespace) -> int:
     if parsed.clear:
         print(f"Forgot {count(tuning_cache.clear(), 'measurement')} of {tuning_cache.path()}.")
         return 0
-    entries = tuning_cache.entries()
-    print(f"{count(len(entries), 'measurement')} in {tuning_cache.path()}")
+    file, entries = tuning_cache.path(), tuning_cache.entries()
+    print(f"{count(len(entries), 'measurement')} in {file}")
     for entry in entries.values():
         steps = ", ".join(
             f"{m['num_processes']}: " + ("too slow" if m["step"] is None else _ms(m["step"]))

@@ -18,35 +18,103 @@ from typing import Any
 from nanotf.errors import NanoError
 
 VERSION = 1  # of the file; one of another version is not read
+_OPTIONAL = {"start_up": 0.0, "note": "", "stopped": 0.0}  # fields of `tuning.Measured`
+_LONGEST = 1e9  # seconds
 
 logger = logging.getLogger("nanotf")
 
 
+class NoHomeError(NanoError):
+    """Nothing says where the user's files are."""
+
+
 def path() -> pathlib.Path:
-    """The file. Environment variables read: `XDG_CACHE_HOME`, `HOME`."""
+    """The file. Environment variables read: `XDG_CACHE_HOME`, `HOME`.
+
+    Raises:
+        NoHomeError: Neither is set, and the user has no entry in the password database, as in a
+            container that runs under any number.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore a relative path.
-    root = pathlib.Path(base) if base.startswith("/") else pathlib.Path.home() / ".cache"
+    try:
+        # The XDG specification says to ignore a relative path.
+        root = pathlib.Path(base) if base.startswith("/") else pathlib.Path.home() / ".cache"
+    except RuntimeError as error:
+        raise NoHomeError(
+            "What was measured is remembered in the user's cache directory. Received: a user "
+            "without a home directory, and no HOME. Set XDG_CACHE_HOME to a directory."
+        ) from error
     return root / "nanotf" / "tuning.json"
 
 
 def entries() -> dict[str, Any]:
-    """All that is remembered; nothing where the file is missing or is none of nanotf's."""
+    """All that is remembered; nothing where the file is missing or is none of nanotf's.
+
+    Entries that `remember` cannot have written are left out, and lost when it writes again.
+    """
     try:
         found = json.loads(path().read_text(encoding="utf-8"))
-        if found["version"] == VERSION:
-            return dict(found["entries"])
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if found["version"] != VERSION:
+            return {}
+        written = dict(found["entries"])
+    except (FileNotFoundError, NoHomeError):
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         logger.warning("%s cannot be read, and is not used: %r", path(), error)
-    return {}
+        return {}
+    good = {key: entry for key, entry in written.items() if _is_entry(entry)}
+    if len(good) < len(written):
+        logger.warning(
+            "%d of %d entries of %s cannot be read, and are not used.",
+            len(written) - len(good),
+            len(written),
+            path(),
+        )
+    return good
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether `tuning` and `nanotf tune` can use an entry."""
+    return (
+        isinstance(entry, dict)
+        and entry.keys() == {"measured", "date", "model"}
+        and isinstance(entry["date"], str)
+        and isinstance(entry["model"], str)
+        and isinstance(entry["measured"], list)
+        and all(map(_is_measured, entry["measured"]))
+    )
+
+
+def _is_measured(value: Any) -> bool:
+    """Whether these are the fields of a `tuning.Measured`."""
+    if not isinstance(value, dict) or not value.keys() >= {"num_processes", "step"}:
+        return False
+    number, step, rest = value["num_processes"], value["step"], {**_OPTIONAL, **value}
+    return (
+        rest.keys() == {"num_processes", "step", *_OPTIONAL}
+        and isinstance(number, int)
+        and not isinstance(number, bool)
+        and number >= 1
+        and (step is None or _is_time(step))
+        and _is_time(rest["start_up"])
+        and _is_time(rest["stopped"])
+        and isinstance(rest["note"], str)
+    )
+
+
+def _is_time(value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 <= value < _LONGEST  # which NaN is not
 
 
 def remember(key: str, entry: dict[str, Any]) -> None:
     """Adds an entry; where the file cannot be written, a warning says so, and no more."""
+    try:
+        target = path()
+    except NoHomeError as error:
+        logger.warning("What was measured cannot be remembered. %s", error)
+        return
     content = json.dumps({"version": VERSION, "entries": {**entries(), key: entry}}, indent=1)
-    target = path()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         fd, temporary = tempfile.mkstemp(dir=target.parent, prefix="tuning-", suffix=".tmp")
@@ -66,7 +134,7 @@ def clear() -> int:
     """Forgets everything; returns how many entries there were.
 
     Raises:
-        NanoError: The file cannot be removed.
+        NanoError: The file cannot be removed, or nothing says where it would be.
     """
     count = len(entries())
     try:

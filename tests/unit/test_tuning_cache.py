@@ -58,6 +58,71 @@ def test_a_file_of_somebody_else(
     assert tuning_cache.entries() == {"one": _entry(0.1)}
 
 
+def _changed(**fields: Any) -> dict[str, Any]:
+    entry = _entry(0.1)
+    return {**entry, "measured": [{**entry["measured"][0], **fields}]}
+
+
+BAD_ENTRIES: list[Any] = [
+    None,
+    "text",
+    {},
+    {name: value for name, value in _entry(0.1).items() if name != "date"},
+    {**_entry(0.1), "model": 5},
+    {**_entry(0.1), "more": 1},
+    {**_entry(0.1), "measured": {}},
+    {**_entry(0.1), "measured": [1]},
+    {**_entry(0.1), "measured": [{"num_processes": 1}]},
+    _changed(more=1),
+    _changed(num_processes="1"),
+    _changed(num_processes=0),
+    _changed(num_processes=True),
+    _changed(step="0.1"),
+    _changed(step=float("nan")),
+    _changed(step=10**400),
+    _changed(start_up=None),
+    _changed(start_up=-1),
+    _changed(note=None),
+    _changed(stopped=[]),
+]
+
+
+@pytest.mark.parametrize("bad", BAD_ENTRIES)
+def test_an_entry_of_somebody_else(
+    cache: pathlib.Path,
+    bad: Any,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    good = {"good": _changed(step=None, note="too slow", stopped=3)}
+    cache.parent.mkdir()
+    cache.write_text(json.dumps({"version": 1, "entries": {"bad": bad, **good}}))
+    assert tuning_cache.entries() == good
+    assert "1 of 2 entries of" in caplog.text
+    assert cli.main(["tune"]) == 0
+    assert "1: too slow" in capsys.readouterr().out
+    tuning_cache.remember("one", _entry(0.1))
+    assert list(tuning_cache.entries()) == ["good", "one"]
+
+
+def test_a_user_without_a_home(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def home() -> pathlib.Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(pathlib.Path, "home", home)
+    tuning_cache.remember("one", _entry(0.1))
+    assert "cannot be remembered. " in caplog.text
+    assert tuning_cache.entries() == {}
+    for options in ([], ["--clear"]):
+        assert cli.main(["tune", *options]) == 2
+        assert "Set XDG_CACHE_HOME to a directory." in capsys.readouterr().err
+
+
 def test_a_file_of_another_version(cache: pathlib.Path) -> None:
     tuning_cache.remember("one", _entry(0.1))
     cache.write_text(json.dumps({"version": 0, "entries": {"one": "what it was"}}))
