@@ -8,8 +8,10 @@ script that needs no TensorFlow does not wait for it.
 
 from __future__ import annotations
 
+import atexit
 import importlib.abc
 import importlib.machinery
+import os
 import pathlib
 import sys
 import types
@@ -73,18 +75,21 @@ class Script:
         if not getattr(sys.flags, "safe_path", False):  # Python 3.11 on; -P, PYTHONSAFEPATH
             sys.path[0] = str(pathlib.Path(self.path).resolve().parent)
         path = str(pathlib.Path(self.path).absolute())
+        # Registered ahead of the script's own handlers, it runs after them, and after all threads
+        # that Python waits for: they may call `fit`, too.
+        process = os.getpid()
+        note = atexit.register(lambda: self._note(default, process))
         try:
             _run_as_main(path)
         except SystemExit:
-            self._note(default)
             raise
         except BaseException:
+            atexit.unregister(note)  # it did not come as far as that
             _hide_own_frames(path)
             raise
-        self._note(default)
 
-    def _note(self, default: run_default.RunDefault) -> None:
-        if default.fits == 0:
+    def _note(self, default: run_default.RunDefault, process: int) -> None:
+        if default.fits == 0 and os.getpid() == process:  # no fork of it
             told = f"{self.path} never called fit() of a tf.keras model"
             if self.num_processes is not None:
                 told += f", so -n {self.num_processes} did nothing"

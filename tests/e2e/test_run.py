@@ -214,6 +214,30 @@ def test_a_script_that_never_calls_fit_gets_a_note(tmp_path: pathlib.Path) -> No
     )
 
 
+LATE = {
+    "a thread": "threading.Thread(target=late).start()",
+    "an exit handler": "atexit.register(late)",
+    "neither": "if os.fork(): os.wait()",  # the note is that of one process
+}
+
+
+@pytest.mark.either_generation
+@pytest.mark.parametrize("how", LATE)
+def test_a_note_says_what_is_true_at_the_very_end(tmp_path: pathlib.Path, how: str) -> None:
+    source = """
+        import atexit, os, threading
+        from nanotf import run_default
+
+        def late():
+            if threading.current_thread() is not threading.main_thread():
+                threading.main_thread().join()
+            run_default.num_processes(None)  # what `fit` asks first
+        """
+    done = _run(tmp_path, textwrap.dedent(source) + LATE[how])
+    assert done.returncode == 0
+    assert done.stderr.count("never called fit") == (how == "neither")
+
+
 FAILING = """
 def fails():
     raise ValueError("of the script's own")
