@@ -33,7 +33,7 @@ class Report:
         facts: `Facts`, what was looked at.
         plan: `Plan`, the cores of the workers that were asked about.
         shell: `Environment`, what `nanotf-init` would set.
-        checks: tuple of `trial.Check`, of `--test`; empty without it.
+        checks: tuple of `trial.Check`, of `--test`; empty without it, and with one core.
         findings: tuple of `Finding`, most important first.
     """
 
@@ -87,23 +87,28 @@ def examine(
     wanted = environment.shell_environment(
         facts.machine, facts.environ, state.options if state else None, facts.installed
     )
-    checks = trial.run_trial() if test else ()
+    can_test = _usable_cores(facts.machine, facts.environ) >= trial.WORKERS
+    checks = trial.run_trial() if test and can_test else ()
     failed = [
         Finding("error", f"The test of {check.name} failed: {check.text}", _MEND_OF_TEST)
         for check in checks
         if not check.passed
     ]
-    found = (*failed, *findings.find(facts, plan))
+    found = (*failed, *findings.find(facts, plan, skipped=test and not can_test))
     return Report(facts, plan, wanted, checks, found)
 
 
 def _plan(
     num_processes: int | None, machine: topology.Machine, environ: Mapping[str, str]
 ) -> topology.Plan:
-    cap = environment.cores_cap(environ)
     if num_processes is None:
-        num_processes = min(2, len(machine.usable_cores()[:cap]))
+        num_processes = min(2, _usable_cores(machine, environ))
+    cap = environment.cores_cap(environ)
     return topology.plan(num_processes, machine=machine, max_cores=cap)
+
+
+def _usable_cores(machine: topology.Machine, environ: Mapping[str, str]) -> int:
+    return len(machine.usable_cores()[: environment.cores_cap(environ)])
 
 
 _MEND_OF_TEST = "Mend the other findings first; then report it, with `nanotf doctor --test --json`."

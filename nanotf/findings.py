@@ -61,16 +61,17 @@ class Facts:
     environ: Mapping[str, str]
 
 
-def find(facts: Facts, chosen: Plan) -> list[Finding]:
+def find(facts: Facts, chosen: Plan, *, skipped: bool = False) -> list[Finding]:
     """Looks for everything that could be better, most important first.
 
     Args:
         facts: `Facts`.
         chosen: `Plan`, whose workers are asked about.
+        skipped: bool, default False, whether a test was asked for that takes more cores.
     """
     found = [
         *_of_tensorflow(facts.build),
-        *_of_machine(facts),
+        *_of_machine(facts, skipped),
         *_of_plan(facts, chosen),
         *_of_system(facts.system, len(chosen.placements)),
         *_of_environment(facts, chosen),
@@ -116,14 +117,15 @@ def _of_tensorflow(build: TensorFlowBuild) -> Iterator[Finding]:
         )
 
 
-def _of_machine(facts: Facts) -> Iterator[Finding]:
+def _of_machine(facts: Facts, skipped: bool) -> Iterator[Finding]:
     machine, environ = facts.machine, facts.environ
     free, cap = len(machine.usable_cores()), environment.cores_cap(environ)
     usable = free if cap is None else min(cap, free)
     if usable < 2:
         yield Finding(
-            "warning",
-            f"Two workers need two cores, and this process has {count(usable, 'core')}.",
+            "error" if skipped else "warning",
+            f"Two workers need two cores, and this process has {count(usable, 'core')}"
+            + ("; the test was skipped." if skipped else "."),
             "Give it more: see the next findings; `taskset`, the container's --cpus or "
             "--cpuset-cpus, or the scheduler's request.",
         )

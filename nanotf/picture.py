@@ -113,6 +113,8 @@ def _cell(cpus: list[LogicalCpu], allowed: set[int], owners: Mapping[int, int]) 
 def _legend(seen: set[str]) -> Iterator[str]:
     if seen & {*_RANKS, MANY}:
         yield "0, 1, ...  a core of that worker"
+    if MANY in seen:
+        yield f"{MANY}  a core of worker {len(_RANKS)} or above"
     if FREE in seen:
         yield f"{FREE}  a core that no worker has"
     if FORBIDDEN in seen:

@@ -18,6 +18,7 @@ from typing import Any
 from nanotf.errors import describe_exit
 
 SECONDS = 300.0  # three imports of TensorFlow, from a cold network file system
+WORKERS = 2
 SIZES = (1, 1000, 1_000_003)  # elements of the sums: one, a few, more than a chunk
 TOLERANCE = 1e-4  # relative, of float32 losses
 
@@ -78,7 +79,7 @@ def _training() -> str:
     layers = tf.keras.layers
     x = np.random.default_rng(0).normal(size=(101, 8)).astype("float32")
     losses: list[list[float]] = []
-    for processes in (None, 2):
+    for processes in (None, WORKERS):
         tf.keras.utils.set_random_seed(1)
         model: Any = Sequential(
             [layers.Input((8,)), layers.Dense(16, activation="relu"), layers.Dense(1)]
@@ -102,7 +103,7 @@ def _sums() -> str:
     import nanotf
     from nanotf.keras import nano
 
-    @nano(num_processes=2)
+    @nano(num_processes=WORKERS)
     def add(sizes: tuple[int, ...], types: tuple[str, ...]) -> Any:
         strategy, found = nanotf.get_strategy(), []
         for size in sizes:

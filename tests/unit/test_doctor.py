@@ -96,6 +96,10 @@ def test_many_workers_and_long_lines() -> None:
     assert lines[2].endswith("######## | cores 0-99")
     assert lines[3].split() == ["|", *["########"] * 4, "####", "|"]
     assert len({len(line) for line in lines[1:5] if "cores" not in line}) == 1
+    assert lines[-2:] == [
+        "  0, 1, ...  a core of that worker",
+        "  #  a core of worker 36 or above",
+    ]
 
 
 def test_ranges() -> None:
@@ -249,6 +253,16 @@ def test_failed_tests_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "  pass  training: fine\n  FAIL  all-reduce: wrong sum" in shown
     assert report.has_errors()
     assert report.findings[0].text == "The test of all-reduce failed: wrong sum"
+
+
+def test_a_test_needs_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "run_trial", lambda: pytest.fail("it was run"))
+    for changes in ({"machine": flat(1)}, {"environ": {"OMP_NUM_THREADS": "1"}}):
+        report = doctor.examine(facts=_facts(**changes), test=True)
+        (found,) = (f for f in report.findings if f.severity == "error")
+        assert found.text.endswith("this process has 1 core; the test was skipped.")
+        assert "Give it more" in found.mend
+        assert report.checks == ()
 
 
 def test_json_is_plain_and_has_the_same() -> None:
