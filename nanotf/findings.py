@@ -182,12 +182,8 @@ def _of_plan(facts: Facts, chosen: Plan) -> Iterator[Finding]:
 
 def _even_sizes(machine: Machine, size: int) -> list[int]:
     """The numbers of workers next to `size` with which nobody has cores of several nodes."""
-    usable = len(machine.usable_cores())
-
-    def is_even(number: int) -> bool:
-        return all(p.numa_node is not None for p in plan(number, machine=machine).placements)
-
-    even = [n for n in range(2, min(usable, 2 * size) + 1) if is_even(n)]
+    most = min(len(machine.usable_cores()), 2 * size)
+    even = [n for n in range(2, most + 1) if not plan(n, machine=machine).straddles()]
     return sorted(sorted(even, key=lambda n: abs(n - size))[:2])
 
 

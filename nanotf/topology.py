@@ -82,6 +82,10 @@ class Plan:
         """The logical CPUs of all workers."""
         return tuple(core for placement in self.placements for core in placement.cores)
 
+    def straddles(self) -> bool:
+        """Whether a worker has cores of several NUMA nodes, or may run on any."""
+        return any(placement.numa_node is None for placement in self.placements)
+
 
 def check_num_processes(value: Any) -> int:
     """Checks the argument `num_processes`.

@@ -25,7 +25,10 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
+import itertools
 import logging
+import math
+import os
 import pathlib
 import re
 import time
@@ -36,6 +39,7 @@ import numpy as np
 
 from nanotf import (
     calls,
+    environment,
     jobs,
     messages,
     neighbours,
@@ -118,26 +122,67 @@ def candidates(
     cores: Sequence[int] | None = None,
     machine: topology.Machine | None = None,
 ) -> dict[int, topology.Plan]:
-    """1, 2, 4, ... processes, as many as there are cores for, with the cores of each.
+    """1, about 2, 4, 8, ... processes, and as many as there are cores for, with the cores of each.
+
+    Of the numbers about a power of two it is the one that shares out the cores best: 14 instead
+    of 16 on 56 cores, of which 16 would use 48.
 
     Args:
         cores_per_process: int or None for equal shares of all usable cores.
         cores: sequence of int or None, the logical CPUs to share out.
         machine: `Machine` or None for this machine.
+
+    Raises:
+        PlacementError, InvalidArgumentError, InvalidArgumentTypeError: An argument cannot be used.
     """
+    if machine is None:
+        neighbours.plan(1, None, cores)  # says what is wrong with `cores`
+        described, cap = topology.describe_machine(), environment.cores_cap(os.environ)
+    else:
+        described, cap = machine, None
     found: dict[int, topology.Plan] = {}
-    number = 1
-    while True:
+    for number in itertools.count(1):
         try:
             # One process may have all cores, whatever each of several is to have.
             each = cores_per_process if number > 1 else None
-            if machine is None:
-                found[number] = neighbours.plan(number, each, cores)
-            else:
-                found[number] = topology.plan(number, each, machine)
+            found[number] = topology.plan(number, each, described, max_cores=cap, cores=cores)
         except PlacementError:
-            return found
-        number *= 2
+            break
+    slow = frozenset(cpu.id for cpu in described.cpus if cpu.efficiency)
+    chosen = _well_shared(found, slow, equal_shares=cores_per_process is None)
+    if machine is not None:
+        return {number: found[number] for number in chosen}
+    return {n: neighbours.plan(n, cores_per_process if n > 1 else None, cores) for n in chosen}
+
+
+def _well_shared(
+    plans: Mapping[int, topology.Plan], slow: frozenset[int], equal_shares: bool
+) -> list[int]:
+    """For every power of two the number next to it that is best, and the largest one.
+
+    Args:
+        plans: mapping of int to `Plan`, of 1, 2, 3, ... processes.
+        slow: frozenset of int, the efficiency cores.
+        equal_shares: bool, whether the processes share all cores, as many of them as there are.
+    """
+
+    def cost(number: int, power: int) -> tuple[bool, bool, int, int]:
+        plan = plans[number]
+        used = plan.cores()
+        return (
+            plan.straddles(),
+            not slow.isdisjoint(used),
+            -len(used) if equal_shares else 0,
+            abs(number - power),
+        )
+
+    chosen, power = {1, len(plans)} if plans else set(), 2
+    while power <= len(plans):
+        # 2; 3-5; 6-10; 12-21: no number is next to two powers.
+        nearby = range(math.ceil(power * 3 / 4), min(power * 4 // 3, len(plans)) + 1)
+        chosen.add(min(nearby, key=lambda number: cost(number, power)))
+        power *= 2
+    return sorted(chosen)
 
 
 def choose(

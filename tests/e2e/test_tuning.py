@@ -18,8 +18,7 @@ import nanotf
 from nanotf import tuning, tuning_cache
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.keras import Sequential
-from nanotf.topology import LogicalCpu, Machine
-from nanotf.tuning import Measured, candidates, decide
+from nanotf.tuning import Measured, decide
 
 L = tf.keras.layers
 
@@ -62,18 +61,6 @@ def test_the_fastest_that_is_worth_it() -> None:
     assert decide([one, Measured(2, 0.097)], steps=None) == 1  # no clear gain
     assert decide([one, Measured(2, None, note="not tried")], steps=None) == 1
     assert decide([Measured(1, None, note="failed"), two], steps=None) == 1
-
-
-@pytest.mark.either_generation
-def test_candidates_respect_numa_nodes() -> None:
-    two_by_six = Machine(tuple(LogicalCpu(n, n, numa_node=n // 6) for n in range(12)))
-    plans = candidates(machine=two_by_six)
-    assert list(plans) == [1, 2, 4, 8]
-    assert plans[1].cores() == tuple(range(12))
-    for number in (2, 4):
-        assert all(p.numa_node is not None for p in plans[number].placements)
-    assert list(candidates(4, machine=two_by_six)) == [1, 2]
-    assert list(candidates(machine=Machine((LogicalCpu(0, 0),)))) == [1]
 
 
 @pytest.mark.either_generation

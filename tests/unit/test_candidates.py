@@ -1,0 +1,67 @@
+"""The numbers of processes that `num_processes="auto"` tries, on described machines."""
+
+from __future__ import annotations
+
+import pytest
+from machines import container, flat, laptop, two_sockets
+
+from nanotf.errors import InvalidArgumentError, PlacementError
+from nanotf.machine import LogicalCpu, Machine
+from nanotf.tuning import candidates
+
+
+def _cores(machine: Machine) -> dict[int, int]:
+    """How many cores each candidate uses."""
+    return {number: len(plan.cores()) for number, plan in candidates(machine=machine).items()}
+
+
+MACHINES = {
+    "two sockets": (two_sockets(), dict.fromkeys((1, 2, 4, 8, 14, 28, 56), 56)),
+    "1": (flat(1), {1: 1}),
+    "2": (flat(2), {1: 2, 2: 2}),
+    "3": (flat(3), {1: 3, 2: 2, 3: 3}),
+    "6": (flat(6), dict.fromkeys((1, 2, 3, 6), 6)),
+    "7": (flat(7), {1: 7, 2: 6, 3: 6, 7: 7}),
+    "12": (flat(12), dict.fromkeys((1, 2, 4, 6, 12), 12)),
+    "48": (flat(48), dict.fromkeys((1, 2, 4, 8, 16, 24, 48), 48)),
+    # Not pinned, so that no number keeps to a node.
+    "container": (container(), {1: 3, 2: 2, 3: 3}),
+    # Efficiency cores are used by the largest number alone.
+    "laptop": (laptop(), {1: 6, 2: 6, 3: 6, 6: 6, 14: 14}),
+}
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_all_cores_are_shared_out(name: str) -> None:
+    machine, expected = MACHINES[name]
+    assert _cores(machine) == expected
+
+
+def test_no_worker_straddles_two_equal_nodes() -> None:
+    for each in (6, 7, 9, 28):
+        machine = Machine(tuple(LogicalCpu(n, n, numa_node=n // each) for n in range(2 * each)))
+        first, *several = candidates(machine=machine).values()
+        assert first.cores() == tuple(range(2 * each))
+        assert not any(plan.straddles() for plan in several)
+
+
+def test_there_are_few() -> None:
+    for cores in range(1, 130):
+        numbers = list(candidates(machine=flat(cores)))
+        assert len(numbers) <= cores.bit_length() + 1
+        assert numbers[0] == 1
+        assert numbers[-1] == cores
+
+
+def test_cores_that_the_user_says() -> None:
+    assert list(candidates(4, machine=two_sockets())) == [1, 2, 4, 8, 14]
+    assert list(candidates(4, machine=flat(7))) == [1]
+    assert list(candidates(cores=None, machine=flat(5))) == [1, 2, 5]
+    plans = candidates(None, range(10), two_sockets())
+    assert {number: len(plan.cores()) for number, plan in plans.items()} == dict.fromkeys(
+        (1, 2, 5, 10), 10
+    )
+    with pytest.raises(InvalidArgumentError, match="cores_per_process=0"):
+        candidates(0, machine=flat(4))
+    with pytest.raises(PlacementError, match="of which \\[99\\] cannot be used"):
+        candidates(cores=[0, 99])
