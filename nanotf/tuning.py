@@ -30,7 +30,6 @@ import logging
 import math
 import os
 import pathlib
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -44,6 +43,7 @@ from nanotf import (
     messages,
     neighbours,
     pool,
+    recipe_names,
     report,
     run_default,
     timing,
@@ -226,6 +226,7 @@ def choose(
         known = {m["num_processes"]: Measured(**m) for m in entry["measured"]}
         budget = _Budget(steps)
         known = {number: m for number, m in known.items() if not budget.is_worth_more(m, known)}
+        known = {number: m for number, m in known.items() if number in plans}
         if len(known) == len(plans) or (1 in known and known[1].step is None):
             chosen = decide(list(known.values()), steps)
             notes = "".join(f" ({m.num_processes}: {m.note})" for m in known.values() if m.note)
@@ -312,9 +313,9 @@ def _key(trial: _Trial, plans: Mapping[int, topology.Plan], transport: str) -> s
         batch = pipelines.batch_size(trial.arguments.x)
     parts = [
         str(tuning_cache.VERSION),
-        # cloudpickle gives classes and functions that travel by value a random number.
-        hashlib.sha256(re.sub(rb"[0-9a-f]{32}", b"", trial.recipe)).hexdigest(),
-        repr(trial.data.specs),
+        recipe_names.digest_of(trial.recipe, [repr(trial.data.specs)]),
+        # A class may make of its name what it likes: name="resnet_50" is no other name alone.
+        repr([(tuple(v.shape), v.dtype.name) for v in trial.variables]),
         repr(batch),
         repr(sorted(plans.items())),
         # What reads data elsewhere in workers is measured apart.

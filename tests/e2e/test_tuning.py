@@ -17,7 +17,7 @@ from test_files import _lines, _tables, _write_lines
 import nanotf
 from nanotf import tuning, tuning_cache
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
-from nanotf.keras import Sequential
+from nanotf.keras import Model, Sequential
 from nanotf.tuning import Measured, decide
 
 L = tf.keras.layers
@@ -154,6 +154,67 @@ def test_two_processes_are_as_without(
     assert_same_state(found, expected)
     (entry,) = tuning_cache.entries().values()
     assert [m["num_processes"] for m in entry["measured"]] == [1, 2]
+
+
+class _Scaled(tf.keras.losses.Loss):  # type: ignore[misc]
+    def call(self, y: Any, found: Any) -> Any:
+        return tf.reduce_mean(tf.square(y - found), axis=-1)
+
+
+def _sequential(units: int = 3) -> Any:
+    model = Sequential([L.Input((4,)), L.Dense(units, "softmax"), L.Softmax(), L.Dense(1)])
+    model.compile(tf.keras.optimizers.AdamW(), _Scaled(), metrics=["mae"])
+    return model
+
+
+def _functional(swapped: bool = False) -> Any:
+    given = tf.keras.Input((4,))
+    inner = tf.keras.Sequential([L.Dense(4), L.Dropout(0.1)])
+    x = L.Add()([inner(given), L.Dense(4)(given)]) * 2.0
+    model = Model(given, [L.Dense(1)(x), L.Dense(1)(x)])
+    one, two = model.output_names
+    model.compile("adam", {one: "mae", two: "mse"} if swapped else {one: "mse", two: "mae"})
+    return model
+
+
+class Subclassed(Model):
+    def __init__(self, units: int = 3) -> None:
+        super().__init__()
+        self.hidden, self.out = L.Dense(units), L.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.hidden(x))
+
+
+def _subclassed(units: int = 3) -> Any:
+    model = Subclassed(units)
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.mark.parametrize("make", [_sequential, _functional, _subclassed])
+def test_a_model_that_is_built_again_is_remembered(
+    monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    tried: list[int] = []
+
+    def measure(trial: Any, number: int, *_: Any) -> Measured:
+        tried.append(number)
+        return Measured(number, 100.0)
+
+    monkeypatch.setattr(tuning, "_measure", measure)
+    _choose(monkeypatch, 1)
+    x, y = np.zeros((8, 4), "float32"), np.zeros((8, 1), "float32")
+
+    def trials(model: Any) -> int:
+        before = len(tried)
+        given = {"x": x, "y": [y, y] if make is _functional else y, "verbose": 0}
+        assert tuning.choose(model, given) == 1
+        return len(tried) - before
+
+    assert trials(make()) > 0
+    assert trials(make()) == trials(make()) == 0
+    assert trials(make(5)) > 0, "another model"
 
 
 @pytest.mark.either_generation
