@@ -31,7 +31,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -221,17 +221,18 @@ def choose(
         except (ModelError, ShippingError) as error:  # one process can train all that Keras can
             return _say(given, f"no trial, 1 process: {error}", 1)
         steps = _steps_of_job(trial, FitArguments.of(given))
-        key = _key(trial, plans, check_transport(transport))
+        transport = check_transport(transport)
+        key = _key(trial, plans, transport)
         entry = tuning_cache.entries().get(key, {"measured": []})
         known = {m["num_processes"]: Measured(**m) for m in entry["measured"]}
         budget = _Budget(steps)
         known = {number: m for number, m in known.items() if not budget.is_worth_more(m, known)}
         known = {number: m for number, m in known.items() if number in plans}
         if len(known) == len(plans) or (1 in known and known[1].step is None):
-            chosen = decide(list(known.values()), steps)
+            chosen = decide(_with_warm_pool(known.values(), plans, transport), steps)
             notes = "".join(f" ({m.num_processes}: {m.note})" for m in known.values() if m.note)
             return _say(given, f"{chosen}, by what was measured on {entry['date']}{notes}.", chosen)
-        measured = _tried(trial, plans, check_transport(transport), budget, known)
+        measured = _tried(trial, plans, transport, budget, known)
     found = [dataclasses.asdict(m) for m in measured if m.step is not None or m.stopped]
     if found:
         date = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
@@ -239,6 +240,18 @@ def choose(
     chosen = decide(measured, steps)
     _say(given, _table(measured, steps, chosen, budget.spent()), chosen)
     return chosen
+
+
+def _with_warm_pool(
+    measured: Iterable[Measured], plans: Mapping[int, topology.Plan], transport: str
+) -> list[Measured]:
+    """What was measured, without the start of workers that are there already."""
+    return [
+        dataclasses.replace(m, start_up=0.0)
+        if warm.is_warm(plans[m.num_processes], transport)
+        else m
+        for m in measured
+    ]
 
 
 def _say(given: Mapping[str, Any], text: str, chosen: int) -> int:
@@ -271,6 +284,8 @@ def _why_no_trial(x: Any) -> str:
     tf = require_tensorflow()
     if isinstance(x, tf.data.Dataset):
         return ""
+    if x is None:
+        return "there are no data."
     plain = (bool, int, float, str, bytes, np.generic)
     if all(hasattr(v, "__array__") or isinstance(v, plain) for v in tf.nest.flatten(x)):
         return ""
@@ -490,7 +505,10 @@ def _tried(
             measured.append(known[number])
             continue
         one = measured[0] if measured else None
-        if one is not None and steps is not None and one.seconds(steps) < one.start_up:
+        # Ended by the trial, a warm pool is worth a number that counts when it is warm again.
+        is_warm = warm.is_warm(plan, transport)
+        short = one is not None and steps is not None and one.seconds(steps) < one.start_up
+        if short and not is_warm:
             note = "not tried: this job takes less than the start of workers"
             measured.append(Measured(number, None, note=note))
             continue
@@ -507,6 +525,8 @@ def _tried(
         finally:
             # The next number needs other workers, and those that trained have drawn random numbers.
             warm.shutdown()
+        if is_warm and one is not None:  # nobody has seen workers start; those will
+            found = dataclasses.replace(found, start_up=one.start_up)
         measured.append(found)
         cost = _now() - start
         if number == 1:

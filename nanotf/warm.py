@@ -50,6 +50,24 @@ def pool_for(plan: backends.AnyPlan, transport: str) -> Iterator[Pool]:
             _start_idle_timer()
 
 
+def is_warm(plan: backends.AnyPlan, transport: str) -> bool:
+    """Whether `pool_for` would lend a pool that is there already.
+
+    Not while another thread runs a job on it or starts it, which may take any time.
+    """
+    if not _lock.acquire(blocking=False):
+        return False
+    try:
+        return _pool is not None and _is_usable(_pool, plan, transport)
+    finally:
+        _lock.release()
+
+
+def _is_usable(pool: Pool, plan: backends.AnyPlan, transport: str) -> bool:
+    mine = pool.owner == os.getpid()  # not one of the process that forked this one
+    return mine and (pool.plan, pool.transport) == (plan, transport) and pool.is_alive()
+
+
 def lent_to() -> int | None:
     """The thread that runs a job on this process's workers, if one does."""
     lent = _pool is not None and _pool.owner == os.getpid()
@@ -77,9 +95,7 @@ def _current(plan: backends.AnyPlan, transport: str) -> Pool:
     global _pool
     if _pool is not None and _pool.owner != os.getpid():
         _pool = None  # forked: the workers are the other process's
-    if _pool is not None and (
-        (_pool.plan, _pool.transport) != (plan, transport) or not _pool.is_alive()
-    ):
+    if _pool is not None and not _is_usable(_pool, plan, transport):
         _end_pool()
     if _pool is None:
         _pool = _start(plan, transport)

@@ -6,6 +6,8 @@ import os
 import pathlib
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from parity import assert_same_history, assert_same_state, digits, small_cnn
 from test_files import _lines, _tables, _write_lines
 
 import nanotf
-from nanotf import tuning, tuning_cache
+from nanotf import tuning, tuning_cache, warm
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.keras import Model, Sequential
 from nanotf.tuning import Measured, decide
@@ -316,6 +318,66 @@ def test_no_time_left_is_made_up_for_later(
     model.fit(x, y, verbose=0, num_processes="auto")
     assert tried == [1, 2]
     assert capsys.readouterr().out == ""  # verbose=0
+
+
+@pytest.mark.either_generation
+def test_workers_that_are_there_need_no_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans = {number: nanotf.plan(number) for number in (1, 2)}
+    is_there = False
+    tried: list[int] = []
+
+    def measure(trial: Any, number: int, *_: Any) -> Measured:
+        tried.append(number)
+        return Measured(number, 1.0 / number, start_up=0.0 if number == 2 else 100.0)
+
+    monkeypatch.setattr(tuning, "candidates", lambda *_: plans)
+    monkeypatch.setattr(tuning, "_measure", measure)
+    monkeypatch.setattr(tuning.warm, "is_warm", lambda plan, _: is_there and plan == plans[2])
+    x, y = digits(40)
+    model, given = small_cnn(), {"x": x, "y": y, "batch_size": 1, "verbose": 2}  # a job of 40 s
+    assert tuning.choose(model, given) == 1
+    assert "not tried: this job takes less than the start of workers" in capsys.readouterr().out
+    is_there = True
+    assert tuning.choose(model, given) == 1, "the trial has ended them"
+    assert tuning.choose(model, given) == 2
+    is_there = False
+    assert tuning.choose(model, given) == 1
+    assert tried == [1, 2]
+
+
+@pytest.mark.either_generation
+def test_a_pool_is_warm_for_its_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = nanotf.plan(1), nanotf.plan(2)
+    nanotf.shutdown()
+    assert not warm.is_warm(one, "shm")
+    alive = [True]
+    pool = SimpleNamespace(
+        owner=os.getpid(), plan=one, transport="shm", is_alive=lambda: alive.pop()
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(warm, "_pool", pool)
+        assert not warm.is_warm(two, "shm")
+        assert not warm.is_warm(one, "grpc")
+        with warm._lock, ThreadPoolExecutor() as threads:
+            assert not threads.submit(warm.is_warm, one, "shm").result(), "it may be in use"
+        assert warm.is_warm(one, "shm")
+        alive.append(False)
+        assert not warm.is_warm(one, "shm")
+        pool.owner = -1
+        assert not warm.is_warm(one, "shm")
+
+
+@pytest.mark.either_generation
+def test_without_data_it_is_as_without(capsys: pytest.CaptureFixture[str]) -> None:
+    model = small_cnn()
+    with pytest.raises(Exception) as before:
+        model.fit(verbose=2)
+    with pytest.raises(type(before.value)) as after:
+        model.fit(verbose=2, num_processes="auto")
+    assert str(after.value) == str(before.value)
+    assert "no trial, 1 process: there are no data." in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------- a bounded trial
