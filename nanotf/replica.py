@@ -26,6 +26,8 @@ class ReplicaMixin:
     _nanotf_update: Any
     _nanotf_may_be_empty: bool
     _nanotf_own_steps: frozenset[str]
+    _nanotf_own_logs: frozenset[str]
+    _nanotf_needs_results: dict[str, bool]
     _nanotf_metrics_result: Any
     _nanotf_outputs: Any
     _nanotf_average: Any
@@ -49,14 +51,14 @@ class ReplicaMixin:
         """As in Keras; the function notes its executions."""
         super().make_train_function(force=force)  # type: ignore[misc]
         train_function: Any = self.train_function  # type: ignore[has-type]
-        self.train_function = self._nanotf_stopwatch.timed(timing.TRAIN, train_function)
+        self.train_function = self._nanotf_stopwatch.timed(timing.TRAIN, _again(train_function))
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """As in Keras; the function notes its executions."""
         super().make_test_function(force=force)  # type: ignore[misc]
         test_function: Any = self.test_function  # type: ignore[has-type]
-        self.test_function = self._nanotf_stopwatch.timed(timing.TEST, test_function)
+        self.test_function = self._nanotf_stopwatch.timed(timing.TEST, _again(test_function))
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
@@ -76,35 +78,26 @@ class ReplicaMixin:
     def _nanotf_step(self, name: str, step: Any, data: Any) -> Any:
         rows, share = _stamped(self._nanotf_stopwatch, data)
         before = self._nanotf_share.set(share)
+        whole = self._nanotf_share.whole_results
         try:
+            _follow_results(self, name)
             if self._nanotf_may_be_empty:
                 result = self._nanotf_step_or_stand_in(step, rows, share)
             else:
                 result = step(rows)
-            return self._nanotf_of_whole_batch(result) if name in self._nanotf_own_steps else result
+            return _of_whole_batch(self, name, result) if name in self._nanotf_own_logs else result
         finally:
             self._nanotf_share.set(before)
-
-    def _nanotf_of_whole_batch(self, result: Any) -> Any:
-        """What the user's own step returns, where no metric will say it for the whole epoch."""
-        names = {metric.name for metric in _metrics(self)} - keras_names.unused_losses(self)
-        if not isinstance(result, dict) or set(result) == names:
-            return result
-        share, context = self._nanotf_share, tf.distribute.get_replica_context()
-        means = {}
-        for name, value in result.items():
-            value = tf.convert_to_tensor(value)
-            if value.dtype.is_floating and value.shape.rank == 0:
-                value = share.of(value)
-                if is_keras_3():  # Keras 2 sums what steps return
-                    value = context.all_reduce(tf.distribute.ReduceOp.SUM, value)
-            means[name] = value
-        return means
+            self._nanotf_share.whole_results = whole
 
     def _nanotf_step_or_stand_in(self, step: Any, rows: Any, share: Any) -> Any:
         variables = _variables_of_this_rank(self)
         values = [variable.read_value() for variable in variables]
-        result = step(rows)
+        self._nanotf_share.remember(variables, values)
+        try:
+            result = step(rows)
+        finally:
+            self._nanotf_share.remember([], [])
         for variable, value in zip(variables, values):  # noqa: B905 - AutoGraph lacks `strict`
             variable.assign(tf.where(share > 0, variable.read_value(), value))
         return result
@@ -156,6 +149,70 @@ def _variables_of_this_rank(model: Any) -> list[Any]:
     return [v for v in local + keras_names.moving_variables(model) if id(v) not in shared]
 
 
+class _ResultsNeeded(Exception):
+    """A step turned out, in tracing, to report metrics as all workers have them."""
+
+    ag_pass_through = True  # AutoGraph would replace it by another
+
+
+def _again(step: Any) -> Any:
+    """A Keras step function that traces itself again after `_ResultsNeeded`; None stays None.
+
+    What the first trace made of the graph is thrown away, and nothing of it has run.
+    """
+    if step is None or hasattr(step, "_nanotf_again"):
+        return step
+
+    def traced(iterator: Any) -> Any:
+        try:
+            return step(iterator)
+        except _ResultsNeeded:
+            return step(iterator)
+
+    traced.__dict__.update(vars(step), _nanotf_again=True)
+    return traced
+
+
+@tf.autograph.experimental.do_not_convert
+def _follow_results(model: Any, name: str) -> None:
+    """Before a step: whether the results of metrics in it are those of all workers.
+
+    In Keras 2 they always are. In Keras 3 it takes communication in each step, in vain where
+    Keras replaces what the step returns by the results of the metrics, as it does where the names
+    are the same. A trace finds that out; without one, the first step does.
+    """
+    share = model._nanotf_share
+    share.whole_results = share.has_results = False
+    if name in model._nanotf_own_logs:
+        keras_share.follow_results(_metrics(model), share)
+        needs = model._nanotf_needs_results.get(name, tf.executing_eagerly())
+        share.whole_results = needs or not is_keras_3()
+
+
+@tf.autograph.experimental.do_not_convert
+def _of_whole_batch(model: Any, name: str, result: Any) -> Any:
+    """What the user's own step returns, where no metric will say it for the whole epoch."""
+    share = model._nanotf_share
+    names = {metric.name for metric in _metrics(model)} - keras_names.unused_losses(model)
+    needs = isinstance(result, dict) and set(result) != names
+    if not needs or share.has_results:
+        model._nanotf_needs_results[name] = needs
+    if not needs:
+        return result
+    if share.has_results and not share.whole_results:
+        raise _ResultsNeeded
+    context = tf.distribute.get_replica_context()
+    means = {}
+    for key, value in result.items():
+        value = tf.convert_to_tensor(value)
+        if value.dtype.is_floating and value.shape.rank == 0:
+            value = share.of(value)
+            if is_keras_3():  # Keras 2 sums what steps return
+                value = context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+        means[key] = value
+    return means
+
+
 @tf.autograph.experimental.do_not_convert
 def _metrics(model: Any) -> list[Any]:
     """A model's metrics, those inside Keras 3's container of compiled metrics among them."""
@@ -191,6 +248,9 @@ def become_replica(model: Any, share: keras_share.Share, stopwatch: timing.Stopw
         for name in ("train_step", "test_step")
         if not keras_share.is_keras_own(getattr(cls, name))
     )
+    own_logs = own_steps
+    if not keras_share.is_keras_own(cls.compute_metrics):  # its result is that of Keras's steps
+        own_logs = frozenset(("train_step", "test_step"))
     of_loss = "train_step" not in own_steps and not is_keras_3()
     mixins: tuple[type, ...] = (ReplicaMixin, _LossOfShareMixin) if of_loss else (ReplicaMixin,)
     body = {
@@ -199,6 +259,8 @@ def become_replica(model: Any, share: keras_share.Share, stopwatch: timing.Stopw
         "_nanotf_update": None,
         "_nanotf_may_be_empty": False,
         "_nanotf_own_steps": own_steps,
+        "_nanotf_own_logs": own_logs,
+        "_nanotf_needs_results": {},
         "_nanotf_metrics_result": None,
         "_nanotf_outputs": None,
         "_nanotf_average": None,

@@ -65,6 +65,8 @@ class Share:
         of_compile: bool, whether the losses of `compile` are being computed.
         in_loop: bool, whether a `@nano` function runs.
         applying: bool, whether an optimizer is updating, in a step of that function.
+        whole_results: bool, whether results of metrics, in a step, are those of all workers.
+        has_results: bool, whether a step has asked for any.
     """
 
     def __init__(self) -> None:
@@ -72,11 +74,25 @@ class Share:
         self.of_compile = False
         self.in_loop = False
         self.applying = False
+        self.whole_results = False
+        self.has_results = False
+        self._remembered: dict[int, Any] = {}
 
     def set(self, share: Any) -> Any:
         """Sets the share (a scalar float tensor or None) and returns the one before."""
         before, self.current = self.current, share
         return before
+
+    def remember(self, variables: Any, values: Any) -> None:
+        """Takes the values from before a step whose rows may stand in for none."""
+        self._remembered = {id(v): value for v, value in zip(variables, values, strict=True)}
+
+    def counted(self, variable: Any) -> Any:
+        """The value of a variable of this rank, without what rows that stand in left in it."""
+        tf = require_tensorflow()
+        value = variable.read_value()
+        before = self._remembered.get(id(variable))
+        return value if before is None else tf.where(self.current > 0, value, before)
 
     def of(self, value: Any) -> Any:
         """`value * share`, and 0 where the share is 0, whatever the value."""
@@ -420,6 +436,69 @@ def _count_values_of_all(tracker: Any, share: Share) -> None:
         return stock(share.of(values), sample_weight=rows)
 
     tracker.update_state = update_state
+
+
+def follow_results(metrics: list[Any], share: Share) -> None:
+    """Makes results of metrics, in a step, follow `share.whole_results`."""
+    for metric in metrics:
+        if not hasattr(metric.result, "_nanotf_follows"):
+            metric.result = _following(metric, metric.result, share)
+
+
+def _following(metric: Any, stock: Any, share: Share) -> Callable[..., Any]:
+    """The method `result` of a metric."""
+
+    @functools.wraps(stock)
+    def result(*args: Any, **kwargs: Any) -> Any:
+        tf = require_tensorflow()
+        if share.current is None:
+            return stock(*args, **kwargs)
+        share.has_results = True
+        if not share.whole_results:
+            return stock(*args, **kwargs)
+        on_read = tf.VariableSynchronization.ON_READ
+        variables = [keras_names.tf_variable(v) for v in metric.variables]
+        variables = [v for v in variables if v.synchronization == on_read]
+        own = [variable.read_value() for variable in variables]
+        whole = [share.counted(variable) for variable in variables]
+        if is_keras_3():  # Keras 2 sums them in `stock`
+            whole = _combined(variables, whole)
+        share.whole_results = False  # for metrics inside of this one
+        try:
+            _assign(variables, whole)
+            return tf.nest.map_structure(_read, stock(*args, **kwargs))
+        finally:
+            _assign(variables, own)
+            share.whole_results = True
+
+    result._nanotf_follows = True  # type: ignore[attr-defined]
+    return result
+
+
+def _combined(variables: list[Any], values: list[Any]) -> list[Any]:
+    """The values that variables of this rank have when they are read outside of steps."""
+    tf = require_tensorflow()
+    context = tf.distribute.get_replica_context()
+    combined = list(values)
+    for dtype in {value.dtype: None for value in values}:
+        places = [place for place, value in enumerate(values) if value.dtype == dtype]
+        parts = [values[place] for place in places]
+        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
+        for place, total in zip(places, sums, strict=True):
+            mean = variables[place].aggregation == tf.VariableAggregation.MEAN
+            combined[place] = total / context.num_replicas_in_sync if mean else total
+    return combined
+
+
+def _assign(variables: list[Any], values: list[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _read(value: Any) -> Any:
+    """A result that no later assignment changes."""
+    tf = require_tensorflow()
+    return tf.identity(value) if tf.is_tensor(value) or hasattr(value, "assign") else value
 
 
 def over_whole_batch(

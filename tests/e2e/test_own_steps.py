@@ -172,3 +172,81 @@ def test_own_compute_loss(float64: None) -> None:
         )
         models.append(model)
     assert_same_state(models[1], models[0])
+
+
+class OwnLogs(Model):
+    """Adds to the results of Keras's metrics: a mean, and what follows from a metric."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = L.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(inputs)
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        return {**logs, "bias": tf.reduce_mean(y_pred - y), "root": tf.sqrt(logs["mae"])}
+
+
+class OwnStepOfMetrics(Model):
+    """Returns the results of metrics of its own, and the learning rate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = L.Dense(2, activation="sigmoid")
+        self.mean = tf.keras.metrics.Mean(name="loss")
+        self.auc = tf.keras.metrics.AUC(name="auc")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.mean, self.auc]
+
+    def call(self, inputs: Any) -> Any:
+        return self.out(inputs)
+
+    def _logs(self, y: Any, predicted: Any, loss: Any) -> Any:
+        self.mean.update_state(loss)
+        self.auc.update_state(tf.cast(y > 0, predicted.dtype), predicted)
+        rate = tf.convert_to_tensor(self.optimizer.learning_rate)
+        return {**{metric.name: metric.result() for metric in self.metrics}, "rate": rate}
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = tf.reduce_mean(tf.square(predicted - y))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return self._logs(y, predicted, loss)
+
+    def test_step(self, data: Any) -> Any:
+        x, y = data
+        predicted = self(x)
+        return self._logs(y, predicted, tf.reduce_mean(tf.square(predicted - y)))
+
+
+@pytest.mark.parametrize(
+    ("cls", "eagerly"), [(OwnLogs, False), (OwnStepOfMetrics, False), (OwnStepOfMetrics, True)]
+)
+def test_metrics_in_own_logs(float64: None, cls: Any, eagerly: bool) -> None:
+    """The last batch has no row for one of the workers."""
+    x, y = _data()
+    histories, values = [], []
+    for processes in (None, 2):
+        tf.keras.utils.set_random_seed(3)
+        model = cls()
+        model.compile(tf.keras.optimizers.SGD(0.01), "mse", metrics=["mae"], run_eagerly=eagerly)
+        model(x[:1])
+        history = model.fit(
+            x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False, num_processes=processes,
+            validation_data=(x[:21], y[:21]),
+        )  # fmt: skip
+        histories.append(history.history)
+        values.append(
+            model.evaluate(
+                x, y, batch_size=BATCH, verbose=0, num_processes=processes, return_dict=True
+            )
+        )
+    assert_same_history(histories[1], histories[0])
+    assert_same_history(values[1], values[0])
