@@ -18,7 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from nanotf import backends, gpu, jobs, messages, processor, report, timing, topology, warm
+from nanotf import (
+    backends,
+    gpu,
+    interrupts,
+    jobs,
+    messages,
+    processor,
+    report,
+    timing,
+    topology,
+    warm,
+)
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
 from nanotf.compat.versions import check_keras
@@ -30,7 +41,7 @@ from nanotf.errors import (
     WorkerError,
 )
 from nanotf.fit_data import FitArguments, FitData, Stream
-from nanotf.pool import LOOK_SECONDS, Pool
+from nanotf.pool import LOOK_SECONDS, Pool, explaining_few_descriptors
 from nanotf.shipping import models, pickling, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.pipelines import check_sharding
@@ -164,6 +175,10 @@ class Call:
         """Those that read data for the workers now."""
         return self.writers
 
+    def all_writers(self) -> Sequence[streams.StreamWriter]:
+        """Those that may still have a thread."""
+        return self.writers
+
     def sent(self) -> None:
         """Called when the workers have the job, and the blocks' descriptors are still open."""
 
@@ -188,9 +203,10 @@ class Call:
 
     def failure(self, message: messages.JobFailed) -> BaseException:
         """The exception for a job that raised in a worker."""
-        error = self.workers.workers[message.rank].error(
+        worker = self.workers.workers[message.rank]
+        error = worker.error(
             WorkerError,
-            f"Worker {message.rank} raised {message.summary}",
+            f"Worker {message.rank} ({worker.where()}) raised {message.summary}",
             remote_traceback=message.traceback,
         )
         try:
@@ -219,12 +235,15 @@ class Call:
     # ------------------------------------------------------------------------------- run
     def run(self, workers: Pool) -> Any:
         """Runs the job on a pool and brings its results home."""
+        with explaining_few_descriptors(self.size):
+            return self._run(workers)
+
+    def _run(self, workers: Pool) -> Any:
         self.workers, clock = workers, self.clock
         clock.lent = timing.now()
         clock.prepared = clock.prepared or clock.lent
         self.number = workers.next_job()
         blocks = self.begin()
-        patience = streams.STOP_SECONDS
         self.writers: list[streams.StreamWriter] = []
         try:
             body = pickling.dumps(self.job())
@@ -239,18 +258,12 @@ class Call:
             clock.done = timing.now()
             self.collect()
         except BaseException:
-            patience = FAILED_SECONDS
-            # The workers are somewhere in a step; the next job needs them at rest.
-            workers.kill()
-            self.fail()
+            # A fork that a callback has made, and that ends here, has nothing of the job's.
+            if workers.owner == os.getpid():
+                with interrupts.held_back():
+                    self._give_up(blocks)
             raise
-        finally:
-            for writer in self.writers:
-                writer.stop(patience)
-            # An exception that somebody keeps holds this frame, and must not hold the memory.
-            self.release()
-            while blocks:
-                blocks.pop().discard()
+        self._clear(blocks, streams.STOP_SECONDS)
         clock.readings = [writer.reading for writer in self.writers]
         result = self.end(results)
         clock.ended = timing.now()
@@ -258,6 +271,23 @@ class Call:
         report.remember(self.report)
         self.reported()
         return result
+
+    def _give_up(self, blocks: list[Block]) -> None:
+        try:
+            # The workers are somewhere in a step; the next job needs them at rest.
+            self.workers.kill()
+            self.fail()
+        finally:
+            self._clear(blocks, FAILED_SECONDS)
+
+    def _clear(self, blocks: list[Block], patience: float) -> None:
+        try:
+            streams.stop_all(self.all_writers(), patience)
+        finally:
+            # An exception that somebody keeps holds `_run`'s frame, and must not hold the memory.
+            self.release()
+            while blocks:
+                blocks.pop().discard()
 
     def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
         # Those of now: a writer whose data take long may outlive a restart.

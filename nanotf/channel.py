@@ -6,6 +6,7 @@ anything (`multiprocessing.connection`: an HMAC challenge in both directions).
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -16,6 +17,10 @@ from typing import Any
 from nanotf.messages import Message
 
 KEY_NBYTES = 32
+
+
+# What `OSError` says of a process (or machine) without file descriptors.
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 class ChannelClosed(EOFError):
@@ -51,6 +56,7 @@ class Channel:
 
         Raises:
             ChannelClosed: The other end has gone.
+            OSError: This process has no file descriptors left.
         """
         # Before the lock is taken: it makes objects, Python may then collect others, and what
         # those do at their end may send, too, in another thread that this one waits for.
@@ -60,7 +66,9 @@ class Channel:
                 self._connection.send_bytes(data)
                 for fd in fds:
                     reduction.send_handle(self._connection, fd, 0)
-        except (BrokenPipeError, ConnectionResetError, OSError) as error:
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:  # the other end is there, and waits for them
+                raise
             raise ChannelClosed(str(error)) from error
 
     def receive(self) -> Any:

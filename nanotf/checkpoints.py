@@ -63,8 +63,12 @@ class CheckpointManager:
         return found[-1] if found else None
 
     def _look_again(self) -> None:
-        """Takes notice of what another process has written."""
-        if not context.is_chief():
+        """Takes notice of what another process has written: rank 0, for the parent as well."""
+        if context.is_chief() and context.current is not None:
+            return
+        state = require_tensorflow().train.get_checkpoint_state(self.directory)
+        written = [] if state is None else list(state.all_model_checkpoint_paths)
+        if written != list(self._manager.checkpoints):
             self._manager = self._make(self.directory)
 
     def save(
@@ -80,6 +84,7 @@ class CheckpointManager:
         """
         path: str | None
         if context.is_chief():
+            self._look_again()
             path = self._manager.save(checkpoint_number, check_interval, options)
         else:
             path = self._take_part(checkpoint_number, check_interval, options)

@@ -353,9 +353,10 @@ class _LoopCall(calls.Call):
         self.state.combine(1)
         self.state.load(1)
 
+    def all_writers(self) -> Sequence[streams.StreamWriter]:
+        return [*self._open.values(), *self._closing]
+
     def release(self) -> None:
-        for writer in [*self._open.values(), *self._closing]:
-            writer.stop()
         del self.state
 
     # ------------------------------------------------------------------------------ the end

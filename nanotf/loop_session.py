@@ -42,11 +42,14 @@ class _Source:
         self._size = size
         self._passes: collections.Counter[int] = collections.Counter()
         self._reader: Any = None
+        self._iterators: list[_Once] = []
 
     def begin(self, reader: streams.StreamReader) -> None:
         """Begins a job."""
         self._reader = reader
         self._passes.clear()
+        for iterator in self._iterators:
+            iterator.begin_again()
 
     def open(self, number: int) -> Any:
         """What stands for a dataset or iterator of the user's in this worker."""
@@ -54,7 +57,9 @@ class _Source:
         if data.kind == "dataset":
             return mark_as_rows(self._dataset(number, data))
         convert = tf.convert_to_tensor if data.kind == "iterator" else np.asarray
-        return _Once(lambda: self._rows(number, convert))
+        made = _Once(lambda: self._rows(number, convert))
+        self._iterators.append(made)
+        return made
 
     def _dataset(self, number: int, data: jobs.LoopData) -> Any:
         made = tf.data.Dataset.from_generator(
@@ -84,6 +89,10 @@ class _Once(collections.abc.Iterator[Any]):
     def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
         self._begin = begin
         self._rows: Iterator[Any] | None = None
+
+    def begin_again(self) -> None:
+        """A new job: what stands behind it is another of the user's iterators."""
+        self._rows = None
 
     def __next__(self) -> Any:
         if self._rows is None:
@@ -162,7 +171,13 @@ def _explained() -> Iterator[None]:
     """Says what to do about TensorFlow's words for what cannot run in a `@nano` function."""
     try:
         yield
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
+        if "num_processes" in str(error):  # which the models of workers, Keras's, do not know
+            raise NanoError(
+                "A worker cannot start workers of its own. Received: a call with num_processes "
+                f"inside of a @nano function, which raised {error!r}. Remove the argument there, "
+                "or call it outside."
+            ) from error
         if _KERAS_LOOP in str(error):
             raise NanoError(
                 "Inside of a @nano function Keras 3's fit(), evaluate() and predict() do not run: "

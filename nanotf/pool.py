@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import errno
 import logging
 import os
 import queue
@@ -34,7 +33,7 @@ from multiprocessing import connection
 from typing import Any
 
 from nanotf import backends, collectives, messages, stalls
-from nanotf.channel import KEY_NBYTES, ChannelClosed
+from nanotf.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed
 from nanotf.errors import NanoError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.shipping.blocks import Block
 from nanotf.worker_process import Worker, stacks
@@ -110,6 +109,8 @@ class Pool:
         self._send_lock = threading.Lock()  # all workers get all messages in one order
         self._jobs = 0
         self.stall_seconds = stalls.stall_seconds()
+        self._clock = 0.0  # s; see `_now`
+        self._looked = time.monotonic()
         self._heard: dict[int, float] = {}  # by rank, when it last said something
         self._stalled: dict[int, _Told] = {}  # by rank
         self._stopped: dict[int, float] = {}  # by rank, since when a signal has stopped it
@@ -118,7 +119,7 @@ class Pool:
         key = secrets.token_bytes(KEY_NBYTES)
         self._crew = backends.crew_of(plan, transport, key)
         try:
-            with _explaining_few_descriptors(self.size):
+            with explaining_few_descriptors(self.size):
                 self._crew.start()
                 deadline = time.monotonic() + _start_seconds.get()
                 for worker in self.workers:
@@ -253,8 +254,17 @@ class Pool:
         if isinstance(message, _Gone):
             self.usable = False
             raise self.workers[rank].died("a job ran")
-        self._heard[rank] = time.monotonic()
+        self._heard[rank] = self._now()
         return rank, message
+
+    def _now(self) -> float:
+        """A clock in seconds for which time does not count in which this process does not look.
+
+        It may be frozen then, and its workers with it, or in a callback, for which they wait.
+        """
+        before, self._looked = self._looked, time.monotonic()
+        self._clock += min(self._looked - before, 2 * LOOK_SECONDS)
+        return self._clock
 
     def _trim_logs(self) -> None:
         now = time.monotonic()
@@ -273,7 +283,7 @@ class Pool:
             WorkerStuck: One does.
             WorkerDied: One has ended, and a fork of this process holds its channel open.
         """
-        now = time.monotonic()
+        now = self._now()
         for worker in self.workers:
             if worker.process.poll() is not None:
                 self.usable = False
@@ -402,11 +412,12 @@ class Pool:
 
 
 @contextlib.contextmanager
-def _explaining_few_descriptors(size: int) -> Iterator[None]:
+def explaining_few_descriptors(size: int) -> Iterator[None]:
+    """Says in a `NanoError` what to do where this process has no file descriptors left."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
+        if error.errno not in NO_DESCRIPTORS:
             raise
         raise NanoError(
             f"Every worker needs a few file descriptors of this process. Received: {size} workers, "

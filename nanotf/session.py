@@ -54,6 +54,7 @@ class Session:
         keras_share.install(self.share)
         keras_names.install_worker_overrides()
         autograph.leave_tf_keras_alone()
+        autograph.keep_no_files()
         group = None
         if setup.group is not None:
             group = Group.attach(setup.group, rank, fds[0])

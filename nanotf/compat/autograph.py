@@ -1,13 +1,25 @@
-"""A rule that AutoGraph lacks (TensorFlow 2.16 with tf_keras).
+"""AutoGraph (seen alike in 2.14 to 2.21).
 
-`tensorflow.python.autograph.core.config.CONVERSION_RULES` names the packages whose code is
+**A rule that it lacks** (TensorFlow 2.16 with tf_keras). `tensorflow.python.autograph.core.config.CONVERSION_RULES` names the packages whose code is
 not converted. In 2.16 it names `keras` but not `tf_keras`, so that the first trace of every
 legacy model converts all of tf_keras, which takes 11 to 16 s. Later versions have the rule.
+
+**Files that it leaves.** `tensorflow.python.autograph.pyct.loader.load_source` writes each
+function that it has converted to a temporary file, which it removes when Python ends. A worker
+does not end that way.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import importlib.util
+import linecache
+import pathlib
+from typing import Any
+
 from tensorflow.python.autograph.core import config
+from tensorflow.python.autograph.pyct import loader
 
 
 def leave_tf_keras_alone() -> None:
@@ -16,3 +28,23 @@ def leave_tf_keras_alone() -> None:
     if any(getattr(rule, "_prefix", None) == "tf_keras" for rule in rules):
         return
     config.CONVERSION_RULES = (config.DoNotConvert("tf_keras"), *rules)
+
+
+def keep_no_files() -> None:
+    """Makes AutoGraph remove its temporary files once they are loaded, in this process."""
+    load_source = loader.load_source
+    if hasattr(load_source, "__wrapped__"):
+        return
+
+    @functools.wraps(load_source)
+    def load(source: Any, delete_on_exit: bool) -> Any:
+        module, path = load_source(source, False)
+        # For tracebacks; an entry without a time is not looked for on the disk again.
+        text = source if isinstance(source, str) else source.decode()
+        linecache.cache[path] = (len(text), None, text.splitlines(True), path)
+        for written in (path, importlib.util.cache_from_source(path)):
+            with contextlib.suppress(OSError):
+                pathlib.Path(written).unlink()
+        return module, path
+
+    loader.load_source = load

@@ -226,8 +226,18 @@ def _sum_activities(share: Share) -> None:
 
 
 def _leave_losses_alone(share: Share, module: Any, name: str) -> None:
+    """Takes the strategy's 1/N away where nanotf weighs by shares, and where nobody sums.
+
+    In a loop outside of steps every worker computes the whole.
+    """
+    tf = require_tensorflow()
     stock = getattr(module, name)
-    setattr(module, name, lambda value: stock(value) if share.current is None else value)
+
+    def scaled(value: Any) -> Any:
+        whole = share.in_loop and tf.distribute.in_cross_replica_context()
+        return value if whole or share.current is not None else stock(value)
+
+    setattr(module, name, scaled)
 
 
 def _tell_losses_of_compile(share: Share, container: Any) -> None:

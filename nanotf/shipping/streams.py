@@ -28,7 +28,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -335,11 +335,15 @@ class StreamWriter:
             self._stopped = True
             self._changed.notify_all()
 
-    def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Ends the thread; returns when it has, or when the user's code keeps it for `seconds`."""
+    def cancel(self) -> None:
+        """Tells the thread to end."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ends the thread; returns when it has, or when the user's code keeps it for `seconds`."""
+        self.cancel()
         self._thread.join(seconds)
         if self._block is not None:
             self._block.discard()
@@ -464,3 +468,12 @@ class StreamWriter:
             )
             self._send(message, new_block)
         self._slot = (self._slot + 1) % SLOTS
+
+
+def stop_all(writers: Sequence[StreamWriter], seconds: float) -> None:
+    """Ends several writers; returns within `seconds`, however many the user's code keeps."""
+    for writer in writers:
+        writer.cancel()
+    deadline = time.monotonic() + seconds
+    for writer in writers:
+        writer.stop(max(0.0, deadline - time.monotonic()))

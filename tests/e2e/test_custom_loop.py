@@ -22,6 +22,7 @@ from loops import cross_entropy, dense, plain_step, plain_train
 
 import nanotf
 from nanotf import session
+from nanotf.compat.versions import is_keras_3
 from nanotf.keras import nano, nano_bf16, nano_multiprocessing, nano_multiprocessing_loss
 
 L = tf.keras.layers
@@ -406,6 +407,44 @@ def test_ways_to_read_a_dataset(run_on: Any, float64: None) -> None:
     theirs = train(data, plain_step, alone, other, generator())
     np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
     assert model.get_weights()[0].shape == (8, 6)
+
+
+@pytest.mark.parametrize("stop_early", [False, True])
+def test_a_fresh_iterator_for_every_call(run_on: Any, stop_early: bool) -> None:
+    factor = tf.Variable(1.0)
+
+    @nano_multiprocessing
+    def step(x: Any) -> Any:
+        return factor * tf.reduce_mean(tf.cast(x, tf.float32))
+
+    @run_on()
+    def train(batches: Any) -> list[float]:
+        found = []
+        for x in batches:
+            found.append(float(step(x)))
+            if stop_early:
+                break
+        return found
+
+    for kind in (iter, lambda data: (batch.numpy() for batch in data)):
+        for call in range(3):
+            data = tf.data.Dataset.range(10 * call, 10 * call + 8).batch(4)
+            expected = [10 * call + 1.5, 10 * call + 5.5]
+            assert train(kind(data)) == expected[: 1 if stop_early else 2]
+
+
+def test_losses_outside_of_steps(run_on: Any) -> None:
+    """Every worker computes the whole of them; Keras 2 refuses it, as under tf.distribute."""
+    if not is_keras_3():
+        pytest.skip("Keras 2 refuses it")
+    (x, y), model, loss_object = loops.rows(30), dense(), cross_entropy()
+
+    @run_on()
+    def evaluate(model: Any, data: Any) -> tuple[float, float]:
+        return float(loss_object(y, model(x))), float(tf.keras.losses.MeanSquaredError()(x, x + 1))
+
+    ours = evaluate(model, loops.dataset())
+    np.testing.assert_allclose(ours, [float(loss_object(y, model(x))), 1.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("graph", [True, False])

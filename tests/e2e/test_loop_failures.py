@@ -227,6 +227,18 @@ def test_fit_inside() -> None:
     _works()
 
 
+@pytest.mark.parametrize("method", ["fit", "evaluate"])
+def test_workers_inside(method: str) -> None:
+    @two()
+    def train(model: Any, data: Any) -> None:
+        model.compile("sgd", "mse")
+        getattr(model, method)(data, verbose=0, num_processes=2)
+
+    with pytest.raises(errors.WorkerError, match="A worker cannot start workers of its own"):
+        train(dense(), loops.dataset())
+    _works()
+
+
 def test_weights_that_drift_apart() -> None:
     @two()
     def train(model: Any, data: Any) -> None:

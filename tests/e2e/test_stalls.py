@@ -157,19 +157,33 @@ def test_ranks_that_others_wait_for_in_the_parent(monkeypatch: pytest.MonkeyPatc
     from nanotf import warm
 
     pool: Pool = warm._pool  # type: ignore[assignment]
-    begin = time.monotonic()
-    pool._heard = {0: begin, 1: begin}
-    monkeypatch.setattr(time, "monotonic", lambda: begin + STALL_SECONDS - 1)
-    pool.check_progress({0})
-    pool.check_progress(())
-    monkeypatch.setattr(time, "monotonic", lambda: begin + STALL_SECONDS + 1)
-    pool.check_progress(())
-    pool._heard[1] = begin + 2
-    pool.check_progress({0})
-    pool._heard[1] = begin
+    clock = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(pool, "stuck", lambda ranks, why: WorkerStuck(f"{ranks}: {why}"))
+
+    def look_for(seconds: int, present: tuple[int, ...]) -> None:
+        for _ in range(seconds):
+            clock[0] += 1
+            pool.check_progress(present)
+
+    def hear(*ranks: int) -> None:
+        pool._heard.update(dict.fromkeys(ranks, pool._now()))
+
+    hear(0, 1)
+    look_for(STALL_SECONDS - 1, (0,))
+    clock[0] += 1000.0  # the machine slept, or a callback ran
+    hear(0, 1)
+    look_for(STALL_SECONDS - 1, (0,))
+    clock[0] += 1000.0
+    look_for(2 * STALL_SECONDS, ())
+    hear(1)
+    look_for(STALL_SECONDS - 1, (0,))
+    hear(0, 1)
+    look_for(STALL_SECONDS - 4, (0,))
+    clock[0] += 1000.0  # counts as a look or two
+    look_for(1, (0,))
     with pytest.raises(WorkerStuck, match=r"\[1\]: the workers \[0\] wait for it"):
-        pool.check_progress({0})
+        look_for(3, (0,))
 
 
 @pytest.mark.parametrize("text", ["-1", "soon", "nan"])
