@@ -282,6 +282,7 @@ class _LoopCall(calls.Call):
             layout=self.layout,
             counts=self.counts,
             optimizers=self.optimizers,
+            excluded=objects.excluded_from_decay(self.manifest.roots),
             state_block=calls.STATE_BLOCK,
             seed=calls.seed_of_user(0),
             random_states=random_states.take(),

@@ -64,7 +64,9 @@ def fit(
     )
     strategy = tf.distribute.MirroredStrategy(names)
     with strategy.scope():
-        replica = models.rebuild(pickling.loads(recipe))
+        loaded = pickling.loads(recipe)
+        replica = models.rebuild(loaded)
+        models.exclude_from_decay(replica, loaded)
         keras_optimizers.build_optimizer(replica)
     _copy_state(model, replica)
     arguments = dict(given)

@@ -220,6 +220,8 @@ class LoopJob:
         counts: tuple of int, how many variables each root has there.
         optimizers: dict, what the optimizers there are built with; see
             `shipping.objects.built_optimizers`.
+        excluded: dict, what they leave without weight decay; see
+            `shipping.objects.excluded_from_decay`.
         state_block: int, which of the job's blocks holds the state.
         seed: int, of TensorFlow's random numbers.
         random_states: tuple of the states of `random` and of NumPy, the same for all ranks.
@@ -234,6 +236,7 @@ class LoopJob:
     layout: StateLayout
     counts: tuple[int, ...]
     optimizers: dict[Any, Any]
+    excluded: dict[Any, Any]
     state_block: int
     seed: int
     random_states: tuple[Any, Any]

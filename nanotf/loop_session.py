@@ -118,6 +118,7 @@ class _KeptProgram:
         self.saved: Callable[[], None] = lambda: None  # set for every job
         with strategy.known_values():
             self.program = programs.Program(job.shipment, block, self.source.open)
+            objects.exclude_from_decay(self.program.roots, job.excluded)
             objects.build_optimizers(self.program.roots, job.optimizers)
 
     def fits(self, counts: tuple[int, ...]) -> bool:

@@ -130,9 +130,11 @@ class Session:
         if kept is None or (optimizer and kept.has_optimizer and kept.shards != shards):
             tf.random.set_seed(_sequence(seed, self.rank)[0])
             with self.strategy.known_values():
-                model = models.rebuild(pickling.loads(recipe))
+                loaded = pickling.loads(recipe)
+                model = models.rebuild(loaded)
                 if models.needs_call(model) and keras_names.has_call(model):
                     models.call_on_nothing(model, specs[0] if isinstance(specs, tuple) else specs)
+                models.exclude_from_decay(model, loaded)
             replica.become_replica(model, self.share, self.stopwatch)
             kept = self._models[key] = _KeptModel(model)
         self._models.move_to_end(key)

@@ -9,7 +9,9 @@ and where the share (`keras_share`) enters the gradients.
 | `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | 2; 2.15, tf_keras 2.15-2.21 | state outside `variables` |
 | `Optimizer._trainable_variables_indices`, `_index_dict`, `_var_key` | 3 / 2 / both | which variables an optimizer was built for |
 | `Optimizer._learning_rate`, legacy `_create_all_weights`, `_hyper` | 2 | optimizer state outside `variables` |
-| `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern`, lists of slots in its attributes | 2 and 3 | see `updates_elements_apart`, `optimizer_slots` |
+| `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names`, `_var_key` | both / 3 / 2 / both | what `exclude_from_weight_decay` was told is not in the configuration |
+| lists of slots in an optimizer's attributes | 2 and 3 | see `optimizer_slots` |
+| `Optimizer._learning_rate`, legacy `_hyper` | 2 and 3 / 2 | see `schedule_of` |
 | `Optimizer._trainable_variables` / `_index_dict`, legacy `_slots`, `tf.Variable._unique_id` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | see `built_with` |
 | `mixed_precision.loss_scale_optimizer.LossScaleOptimizer`, `LossScaleOptimizerV3` | 2; 2.15, tf_keras 2.15-2.21 | their `apply_gradients` |
 | `Optimizer._clip_gradients`, `_deduplicate_sparse_grad` | 2 and 3 / 2 | see `SummedRows` |
@@ -19,6 +21,7 @@ and where the share (`keras_share`) enters the gradients.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +29,9 @@ from nanotf.compat import keras_names
 from nanotf.compat.keras_share import Share
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import NanoError
+
+_EXCLUDED = "_exclude_from_weight_decay"
+_EXCLUDED_NAMES = ("_exclude_from_weight_decay_pattern", "_exclude_from_weight_decay_names")
 
 
 def optimizer_classes() -> tuple[type, ...]:
@@ -71,6 +77,16 @@ def optimizers_of(model: Any) -> list[Any]:
     return list(distinct.values())
 
 
+def with_inner(optimizers: Sequence[Any]) -> list[Any]:
+    """Optimizers, and after each loss-scaling one that which it wraps."""
+    found = []
+    for optimizer in optimizers:
+        while optimizer is not None:
+            found.append(optimizer)
+            optimizer = getattr(optimizer, "inner_optimizer", None)
+    return found
+
+
 def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
     """The optimizer's lists of slots, by attribute: one slot for each variable it was built with.
 
@@ -88,6 +104,67 @@ def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
     }
 
 
+# --------------------------------------------------------------------------- how they are made
+def schedule_of(optimizer: Any) -> Any:
+    """The `LearningRateSchedule` of an optimizer, or None."""
+    schedule = require_tensorflow().keras.optimizers.schedules.LearningRateSchedule
+    hypers = vars(optimizer).get("_hyper", {})  # of tf.keras.optimizers.legacy
+    found = vars(optimizer).get("_learning_rate", hypers.get("learning_rate"))
+    return found if isinstance(found, schedule) else None
+
+
+def rate_of(optimizer: Any) -> Any:
+    """The learning rate of an optimizer: a schedule, or a number."""
+    schedule = schedule_of(optimizer)
+    return float(optimizer.learning_rate) if schedule is None else schedule
+
+
+@functools.cache
+def own_attributes() -> frozenset[str]:
+    """The attributes that are not a user's: those that Keras keeps in every optimizer for itself.
+
+    The public ones are arguments of `__init__`, and change what the optimizer does.
+    """
+    optimizers = require_tensorflow().keras.optimizers
+    made = [optimizers.SGD(name="nanotf")]  # a name, or later ones get other numbers
+    if not is_keras_3() and len(optimizer_classes()) > 1:
+        made.append(optimizers.legacy.SGD(name="nanotf"))
+    names = {name for optimizer in made for name in vars(optimizer) if name.startswith("_")}
+    return frozenset({*names, _EXCLUDED, *_EXCLUDED_NAMES})
+
+
+def excluded_by_name(optimizer: Any) -> dict[str, Any]:
+    """The attributes that say which variables, by name, are excluded from weight decay."""
+    found = {name: vars(optimizer).get(name) for name in _EXCLUDED_NAMES}
+    return {name: value for name, value in found.items() if value}
+
+
+def excludes_variables(optimizer: Any) -> bool:
+    """Whether an optimizer was told of variables that are excluded from weight decay."""
+    return bool(vars(optimizer).get(_EXCLUDED))
+
+
+def excluded_places(optimizer: Any, variables: Sequence[Any]) -> tuple[int, ...]:
+    """Which variables an optimizer was told to exclude from weight decay, by place.
+
+    Args:
+        optimizer: an optimizer.
+        variables: sequence of `tf.Variable`.
+    """
+    excluded = vars(optimizer).get(_EXCLUDED) or ()
+    if not excluded:  # legacy optimizers of Keras 2 know no keys
+        return ()
+    keys = [optimizer._var_key(variable) for variable in variables]
+    return tuple(place for place, key in enumerate(keys) if key in excluded)
+
+
+def exclude_places(optimizer: Any, variables: Sequence[Any], places: Sequence[int]) -> None:
+    """Excludes variables from weight decay, as `excluded_places` says."""
+    if places:
+        keys = [optimizer._var_key(variables[place]) for place in places]
+        setattr(optimizer, _EXCLUDED, set(keys) if is_keras_3() else keys)
+
+
 def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
     """Whether an optimizer updates every element of a variable by itself, and keeps slots.
 
@@ -100,8 +177,8 @@ def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
         "global_clipnorm",
         "use_ema",
         "gradient_accumulation_steps",
-        "_exclude_from_weight_decay",
-        "_exclude_from_weight_decay_pattern",
+        _EXCLUDED,
+        *_EXCLUDED_NAMES,
     )
     return (
         type(optimizer).__name__ in classes

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nanotf import random_states
-from nanotf.compat import keras_names
+from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ModelError
 
@@ -46,6 +46,8 @@ class ModelRecipe:
         own_compile_arguments: tuple of positional and keyword arguments, or None, what the
             user's own `compile` was called with, if the class has one.
         optimizer: the optimizer, or None.
+        excluded: tuple of tuple of int, of every optimizer of the model, the places among its
+            variables of those without weight decay; see `exclude_from_decay`.
         dtype_policy: the global Keras dtype policy, by name.
     """
 
@@ -61,6 +63,7 @@ class ModelRecipe:
     compile_arguments: dict[str, Any] | None
     own_compile_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
     optimizer: Any
+    excluded: tuple[tuple[int, ...], ...]
     dtype_policy: str
 
 
@@ -203,6 +206,7 @@ def recipe_of(model: Any) -> ModelRecipe:
         compile_arguments=_compile_arguments(model),
         own_compile_arguments=_own_compile_arguments(model, cls),
         optimizer=getattr(model, "optimizer", None),
+        excluded=_excluded_from_decay(model),
         dtype_policy=policy.name,
     )
 
@@ -237,6 +241,30 @@ def _own_attributes(model: Any) -> dict[str, Any]:
     """What the user's class has set on a model: its layers above all, and what it was made with."""
     names = [name for name in vars(model) if name not in _names_of_keras()]
     return {name: getattr(model, name) for name in names if not name.startswith("_nanotf")}
+
+
+def _all_optimizers(model: Any) -> list[Any]:
+    return keras_optimizers.with_inner(keras_optimizers.optimizers_of(model))
+
+
+def _excluded_from_decay(model: Any) -> tuple[tuple[int, ...], ...]:
+    optimizers = _all_optimizers(model)
+    if not any(keras_optimizers.excludes_variables(optimizer) for optimizer in optimizers):
+        return ()  # a model that is not built has no variables to ask for
+    variables = keras_names.model_variables(model)
+    return tuple(keras_optimizers.excluded_places(o, variables) for o in optimizers)
+
+
+def exclude_from_decay(model: Any, recipe: ModelRecipe) -> None:
+    """Excludes variables of a rebuilt model, now built, from weight decay as in the original.
+
+    An optimizer knows them by keys that are not the same in another process.
+    """
+    if recipe.excluded:
+        variables = keras_names.model_variables(model)
+        optimizers = _all_optimizers(model)
+        for optimizer, places in zip(optimizers, recipe.excluded, strict=False):
+            keras_optimizers.exclude_places(optimizer, variables, places)
 
 
 def _plain(value: Any) -> Any:

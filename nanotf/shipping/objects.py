@@ -54,10 +54,10 @@ def parts_of(root: Any) -> dict[tuple[str, int], Any]:
     if isinstance(root, tf.keras.layers.Layer):
         kinds["layers"] = keras_names.layers_below(root)
         if isinstance(root, tf.keras.Model):
-            kinds["optimizers"] = _with_inner(keras_optimizers.optimizers_of(root))
+            kinds["optimizers"] = keras_optimizers.with_inner(keras_optimizers.optimizers_of(root))
             kinds["metrics"] = root.metrics
     elif isinstance(root, keras_optimizers.optimizer_classes()):
-        kinds["optimizers"] = _with_inner([root])[1:]
+        kinds["optimizers"] = keras_optimizers.with_inner([root])[1:]
     variables = _own_variables(root)
     kinds["variables"] = variables
     kinds["values"] = [keras_names.tf_variable(v) for v in variables]
@@ -67,15 +67,6 @@ def parts_of(root: Any) -> dict[tuple[str, int], Any]:
         for place, part in enumerate(found)
         if part is not root
     }
-
-
-def _with_inner(optimizers: Sequence[Any]) -> list[Any]:
-    found = []
-    for optimizer in optimizers:
-        while optimizer is not None:
-            found.append(optimizer)
-            optimizer = getattr(optimizer, "inner_optimizer", None)
-    return found
 
 
 def _own_variables(root: Any) -> list[Any]:
@@ -171,6 +162,22 @@ def build_optimizers(
         if at not in done and places is not None:
             variables = [variables_of(roots[index])[place] for index, place in places]
             keras_optimizers.build_for(optimizers[at], as_owned(roots, variables))
+
+
+def excluded_from_decay(roots: Sequence[Any]) -> dict[Place, tuple[int, ...]]:
+    """The variables that optimizers exclude from weight decay, among `distinct_variables`."""
+    variables = distinct_variables(roots)
+    inner = {at: keras_optimizers.with_inner([o])[-1] for at, o in optimizers_in(roots).items()}
+    found = {at: keras_optimizers.excluded_places(o, variables) for at, o in inner.items()}
+    return {at: places for at, places in found.items() if places}
+
+
+def exclude_from_decay(roots: Sequence[Any], excluded: Mapping[Place, tuple[int, ...]]) -> None:
+    """Makes the optimizers exclude variables as `excluded_from_decay` says."""
+    variables, optimizers = distinct_variables(roots), optimizers_in(roots)
+    for at, places in excluded.items():
+        inner = keras_optimizers.with_inner([optimizers[at]])[-1]
+        keras_optimizers.exclude_places(inner, variables, places)
 
 
 def as_owned(roots: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

@@ -7,8 +7,9 @@ strategy, since variables cannot be pickled into another process:
 | object | travels as |
 | --- | --- |
 | model | `models.ModelRecipe`: class, configuration or constructor arguments, weights apart |
-| optimizer | class and configuration; its slots apart, in the state block |
-| metric, layer outside a model | class and configuration |
+| optimizer | as a metric; its slots apart, in the state block |
+| metric | class and configuration, of a user's class the attributes beside it |
+| layer outside a model | class and configuration |
 | loss, learning-rate schedule, initializer | class and attributes |
 | tensor | its value |
 | `tf.function` | the Python function, wrapped again |
@@ -48,8 +49,14 @@ def _rebuild_from_config(
     from nanotf.shipping import models
 
     tf = require_tensorflow()
+    # Objects in a configuration are the receiver's own: another pickle may refer to them, too.
+    known = {id(value): value for value in config.values() if not _is_serialized(value)}
+    config = copy.deepcopy(config, known)
     with tf.keras.utils.custom_object_scope(custom_objects), models.lenient(custom_objects):
-        made = cls.from_config(copy.deepcopy(config))
+        if isinstance(config.get("inner_optimizer"), keras_optimizers.optimizer_classes()):
+            made = cls(config.pop("inner_optimizer"), **config)
+        else:
+            made = cls.from_config(config)
     for name, value in (attributes or {}).items():
         setattr(made, name, value)
     return made
@@ -64,17 +71,65 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
-def _completed(obj: Any, config: Any) -> Any:
-    """The configuration, with the arguments of `__init__` that a user's class left out of it.
+def _is_serialized(value: Any) -> bool:
+    """Whether a value of a configuration is not an object that stands there as it is."""
+    tf = require_tensorflow()
+    schedule = tf.keras.optimizers.schedules.LearningRateSchedule
+    return not isinstance(value, (schedule, *keras_optimizers.optimizer_classes()))
 
-    A metric needs no `get_config()` to be used in a single process.
+
+def _completed(obj: Any, config: Any) -> Any:
+    """The configuration that fits the `__init__` of a user's class without `get_config()`.
+
+    Such a metric or optimizer can be used in a single process. Keras's configuration lacks the
+    class's own arguments, and has Keras's, which the class need not take.
     """
-    completed = dict(config)
-    for parameter in inspect.signature(type(obj).__init__).parameters.values():
+    parameters = inspect.signature(type(obj).__init__).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    completed = {name: v for name, v in config.items() if takes_any or name in parameters}
+    for parameter in parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.name == "learning_rate":  # Keras 2 leaves it to each class
+            completed.setdefault("learning_rate", keras_optimizers.rate_of(obj))
         for name in (parameter.name, f"_{parameter.name}"):
             if parameter.name not in completed and _is_plain(getattr(obj, name, _PLAIN)):
                 completed[parameter.name] = getattr(obj, name)
     return completed
+
+
+@contextlib.contextmanager
+def _schedules_by_value(optimizer: Any) -> Iterator[dict[str, Any]]:
+    """Lets an optimizer say its configuration though its schedule has none to say.
+
+    A schedule needs no `get_config()` to be used in a single process.
+
+    Args:
+        optimizer: an optimizer, or None.
+
+    Yields:
+        A dict, what has to replace in the configuration what stands for such a schedule.
+    """
+    from nanotf.shipping import models
+
+    found: dict[str, Any] = {}
+    changed = []
+    at = optimizer
+    while at is not None:  # the inner one of a loss-scaling optimizer is asked by that
+        schedule = keras_optimizers.schedule_of(at)
+        cls: Any = type(schedule)
+        if schedule is not None and models.is_foreign(cls) and not models.has_own_get_config(cls):
+            if at is optimizer:
+                found["learning_rate"] = schedule
+            cls.get_config = lambda self: {}
+            changed.append(cls)
+        at = getattr(at, "inner_optimizer", None)
+    try:
+        yield found
+    finally:
+        for cls in changed:
+            del cls.get_config
 
 
 def _attributes_that_differ(obj: Any, twin: Any) -> dict[str, Any]:
@@ -84,8 +139,16 @@ def _attributes_that_differ(obj: Any, twin: Any) -> dict[str, Any]:
         for name, value in vars(obj).items()
         if _is_plain(value)
         and name not in ("name", "_name", "built", "_built")
-        and (name not in theirs or (_is_plain(theirs[name]) and theirs[name] != value))
+        and name not in keras_optimizers.own_attributes()
+        # Lists of slots are empty in an optimizer that needs none of that kind.
+        and (_differs(value, theirs[name]) if name in theirs else value not in ([], ()))
     }
+
+
+def _differs(value: Any, other: Any) -> bool:
+    if isinstance(value, types.FunctionType) and isinstance(other, types.FunctionType):
+        return value.__code__ != other.__code__  # `__init__` may make one for each object
+    return _is_plain(other) and bool(other != value)
 
 
 def _rebuild_function(python_function: Any) -> Any:
@@ -118,24 +181,37 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             keras.metrics.Metric,
             keras.layers.Layer,
         )
+        self._metric = keras.metrics.Metric
 
     def _from_config(self, obj: Any) -> tuple[Any, ...]:
         from nanotf.shipping import models
 
         custom_objects = models.custom_objects_of(obj)
-        with models.configured_by_name(obj, custom_objects):
-            config = _config_of(obj)
+        is_optimizer = isinstance(obj, keras_optimizers.optimizer_classes())
         cls = type(obj)
-        if isinstance(obj, self._tf.keras.metrics.Metric) and models.is_foreign(cls):
-            if not models.has_own_get_config(cls):
-                config = _completed(obj, config)
+        with (
+            models.configured_by_name(obj, custom_objects),
+            _schedules_by_value(obj if is_optimizer else None) as by_value,
+        ):
+            config = _config_of(obj)
+        own = models.is_foreign(cls) and (is_optimizer or isinstance(obj, self._metric))
+        if own and not models.has_own_get_config(cls):
+            config = _completed(obj, config)
+        if is_optimizer:
+            config = {**config, **by_value}
+            if "inner_optimizer" in config:
+                config["inner_optimizer"] = obj.inner_optimizer
+        attributes: dict[str, Any] = {}
+        if own:
             try:
                 with random_states.kept():
                     twin = _rebuild_from_config(cls, config, custom_objects)
             except Exception as error:
                 raise _not_configurable(obj, f"rebuilding it raised {error!r}") from error
-            return cls, config, custom_objects, _attributes_that_differ(obj, twin)
-        return cls, config, custom_objects
+            attributes = _attributes_that_differ(obj, twin)
+        if is_optimizer:
+            attributes.update(keras_optimizers.excluded_by_name(obj))
+        return cls, config, custom_objects, attributes
 
     def reducer_override(self, obj: Any) -> Any:
         from nanotf.shipping import models

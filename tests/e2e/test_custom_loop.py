@@ -145,6 +145,21 @@ def test_accumulation_and_loss_scaling(run_on: Any) -> None:
     assert not np.array_equal(model.get_weights()[0], before[0])
 
 
+def test_variables_without_weight_decay(run_on: Any, float64: None) -> None:
+    made = []
+
+    def model() -> Any:
+        made.append(dense())
+        return made[-1]
+
+    def optimizer() -> Any:
+        result = tf.keras.optimizers.AdamW(0.01, weight_decay=0.5)
+        result.exclude_from_weight_decay(var_list=[made[-1].layers[-1].kernel])
+        return result
+
+    _train_both(run_on, optimizer, model=model)
+
+
 def test_three_processes(float64: None) -> None:
     try:
         nanotf.plan(3)

@@ -375,6 +375,61 @@ class Halving(tf.keras.optimizers.schedules.LearningRateSchedule):
         return {"start": self.start, "every": self.every}
 
 
+class Warming(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """As in TensorFlow's tutorial on transformers: without get_config(), with a tensor."""
+
+    def __init__(self, width: int, steps: int = 4) -> None:
+        super().__init__()
+        self.width = tf.cast(width, tf.float32)
+        self.steps = steps
+
+    def __call__(self, step: Any) -> Any:
+        step = tf.cast(step, tf.float32)
+        falling, rising = tf.math.rsqrt(step + 1.0), step * self.steps**-1.5
+        return tf.math.rsqrt(self.width) * tf.math.minimum(falling, rising)
+
+
+class Boosted(tf.keras.optimizers.SGD):
+    """A user's optimizer, without get_config()."""
+
+    def __init__(self, *args: Any, boost: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.boost = boost
+        self.damping = 1.0
+
+    def update_step(self, gradient: Any, variable: Any, *rate: Any) -> Any:
+        return super().update_step(gradient * self.boost * self.damping, variable, *rate)
+
+
+def damped() -> Any:
+    optimizer = Boosted(0.02, momentum=0.5, boost=3.0)
+    optimizer.damping = 0.5
+    return optimizer
+
+
+class Fixed(tf.keras.optimizers.Optimizer):
+    """Neither get_config() nor the arguments of Keras's own optimizers."""
+
+    def __init__(self, power: float, learning_rate: Any = 0.01) -> None:
+        if IS_KERAS_3:
+            super().__init__(learning_rate)
+        else:
+            super().__init__(name="Fixed")
+            self._learning_rate = self._build_learning_rate(learning_rate)
+        self.power = power
+
+    def update_step(self, gradient: Any, variable: Any, *_: Any) -> Any:
+        rate = tf.cast(self.learning_rate, tf.float64)
+        step = rate * tf.sign(gradient) * tf.abs(gradient) ** self.power
+        variable.assign(tf.convert_to_tensor(variable) - step)
+
+
+def excluding(names: list[str]) -> Any:
+    optimizer = tf.keras.optimizers.AdamW(0.01, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=names)
+    return optimizer
+
+
 opt = tf.keras.optimizers
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "nesterov": lambda: opt.SGD(0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
@@ -393,6 +448,10 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     ),
     "schedule": lambda: opt.SGD(schedule(), momentum=0.9),
     "own_schedule": lambda: opt.Adam(Halving(0.02, 4)),
+    "schedule_without_config": lambda: opt.Adam(Warming(128)),
+    "own_optimizer": damped,
+    "own_base_optimizer": lambda: Fixed(0.5, Warming(128)),
+    "without_decay_by_name": lambda: excluding(["bias"]),
     "accumulating": lambda: opt.Adam(0.01, gradient_accumulation_steps=3),
     "accumulating_clipped": lambda: opt.SGD(0.1, gradient_accumulation_steps=2, clipnorm=0.01),
     "loss_scale": lambda: (
@@ -401,6 +460,21 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
         else tf.keras.mixed_precision.LossScaleOptimizer(opt.SGD(0.1), dynamic_growth_steps=3)
     ),
 }
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_variables_without_weight_decay(float64: None, scaled: bool) -> None:
+    """An optimizer knows them by keys that are others in another process."""
+
+    def make() -> Any:
+        model = dense()
+        optimizer = opt.AdamW(0.01, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_list=[model.layers[-1].kernel])
+        scaling = opt if IS_KERAS_3 else tf.keras.mixed_precision
+        model.compile(scaling.LossScaleOptimizer(optimizer) if scaled else optimizer, "mse")
+        return model
+
+    fit_both(make, x=features(), y=binary(), batch_size=BATCH)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
