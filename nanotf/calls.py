@@ -407,8 +407,7 @@ class ModelCall(Call):
             pickling.naming(f"The model {model.name!r}"),
             keras_names.metric_names_as_compiled(model),
         ):
-            recipe = models.recipe_of(model)
-            models.check_can_be_rebuilt(model, recipe)
+            recipe = models.checked(model, models.recipe_of(model))
             self.recipe = pickling.dumps(recipe)
         self.variables = self.variables_to_send()
         self.layout = StateLayout.of(

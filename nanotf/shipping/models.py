@@ -10,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import dis
 import functools
 import inspect
 import warnings
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from nanotf import random_states
 from nanotf.compat import keras_names, keras_optimizers
@@ -42,6 +45,8 @@ class ModelRecipe:
         trainable: tuple of bool, of every layer below the model, in order.
         adapted: tuple of dict of str to object, what each of these layers keeps elsewhere than
             in its configuration; see `keras_names.adapted_state`.
+        changed: tuple of dict of str to object, of the model and every layer below it, in order,
+            the plain attributes that were set after it was made; see `checked`.
         compile_arguments: dict or None, what `compile` was called with.
         own_compile_arguments: tuple of positional and keyword arguments, or None, what the
             user's own `compile` was called with, if the class has one.
@@ -60,6 +65,7 @@ class ModelRecipe:
     build_config: dict[str, Any] | None
     trainable: tuple[bool, ...]
     adapted: tuple[dict[str, Any], ...]
+    changed: tuple[dict[str, Any], ...]
     compile_arguments: dict[str, Any] | None
     own_compile_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
     optimizer: Any
@@ -203,6 +209,7 @@ def recipe_of(model: Any) -> ModelRecipe:
         adapted=tuple(
             keras_names.adapted_state(layer) for layer in keras_names.layers_below(model)
         ),
+        changed=(),
         compile_arguments=_compile_arguments(model),
         own_compile_arguments=_own_compile_arguments(model, cls),
         optimizer=getattr(model, "optimizer", None),
@@ -368,9 +375,11 @@ def rebuild(recipe: ModelRecipe) -> Any:
             layer.trainable = trainable
     for layer, adapted in zip(keras_names.layers_below(model), recipe.adapted, strict=False):
         keras_names.set_adapted_state(layer, adapted)
+    _set_attributes(model, recipe.changed)
     if recipe.own_compile_arguments is not None:
         args, kwargs = recipe.own_compile_arguments
         model.compile(*args, **kwargs)
+        _set_attributes(model, recipe.changed)  # those that it has set, too
     elif recipe.compile_arguments is not None:
         model.compile(optimizer=recipe.optimizer, **recipe.compile_arguments)
     return model
@@ -483,18 +492,25 @@ def call_on_nothing(model: Any, specs: Any) -> None:
     model(inputs)
 
 
-def check_can_be_rebuilt(model: Any, recipe: ModelRecipe) -> None:
+def checked(model: Any, recipe: ModelRecipe) -> ModelRecipe:
     """Rebuilds a model here, to find out before any worker starts that it can't be.
 
     Models of Keras's own classes always can, unless a layer is part of two models inside;
     they cost nothing.
+
+    Args:
+        model: a built model.
+        recipe: its `recipe_of`.
+
+    Returns:
+        The recipe, with the attributes that the copy has otherwise.
 
     Raises:
         ModelError: The copy's variables differ from the original's; names class and remedy.
     """
     foreign = bool(recipe.custom_objects) or is_foreign(recipe.cls)
     if not foreign and not _has_layers_in_two_models(model):
-        return
+        return recipe
     bare = dataclasses.replace(recipe, compile_arguments=None, own_compile_arguments=None)
     with random_states.kept():  # of layers' seeds, and weights
         twin = rebuild(bare)
@@ -506,6 +522,81 @@ def check_can_be_rebuilt(model: Any, recipe: ModelRecipe) -> None:
             f"the model has {len(ours)} variables of shapes {[s for s, _ in ours][:8]}..., its "
             f"copy {len(theirs)} of shapes {[s for s, _ in theirs][:8]}...",
         )
+    return dataclasses.replace(recipe, changed=_changed_attributes(model, twin))
+
+
+_DATA = (bool, int, float, complex, str, bytes, type(None), np.generic)
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, dict):
+        return _is_data(list(value)) and _is_data(list(value.values()))
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_data, value))
+    return isinstance(value, _DATA)
+
+
+def _changed_attributes(model: Any, twin: Any) -> tuple[dict[str, Any], ...]:
+    """The plain attributes of users' classes that are not as `__init__` alone leaves them."""
+    pairs = zip(_with_layers(model), _with_layers(twin), strict=False)
+    found = tuple(_differences(ours, theirs) for ours, theirs in pairs)
+    return found if any(found) else ()
+
+
+def _differences(ours: Any, theirs: Any) -> dict[str, Any]:
+    cls = original_class(type(ours))
+    if not is_foreign(cls):
+        return {}  # Keras's own have all that they use in their configuration
+    others = vars(theirs)
+    of_keras: frozenset[str] = frozenset().union(
+        *(_attributes_set_by(base) for base in cls.__mro__ if not is_foreign(base))
+    )
+    found = {}
+    for name, value in vars(ours).items():
+        known = name in others
+        if name in of_keras or name.startswith(("_nanotf", "_self_")) or not _is_data(value):
+            continue  # "_self_": what TensorFlow tracks
+        if (name.startswith("_") and not known) or isinstance(getattr(cls, name, None), property):
+            continue  # what Keras's functions note down
+        if not known or (_is_data(others[name]) and _plain(value) != _plain(others[name])):
+            found[name] = _plain(value)
+    return found
+
+
+@functools.cache
+def _attributes_set_by(cls: type) -> frozenset[str]:
+    """The names of attributes that a class's methods set, on itself or on others.
+
+    Keras sets many in training, and its configuration says what it needs of the rest.
+    """
+    names: set[str] = set()
+    todo: list[Any] = list(vars(cls).values())
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, property):
+            todo += [value.fget, value.fset]
+        elif isinstance(value, (classmethod, staticmethod)):
+            todo.append(value.__func__)
+        elif inspect.isfunction(value):
+            todo += [value.__code__, getattr(value, "__wrapped__", None)]
+        elif inspect.iscode(value):
+            todo += value.co_consts
+            names |= {i.argval for i in dis.get_instructions(value) if i.opname == "STORE_ATTR"}
+    return frozenset(names)
+
+
+def _set_attributes(model: Any, changed: tuple[dict[str, Any], ...]) -> None:
+    for layer, attributes in zip(_with_layers(model), changed, strict=False):
+        for name, value in attributes.items():
+            setattr(layer, name, value)
+
+
+def _with_layers(model: Any) -> list[Any]:
+    return [model, *keras_names.layers_below(model)]
 
 
 def check_rows_are_independent(model: Any) -> None:

@@ -12,6 +12,7 @@ from parity import digits, small_cnn
 import nanotf
 from nanotf.errors import InvalidArgumentTypeError
 from nanotf.keras import Model, Sequential
+from nanotf.shipping import models as recipes
 
 L = tf.keras.layers
 
@@ -138,6 +139,54 @@ def test_subclass_remembers_the_arguments_of_its_init() -> None:
         )
         losses.append(history.history["loss"])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+
+
+class Scale(L.Layer):
+    """A layer whose numbers are set later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._factor = 1.0
+        self.shifts = [0.0]
+
+    def call(self, x: Any) -> Any:
+        return x * self._factor + sum(self.shifts)
+
+
+class Tuned(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = Scale()
+        self.out = L.Dense(1)
+        self.beta = 0.1
+        self.options = {"power": 2.0}
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.scale(x)) * self.beta ** self.options["power"]
+
+
+def test_attributes_that_are_set_after_init(float64: None) -> None:
+    x = np.random.default_rng(0).normal(size=(41, 3))
+    models = []
+    for processes in (None, 2):
+        tf.keras.utils.set_random_seed(1)
+        model = Tuned()
+        model.beta = np.float64(0.3)
+        model.scale._factor = 3.0
+        model.scale.shifts.append(0.5)
+        model.options["power"] = 3.0
+        model(x[:1])
+        model.compile("sgd", "mse")
+        model.fit(x, x[:, :1], batch_size=10, shuffle=False, verbose=0, num_processes=processes)
+        models.append(model)
+    for ours, theirs in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    trained = models[1]
+    assert recipes.checked(trained, recipes.recipe_of(trained)).changed == (
+        {"beta": 0.3, "options": {"power": 3.0}},
+        {"_factor": 3.0, "shifts": [0.0, 0.5]},
+        {},
+    ), "training adds nothing, or workers would not know the model again"
 
 
 def test_plain_fit_drops_iterators_without_waiting() -> None:
