@@ -18,7 +18,6 @@ from nanotf.messages import Message
 
 KEY_NBYTES = 32
 
-
 # What `OSError` says of a process (or machine) without file descriptors.
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 

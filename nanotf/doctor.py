@@ -87,7 +87,7 @@ def examine(
     wanted = environment.shell_environment(
         facts.machine, facts.environ, state.options if state else None, facts.installed
     )
-    can_test = _usable_cores(facts.machine, facts.environ) >= trial.WORKERS
+    can_test = findings.usable_cores(facts.machine, facts.environ) >= trial.WORKERS
     checks = trial.run_trial() if test and can_test else ()
     failed = [
         Finding("error", f"The test of {check.name} failed: {check.text}", _MEND_OF_TEST)
@@ -102,13 +102,9 @@ def _plan(
     num_processes: int | None, machine: topology.Machine, environ: Mapping[str, str]
 ) -> topology.Plan:
     if num_processes is None:
-        num_processes = min(2, _usable_cores(machine, environ))
+        num_processes = min(2, findings.usable_cores(machine, environ))
     cap = environment.cores_cap(environ)
     return topology.plan(num_processes, machine=machine, max_cores=cap)
-
-
-def _usable_cores(machine: topology.Machine, environ: Mapping[str, str]) -> int:
-    return len(machine.usable_cores()[: environment.cores_cap(environ)])
 
 
 _MEND_OF_TEST = "Mend the other findings first; then report it, with `nanotf doctor --test --json`."

@@ -117,10 +117,15 @@ def _of_tensorflow(build: TensorFlowBuild) -> Iterator[Finding]:
         )
 
 
+def usable_cores(machine: Machine, environ: Mapping[str, str]) -> int:
+    """How many cores workers may have: those that are free, up to what the environment says."""
+    return len(machine.usable_cores()[: environment.cores_cap(environ)])
+
+
 def _of_machine(facts: Facts, skipped: bool) -> Iterator[Finding]:
     machine, environ = facts.machine, facts.environ
     free, cap = len(machine.usable_cores()), environment.cores_cap(environ)
-    usable = free if cap is None else min(cap, free)
+    usable = usable_cores(machine, environ)
     if usable < 2:
         yield Finding(
             "error" if skipped else "warning",

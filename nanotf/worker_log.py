@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
 import tempfile
 
+from nanotf.channel import NO_DESCRIPTORS
 from nanotf.memory_files import anonymous_file
 
 TAIL_LINES = 20
@@ -87,7 +87,7 @@ def _open() -> int:
         with tempfile.TemporaryFile() as file:
             return os.dup(file.fileno())
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
+        if error.errno in NO_DESCRIPTORS:
             raise
         logger.warning("The workers' logs are kept in memory: %s.", error)
         return anonymous_file(0, fixed=False)

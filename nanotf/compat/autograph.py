@@ -1,8 +1,9 @@
 """AutoGraph (seen alike in 2.14 to 2.21).
 
-**A rule that it lacks** (TensorFlow 2.16 with tf_keras). `tensorflow.python.autograph.core.config.CONVERSION_RULES` names the packages whose code is
-not converted. In 2.16 it names `keras` but not `tf_keras`, so that the first trace of every
-legacy model converts all of tf_keras, which takes 11 to 16 s. Later versions have the rule.
+**A rule that it lacks** (TensorFlow 2.16 with tf_keras).
+`tensorflow.python.autograph.core.config.CONVERSION_RULES` names the packages whose code is not
+converted. In 2.16 it names `keras` but not `tf_keras`, so that the first trace of every legacy
+model converts all of tf_keras, which takes 11 to 16 s. Later versions have the rule.
 
 **Files that it leaves.** `tensorflow.python.autograph.pyct.loader.load_source` writes each
 function that it has converted to a temporary file, which it removes when Python ends. A worker
@@ -37,11 +38,10 @@ def keep_no_files() -> None:
         return
 
     @functools.wraps(load_source)
-    def load(source: Any, delete_on_exit: bool) -> Any:
+    def load(source: str, delete_on_exit: bool) -> Any:
         module, path = load_source(source, False)
         # For tracebacks; an entry without a time is not looked for on the disk again.
-        text = source if isinstance(source, str) else source.decode()
-        linecache.cache[path] = (len(text), None, text.splitlines(True), path)
+        linecache.cache[path] = (len(source), None, source.splitlines(True), path)
         for written in (path, importlib.util.cache_from_source(path)):
             with contextlib.suppress(OSError):
                 pathlib.Path(written).unlink()

@@ -332,8 +332,7 @@ class StreamWriter:
         """Says that the workers need nothing more, and tells them so."""
         with self._changed:
             self._end_turn()
-            self._stopped = True
-            self._changed.notify_all()
+            self.cancel()
 
     def cancel(self) -> None:
         """Tells the thread to end."""
