@@ -7,6 +7,7 @@ cannot meet. `run` ends with the script's own.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -40,6 +41,7 @@ class _ArgumentError(Exception):
     """The command line is wrong; its text is one line."""
 
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell says of a command whose reader has gone
 
 
@@ -76,15 +78,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(name: str, command: Callable[[], _Done]) -> _Done | int:
     try:
         done = command()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by who has started this process
+            sys.stdout.flush()
         return done
     except BrokenPipeError:  # as of `nanotf doctor | head`
-        # Python flushes once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        _drop_output()
+        print(f"{name}: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     except (NanoError, _ArgumentError) as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
+
+
+def _drop_output() -> None:
+    """Python flushes once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_code(code: str) -> int:

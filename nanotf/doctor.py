@@ -7,6 +7,7 @@ imported by processes that are started for it.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -17,12 +18,13 @@ from nanotf import environment, findings, shell, topology, trial
 from nanotf.collectives.native_library import native_status
 from nanotf.findings import Facts, Finding, gigabytes
 from nanotf.installed import find_installed
-from nanotf.picture import draw, headline, ranges
+from nanotf.picture import count, draw, headline, ranges
 from nanotf.processor import read_processor
 from nanotf.system import read_system
 from nanotf.tensorflow_build import read_build
 
-_WIDTH = 100  # characters of a line
+_WIDTH = 100  # characters of a line, at most
+_NARROWEST = 40  # of a narrower terminal's lines nothing could be read
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ _MEND_OF_TEST = "Mend the other findings first; then report it, with `nanotf doc
 
 # ----------------------------------------------------------------------------- showing it
 def render(report: Report) -> str:
-    """A report for people, some 40 lines."""
+    """A report for people, some 40 lines, as wide as the terminal is (or COLUMNS says)."""
     facts = report.facts
     parts = [
         "\n".join(_wrapped(f"{name:<12}", text) for name, text in _rows(facts)),
@@ -120,7 +122,10 @@ def render(report: Report) -> str:
         _variables(report),
     ]
     if report.checks:
-        lines = [f"  {'pass' if c.passed else 'FAIL'}  {c.name}: {c.text}" for c in report.checks]
+        lines = [
+            _wrapped(f"  {'pass' if c.passed else 'FAIL'}  ", f"{c.name}: {c.text}")
+            for c in report.checks
+        ]
         parts.append("\n".join(["test", *lines]))
     parts.append(_findings(report.findings))
     return "\n\n".join(parts)
@@ -172,9 +177,11 @@ def _workers(plan: topology.Plan) -> str:
     lines = []
     for placement in plan.placements:
         where = "" if placement.numa_node is None else f", NUMA node {placement.numa_node}"
-        pinned = "" if placement.pin else f", {len(placement.cores)} of them, not pinned"
-        cores = f"core{'' if len(placement.cores) == 1 else 's'} {ranges(placement.cores)}"
-        lines.append(f"  worker {placement.rank}: {cores}{where}{pinned}")
+        number = len(placement.cores)
+        cores = f"core{'' if number == 1 else 's'} {ranges(placement.cores)}{where}"
+        if not placement.pin:
+            cores = f"as many threads as {count(number, 'core')} can run, on any core (not pinned)"
+        lines.append(_wrapped(f"  worker {placement.rank}: ", cores))
     return "\n".join(lines)
 
 
@@ -192,14 +199,15 @@ def _variables(report: Report) -> str:
         lines.append((name, value, note))
     lines += [(name, value, "  (yours, kept)") for name, value in sorted(wanted.kept.items())]
     width = max((len(name) for name, _, _ in lines), default=0)
-    texts = [f"  {name:{width}}  {_shortened(value)}{note}" for name, value, note in lines]
+    texts = [_wrapped(f"  {name:{width}}  ", _shortened(v) + note) for name, v, note in lines]
     return "\n".join([title, *texts])
 
 
 def _shortened(value: str) -> str:
     """A value on one line; a list of 56 cores is of no use to a reader, and in `nanotf env`."""
     text = shell.printable(value)
-    return text if len(text) <= _WIDTH // 2 else text[: _WIDTH // 2 - 3] + "..."
+    most = _width() // 2
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _findings(found: tuple[Finding, ...]) -> str:
@@ -212,10 +220,15 @@ def _findings(found: tuple[Finding, ...]) -> str:
     return "\n".join(lines)
 
 
+def _width() -> int:
+    columns = shutil.get_terminal_size((_WIDTH, 0)).columns
+    return max(_NARROWEST, min(_WIDTH, columns))
+
+
 def _wrapped(start: str, text: str) -> str:
     return textwrap.fill(
         text,
-        _WIDTH,
+        _width(),
         initial_indent=start,
         subsequent_indent=" " * len(start),
         break_long_words=False,

@@ -221,6 +221,26 @@ def test_nanotf_init_that_was_not_sourced() -> None:
 
 
 # -------------------------------------------------------------------------------- reports
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = doctor.render(doctor.examine(2, facts=_facts(machine=flat(2, can_pin=False))))
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "findings" in shown
+
+
+def test_workers_that_are_not_pinned_have_no_cores_of_their_own() -> None:
+    shown = doctor.render(doctor.examine(2, facts=_facts(machine=flat(4, can_pin=False))))
+    text = "as many threads as 2 cores can run, on any core (not pinned)"
+    assert [line for line in shown.splitlines() if line.startswith("  worker")] == [
+        f"  worker {rank}: {text}" for rank in (0, 1)
+    ]
+
+
 def test_the_report_has_everything() -> None:
     facts = dataclasses.replace(GOOD, environ={"KMP_BLOCKTIME": "7", "OMP_NUM_THREADS": "56\n"})
     shown = doctor.render(doctor.examine(4, facts=facts))

@@ -414,3 +414,13 @@ def test_a_reader_that_goes_away() -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_output_that_no_disk_takes() -> None:
+    command = [sys.executable, "-m", "nanotf", "env"]
+    with pathlib.Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    text = "nanotf: the output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, text)
