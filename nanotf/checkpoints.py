@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import pathlib
-import shutil
-import tempfile
 from typing import Any
 
 from nanotf import context
 from nanotf.compat.versions import require_tensorflow
+
+_ELSEWHERE = "ram://nanotf-checkpoint"
 
 
 class CheckpointManager:
@@ -98,14 +98,19 @@ class CheckpointManager:
         return str(pathlib.Path(self.directory) / pathlib.Path(path).name)
 
     def _take_part(self, checkpoint_number: Any, check_interval: bool, options: Any) -> str | None:
-        """Saves somewhere else: reading metrics takes all workers, as does counting."""
-        elsewhere = tempfile.mkdtemp(prefix="nanotf-checkpoint-")
+        """Saves somewhere else: reading metrics takes all workers, as does counting.
+
+        In TensorFlow's file system in this process's memory, of which nothing stays if it is
+        killed in the middle.
+        """
+        files = require_tensorflow().io.gfile
         try:
-            manager = self._make(elsewhere)
+            manager = self._make(_ELSEWHERE)
             path: str | None = manager.save(checkpoint_number, check_interval, options)
             return path
         finally:
-            shutil.rmtree(elsewhere, ignore_errors=True)
+            if files.exists(_ELSEWHERE):
+                files.rmtree(_ELSEWHERE)
 
     def restore_or_initialize(self) -> str | None:
         """Restores the last checkpoint on every worker, or calls `init_fn` if there is none.

@@ -6,6 +6,7 @@ import functools
 import os
 import pathlib
 import signal
+import tempfile
 import threading
 from typing import Any
 
@@ -314,6 +315,33 @@ def test_restart_from_the_last_checkpoint(float64: None, tmp_path: pathlib.Path)
     np.testing.assert_allclose(found[0], expected[0][6:], rtol=1e-10)
     loops.assert_same_variables(found[1], expected[1])
     loops.assert_same_variables(found[2], expected[2])
+
+
+def test_nothing_stays_of_a_save_that_is_killed(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a rank other than 0 writes while it takes part has no name on any disk."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    here: list[list[str]] = []
+
+    class Look(tf.train.experimental.PythonState):
+        def serialize(self) -> bytes:
+            here.append(sorted(str(path) for path in tmp_path.rglob("*")))
+            return b""
+
+        def deserialize(self, value: bytes) -> None:
+            pass
+
+    checkpoint = tf.train.Checkpoint(v=tf.Variable([1.0, 2.0]), look=Look())
+    manager = nanotf.CheckpointManager(checkpoint, tmp_path / "saved", max_to_keep=1)
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    for number in (1, 2):
+        path = manager._take_part(None, True, None)
+        assert pathlib.Path(str(path)).name == f"ckpt-{number}"
+        assert not tf.io.gfile.exists(str(path) + ".index"), "nor in this process's memory"
+    assert here == [before, before]
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
 def test_restarts_need_data_that_can_be_read_again(no_workers: None) -> None:
