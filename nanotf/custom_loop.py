@@ -287,7 +287,7 @@ class _LoopCall(calls.Call):
             seed=calls.seed_of_user(0),
             random_states=random_states.take(),
             terminal=jobs.Terminal(
-                {"stdout": sys.stdout.isatty(), "stderr": sys.stderr.isatty()},
+                {name: _is_terminal(getattr(sys, name)) for name in ("stdout", "stderr")},
                 shutil.get_terminal_size().columns,
             ),
         )
@@ -450,6 +450,11 @@ class _Source:
     def stream(self) -> Stream:
         """One pass over it."""
         return Stream(_OnePass(self._source), self.data.signature, trains=False)
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Whether a standard stream is one; a daemon's is None, a notebook's may be anything."""
+    return bool(getattr(stream, "isatty", bool)())
 
 
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

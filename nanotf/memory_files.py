@@ -3,8 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import tempfile
+
+STANDARD = (0, 1, 2)  # the descriptors of standard input, output and error
+
+
+def above_standard(fd: int) -> int:
+    """A descriptor, or in its place a higher one.
+
+    In a process that was started without standard input, output and error (a daemon), the next
+    files to be opened get their numbers: libraries would print into them, and a child process
+    would not find them.
+
+    Args:
+        fd: int, a descriptor, which is closed if it is one of those.
+    """
+    if fd > STANDARD[-1]:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, STANDARD[-1] + 1)
+    finally:
+        os.close(fd)
 
 
 def anonymous_file(nbytes: int, *, fixed: bool) -> int:
@@ -26,6 +47,7 @@ def anonymous_file(nbytes: int, *, fixed: bool) -> int:
     else:  # macOS: a temporary file that has already lost its name
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
+    fd = above_standard(fd)
     try:
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, nbytes)
@@ -38,8 +60,6 @@ def anonymous_file(nbytes: int, *, fixed: bool) -> int:
 
 
 def _seal_size(fd: int) -> None:
-    import fcntl
-
     if hasattr(fcntl, "F_ADD_SEALS"):
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)

@@ -8,7 +8,7 @@ import os
 import tempfile
 
 from nanotf.channel import NO_DESCRIPTORS
-from nanotf.memory_files import anonymous_file
+from nanotf.memory_files import above_standard, anonymous_file
 
 TAIL_LINES = 20
 CRASH = "Fatal Python error:"  # as faulthandler begins
@@ -85,7 +85,7 @@ class WorkerLog:
 def _open() -> int:
     try:
         with tempfile.TemporaryFile() as file:
-            return os.dup(file.fileno())
+            return above_standard(os.dup(file.fileno()))
     except OSError as error:
         if error.errno in NO_DESCRIPTORS:
             raise

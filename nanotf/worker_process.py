@@ -24,9 +24,11 @@ from typing import Any, Protocol, TypeVar
 from nanotf import environment, stalls, topology
 from nanotf.channel import Channel
 from nanotf.errors import WorkerDied, WorkerError, describe_exit
+from nanotf.memory_files import above_standard
 from nanotf.worker_log import WorkerLog
 
 DEATH_SECONDS = 2.0  # a process that has closed its channel is gone by then
+KILL_SECONDS = 20.0  # one that holds tens of gigabytes takes seconds to end
 STACK_SIGNAL = signal.SIGQUIT  # makes a worker write its Python stacks to its log
 STACK_SECONDS = 5.0
 STACK_LOOKS = 4  # a dump is complete when the log has not grown for so many looks
@@ -154,6 +156,18 @@ class Worker:
         written = self.log.since(begin)
         return written or "it does not answer"
 
+    def wait_killed(self) -> None:
+        """Waits until the process, which was killed, has ended; not for ever."""
+        try:
+            self.process.wait(KILL_SECONDS)
+        except subprocess.TimeoutExpired:  # it is in the kernel, as of a file system that hangs
+            logger.warning(
+                "Worker %d (%s) was killed, and has not ended for %g s.",
+                self.rank,
+                self.where(),
+                KILL_SECONDS,
+            )
+
     def close(self) -> None:
         """Lets go of channel and log; the process has ended."""
         self.channel.close()
@@ -218,7 +232,10 @@ class WorkerProcess(Worker):
         self.rank = placement.rank
         self.cores = placement.cores
         self.log = WorkerLog()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = (
+            socket.socket(fileno=above_standard(sock.detach()))
+            for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        )
         command = [sys.executable, "-m", "nanotf.worker", str(theirs.fileno()), str(self.rank)]
         pinned = placement.cores if placement.pin else ()
         command.append(",".join(map(str, pinned)))

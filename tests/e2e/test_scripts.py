@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
+import shlex
+import subprocess
+import sys
 
 import psutil
 import pytest
-from processes import last_json, run_script
+from processes import ROOT, SECONDS, last_json, run_script
 from waiting import wait_until
 
 import nanotf
@@ -41,6 +46,40 @@ print(json.dumps({
     "keys": list(history.history),
 }))
 """
+
+
+DAEMON = """
+import json, pathlib, numpy as np, tensorflow as tf
+from nanotf.keras import Sequential, nano
+
+x = np.arange(40.0).reshape(20, 2) / 40
+model = Sequential([tf.keras.layers.Input((2,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x[:, :1], batch_size=10, verbose=0, num_processes=2)
+before = model.get_weights()[0].tolist()
+
+@nano(num_processes=2)
+def loop(data, model):
+    for batch in data:
+        print("nobody reads this")
+    return model.get_weights()[0].tolist()
+
+data = tf.data.Dataset.from_tensor_slices(x).batch(10)
+pathlib.Path("told").write_text(json.dumps([before, loop(data, model)]))
+"""
+
+
+def test_a_process_without_standard_streams(tmp_path: pathlib.Path) -> None:
+    """As a daemon may be: what it opens first gets the numbers 0, 1 and 2."""
+    (tmp_path / "daemon.py").write_text(DAEMON)
+    command = f"{shlex.quote(sys.executable)} daemon.py <&- >&- 2>&-"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0
+    before, after = json.loads((tmp_path / "told").read_text())
+    assert before == after
 
 
 def _cores_of_list(text: str) -> list[int]:
