@@ -308,6 +308,10 @@ class Call:
             lambda error: workers.post(messages.DataFailed(job, error)),
         )
 
+    def _reading(self) -> list[str]:
+        """Where this process is that reads data for the workers, which may wait for it."""
+        return [stack for w in self.open_writers() if (stack := w.stack()) is not None]
+
     def _follow(self) -> list[Any]:
         """Handles what the workers say, until all have ended the job; returns their results."""
         waiting: dict[int, messages.Waiting] = {}
@@ -317,7 +321,7 @@ class Call:
             try:
                 rank, message = self.workers.receive(LOOK_SECONDS)
             except queue.Empty:
-                self.workers.check_progress({*waiting, *done})
+                self.workers.check_progress({*waiting, *done}, self._reading)
                 self.look(set(done))
                 continue
             if isinstance(message, BaseException):
@@ -327,6 +331,8 @@ class Call:
                     self.hear_stream(message)
             elif isinstance(message, messages.JobFailed):
                 raise self.workers.explain(message) or self.failure(message)
+            elif isinstance(message, messages.Progress):
+                pass  # the pool has heard it
             elif isinstance(message, messages.Stalled):
                 if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
                     self.workers.note_stalled(rank, message)
@@ -336,8 +342,9 @@ class Call:
             elif isinstance(message, messages.Printed):
                 # Maybe of a job that has ended: a logger keeps the stream that it was made with.
                 stream = getattr(sys, message.stream)
-                stream.write(message.text)
-                stream.flush()
+                if stream is not None:  # as in a daemon, where `print` does nothing
+                    stream.write(message.text)
+                    stream.flush()
             elif isinstance(message, messages.JobDone):
                 done[rank], times[rank] = message.result, message.times
             elif isinstance(message, messages.Waiting):

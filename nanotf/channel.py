@@ -6,11 +6,13 @@ anything (`multiprocessing.connection`: an HMAC challenge in both directions).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import connection, reduction
 from typing import Any
 
@@ -24,6 +26,11 @@ NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 class ChannelClosed(EOFError):
     """The other end has gone."""
+
+
+def packed(message: Message) -> bytes:
+    """A message as it is sent."""
+    return bytes(reduction.ForkingPickler.dumps(message))
 
 
 class Channel:
@@ -55,18 +62,23 @@ class Channel:
 
         Raises:
             ChannelClosed: The other end has gone.
+            BlockingIOError: It has not read for the time of `limit`.
             OSError: This process has no file descriptors left.
         """
         # Before the lock is taken: it makes objects, Python may then collect others, and what
         # those do at their end may send, too, in another thread that this one waits for.
-        data = reduction.ForkingPickler.dumps(message)
+        self.send_packed(packed(message), fds)
+
+    def send_packed(self, data: bytes, fds: Sequence[int] = ()) -> None:
+        """Same, of what `packed` has returned."""
         try:
             with self._send_lock:
                 self._connection.send_bytes(data)
                 for fd in fds:
                     reduction.send_handle(self._connection, fd, 0)
         except OSError as error:
-            if error.errno in NO_DESCRIPTORS:  # the other end is there, and waits for them
+            # The other end is there, and waits for them; or it has not read in time.
+            if error.errno in (*NO_DESCRIPTORS, errno.EAGAIN):
                 raise
             raise ChannelClosed(str(error)) from error
 
@@ -75,9 +87,12 @@ class Channel:
 
         Raises:
             ChannelClosed: The other end has gone.
+            BlockingIOError: It has written nothing for the time of `limit`.
         """
         try:
             return self._connection.recv()
+        except BlockingIOError:
+            raise
         except (EOFError, ConnectionResetError, OSError) as error:
             raise ChannelClosed(str(error)) from error
 
@@ -101,6 +116,29 @@ class Channel:
             return self._connection.poll(timeout)
         except (EOFError, OSError):
             return True  # let `receive` say it
+
+    def limit(self, seconds: float) -> None:
+        """Makes reading and writing raise `BlockingIOError` after so long; 0 for no limit."""
+        value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))  # a `struct timeval`
+        with self._as_socket() as sock:
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                sock.setsockopt(socket.SOL_SOCKET, option, value)
+
+    def shut_down(self) -> None:
+        """Closes the connection for both ends and for every process that holds a copy of one.
+
+        Threads that wait in `send` and `receive` go on, with `ChannelClosed`.
+        """
+        with contextlib.suppress(OSError), self._as_socket() as sock:
+            sock.shutdown(socket.SHUT_RDWR)
+
+    @contextlib.contextmanager
+    def _as_socket(self) -> Iterator[socket.socket]:
+        sock = socket.socket(fileno=self._connection.fileno())
+        try:
+            yield sock
+        finally:
+            sock.detach()
 
     def fileno(self) -> int:
         """The descriptor, for `multiprocessing.connection.wait`."""

@@ -13,6 +13,7 @@ The life of a pool, from top to bottom:
       |  <- Ready                                |
       |  Job (a model, data, arguments) ->       |
       |  <- EpochBegin, BatchEnd, TestBegin ...  |   rank 0 reports, for callbacks
+      |  <- Progress                             |   every rank, now and then, as it goes on
       |  <- Stalled                              |   a rank whose step does not end
       |  <- EpochEnd                             |   every rank, its state in the shared block
       |  Proceed (stop?, new state?) ->          |   every rank, so that all decide alike
@@ -152,6 +153,11 @@ class Event(Message):
     hook: str
     index: int | None = None
     logs: Logs | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress(Message):
+    """Worker -> parent: it has gone on since it said so last, see `heartbeat`."""
 
 
 @dataclasses.dataclass(frozen=True)

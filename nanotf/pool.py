@@ -5,14 +5,16 @@
         socketpair, secret key on stdin      ---->     pins itself, then imports TensorFlow
         one thread per worker reads its channel        one thread reads the channel
         and puts what it says into `Pool._inbox`       and ends the process when it closes
+        another writes to it, see `outbox`
 
 The channel is a Unix socket pair that only the two processes hold: it has no name that
 somebody else could open, or that could stay behind. A worker's output goes to an anonymous
 file, whose end stands in the error when the worker dies. When the parent goes, in whatever
 way, the kernel closes its end, and each worker ends itself.
 
-A pool belongs to the thread that runs a job on it; see `warm` for who that is. Its reader
-threads touch nothing but the inbox.
+A pool belongs to the thread that runs a job on it; see `warm` for who that is. It waits for
+nothing but the inbox, so that it notices workers that do not go on. Its reader threads touch
+nothing but the inbox.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing import connection
 from typing import Any
 
-from nanotf import backends, collectives, messages, stalls
-from nanotf.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed
+from nanotf import backends, collectives, heartbeat, messages, stalls
+from nanotf.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packed
 from nanotf.errors import NanoError, WorkerDied, WorkerError, WorkerStuck
+from nanotf.outbox import END_SECONDS, Outbox, Parcel
 from nanotf.shipping.blocks import Block
 from nanotf.worker_process import Worker, stacks
 
@@ -106,6 +109,8 @@ class Pool:
         self.owner = os.getpid()
         self.usable = True
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._readers: list[threading.Thread] = []
+        self._outboxes: list[Outbox] = []  # by rank
         self._send_lock = threading.Lock()  # all workers get all messages in one order
         self._jobs = 0
         self.stall_seconds = stalls.stall_seconds()
@@ -115,6 +120,8 @@ class Pool:
         self._stalled: dict[int, _Told] = {}  # by rank
         self._stopped: dict[int, float] = {}  # by rank, since when a signal has stopped it
         self._trimmed = time.monotonic()  # the workers' logs
+        self._checked = time.monotonic()  # when `check_progress` was called
+        self._silence = heartbeat.Silence(self.stall_seconds)
         self.group: collectives.GroupOwner | None = None
         key = secrets.token_bytes(KEY_NBYTES)
         self._crew = backends.crew_of(plan, transport, key)
@@ -129,9 +136,19 @@ class Pool:
             self.kill()
             raise
         for worker in self.workers:
-            threading.Thread(
-                target=self._read, args=(worker,), name=f"nanotf-{worker.rank}", daemon=True
-            ).start()
+            self._readers.append(
+                threading.Thread(
+                    target=self._read, args=(worker,), name=f"nanotf-{worker.rank}", daemon=True
+                )
+            )
+            self._readers[-1].start()
+            self._outboxes.append(
+                Outbox(
+                    worker.channel,
+                    f"nanotf-to-{worker.rank}",
+                    lambda error, rank=worker.rank: self._inbox.put((rank, error)),  # type: ignore[misc]
+                )
+            )
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -149,8 +166,11 @@ class Pool:
                 raise worker.died("starting")
             if time.monotonic() > deadline:
                 raise _late([worker], "starting")
+        worker.channel.limit(max(0.1, deadline - time.monotonic()))
         try:
             worker.channel.show_key_second(key)
+        except BlockingIOError as error:
+            raise _late([worker], "starting") from error
         except (EOFError, OSError) as error:
             raise worker.died("starting") from error
 
@@ -178,6 +198,8 @@ class Pool:
             message = worker.channel.receive()
         except ChannelClosed as error:
             raise worker.died(doing) from error
+        except BlockingIOError as error:
+            raise _late([worker], doing) from error
         if isinstance(message, messages.SetupFailed):
             text = f"Worker {message.rank} could not set up its strategy: {message.summary}"
             failure = worker.error(SetupError, text, remote_traceback=message.traceback)
@@ -207,9 +229,13 @@ class Pool:
             setup = dataclasses.replace(setup, group=self.group.spec)
             fds = [self.group.fd]
         for worker in self.workers:
-            worker.channel.send(setup, fds)
+            try:
+                worker.channel.send(setup, fds)
+            except BlockingIOError as error:
+                raise _late([worker], "starting") from error
         self._expect(messages.Ready, "importing TensorFlow", deadline)
         for worker in self.workers:
+            worker.channel.limit(0)
             worker.is_ready()
 
     # ----------------------------------------------------------------------- talking
@@ -229,12 +255,17 @@ class Pool:
     def send(self, message: messages.Message, blocks: Sequence[Block] = ()) -> None:
         """Sends a message, and the descriptors of shared blocks, to all workers.
 
-        A worker that has gone is not noticed here but by `receive`.
+        Does not wait until they have them: a worker that has gone, or that does not read, is not
+        noticed here but by `receive` and `check_progress`.
+
+        Raises:
+            OSError: This process has no file descriptors left.
         """
+        fds = [block.fd for block in blocks if block.fd is not None]
+        parcel = Parcel(packed(message), fds, len(self._outboxes))
         with self._send_lock:
-            for worker in self.workers:
-                with contextlib.suppress(ChannelClosed):
-                    worker.channel.send(message, [block.fd for block in blocks])
+            for outbox in self._outboxes:
+                outbox.put(parcel)
 
     def receive(self, timeout: float | None = None) -> tuple[int, Any]:
         """Waits for the next message of any worker.
@@ -247,14 +278,23 @@ class Pool:
 
         Raises:
             WorkerDied: A worker has gone. The pool is not usable any more.
-            queue.Empty: The timeout has passed.
+            queue.Empty: Nothing is there, and the timeout has passed since the last message or
+                since `check_progress` was called.
         """
         self._trim_logs()
+        looked_long_ago = timeout is not None and time.monotonic() - self._checked > timeout
+        if looked_long_ago and self._inbox.empty():
+            raise queue.Empty  # of many workers one has always just said something
         rank, message = self._inbox.get(timeout=timeout)
         if isinstance(message, _Gone):
             self.usable = False
             raise self.workers[rank].died("a job ran")
-        self._heard[rank] = self._now()
+        now = self._now()
+        if not isinstance(message, messages.Stalled):
+            self._silence.heard(rank, now)
+        # Progress is not what those wait for who are at a hook, or have ended the job.
+        if not isinstance(message, messages.Progress):
+            self._heard[rank] = now
         return rank, message
 
     def _now(self) -> float:
@@ -273,17 +313,21 @@ class Pool:
             for worker in self.workers:
                 worker.trim_log()
 
-    def check_progress(self, present: Collection[int]) -> None:
+    def check_progress(
+        self, present: Collection[int], reading: Callable[[], Sequence[str]] = tuple
+    ) -> None:
         """Looks whether a worker keeps the others waiting for too long.
 
         Args:
             present: ranks that wait for the others, in the parent's answer.
+            reading: callable, returns the stacks of this process's threads that read data for
+                them.
 
         Raises:
             WorkerStuck: One does.
             WorkerDied: One has ended, and a fork of this process holds its channel open.
         """
-        now = self._now()
+        now, self._checked = self._now(), time.monotonic()
         for worker in self.workers:
             if worker.process.poll() is not None:
                 self.usable = False
@@ -292,6 +336,7 @@ class Pool:
                 self._stopped.pop(worker.rank, None)
             elif now - self._stopped.setdefault(worker.rank, now) > self.stall_seconds:
                 raise self.stuck([worker.rank], "a signal (SIGSTOP) has stopped it")
+        self._report_silence(present, now, reading)
         if not present:
             return
         began = min(self._heard.get(rank, now) for rank in present)
@@ -303,6 +348,32 @@ class Pool:
         ]
         if late:
             raise self.stuck(late, f"the workers {sorted(present)} wait for it")
+
+    def _report_silence(
+        self, present: Collection[int], now: float, reading: Callable[[], Sequence[str]]
+    ) -> None:
+        """Says who has not gone on for long, though nobody waits for it that could tell."""
+        if self._stalled:  # they look at the clock themselves, and say so
+            return
+        late, seconds = self._silence.look(present, now)
+        if not late:
+            return
+        who = ", ".join(f"{rank} ({self.workers[rank].where()})" for rank in late)
+        lines = [
+            f"Worker {who} has done no step and no collective for {seconds:.0f} s, and nobody "
+            "knows whether it will. It may be busy (a compiler, a long step), wait for your data, "
+            "or hang. Training goes on waiting; interrupt it (Ctrl-C) if what follows looks wrong. "
+            f"Set {stalls.STALL_VARIABLE} to hear of it later."
+        ]
+        lines += self._stacks_of_workers()
+        lines += [f"This process reads data for them:\n{stack}" for stack in reading()]
+        logger.warning("%s", "\n\n".join(lines))
+
+    def _stacks_of_workers(self) -> list[str]:
+        return [
+            f"Python stacks of worker {worker.rank}:\n{stack}"
+            for worker, stack in zip(self.workers, stacks(self.workers), strict=True)
+        ]
 
     def note_stalled(self, rank: int, message: messages.Stalled) -> None:
         """Hears that a rank's step does not end; after some looks the others have said so, too.
@@ -340,8 +411,7 @@ class Pool:
             "workers were stopped; the next call starts new ones. Set "
             f"{stalls.STALL_VARIABLE} to wait longer."
         ]
-        for worker, stack in zip(self.workers, stacks(self.workers), strict=True):
-            lines.append(f"Python stacks of worker {worker.rank}:\n{stack}")
+        lines += self._stacks_of_workers()
         return self.workers[ranks[0]].error(WorkerStuck, "\n\n".join(lines))
 
     def explain(self, failure: messages.JobFailed) -> WorkerError | None:
@@ -376,6 +446,8 @@ class Pool:
         """A new job number."""
         self._jobs += 1
         self._stalled.clear()
+        self._checked = time.monotonic()
+        self._silence.begin(range(self.size), self._now())
         return self._jobs
 
     # ----------------------------------------------------------------------- ending
@@ -404,7 +476,13 @@ class Pool:
             if worker.process.poll() is None:
                 worker.process.kill()
         for worker in self.workers:
-            worker.process.wait()
+            worker.wait_killed()
+            worker.channel.shut_down()  # a fork may hold the other end
+        for outbox in self._outboxes:
+            outbox.end()
+        for reader in self._readers:
+            reader.join(END_SECONDS)
+        for worker in self.workers:
             worker.close()
         self._crew.close()
         if self.group is not None:
@@ -438,11 +516,14 @@ def _warn_of_listeners(cluster: Sequence[str]) -> None:
 
 
 def _late(workers: Sequence[Worker], doing: str) -> WorkerError:
-    error: WorkerError = workers[0].error(
-        WorkerError,
+    text = (
         f"Workers {[w.rank for w in workers]} did not finish {doing} within "
-        f"{_start_seconds.get():.0f} s.",
+        f"{_start_seconds.get():.0f} s."
     )
+    stopped = [w.rank for w in workers if w.is_stopped()]
+    if stopped:
+        text += f" A signal (SIGSTOP) has stopped {stopped}."
+    error: WorkerError = workers[0].error(WorkerError, text)
     return error
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf import jobs, messages, replica, stalls, timing
+from nanotf import heartbeat, jobs, messages, replica, stalls, timing
 from nanotf.channel import Channel, ChannelClosed
 from nanotf.collectives import Group
 from nanotf.compat import autograph, keras_callbacks, keras_names, keras_optimizers, keras_share
@@ -62,18 +62,27 @@ class Session:
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
         self.stopwatch = timing.Stopwatch(rank, group)
         self.reader: streams.StreamReader  # of the job that runs
+        heartbeat.Heartbeat(
+            heartbeat.beat_seconds(setup.stall_seconds),
+            self.stopwatch.progress,
+            lambda: self._tell(messages.Progress()),
+        )
         if group is None:
             stopwatch = self.stopwatch
-            stalls.Watch(setup.stall_seconds, lambda: stopwatch.step_since, self._tell_of_stall)
+
+            def tell(began: int) -> None:
+                self._tell(messages.Stalled(began))
+
+            stalls.Watch(setup.stall_seconds, lambda: stopwatch.step_since, tell)
         keras_optimizers.install_in_optimizers(self.share, self.strategy)
         self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
         self._dropped = 0  # bytes of variables of models that are not kept, and may be there
         self._jobs = 0
 
-    def _tell_of_stall(self, began: int) -> None:
+    def _tell(self, message: messages.Message) -> None:
         with contextlib.suppress(ChannelClosed):  # the inbox ends this process
-            self.channel.send(messages.Stalled(began))
+            self.channel.send(message)
 
     def run(
         self,

@@ -129,7 +129,7 @@ def parts_of(span: int, waiting: int, in_calls: int, waited: int) -> tuple[int, 
 
 
 class Stopwatch:
-    """A worker's; used by the thread that runs jobs.
+    """A worker's; used by the thread that runs jobs, `progress` by any.
 
     Args:
         rank: int.
@@ -140,6 +140,7 @@ class Stopwatch:
         self._rank = rank
         self._group = group
         self.step_since: int | None = None  # when the step that runs has begun
+        self._steps = 0  # begun and ended, in all jobs
         self.begin()
 
     def begin(self) -> None:
@@ -202,10 +203,16 @@ class Stopwatch:
         """In this context a step runs; yields its begin."""
         outer, began = self.step_since, now()
         self.step_since = began
+        self._steps += 1
         try:
             yield began
         finally:
+            self._steps += 1
             self.step_since = outer
+
+    def progress(self) -> tuple[int, int]:
+        """Steps and collectives so far: numbers that change as this worker goes on."""
+        return self._steps, 0 if self._group is None else self._group.calls()
 
     @contextlib.contextmanager
     def hook(self) -> Iterator[None]:

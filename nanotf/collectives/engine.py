@@ -81,6 +81,10 @@ class Engine(abc.ABC):
         """Where this rank's time went; `steps_begin` says that an execution of steps begins."""
 
     @abc.abstractmethod
+    def calls(self) -> int:
+        """How many collectives this rank has ended; for any thread."""
+
+    @abc.abstractmethod
     def abort(self, message: str) -> None:
         """Makes every rank's present and future collectives of the group raise `message`."""
 

@@ -283,6 +283,10 @@ class Group:
         """
         return self._engine.times(steps_begin)
 
+    def calls(self) -> int:
+        """How many collectives this rank has ended; for any thread."""
+        return self._engine.calls()
+
     @property
     def stamps(self) -> bool:
         """Whether `stamp` can tell how long steps wait for their data."""

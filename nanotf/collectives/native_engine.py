@@ -158,6 +158,11 @@ class NativeEngine(Engine):
         (self._begin_steps if steps_begin else self._read_times)(self.handle, self._numbers)
         return Times._make(self._numbers[:])
 
+    def calls(self) -> int:
+        numbers = (ctypes.c_int64 * len(Times()))()
+        self._read_times(self.handle, numbers)
+        return Times._make(numbers[:]).calls
+
     def abort(self, message: str) -> None:
         self._library.nanotf_abort(self.handle, message.encode("utf-8", "replace"))
 

@@ -158,6 +158,9 @@ class PythonEngine(Engine):
     def times(self, steps_begin: bool = False) -> Times:
         return self._times
 
+    def calls(self) -> int:
+        return self._times.calls
+
     def add_times(self, calls: int = 0, in_calls: int = 0, waited: int = 0) -> None:
         """Counts a call that has ended, or a wait in one."""
         with self._lock:

@@ -155,6 +155,9 @@ class RayWorker(Worker):
             return "was lost: its node does not answer", None, None
         return super().how_it_ended()
 
+    def wait_killed(self) -> None:
+        self.process.wait()
+
     def close(self) -> None:
         self.channel.close()
         if self._bridge is None:

@@ -26,8 +26,10 @@ import collections
 import dataclasses
 import logging
 import queue
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -327,6 +329,13 @@ class StreamWriter:
         with self._changed:
             since = self._waits_since
         return self._thread.is_alive() and (since is None or time.monotonic() - since < seconds)
+
+    def stack(self) -> str | None:
+        """The thread's Python stack, if it is in the user's data; None if it waits for workers."""
+        with self._changed:
+            waits = self._waits_since is not None
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return None if waits or frame is None else "".join(traceback.format_stack(frame))
 
     def finish(self) -> None:
         """Says that the workers need nothing more, and tells them so."""

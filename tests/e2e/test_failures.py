@@ -25,7 +25,7 @@ from processes import run_script
 from waiting import wait_until
 
 import nanotf
-from nanotf import pool, worker_process
+from nanotf import outbox, pool, worker_process
 from nanotf.errors import NanoError, WorkerDied, WorkerError
 
 pytestmark = pytest.mark.either_generation
@@ -467,17 +467,13 @@ def test_workers_get_messages_in_one_order() -> None:
         def __init__(self) -> None:
             self.sent: list[int] = []
 
-        def send(self, message: Any, fds: Any) -> None:
+        def send_packed(self, data: bytes, fds: Any) -> None:
             time.sleep(0.0001)
-            self.sent.append(message)
+            self.sent.append(pickle.loads(data))
 
-    class Worker:
-        def __init__(self) -> None:
-            self.channel = Channel()
-
-    workers = [Worker() for _ in range(3)]
+    channels: list[Any] = [Channel() for _ in range(3)]
     made = object.__new__(pool.Pool)
-    made._crew = type("Crew", (), {"workers": workers})()
+    made._outboxes = [outbox.Outbox(channel, "nanotf-test", pytest.fail) for channel in channels]
     made._send_lock = threading.Lock()
     threads = [
         threading.Thread(target=lambda n=n: [made.send(100 * n + k) for k in range(100)])  # type: ignore[misc]
@@ -487,7 +483,10 @@ def test_workers_get_messages_in_one_order() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    first, second, third = (worker.channel.sent for worker in workers)
+    wait_until(lambda: all(len(c.sent) == 300 for c in channels), "all is sent")
+    for box in made._outboxes:
+        box.end()
+    first, second, third = (channel.sent for channel in channels)
     assert first == second == third
     assert sorted(first) == list(range(300))
 

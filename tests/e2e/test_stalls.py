@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pathlib
 import signal
 import threading
 import time
@@ -17,8 +18,8 @@ from parity import digits, small_cnn
 from waiting import wait_until
 
 import nanotf
-from nanotf import stalls
-from nanotf.errors import NanoError, WorkerStuck
+from nanotf import pool, stalls, worker_process
+from nanotf.errors import NanoError, WorkerError, WorkerStuck
 from nanotf.pool import Pool
 
 pytestmark = pytest.mark.either_generation
@@ -120,6 +121,93 @@ def test_data_that_take_longer_are_waited_for(kind: str) -> None:
 
     expected = 2.0 * (x[:50].mean() + x[50:].mean())
     assert abs(loop(batches()) - expected) < 1e-4
+
+
+def test_workers_that_hang_by_themselves_are_reported(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for them in a collective, and nobody knows whether they will go on.
+
+    They do when the report is there, and so do the data, which this process reads meanwhile.
+    """
+    told = str(tmp_path / "told")
+
+    def wait_until_told(value: Any) -> Any:
+        while os.environ.get("NANOTF_RANK") and not pathlib.Path(told).exists():
+            time.sleep(0.05)
+        return value
+
+    def loss(y_true: Any, y_pred: Any) -> Any:
+        held = tf.numpy_function(wait_until_told, [y_pred], y_pred.dtype)
+        held.set_shape(y_pred.shape)
+        return tf.reduce_mean(y_pred + 0.0 * held, axis=-1)
+
+    class Tell(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "has done no step" in record.getMessage():
+                pathlib.Path(told).touch()
+
+    x, y = digits(100)
+
+    def slow_batches() -> Iterator[Any]:
+        for _ in range(2):  # Keras looks at so many before training begins
+            yield x[:50], y[:50]
+        while not pathlib.Path(told).exists():
+            time.sleep(0.05)
+        yield x[50:], y[50:]
+
+    model, tell = small_cnn(), Tell()
+    model.compile("sgd", loss)
+    logger = logging.getLogger("nanotf")
+    logger.addHandler(tell)
+    try:
+        with caplog.at_level(logging.WARNING, logger="nanotf"):
+            history = model.fit(slow_batches(), steps_per_epoch=3, verbose=0, num_processes=2)
+    finally:
+        logger.removeHandler(tell)
+    assert history.epoch == [0]
+    (text,) = [r.getMessage() for r in caplog.records if "has done no step" in r.getMessage()]
+    assert text.startswith("Worker 0 (pid ")
+    assert ", 1 (pid " in text.splitlines()[0]
+    for rank in (0, 1):
+        stack = text.split(f"Python stacks of worker {rank}:")[1].split("Python stacks of")[0]
+        assert "in wait_until_told" in stack
+    assert "in slow_batches" in text.split("This process reads data for them:")[1]
+
+
+@pytest.mark.parametrize("phase", ["start", "job"])
+def test_nobody_waits_for_ever_for_a_worker_that_does_not_read(
+    phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is stopped reads no more than fits into the socket."""
+    x, y = digits(100)
+    if phase == "start":
+        nanotf.shutdown()
+        start = worker_process.LocalCrew.start
+
+        def start_and_stop(crew: Any) -> None:
+            start(crew)
+            os.kill(crew.workers[0].process.pid, signal.SIGSTOP)
+
+        monkeypatch.setattr(worker_process.LocalCrew, "start", start_and_stop)
+        text = r"Workers \[0\] did not finish starting within 1 s. A signal .* has stopped \[0\]"
+        with pool.starting_within(1.0), pytest.raises(WorkerError, match=text):
+            small_cnn().fit(x, y, **FIT)
+    else:
+        small_cnn().fit(x, y, **FIT)
+        os.kill(nanotf.worker_pids()[1], signal.SIGSTOP)
+        big = tf.constant(0.0, shape=(2**20,))
+
+        def loss(y_true: Any, y_pred: Any) -> Any:
+            return tf.reduce_mean(y_pred, axis=-1) + 0.0 * tf.reduce_sum(big)
+
+        model = small_cnn()
+        model.compile("sgd", loss)
+        with pytest.raises(WorkerStuck, match="Worker 1 "):
+            model.fit(x, y, **FIT)
+    assert nanotf.worker_pids() == ()
+    monkeypatch.undo()
+    assert len(small_cnn().fit(x, y, **FIT).epoch) == 3
 
 
 class _Stop(tf.keras.callbacks.Callback):

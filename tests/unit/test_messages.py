@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from nanotf import messages
-from nanotf.channel import Channel, ChannelClosed
+from nanotf.channel import Channel, ChannelClosed, packed
+from nanotf.outbox import Outbox, Parcel
 
 KINDS = sorted(
     (
@@ -99,6 +100,65 @@ def test_closed_end_is_told(ends: tuple[Channel, Channel]) -> None:
     with pytest.raises(ChannelClosed):
         for _ in range(1000):
             parent.send(messages.Job(1, b"x" * 4096))
+
+
+def test_an_end_that_does_nothing_is_not_waited_for(ends: tuple[Channel, Channel]) -> None:
+    parent, worker = ends
+    parent.limit(0.05)
+    with pytest.raises(BlockingIOError):
+        parent.receive()
+    with pytest.raises(BlockingIOError):
+        parent.send(messages.Job(1, b"x" * 10**7))
+    parent.limit(0)
+    threading.Timer(0.2, worker.send, [messages.Ready(3)]).start()
+    assert parent.receive() == messages.Ready(3)
+
+
+def test_who_waits_goes_on_when_a_channel_is_shut_down(ends: tuple[Channel, Channel]) -> None:
+    parent, _ = ends
+    ended: list[str] = []
+
+    def receive() -> None:
+        with pytest.raises(ChannelClosed):
+            parent.receive()
+        ended.append("receive")
+
+    def send() -> None:
+        with pytest.raises(ChannelClosed):
+            parent.send(messages.Job(1, b"x" * 10**7))
+        ended.append("send")
+
+    threads = [threading.Thread(target=receive), threading.Thread(target=send)]
+    for thread in threads:
+        thread.start()
+    parent.shut_down()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(ended) == ["receive", "send"]
+
+
+def test_an_outbox_waits_in_place_of_who_sends(ends: tuple[Channel, Channel]) -> None:
+    """Messages to a worker that reads nothing; their descriptors are closed, come what may."""
+    parent, worker = ends
+    failures: list[BaseException] = []
+    outbox = Outbox(parent, "nanotf-test", failures.append)
+    reader, writer = os.pipe()
+    big = packed(messages.Job(1, b"x" * 10**7, (1,)))
+    parcels = [Parcel(big, [writer], 1) for _ in range(3)]
+    os.close(writer)
+    for parcel in parcels:
+        outbox.put(parcel)
+    assert len(worker.receive().body) == 10**7
+    for fd in worker.receive_fds(1):
+        os.close(fd)
+    parent.shut_down()
+    outbox.end()
+    late = Parcel(b"", [reader], 1)
+    outbox.put(late)
+    assert [parcel.fds for parcel in [*parcels, late]] == [[]] * 4
+    assert os.read(reader, 1) == b"", "nobody holds the other end"
+    os.close(reader)
+    assert failures == []
 
 
 @pytest.mark.parametrize("key", [b"the same", b"another"])

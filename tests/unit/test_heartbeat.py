@@ -1,0 +1,55 @@
+"""Who says that workers do not go on, and when."""
+
+from __future__ import annotations
+
+import threading
+
+from nanotf.heartbeat import MARGIN_SECONDS, Heartbeat, Silence, beat_seconds
+
+
+def test_silence_is_told_again_after_twice_the_time() -> None:
+    silence = Silence(100.0)
+    first = 100.0 + MARGIN_SECONDS
+    silence.begin(range(2), 0.0)
+    assert silence.look((), first) == ([], 0.0)
+    assert silence.look((), first + 1) == ([0, 1], first + 1)
+    assert silence.look((), 2 * first) == ([], 0.0)
+    assert silence.look((), 2 * first + 3) == ([0, 1], 2 * first + 3)
+    silence.heard(0, 3 * first)
+    assert silence.look((), 4 * first) == ([], 0.0)
+    assert silence.look((), 4 * first + 7) == ([0, 1], 4 * first + 7)
+
+
+def test_only_those_are_named_that_do_not_go_on() -> None:
+    silence = Silence(100.0)
+    silence.begin(range(3), 0.0)
+    for now in range(0, 400, 10):
+        silence.heard(1, float(now))
+        late, _ = silence.look([2], float(now))  # waits for the parent
+        assert late in ([], [0])
+    assert silence.look((), 410.0) == ([], 0.0), "rank 2 has until now waited for the parent"
+
+
+def test_a_job_begins_anew() -> None:
+    silence = Silence(100.0)
+    silence.begin(range(2), 0.0)
+    assert silence.look((), 1000.0)[0] == [0, 1]
+    silence.begin(range(2), 1000.0)
+    assert silence.look((), 1001.0 + MARGIN_SECONDS) == ([], 0.0)
+    assert silence.look((), 1101.0 + MARGIN_SECONDS)[0] == [0, 1]
+
+
+def test_a_heart_beats_while_something_changes() -> None:
+    numbers = iter(range(3))
+    beats = threading.Semaphore(0)
+    known = [0]
+
+    def progress() -> int:
+        known[0] = next(numbers, known[0])
+        return known[0]
+
+    Heartbeat(0.001, progress, beats.release)
+    assert all(beats.acquire(timeout=10) for _ in range(2))
+    assert not beats.acquire(timeout=0.05)
+    assert beat_seconds(600.0) < beat_seconds(1e9) * 1.01
+    assert beat_seconds(4.0) == 1.0
