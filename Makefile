@@ -69,7 +69,9 @@ clean:
 	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Some 20 minutes; prints a table. NANOTF_SOAK_SEED=n repeats the moments of a run.
+# Some 30 minutes; prints a table. NANOTF_SOAK_SEED=n repeats the moments of a run;
+# NANOTF_SOAK_KILLS=n and NANOTF_SOAK_ROUNDS=n make it shorter or longer. Faults have to be noticed in
+# the promised time; on a machine that others use, NANOTF_SOAK_SLACK=5 allows five times that.
 .PHONY: soak
 soak: $(STAMP)
 	$(BIN)/python -m pytest tests/soak -m 'slow or not slow' -s $(ARGS)

@@ -1,14 +1,16 @@
-"""Load and faults, many times over: what `make soak` and a quick test run.
+"""Workers that are killed at random moments: what `make soak` and a quick test run.
 
-A run of `kill_once` trains a small model on two workers and kills one of them at a random moment
-of a phase. It has to end as promised: with `WorkerDied`, or with a restart and the whole history;
-and nothing may stay behind.
+A run makes a call on two workers and kills one of them somewhere in a phase of it. It has to end
+as promised: with `WorkerDied`, and the model in the state that was promised, or with a restart and
+the result of an undisturbed run; in time; and nothing may stay behind. An undisturbed run of every
+case comes first: it says what is right, and how long the phase is that the moment is drawn from.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import pathlib
 import random
@@ -16,7 +18,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,21 +26,28 @@ import psutil
 import tensorflow as tf
 
 import nanotf
+from nanotf import warm
 from nanotf.errors import WorkerDied, WorkerError
-from nanotf.keras import Sequential
+from nanotf.keras import Sequential, nano, nano_multiprocessing
 
 EPOCHS = 3
+KILLED_EPOCH = 1  # where the phases of training are
+TOLERANCE = 1e-10  # relative, in float64
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM)
-
-# Phase -> the longest time in seconds from its begin to the signal; some signals come too late.
-PHASES = {
-    "start": 4.0,
-    "transfer": 0.5,
-    "training": 0.3,
-    "validation": 0.1,
-    "checkpoint": 0.1,
-    "shutdown": 0.05,
-}
+PROMISED_SECONDS = 2.0  # from a worker's death to the error, or to the restart
+LEFT_SECONDS = 10.0  # for threads and processes that are ending
+PHASES = (
+    "start",
+    "transfer",
+    "training",
+    "validation",
+    "checkpoint",
+    "training of @nano",
+    "checkpoint of @nano",
+    "evaluate",
+    "predict",
+    "shutdown",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +56,10 @@ class Outcome:
 
     Args:
         phase: str, one of `PHASES`.
-        result: str, "raised", "restarted", "finished" (the signal came too late, or hit a pool
-            that was ending) or what went wrong.
-        seconds: float or None, from the signal to the exception, where one was raised.
-        left: what stayed behind: processes, files.
+        result: str, "raised", "restarted", "ended" (a shutdown), "too late" (the worker had done
+            its work) or what went wrong.
+        seconds: float or None, from the signal to the exception, the restart or the end.
+        left: what stayed behind: processes, threads, files.
     """
 
     phase: str
@@ -58,27 +67,94 @@ class Outcome:
     seconds: float | None
     left: tuple[str, ...]
 
-    @property
-    def is_as_promised(self) -> bool:
-        """Whether this may happen."""
-        return self.result in ("raised", "restarted", "finished") and not self.left
+    def is_as_promised(self, seconds: float | None = None) -> bool:
+        """Whether this may happen, and happened within so many seconds, where that counts."""
+        in_time = seconds is None or self.seconds is None or self.seconds <= seconds
+        right = self.result in ("raised", "restarted", "ended", "too late")
+        return right and in_time and not self.left
 
 
-def _rows(count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    rows = np.random.default_rng(3).random((count, width), np.float32)
-    return rows, rows[:, :1]
+class _Killer:
+    """Sends a signal to a worker some time after `begin`, unless `stop` comes first.
+
+    Args:
+        number: int, the signal; 0 for an undisturbed run, whose phase is timed.
+        rank: int.
+        part: float, where in the phase.
+        seconds: float, how long the phase is.
+        marker: path of a file; a worker that makes it begins the phase, too.
+    """
+
+    def __init__(
+        self, number: int, rank: int, part: float, seconds: float, marker: pathlib.Path
+    ) -> None:
+        self.sent_at: float | None = None
+        self.seconds = 0.0  # of the phase, if it has ended
+        self.marker = marker
+        self._number, self._rank, self._delay = number, rank, part * seconds
+        self._begun_at = 0.0
+        self._begun, self._ended = threading.Event(), threading.Event()
+        self.process: Any = None  # that was hit
+        self._thread = threading.Thread(target=self._run, name="nanotf-soak-killer")
+        self._thread.start()
+
+    def begin(self) -> None:
+        """The phase begins."""
+        if not self._begun.is_set():
+            self._begun_at = time.monotonic()
+            self._begun.set()
+
+    def end(self) -> None:
+        """The phase has ended."""
+        if self._begun.is_set() and not self.seconds:
+            self.seconds = time.monotonic() - self._begun_at
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def was_killed(self) -> bool:
+        """Whether the signal has ended the worker, and not its own end before."""
+        if self.process is None:
+            return False
+        with contextlib.suppress(Exception):
+            self.process.wait(LEFT_SECONDS)
+        code = getattr(self.process, "returncode", -self._number)
+        return bool(code == -self._number)
+
+    def _run(self) -> None:
+        while not self._begun.wait(0.001):
+            if self.marker.exists():
+                self.begin()
+            if self._ended.is_set():
+                return
+        if not self._number:
+            while not self._ended.wait(0.001) and not self.seconds:
+                if self.marker.with_suffix(".end").exists():
+                    self.end()
+            return
+        if self._ended.wait(self._delay):
+            return
+        while not self._ended.is_set() and not self._kill():
+            time.sleep(0.001)  # that worker has not been started yet
+
+    def _kill(self) -> bool:
+        pool = warm._pool
+        if pool is not None:  # at once: a shutdown takes milliseconds
+            self.process = pool.workers[self._rank].process
+        else:
+            self.process = next(iter(sorted(_workers(), key=_pid)[self._rank :]), None)
+        if self.process is None:
+            return False
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            # Before, since the parent may notice before this thread goes on.
+            self.sent_at = time.monotonic()
+            self.process.send_signal(self._number)
+        return True
 
 
-def _model(width: int) -> Any:
-    model = Sequential(
-        [
-            tf.keras.layers.Input((width,)),
-            tf.keras.layers.Dense(32, activation="relu"),
-            tf.keras.layers.Dense(1),
-        ]
-    )
-    model.compile("adam", "mse")
-    return model
+def _pid(process: psutil.Process) -> int:
+    return int(process.pid)
 
 
 def _workers() -> list[psutil.Process]:
@@ -91,100 +167,270 @@ def _workers() -> list[psutil.Process]:
     return found
 
 
-class _Killer:
-    """Sends a signal to a worker some time after `begin`, unless `stop` comes first."""
-
-    def __init__(self, number: int, rank: int, delay: float) -> None:
-        self.sent_at: float | None = None
-        self._number, self._rank, self._delay = number, rank, delay
-        self._begun, self._ended = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="nanotf-soak-killer")
-        self._thread.start()
-
-    def begin(self) -> None:
-        self._begun.set()
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._begun.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        self._begun.wait()
-        if self._ended.wait(self._delay):
-            return
-        workers = sorted(_workers(), key=lambda worker: worker.pid)[self._rank :][:1]
-        for worker in workers:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                # Before, since the parent may notice before this thread goes on.
-                self.sent_at = time.monotonic()
-                worker.send_signal(self._number)
+# ------------------------------------------------------------------------------------ calls
+def rows(count: int, width: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets, always the same."""
+    made = np.random.default_rng(3).random((count, width))
+    return made, made[:, :1]
 
 
-def _callbacks(phase: str, killer: _Killer, directory: str) -> list[Any]:
-    class Begin(tf.keras.callbacks.Callback):
-        epoch = -1
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self.epoch = epoch
-            if phase == "training" and epoch == 1:
-                killer.begin()
-
-        def on_test_begin(self, logs: Any = None) -> None:
-            if phase == "validation" and self.epoch == 1:
-                killer.begin()
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            if phase == "checkpoint" and epoch == 1:
-                killer.begin()
-
-    path = str(pathlib.Path(directory) / "model.keras")
-    return [Begin(), tf.keras.callbacks.ModelCheckpoint(path)]
+def small_model(dtype: str = "float64") -> Any:
+    """A model whose start depends on the seed alone."""
+    tf.keras.utils.set_random_seed(7)
+    layers = tf.keras.layers
+    model = Sequential(
+        [
+            layers.Input((64,), dtype=dtype),
+            layers.Dense(32, activation="relu", dtype=dtype),
+            layers.Dense(1, dtype=dtype),
+        ]
+    )
+    model.compile("adam", "mse")
+    return model
 
 
-def kill_once(phase: str, dice: random.Random) -> Outcome:
-    """One run: trains, kills, and says how that ended."""
-    x, y = _rows(200_000 if phase == "transfer" else 400, 64)
+class _Call:
+    """One call on two workers.
+
+    Args:
+        phase: str, that in which the killer is to begin.
+        killer: `_Killer`.
+        directory: path, for what the call writes.
+        restarts: int, how many it may make.
+    """
+
+    def __init__(self, phase: str, killer: _Killer, directory: pathlib.Path, restarts: int) -> None:
+        self.phase, self.killer = phase, killer
+        self.directory, self.restarts = directory, restarts
+        self.model = small_model()
+        self.states = [self.model.get_weights()]  # after each epoch, where the call has any
+        self.complete = 0  # epochs whose state a failure must leave
+
+    def run(self) -> list[Any]:
+        """Makes the call; returns what a restart must not change."""
+        raise NotImplementedError
+
+
+class _Fit(_Call):
+    def run(self) -> list[Any]:
+        x, y = rows(100_000 if self.phase == "transfer" else 400)
+        if self.phase in ("start", "transfer"):
+            self.killer.begin()
+        history = self.model.fit(
+            x,
+            y,
+            batch_size=len(x) // 8,
+            epochs=EPOCHS,
+            verbose=0,
+            validation_data=(x[:200], y[:200]),
+            callbacks=self._callbacks(),
+            num_processes=2,
+            max_restarts=self.restarts,
+        )
+        assert history.epoch == list(range(EPOCHS)), f"a history of epochs {history.epoch}"
+        return [*self.model.get_weights(), np.array(history.history["val_loss"])]
+
+    def _callbacks(self) -> list[Any]:
+        call, killer = self, self.killer
+        checkpoint = tf.keras.callbacks.ModelCheckpoint(str(self.directory / "model.keras"))
+
+        def at(phase: str, epoch: int, act: Callable[[], None]) -> None:
+            if (phase, epoch) == (call.phase, KILLED_EPOCH):
+                act()
+
+        class First(tf.keras.callbacks.Callback):
+            epoch = 0
+
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                self.epoch = epoch
+                if call.phase in ("start", "transfer"):
+                    killer.end()
+                at("training", epoch, killer.begin)
+
+            def on_test_begin(self, logs: Any = None) -> None:
+                call.complete = self.epoch + 1
+                at("training", self.epoch, killer.end)
+                at("validation", self.epoch, killer.begin)
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                call.complete = epoch + 1
+                call.states.append(self.model.get_weights())
+                at("validation", epoch, killer.end)
+                at("checkpoint", epoch, killer.begin)
+
+        class Last(tf.keras.callbacks.Callback):
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                at("checkpoint", epoch, killer.end)
+
+        return [First(), checkpoint, Last()]
+
+
+class _Loop(_Call):
+    """A `@nano` call that saves after each epoch. Its workers begin and end the phase."""
+
+    def run(self) -> list[Any]:
+        model, optimizer = self.model, tf.keras.optimizers.Adam()
+        epoch = tf.Variable(0)
+        data = tf.data.Dataset.from_tensor_slices(rows(400)).shuffle(400, seed=5).batch(50)
+        saved = tf.train.Checkpoint(model=model, optimizer=optimizer, epoch=epoch)
+        manager = nanotf.CheckpointManager(saved, self.directory / "saved", max_to_keep=2)
+        begin = str(self.killer.marker)
+        end = str(self.killer.marker.with_suffix(".end"))
+        in_save = self.phase.startswith("checkpoint")
+
+        @nano_multiprocessing
+        @tf.function
+        def step(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        @nano(num_processes=2, max_restarts=self.restarts)
+        def loop(batches: Any) -> None:
+            manager.restore_or_initialize()
+            for number in range(int(epoch.numpy()), EPOCHS):
+                chosen = number == KILLED_EPOCH and nanotf.rank() == 0
+                if chosen and not in_save:
+                    pathlib.Path(begin).touch()
+                for x, y in batches:
+                    step(x, y)
+                if chosen:
+                    pathlib.Path(begin if in_save else end).touch()
+                epoch.assign(number + 1)
+                manager.save()
+                if chosen and in_save:
+                    pathlib.Path(end).touch()
+
+        loop(data)
+        assert int(epoch.numpy()) == EPOCHS, f"{int(epoch.numpy())} epochs"
+        return list(model.get_weights())
+
+
+class _Pass(_Call):
+    """`evaluate` or `predict`."""
+
+    def run(self) -> list[Any]:
+        x, y = rows(20_000)
+        options: dict[str, Any] = {"batch_size": 50, "verbose": 0, "num_processes": 2}
+        self.killer.begin()
+        if self.phase == "evaluate":
+            result = self.model.evaluate(x, y, **options)
+        else:
+            result = self.model.predict(x, **options)
+        self.killer.end()
+        return [np.asarray(result)]
+
+
+class _Shutdown(_Call):
+    def run(self) -> list[Any]:
+        self.killer.begin()
+        nanotf.shutdown()
+        self.killer.end()
+        return []
+
+
+def _call_of(phase: str) -> type[_Call]:
+    if "@nano" in phase:
+        return _Loop
+    return {"evaluate": _Pass, "predict": _Pass, "shutdown": _Shutdown}.get(phase, _Fit)
+
+
+# ------------------------------------------------------------------------------------- runs
+@dataclasses.dataclass(frozen=True)
+class _Undisturbed:
+    """What is right, and how long the phase is in seconds."""
+
+    result: list[Any]
+    states: list[Any]
+    seconds: float
+
+
+def _same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
+    return len(found) == len(expected) and all(
+        np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def _make_ready(phase: str) -> None:
+    """A warm pool, so that the phase is where the signal hits; none where that is its start."""
     if phase == "start":
         nanotf.shutdown()
-    elif not nanotf.worker_pids():  # a warm pool, so that the phase is where the signal hits
-        small, target = _rows(100, 64)
-        _model(64).fit(small, target, batch_size=50, verbose=0, num_processes=2)
-    files = _files()
-    restarts = dice.choice((0, 1))
-    killer = _Killer(dice.choice(SIGNALS), dice.randrange(2), dice.uniform(0.0, PHASES[phase]))
-    seconds = None
-    with tempfile.TemporaryDirectory() as directory:
+    elif not nanotf.worker_pids():
+        x, y = rows(100)
+        small_model().fit(x, y, batch_size=50, verbose=0, num_processes=2)
+
+
+def _undisturbed(phase: str) -> _Undisturbed:
+    _make_ready(phase)
+    with tempfile.TemporaryDirectory() as name:
+        directory = pathlib.Path(name)
+        killer = _Killer(0, 0, 0.0, 0.0, directory / "begun")
         try:
-            if phase in ("start", "transfer"):
-                killer.begin()
-            history = _model(64).fit(
-                x,
-                y,
-                batch_size=len(x) // 8,
-                epochs=EPOCHS,
-                verbose=0,
-                validation_data=(x[:200], y[:200]),
-                callbacks=_callbacks(phase, killer, directory),
-                num_processes=2,
-                max_restarts=restarts,
-            )
-            if phase == "shutdown":
-                killer.begin()
-                nanotf.shutdown()
-            restarted = killer.sent_at is not None and phase not in ("shutdown",)
-            result = "restarted" if restarted and restarts else "finished"
-            if history.epoch != list(range(EPOCHS)):
-                result = f"a history of epochs {history.epoch}"
-        except WorkerDied:
-            now = time.monotonic()
-            seconds = None if killer.sent_at is None else now - killer.sent_at
-            result = "raised" if killer.sent_at is not None else "raised without a signal"
-        except WorkerError as error:
+            call = _call_of(phase)(phase, killer, directory, 0)
+            result = call.run()
+        finally:
+            killer.stop()
+    assert killer.seconds > 0.0, f"{phase} has no begin or no end"
+    return _Undisturbed(result, call.states, killer.seconds)
+
+
+@contextlib.contextmanager
+def _noting_restarts() -> Iterator[list[float]]:
+    """Yields the times at which restarts are announced in this context."""
+    times: list[float] = []
+
+    class Note(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "restart 1 of" in record.getMessage():
+                times.append(time.monotonic())
+
+    logger, note = logging.getLogger("nanotf"), Note()
+    logger.addHandler(note)
+    try:
+        yield times
+    finally:
+        logger.removeHandler(note)
+
+
+def kill_once(phase: str, dice: random.Random, right: _Undisturbed) -> Outcome:
+    """One run: makes the call, kills, and says how that ended."""
+    _make_ready(phase)
+    files = _files()
+    restarts = dice.choice((0, 1)) if _call_of(phase) in (_Fit, _Loop) else 0
+    number, rank, part = dice.choice(SIGNALS), dice.randrange(2), dice.random()
+    if phase == "shutdown":  # most of it is the kernel's, which takes the worker's memory apart
+        part **= 4
+    with tempfile.TemporaryDirectory() as name, _noting_restarts() as restarted:
+        directory = pathlib.Path(name)
+        killer = _Killer(number, rank, part, right.seconds, directory / "begun")
+        call = _call_of(phase)(phase, killer, directory, restarts)
+        try:
+            found = call.run()
+            ended = time.monotonic()
+            result = "restarted" if restarted else "too late"
+            if phase == "shutdown" and killer.was_killed():
+                result = "ended"
+            if not _same(found, right.result):
+                result = f"{result}, with another result than undisturbed"
+        except WorkerDied as error:
+            ended = time.monotonic()
+            result = "raised"
+            if killer.sent_at is None:
+                result = f"raised without a signal: {error}"
+            elif not _same(call.model.get_weights(), right.states[call.complete]):
+                result = f"raised, without the state after {call.complete} epochs"
+        except (WorkerError, AssertionError) as error:
+            ended = time.monotonic()
             result = f"{type(error).__name__}: {str(error)[:300]}"
         finally:
             killer.stop()
-    return Outcome(phase, result, seconds, tuple(_left(files)))
+    seconds = None
+    if killer.sent_at is not None and result != "too late":
+        seconds = (restarted[0] if restarted else ended) - killer.sent_at
+    return Outcome(phase, result, seconds, _left(files))
 
 
 def _files() -> set[str]:
@@ -195,67 +441,56 @@ def _files() -> set[str]:
     return {name for name in found if "nanotf" in name}
 
 
-def _left(files: set[str]) -> Iterator[str]:
+def _left(files: set[str]) -> tuple[str, ...]:
+    deadline = time.monotonic() + LEFT_SECONDS
+    while (found := [*_left_now(files)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return tuple(found)
+
+
+def _left_now(files: set[str]) -> Iterator[str]:
     pool = set(nanotf.worker_pids())
     for worker in _workers():
         if worker.pid not in pool:
             yield f"process {worker.pid}"
+    for thread in threading.enumerate():
+        # One thread starts all workers of this process, and never ends.
+        if thread.name.startswith("nanotf-") and thread.name != "nanotf-starter" and not pool:
+            yield f"thread {thread.name}"
     yield from sorted(_files() - files)
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """The outcomes by phase, as text."""
+def kills(count: int, seed: int, phases: Sequence[str] = PHASES) -> list[Outcome]:
+    """`count` runs, the phases in turn, with moments that `seed` chooses; says how each ended."""
+    dice = random.Random(seed)
+    right = {phase: _undisturbed(phase) for phase in phases[:count]}
+    outcomes = []
+    for number in range(count):
+        phase = phases[number % len(phases)]
+        outcomes.append(kill_once(phase, dice, right[phase]))
+        print(f"{number + 1}: {outcomes[-1]}", flush=True)
+    return outcomes
+
+
+def table(outcomes: Sequence[Outcome], seconds: float | None = None) -> str:
+    """The outcomes by phase, as text; `seconds` as in `Outcome.is_as_promised`."""
     lines = [
-        f"{'fault':<22}{'runs':>5}{'raised':>8}{'restarted':>11}{'too late':>10}"
+        f"{'fault':<30}{'runs':>5}{'raised':>8}{'restarted':>11}{'ended':>7}{'too late':>10}"
         f"{'detected within':>17}{'left behind':>13}{'wrong':>7}"
     ]
     for phase in dict.fromkeys(outcome.phase for outcome in outcomes):
         runs = [outcome for outcome in outcomes if outcome.phase == phase]
-        counts = [sum(o.result == r for o in runs) for r in ("raised", "restarted", "finished")]
+        kinds = ("raised", "restarted", "ended", "too late")
+        counts = [sum(o.result == kind for o in runs) for kind in kinds]
         times = [o.seconds for o in runs if o.seconds is not None]
         within = f"{max(times):.2f} s" if times else "-"
-        left, wrong = sum(len(o.left) for o in runs), sum(not o.is_as_promised for o in runs)
+        left = sum(len(o.left) for o in runs)
+        wrong = sum(not o.is_as_promised(seconds) for o in runs)
         lines.append(
-            f"{'killed in ' + phase:<22}{len(runs):>5}{counts[0]:>8}{counts[1]:>11}{counts[2]:>10}"
-            f"{within:>17}{left:>13}{wrong:>7}"
+            f"{'killed in ' + phase:<30}{len(runs):>5}{counts[0]:>8}{counts[1]:>11}{counts[2]:>7}"
+            f"{counts[3]:>10}{within:>17}{left:>13}{wrong:>7}"
         )
     return "\n".join(lines)
-
-
-@dataclasses.dataclass(frozen=True)
-class Footprint:
-    """What the processes of a pool hold: memory in bytes and file descriptors, by process."""
-
-    memory: tuple[int, ...]
-    descriptors: tuple[int, ...]
-
-    @classmethod
-    def now(cls) -> Footprint:
-        """The workers' memory of their own; the descriptors of workers and parent."""
-        workers = [psutil.Process(pid) for pid in nanotf.worker_pids()]
-        return cls(
-            tuple(worker.memory_full_info().uss for worker in workers),
-            tuple(process.num_fds() for process in [*workers, psutil.Process()]),
-        )
-
-
-def warm_jobs(rounds: int) -> list[Footprint]:
-    """Runs a `fit`, an `evaluate` and a `predict` per round; returns what was held after each."""
-    x, y = _rows(4000, 64)
-    model = _model(64)
-    footprints = []
-    for _ in range(rounds):
-        model.fit(x, y, batch_size=400, verbose=0, num_processes=2)
-        model.evaluate(x, y, batch_size=400, verbose=0, num_processes=2)
-        model.predict(x, batch_size=400, verbose=0, num_processes=2)
-        footprints.append(Footprint.now())
-    return footprints
-
-
-def kills(count: int, seed: int, phases: Sequence[str] = tuple(PHASES)) -> list[Outcome]:
-    """`count` runs, the phases in turn, with moments that `seed` chooses."""
-    dice = random.Random(seed)
-    return [kill_once(phases[number % len(phases)], dice) for number in range(count)]
 
 
 def seed_of_today() -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import pytest
-from faults import Footprint, Outcome, kills, seed_of_today, table, warm_jobs
+from faults import PROMISED_SECONDS, Outcome, kills, seed_of_today, table
+from load import Footprint, warm_jobs
 
 import nanotf
 
@@ -34,10 +36,15 @@ def _assert_flat(footprints: Sequence[Footprint]) -> None:
         assert now <= then, f"descriptors grew from at most {most} to at least {least}"
 
 
-def _assert_as_promised(outcomes: Sequence[Outcome]) -> None:
-    wrong = [outcome for outcome in outcomes if not outcome.is_as_promised]
+def _assert_as_promised(outcomes: Sequence[Outcome], seconds: float | None = None) -> None:
+    wrong = [outcome for outcome in outcomes if not outcome.is_as_promised(seconds)]
     assert not wrong, "\n".join(map(str, wrong))
     assert any(outcome.result in ("raised", "restarted") for outcome in outcomes)
+
+
+def _number(name: str, default: int) -> int:
+    """How many, from the environment; fewer for a machine that has others at work."""
+    return int(os.environ.get(name, default))
 
 
 def test_a_few_warm_jobs() -> None:
@@ -45,22 +52,26 @@ def test_a_few_warm_jobs() -> None:
 
 
 def test_a_few_kills() -> None:
-    _assert_as_promised(kills(3, seed=1, phases=("training", "transfer", "validation")))
+    phases = ("training", "transfer", "validation", "training of @nano", "predict")
+    _assert_as_promised(kills(5, seed=1, phases=phases))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_two_hundred_warm_jobs() -> None:
-    footprints = warm_jobs(200)
-    for rounds in (1, 10, 100, 200):
-        print(f"\nafter {rounds} rounds: {footprints[rounds - 1]}")
+    footprints = warm_jobs(_number("NANOTF_SOAK_ROUNDS", 200))
+    for rounds in sorted({1, 10, 100, len(footprints)}):
+        if rounds <= len(footprints):
+            print(f"\nafter {rounds} rounds: {footprints[rounds - 1]}")
     _assert_flat(footprints)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_hundred_kills() -> None:
+    """Each within the promised time; NANOTF_SOAK_SLACK times that where others are at work."""
     seed = seed_of_today()
-    outcomes = kills(100, seed)
-    print(f"\nNANOTF_SOAK_SEED={seed}\n{table(outcomes)}")
-    _assert_as_promised(outcomes)
+    seconds = PROMISED_SECONDS * float(os.environ.get("NANOTF_SOAK_SLACK", "1"))
+    outcomes = kills(_number("NANOTF_SOAK_KILLS", 100), seed)
+    print(f"\nNANOTF_SOAK_SEED={seed}, at most {seconds:g} s\n{table(outcomes, seconds)}")
+    _assert_as_promised(outcomes, seconds)

@@ -1,0 +1,59 @@
+"""Many jobs in a row on one warm pool, and what its processes hold after each."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import psutil
+import tensorflow as tf
+from faults import rows, small_model
+
+import nanotf
+from nanotf.keras import nano, nano_multiprocessing
+
+
+@dataclasses.dataclass(frozen=True)
+class Footprint:
+    """What the processes of a pool hold: memory in bytes and file descriptors, by process."""
+
+    memory: tuple[int, ...]
+    descriptors: tuple[int, ...]
+
+    @classmethod
+    def now(cls) -> Footprint:
+        """The workers' memory of their own; the descriptors of workers and parent."""
+        workers = [psutil.Process(pid) for pid in nanotf.worker_pids()]
+        return cls(
+            tuple(worker.memory_full_info().uss for worker in workers),
+            tuple(process.num_fds() for process in [*workers, psutil.Process()]),
+        )
+
+
+def warm_jobs(rounds: int) -> list[Footprint]:
+    """Runs a `fit`, an `evaluate`, a `predict` and a `@nano` call per round.
+
+    Returns what was held after each round.
+    """
+    x, y = (array.astype(np.float32) for array in rows(4000))
+    model = small_model("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(400)
+
+    @nano_multiprocessing
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        return tf.reduce_mean(tf.square(model(x) - y))
+
+    @nano(num_processes=2)
+    def loop(batches: Any) -> float:
+        return sum(float(step(x, y)) for x, y in batches)
+
+    footprints = []
+    for _ in range(rounds):
+        model.fit(x, y, batch_size=400, verbose=0, num_processes=2)
+        model.evaluate(x, y, batch_size=400, verbose=0, num_processes=2)
+        model.predict(x, batch_size=400, verbose=0, num_processes=2)
+        loop(data)
+        footprints.append(Footprint.now())
+    return footprints
