@@ -8,7 +8,7 @@ Every wait has somebody who notices:
 | a rank, in a step with transport "grpc", whose collectives wait for ever | the rank's `Watch` |
 | the parent, for the rest of the ranks at a hook or at the end of a job | `Pool.check_progress` |
 | anybody, for a process that a signal has stopped | `Pool.check_progress` |
-| nobody: a rank is busy, or waits, by itself | `Pool.check_progress`, which warns; see `heartbeat` |
+| nobody: a rank is busy, or hangs, by itself | `Pool.check_progress` warns; see `heartbeat` |
 | the parent, for a rank to read | nobody has to: threads write, see `outbox` |
 
 The time is the same for all, NANOTF_STALL_SECONDS. It may not be short: ranks wait for each

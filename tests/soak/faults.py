@@ -461,7 +461,7 @@ def _left_now(files: set[str]) -> Iterator[str]:
 
 
 def kills(count: int, seed: int, phases: Sequence[str] = PHASES) -> list[Outcome]:
-    """`count` runs, the phases in turn, with moments that `seed` chooses; says how each ended."""
+    """Makes `count` runs, the phases in turn, with moments that `seed` chooses; prints each end."""
     dice = random.Random(seed)
     right = {phase: _undisturbed(phase) for phase in phases[:count]}
     outcomes = []
