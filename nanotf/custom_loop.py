@@ -33,7 +33,7 @@ from nanotf import (
     timing,
     warm,
 )
-from nanotf.compat import keras_names, pipelines
+from nanotf.compat import keras_compiled, keras_names, pipelines
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
     CollectiveError,
@@ -365,7 +365,7 @@ class _LoopCall(calls.Call):
         assert self.returned is not None
         message, block = self.returned.message, self.returned.block
         roots = self.manifest.roots
-        built: jobs.Built = load_result(message.built, block, ())
+        built: jobs.Built = load_result(message.built, block, roots)
         self.build(built)
         random_states.put(built.random_states)
         value = load_result(message.value, block, roots)
@@ -375,8 +375,11 @@ class _LoopCall(calls.Call):
     def build(self, built: jobs.Built) -> None:
         """Builds what the workers have built, and gives it its values."""
         roots = self.manifest.roots
-        for index, config in built.models.items():
-            models.build_as(roots[index], config)
+        for index, config in built.layers.items():
+            if not roots[index].built or not roots[index].variables:
+                models.build_as(roots[index], config)
+        for index, state in built.compiled.items():
+            keras_compiled.set_built_state(roots[index], state)
         objects.build_optimizers(roots, built.optimizers)
         for index, values in built.values.items():
             variables = objects.variables_of(roots[index])

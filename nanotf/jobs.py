@@ -248,14 +248,16 @@ class Built:
     """What a `@nano` function has built of the user's objects; sent by rank 0.
 
     Args:
-        models: dict of int to dict, the `get_build_config()` of models by root.
+        layers: dict of int to dict, the `get_build_config()` of layers and models by root.
+        compiled: dict of int to dict, the `keras_compiled.built_state` of models by root.
         optimizers: as in `LoopJob`, afterwards.
         values: dict of int to list of `numpy.ndarray`, of every root whose number of variables
             has changed, all its values.
         random_states: as in `LoopJob`, afterwards.
     """
 
-    models: dict[int, Any]
+    layers: dict[int, Any]
+    compiled: dict[int, Any]
     optimizers: dict[Any, Any]
     values: dict[int, list[Any]]
     random_states: tuple[Any, Any]

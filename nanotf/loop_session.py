@@ -9,19 +9,19 @@ from __future__ import annotations
 import collections
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from nanotf import context, jobs, messages, random_states, relayed_output, replica_step
-from nanotf.compat import keras_names, keras_share
+from nanotf.compat import keras_compiled, keras_names, keras_share
 from nanotf.errors import NanoError
 from nanotf.shipping import objects, packing, programs, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.inputs import tuned
-from nanotf.shipping.results import dump_result
+from nanotf.shipping.results import dump_built, dump_result, numbers_of
 from nanotf.steps import is_tf_function
 from nanotf.strategy import mark_as_rows
 
@@ -163,9 +163,6 @@ class _KeptProgram:
 # What TensorFlow, and Keras 2's losses, say of code that stands outside of a replica.
 _OUTSIDE = ("outside the replica context", "losses are used with `tf.distribute.Strategy`")
 
-# What TensorFlow says of Keras 3's own loops, which look at batches before they share them out.
-_KERAS_LOOP = "Attempt to convert a value (PerReplica"
-
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
@@ -173,19 +170,6 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        if "num_processes" in str(error):  # which the models of workers, Keras's, do not know
-            raise NanoError(
-                "A worker cannot start workers of its own. Received: a call with num_processes "
-                f"inside of a @nano function, which raised {error!r}. Remove the argument there, "
-                "or call it outside."
-            ) from error
-        if _KERAS_LOOP in str(error):
-            raise NanoError(
-                "Inside of a @nano function Keras 3's fit(), evaluate() and predict() do not run: "
-                "they do not know batches that workers share. Received: one of them, or other "
-                "code that makes a tensor of such a batch. Call "
-                "nanotf.keras.Model.fit(num_processes=N) outside of @nano."
-            ) from error
         if not any(text in str(error) for text in _OUTSIDE):
             raise
         raise NanoError(
@@ -235,8 +219,10 @@ class LoopRun:
         random_states.put(job.random_states)
         with self._relayed(), self._current(kept), session.strategy.scope(), _explained():
             value = kept.program.function(*args, **kwargs)
-        if session.rank == 0:
-            self._send(kept, value)
+        with session.strategy.scope():
+            built = self._built(kept)
+            if session.rank == 0:
+                self._send(kept, value, built)
         return self._end(kept)
 
     def _program(self, arrays: Block | None) -> _KeptProgram:
@@ -267,6 +253,7 @@ class LoopRun:
             self.session.strategy,
             seeds=objects.seed_variables(kept.program.roots),
             rank=self.session.rank,
+            of_first=objects.save_counters(kept.program.roots),
         )
         self.state.load(0)
         if self.session.rank == 0:
@@ -299,32 +286,49 @@ class LoopRun:
 
         return relayed_output.relayed(send, self.job.terminal)
 
-    def _send(self, kept: _KeptProgram, value: Any) -> None:
+    def _send(self, kept: _KeptProgram, value: Any, built: jobs.Built) -> None:
         """Sends the function's value, and what it has built, to the parent."""
         packer = packing.Packer()
-        pickled = dump_result(value, kept.program.roots, packer)
-        built = dump_result(self._built(kept), (), packer)
+        roots = kept.program.roots
+        pickled = dump_result(value, numbers_of(roots), packer)
+        # Before it builds anything, the parent knows of the parts of models these alone.
+        pickled_built = dump_built(built, numbers_of(roots, ("compiled",)), packer)
         block = Block(packer.nbytes)
         packer.write(block)
         assert block.fd is not None
-        message = messages.Returned(self.number, pickled, built, block.nbytes)
+        message = messages.Returned(self.number, pickled, pickled_built, block.nbytes)
         self.session.channel.send(message, [block.fd])
         block.close_fd()
 
     def _built(self, kept: _KeptProgram) -> jobs.Built:
+        """What the function has built; every rank takes part, since each has its own sums."""
         roots = kept.program.roots
         known = {id(variable) for variable in self.known}
         optimizers = objects.built_optimizers(roots)
-        result = jobs.Built({}, optimizers, {}, random_states.take())
-        local = self.session.strategy.experimental_local_results
+        result = jobs.Built({}, {}, optimizers, {}, random_states.take())
         for index, root in enumerate(roots):
             variables = objects.variables_of(root)
             if all(id(variable) in known for variable in variables):
                 continue
-            result.values[index] = [local(variable)[0].numpy() for variable in variables]
+            result.values[index] = self._whole_values(kept, variables)
+            if isinstance(root, tf.keras.layers.Layer):
+                result.layers[index] = root.get_build_config()
             if isinstance(root, tf.keras.Model):
-                result.models[index] = root.get_build_config()
+                result.compiled[index] = keras_compiled.built_state(root)
         return result
+
+    def _whole_values(self, kept: _KeptProgram, variables: Sequence[Any]) -> list[Any]:
+        """The values of variables, those that differ between ranks combined over all."""
+        strategy = self.session.strategy
+        differ = {id(v) for v in kept.local_variables()}
+        values = []
+        for variable in variables:
+            value = strategy.experimental_local_results(variable)[0].read_value()
+            if id(variable) in differ:
+                mean = variable.aggregation != tf.VariableAggregation.SUM
+                value = strategy.reduce("MEAN" if mean else "SUM", value, axis=None)
+            values.append(value.numpy())
+        return values
 
     def _end(self, kept: _KeptProgram) -> jobs.LoopEnd:
         self.state.store_rank(1, self.session.rank)

@@ -21,7 +21,14 @@ import tensorflow as tf
 from nanotf import heartbeat, jobs, messages, replica, stalls, timing
 from nanotf.channel import Channel, ChannelClosed
 from nanotf.collectives import Group
-from nanotf.compat import autograph, keras_callbacks, keras_names, keras_optimizers, keras_share
+from nanotf.compat import (
+    autograph,
+    distribute,
+    keras_callbacks,
+    keras_names,
+    keras_optimizers,
+    keras_share,
+)
 from nanotf.loop_session import LoopRun
 from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate
 from nanotf.shipping import files, inputs, models, outputs, pickling, pipelines, state, streams
@@ -53,6 +60,8 @@ class Session:
         self.share = keras_share.Share()
         keras_share.install(self.share)
         keras_names.install_worker_overrides()
+        keras_names.refuse_own_loops(lambda: self.share.in_loop)
+        keras_names.call_metrics_here(lambda: self.share.in_loop)
         autograph.leave_tf_keras_alone()
         autograph.keep_no_files()
         group = None
@@ -60,6 +69,10 @@ class Session:
             group = Group.attach(setup.group, rank, fds[0])
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
+        distribute.read_as_numbers()
+        distribute.add_outside_of_replicas(rank)
+        distribute.count_saves_alone(self.strategy.values_known)
+        keras_names.save_alone(self.strategy.values_known)
         self.stopwatch = timing.Stopwatch(rank, group)
         self.reader: streams.StreamReader  # of the job that runs
         heartbeat.Heartbeat(

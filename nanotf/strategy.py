@@ -150,12 +150,20 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
 
     @contextlib.contextmanager
     def known_values(self) -> Iterator[None]:
-        """Variables created in this context are set by the caller, so none is broadcast."""
+        """Variables created in this context are this strategy's, and need no broadcast."""
+        with self.values_known(), self.scope():
+            yield
+
+    @contextlib.contextmanager
+    def values_known(self) -> Iterator[None]:
+        """Variables created in this context are not broadcast.
+
+        They are set afterwards, or begin alike on every rank, or are this rank's alone.
+        """
         before = self.extended.values_are_known
         self.extended.values_are_known = True
         try:
-            with self.scope():
-                yield
+            yield
         finally:
             self.extended.values_are_known = before
 

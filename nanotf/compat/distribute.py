@@ -15,18 +15,25 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | `trackable.base.CheckpointInitialValue`, its `wrapped_value` | what a variable is made of that a checkpoint restores when it is made |
 | `Dataset._inputs` | the datasets that a dataset is made of |
 | `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
+| `values.DistributedVariable` | see `read_as_numbers` |
+| `values.SyncOnReadVariable` | see `add_outside_of_replicas` |
+| `tf.train.Checkpoint._maybe_create_save_counter` | see `count_saves_alone` |
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
     cross_device_utils,
+    values,
 )
 from tensorflow.python.distribute.cluster_resolver import cluster_resolver
 from tensorflow.python.trackable import base as trackable
@@ -60,6 +67,55 @@ def initial_tensor(value: Any, dtype: Any) -> Any:
     if isinstance(value, trackable.CheckpointInitialValue):
         value = value.wrapped_value
     return tf.convert_to_tensor(value, dtype=dtype)
+
+
+def read_as_numbers() -> None:
+    """Lets `float(variable)` and its like read a distributed variable, as they do a plain one."""
+    cls: Any = values.DistributedVariable
+    cls.__float__ = lambda self: float(self.numpy())
+    cls.__int__ = lambda self: int(self.numpy())
+    cls.__complex__ = lambda self: complex(self.numpy())
+    cls.__array__ = lambda self, dtype=None, copy=None: np.asarray(self.numpy(), dtype)
+
+
+def add_outside_of_replicas(rank: int) -> None:
+    """Lets sums over workers, those of Keras 2's metrics, be added to outside of replicas.
+
+    All workers add the same there, which counts once: the first one's.
+    """
+    cls: Any = values.SyncOnReadVariable
+
+    def once(stock: Any, name: str) -> Any:
+        @functools.wraps(stock)
+        def add(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            outside = tf.distribute.in_cross_replica_context()
+            if not outside or self.aggregation != tf.VariableAggregation.SUM:
+                return stock(self, value, *args, **kwargs)
+            local = tf.distribute.get_strategy().experimental_local_results(self)[0]
+            part = value if rank == 0 else tf.zeros_like(value)
+            return getattr(local, name)(part, *args, **kwargs)
+
+        return add
+
+    for name in ("assign_add", "assign_sub"):
+        setattr(cls, name, once(getattr(cls, name), name))
+
+
+def count_saves_alone(known_values: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+    """Lets one rank alone save a `tf.train.Checkpoint`, whose counter is made by the first save.
+
+    Args:
+        known_values: see `WorkerStrategy.values_known`; it begins at 0 on every rank.
+    """
+    cls: Any = tf.train.Checkpoint
+    stock = cls._maybe_create_save_counter
+
+    @functools.wraps(stock)
+    def create(self: Any) -> None:
+        with known_values():
+            stock(self)
+
+    cls._maybe_create_save_counter = create
 
 
 def set_rank(extended: Any, rank: int, size: int) -> None:

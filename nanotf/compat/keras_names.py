@@ -29,6 +29,8 @@
 | `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
 | `layers.core.embedding.Embedding` | 2 and 3 | same |
 | `Embedding._embeddings` | 3; 3.10-3.15 | see `look_up` |
+| `distribute.distributed_training_utils.call_replica_local_fn` | 2; 2.15, tf_keras 2.15-2.21 | see `call_metrics_here` |
+| `saving.saving_lib.get_attr_skipset` | 3; 3.10-3.15 | see `save_alone` |
 | `DistributedVariable._get` | TensorFlow 2.15-2.21 | see `variable_here` |
 """
 
@@ -41,6 +43,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
+from nanotf.errors import NanoError
 
 _TRAINER_3 = "backend.tensorflow.trainer"
 _TRAINER_2 = "engine.training"
@@ -500,6 +503,99 @@ def compile_forward(model: Any) -> None:
     object.__setattr__(model, "call", call)
 
 
+_TRAIN = (
+    "Write the step as a function under @nano_multiprocessing, or call "
+    "nanotf.keras.Model.fit(num_processes=N) outside of @nano"
+)
+_CALL = (
+    "Call the model, model(x, training=False), in a function under @nano_multiprocessing, or call "
+    "{} outside of @nano"
+)
+_INSTEAD = {
+    "fit": _TRAIN,
+    "train_on_batch": _TRAIN,
+    **{
+        name: _CALL.format(f"{name}()")
+        for name in ("evaluate", "predict", "test_on_batch", "predict_on_batch")
+    },
+}
+
+
+def refuse_own_loops(in_loop: Any) -> None:
+    """Makes Keras's own loops raise `NanoError` inside of `@nano` functions.
+
+    They would share batches out that workers share already.
+
+    Args:
+        in_loop: callable, whether such a function runs.
+    """
+    cls = model_class()
+
+    def refusing(name: str, stock: Any) -> Any:
+        @functools.wraps(stock)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not in_loop():
+                return stock(self, *args, **kwargs)
+            if "num_processes" in kwargs:  # which the models of workers, Keras's, do not know
+                raise NanoError(
+                    "A worker cannot start workers of its own. Received: a call of "
+                    f"{name}(num_processes={kwargs['num_processes']!r}) inside of a @nano "
+                    "function. Call it outside."
+                )
+            raise NanoError(
+                "Inside of a @nano function Keras's own loops do not run: they do not know "
+                f"batches that workers share. Received: a call of {name}(). {_INSTEAD[name]}."
+            )
+
+        return method
+
+    for name in _INSTEAD:
+        setattr(cls, name, refusing(name, getattr(cls, name)))
+
+
+def call_metrics_here(in_loop: Any) -> None:
+    """Makes a call of a Keras 2 metric, outside of steps, an update where it stands.
+
+    Keras 2 would run it in every replica, and all would count the same.
+
+    Args:
+        in_loop: callable, whether a `@nano` function runs.
+    """
+    if is_keras_3():
+        return
+    tf = require_tensorflow()
+    utils = source_module("distribute.distributed_training_utils")
+    stock = utils.call_replica_local_fn
+
+    @functools.wraps(stock)
+    def call_replica_local_fn(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        if in_loop() and tf.distribute.in_cross_replica_context():
+            kwargs.pop("strategy", None)
+            return fn(*args, **kwargs)
+        return stock(fn, *args, **kwargs)
+
+    utils.call_replica_local_fn = call_replica_local_fn
+
+
+def save_alone(known_values: Any) -> None:
+    """Lets one rank alone save a model of Keras 3, which makes variables that it throws away.
+
+    Args:
+        known_values: callable that returns a context manager; see `WorkerStrategy.values_known`.
+    """
+    if not is_keras_3():
+        return
+    saving = source_module("saving.saving_lib")
+    stock = saving.get_attr_skipset
+
+    @functools.wraps(stock)
+    def get_attr_skipset(obj_type: Any) -> Any:
+        with known_values():
+            return stock(obj_type)
+
+    saving.get_attr_skipset = get_attr_skipset
+
+
 def install_worker_overrides() -> None:
     """Changes the installed Keras, in a worker's process, so that it trains rightly."""
     # One replica per worker: what a step returns is this worker's value, which is all that its
@@ -549,6 +645,11 @@ def _leave_metrics_alone_while_building() -> None:
         return update
 
     utils.update_state_wrapper = update_state_wrapper
+
+
+def flat_metrics(model: Any) -> list[Any]:
+    """A model's metrics, in Keras 3 those inside of its container of compiled metrics, too."""
+    return [m for metric in model.metrics for m in (getattr(metric, "metrics", None) or [metric])]
 
 
 def metric_variables(model: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nanotf import random_states
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import keras_compiled, keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ModelError
 
@@ -116,7 +116,7 @@ def _collect(value: Any, found: dict[str, Any], seen: dict[int, int], depth: int
             ):
                 name = f"nanotf_function_{len(found)}"
             found[name] = value
-    elif hasattr(value, "get_config"):
+    elif hasattr(type(value), "get_config"):  # a metric's variable itself would sum over workers
         _collect(original_class(type(value)), found, seen, depth + 1)
         for name, item in list(vars(value).items()):
             # Keras 3 wraps `build` and the like in functions that hold the layer.
@@ -433,6 +433,48 @@ def _from_known(stock: Any, parameters: Any) -> Any:
         return made
 
     return from_config
+
+
+@dataclasses.dataclass(frozen=True)
+class BuiltState:
+    """What the first calls of a layer or model make of it, next to what rebuilds it as new.
+
+    Args:
+        build_config: dict or None, the input shapes that a layer was built with.
+        trainable: tuple of bool, of the layer and every layer below it.
+        adapted: tuple of dict, likewise; see `keras_names.adapted_state`.
+        compiled: dict, what a model's compiled losses and metrics are; see `keras_compiled`.
+    """
+
+    build_config: dict[str, Any] | None
+    trainable: tuple[bool, ...]
+    adapted: tuple[dict[str, Any], ...]
+    compiled: keras_compiled.Built
+
+    @classmethod
+    def of(cls, layer: Any) -> BuiltState:
+        """That of a layer or a model; of a model, `ModelRecipe` has the rest."""
+        if isinstance(layer, require_tensorflow().keras.Model):
+            return cls(None, (), (), keras_compiled.built_state(layer))
+        layers = _with_layers(layer)
+        return cls(
+            _plain(layer.get_build_config()) if layer.built else None,
+            tuple(bool(each.trainable) for each in layers),
+            tuple(keras_names.adapted_state(each) for each in layers) if layer.built else (),
+            {},
+        )
+
+    def put(self, layer: Any) -> None:
+        """Brings a layer or model that is as new there."""
+        if self.build_config and not layer.built:
+            build_as(layer, self.build_config)
+        for each, trainable in zip(_with_layers(layer), self.trainable, strict=False):
+            if bool(each.trainable) != trainable:
+                each.trainable = trainable
+        for each, adapted in zip(_with_layers(layer), self.adapted, strict=False):
+            keras_names.set_adapted_state(each, adapted)
+        if self.compiled:
+            keras_compiled.set_built_state(layer, self.compiled)
 
 
 def _is_built(model: Any) -> bool:

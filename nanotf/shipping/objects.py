@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import keras_compiled, keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 
 
@@ -55,7 +55,8 @@ def parts_of(root: Any) -> dict[tuple[str, int], Any]:
         kinds["layers"] = keras_names.layers_below(root)
         if isinstance(root, tf.keras.Model):
             kinds["optimizers"] = keras_optimizers.with_inner(keras_optimizers.optimizers_of(root))
-            kinds["metrics"] = root.metrics
+            kinds["compiled"] = keras_compiled.given_metrics(root)
+            kinds["metrics"] = keras_names.flat_metrics(root)
     elif isinstance(root, keras_optimizers.optimizer_classes()):
         kinds["optimizers"] = keras_optimizers.with_inner([root])[1:]
     variables = _own_variables(root)
@@ -199,6 +200,12 @@ def moving_variables(roots: Sequence[Any]) -> list[Any]:
     """Moving statistics that differ between ranks though TensorFlow does not know it."""
     layers = [root for root in roots if isinstance(root, require_tensorflow().keras.layers.Layer)]
     return [v for layer in layers for v in keras_names.moving_variables(layer)]
+
+
+def save_counters(roots: Sequence[Any]) -> list[Any]:
+    """The counters of checkpoints, which may count on rank 0 alone."""
+    checkpoint = require_tensorflow().train.Checkpoint
+    return [root.save_counter for root in roots if isinstance(root, checkpoint)]
 
 
 def seed_variables(roots: Sequence[Any]) -> list[Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import io
 import pickle
@@ -106,6 +107,20 @@ class RootPickler(pickling.Pickler):
 
     def persistent_id(self, obj: Any) -> Any:
         return self._numbers.get(id(obj))
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        keras = require_tensorflow().keras
+        # In Keras 2 a metric is a layer.
+        if isinstance(obj, keras.layers.Layer) and not isinstance(obj, keras.metrics.Metric):
+            return _built, (*reduced, models.BuiltState.of(obj))
+        return reduced
+
+
+def _built(make: Any, args: Any, state: models.BuiltState) -> Any:
+    made = make(*args)
+    state.put(made)
+    return made
 
 
 class _Collector(pickling.Pickler):
@@ -199,8 +214,8 @@ class Manifest:
                 cloudpickle.unregister_pickle_by_value(self._modules.pop())
 
     def _take_module(self, function: Any) -> None:
-        function = getattr(function, "function", function)
-        function = getattr(function, "python_function", function)
+        while (inner := _inside(function)) is not None:
+            function = inner
         code = getattr(function, "__code__", None)
         if code is not None:
             self.names |= _names_in(code)
@@ -271,6 +286,15 @@ class Manifest:
         others = {key: value for key, value in numbers.items() if key not in inside}
         with pickling.naming(f"An object of class {type(root).__name__}"):
             return _pickled(recipe_of_root(root), others, None).body
+
+
+def _inside(function: Any) -> Any:
+    """The function in a step, in a `tf.function` or in a partial one; None for another."""
+    if isinstance(function, functools.partial):
+        return function.func
+    if isinstance(function, Step):
+        return function.function
+    return function.python_function if is_tf_function(function) else None
 
 
 def _is_opaque(root: Any) -> bool:

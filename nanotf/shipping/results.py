@@ -7,7 +7,7 @@ is sent with the values of its variables.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
@@ -18,20 +18,37 @@ from nanotf.shipping.packing import Packer, Pickled
 from nanotf.shipping.programs import RootPickler, RootUnpickler, VariableRecipe, recipe_of_root
 
 
-def dump_result(value: Any, roots: Sequence[Any], packer: Packer) -> Pickled:
+def numbers_of(roots: Sequence[Any], kinds: Collection[str] | None = None) -> dict[int, Any]:
+    """What stands for the user's objects in a result: roots, and their parts of these kinds."""
+    numbers: dict[int, Any] = {}
+    for index, root in enumerate(roots):
+        for place, part in objects.parts_of(root).items():
+            if kinds is None or place[0] in kinds:
+                numbers.setdefault(id(part), ("part", index, place))
+    numbers.update({id(root): ("root", index) for index, root in enumerate(roots)})
+    return numbers
+
+
+def dump_result(value: Any, numbers: Mapping[int, Any], packer: Packer) -> Pickled:
     """Pickles what a `@nano` function returns, in a worker.
 
-    A root, or a part of one, is the user's own object again in the parent.
+    Args:
+        value: any object.
+        numbers: `numbers_of` the user's objects, each of which is itself again in the parent.
+        packer: `Packer`, which takes the arrays.
 
     Raises:
         ShippingError: It cannot be sent back.
     """
-    numbers: dict[int, Any] = {}
-    for index, root in enumerate(roots):
-        for place, part in objects.parts_of(root).items():
-            numbers.setdefault(id(part), ("part", index, place))
-    numbers.update({id(root): ("root", index) for index, root in enumerate(roots)})
-    file = io.BytesIO()
+    tf = require_tensorflow()
+    for leaf in tf.nest.flatten(value):
+        if isinstance(leaf, tf.keras.metrics.Metric) and id(leaf) not in numbers:
+            raise ShippingError(
+                "A metric that a @nano function makes holds a part of its sums on each worker. "
+                f"Received: the metric {leaf.name!r}, returned. Return its result(), or make the "
+                "metric outside."
+            )
+    file, since = io.BytesIO(), len(packer)
     try:
         pickling.dump(_ResultPickler(file, numbers, packer), value)
     except ShippingError as error:
@@ -39,7 +56,14 @@ def dump_result(value: Any, roots: Sequence[Any], packer: Packer) -> Pickled:
             "What a @nano function returns must be picklable to come back from its worker. "
             f"Received: {type(value).__qualname__}. {error}"
         ) from error
-    return Pickled(file.getvalue(), packer.places(0))
+    return Pickled(file.getvalue(), packer.places(since))
+
+
+def dump_built(built: Any, numbers: Mapping[int, Any], packer: Packer) -> Pickled:
+    """Pickles `jobs.Built`: objects without the values of their variables, which it has apart."""
+    file, since = io.BytesIO(), len(packer)
+    pickling.dump(RootPickler(file, numbers, packer), built)
+    return Pickled(file.getvalue(), packer.places(since))
 
 
 class _ResultPickler(RootPickler):

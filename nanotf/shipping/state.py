@@ -157,6 +157,7 @@ class State:
         parts: sequence of `Part`.
         seeds: sequence of `tf.Variable` among them, which ranks get different values of: their
             random layers shall not draw the same numbers. Rank 0 has the parent's.
+        of_first: sequence of `tf.Variable` among them, of which rank 0's values count.
         rank: int.
     """
 
@@ -169,6 +170,7 @@ class State:
         parts: Sequence[Part] = (),
         seeds: Sequence[Any] = (),
         rank: int = 0,
+        of_first: Sequence[Any] = (),
     ) -> None:
         in_parts = {place for part in parts if part.only for place in part.places}
         self.places = [i for i in range(len(layout.variables)) if i not in in_parts]
@@ -178,6 +180,12 @@ class State:
             place
             for place, variable in zip(self.places, variables, strict=True)
             if any(variable is seed for seed in seeds)
+        }
+        first = {id(variable) for variable in of_first}
+        self._of_first = self._seeds | {
+            place
+            for place, variable in zip(self.places, variables, strict=True)
+            if id(variable) in first
         }
         self.layout = layout
         self.block = block
@@ -245,7 +253,7 @@ class State:
             if local is not None:
                 yield variable, [(local.reshape(-1), slice(None))]
             elif whole.size < _WHOLE:
-                owner = 0 if place in self._seeds else place % self.layout.size
+                owner = 0 if place in self._of_first else place % self.layout.size
                 if owner == rank:
                     yield variable, [(whole, slice(None))]
             else:

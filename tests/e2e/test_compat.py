@@ -19,6 +19,7 @@ from nanotf.compat import (
     distribute,
     eager_context,
     keras_callbacks,
+    keras_compiled,
     keras_names,
     keras_optimizers,
     pipelines,
@@ -650,6 +651,40 @@ def test_names_for_custom_loops() -> None:
         scaling = keras_names.source_module("mixed_precision.loss_scale_optimizer")
         assert callable(scaling.LossScaleOptimizer.apply_gradients)
         assert callable(scaling.LossScaleOptimizerV3.apply_gradients)
+
+
+def test_containers_of_a_compiled_model_can_be_put_back() -> None:
+    """What two outputs' losses and metrics are once they are built, in another, unbuilt model."""
+
+    def make() -> Any:
+        inputs = L.Input((3,))
+        model = tf.keras.Model(inputs, [L.Dense(1, name="a")(inputs), L.Dense(2, name="b")(inputs)])
+        model.compile("sgd", ["mse", "mae"], metrics=[["accuracy"], ["accuracy", "mse"]])
+        return model
+
+    model, other = make(), make()
+    x, targets = np.ones((4, 3)), [np.ones((4, 1)), np.ones((4, 2))]
+    expected = model.evaluate(x, targets, return_dict=True, verbose=0)
+    state = keras_compiled.built_state(model)
+    assert set(state) == {"losses", "metrics"}
+    assert keras_compiled.built_state(other) == {}
+    keras_compiled.set_built_state(other, state)
+    assert len(keras_names.flat_metrics(other)) == len(keras_names.flat_metrics(model)) == 6
+    other.set_weights(model.get_weights())
+    found = other.evaluate(x, targets, return_dict=True, verbose=0)
+    assert found == pytest.approx(expected)
+
+
+def test_names_that_workers_change() -> None:
+    values = _module("values")
+    assert issubclass(values.SyncOnReadVariable, values.DistributedVariable)
+    assert callable(tf.train.Checkpoint._maybe_create_save_counter)
+    if IS_KERAS_3:
+        saving = keras_names.source_module("saving.saving_lib")
+        assert list(inspect.signature(saving.get_attr_skipset).parameters) == ["obj_type"]
+    else:
+        utils = keras_names.source_module("distribute.distributed_training_utils")
+        assert next(iter(inspect.signature(utils.call_replica_local_fn).parameters)) == "fn"
 
 
 def test_functions_travel_with_the_features_of_their_module() -> None:
