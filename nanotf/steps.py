@@ -6,7 +6,9 @@ worker, inside of a `@nano` function, `replica_step` runs it on this worker's ro
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -30,8 +32,12 @@ class Step:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        functools.update_wrapper(self, getattr(function, "python_function", function))
+        python = getattr(function, "python_function", function)
+        functools.update_wrapper(self, python)
         del vars(self)["__wrapped__"]  # AutoGraph would call that instead
+        with contextlib.suppress(ValueError, TypeError):  # of a function written in C
+            # `inspect` takes what has a `__get__` for such a function; `tf.function` asks it.
+            self.__signature__ = inspect.signature(python)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if context.current is None:
@@ -94,7 +100,7 @@ def nano_multiprocessing(function: Callable[..., Any]) -> Step:
 
 
 class _Loss:
-    """A plain function of targets and predictions, as a loss; see `nano_multiprocessing_loss`."""
+    """A plain function of rows, as a loss; see `nano_multiprocessing_loss`."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -118,7 +124,9 @@ def nano_multiprocessing_loss() -> Callable[[Callable[..., Any]], Any]:
 
     A function that returns a value for each row becomes their mean over the global batch. One
     that returns a scalar, whatever it is, gets the rows of all workers, so that it is what a
-    single process would compute.
+    single process would compute. It may take more than targets and predictions, or less: what
+    has as many rows as the first tensor is the batch's, like sample weights, and all else is
+    passed on as it is.
 
     Returns:
         A decorator.
@@ -143,7 +151,7 @@ def nano_multiprocessing_loss() -> Callable[[Callable[..., Any]], Any]:
 def nano_bf16(function: Callable[..., Any]) -> Callable[..., Any]:
     """Casts the floating tensors and arrays among a step's arguments to bfloat16.
 
-    Below `@nano_multiprocessing` (nearer to the function) it casts each worker's rows.
+    Above or below `@nano_multiprocessing`, it casts each worker's rows.
 
     Args:
         function: a function, a method or a `tf.function`.
@@ -157,6 +165,8 @@ def nano_bf16(function: Callable[..., Any]) -> Callable[..., Any]:
             f"{type(function).__qualname__}. Write it without parentheses."
         )
 
+    if isinstance(function, Step):
+        return Step(nano_bf16(function.function))
     processor.warn_of_slow_bfloat16("@nano_bf16")
     inner = getattr(function, "python_function", function)
 

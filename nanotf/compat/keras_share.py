@@ -514,20 +514,34 @@ def _read(value: Any) -> Any:
 def over_whole_batch(
     function: Callable[..., Any], share: Share, with_gradient: bool
 ) -> Callable[..., Any]:
-    """Makes a function of targets and predictions that returns a scalar see all workers' rows.
+    """Makes a function of rows that returns a scalar see those of all workers.
 
     The scalar may be anything, a ratio of sums among them, which is not to be had of the
     scalars of the parts. A function that returns a value for each row is left alone.
+
+    Args:
+        function: of targets and predictions, or of other tensors. Those with as many rows as the
+            first are rows of the batch.
+        share: `Share`.
+        with_gradient: bool, whether the scalar is a loss.
     """
     tf = require_tensorflow()
 
-    def call(y_true: Any, y_pred: Any, *args: Any, **kwargs: Any) -> Any:
-        values = function(y_true, y_pred, *args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = function(*args, **kwargs)
         if share.current is None or getattr(values, "shape", tf.TensorShape([])).rank != 0:
             return values
-        true = tf.nest.map_structure(lambda v: rows_of_all(v, share), y_true)
-        pred = tf.nest.map_structure(lambda v: rows_of_all(v, share), y_pred)
-        whole = function(true, pred, *args, **kwargs)
+        given = tf.nest.flatten((args, kwargs))
+        rows = [_rows(leaf) for leaf in given]
+        if not any(rows):
+            return values
+        first = next(filter(None, rows))
+        whole_batch = [
+            rows_of_all(tf.convert_to_tensor(leaf), share) if found == first else leaf
+            for leaf, found in zip(given, rows)  # noqa: B905 - AutoGraph lacks `strict`
+        ]
+        whole_args, whole_kwargs = tf.nest.pack_sequence_as((args, kwargs), whole_batch)
+        whole = function(*whole_args, **whole_kwargs)
         if not with_gradient:
             return whole
         # Every worker has the whole loss, but the gradient of its own rows only, which must
@@ -538,11 +552,27 @@ def over_whole_batch(
     return call
 
 
+def _rows(leaf: Any) -> tuple[Any, ...]:
+    """How many rows a tensor or array has, as a tuple: None where tracing does not know it.
+
+    Empty for what has none.
+    """
+    tf = require_tensorflow()
+    is_array = isinstance(leaf, tf.Tensor) or hasattr(leaf, "__array_interface__")
+    if not is_array or getattr(leaf.shape, "rank", 0) is None:
+        return ()
+    return tuple(leaf.shape[:1])
+
+
 def rows_of_all(value: Any, share: Share) -> Any:
     """The rows of all workers in their order; a gradient reaches the worker's own alone."""
     tf = require_tensorflow()
     context = tf.distribute.get_replica_context()
     own = tf.cond(share.current > 0, lambda: value, lambda: value[:0])
+    if own.dtype == tf.string:
+        whole = _strings_of_all(own, context)
+        whole.set_shape([None, *value.shape[1:]])
+        return whole
     sent = tf.stop_gradient(tf.cast(own, tf.int32) if own.dtype == tf.bool else own)
     rows = tf.cast(context.all_gather(sent, axis=0), own.dtype)
     counts = context.all_gather(tf.shape(own)[:1], axis=0)
@@ -551,6 +581,23 @@ def rows_of_all(value: Any, share: Share) -> Any:
     whole = tf.concat([rows[:first], own, rows[first + counts[rank] :]], axis=0)
     whole.set_shape([None, *value.shape[1:]])
     return whole
+
+
+def _strings_of_all(own: Any, context: Any) -> Any:
+    """The rows of all workers of a tensor of strings: they are sent as bytes, and their lengths.
+
+    Each goes with a byte before it, since TensorFlow gathers no tensor that is empty everywhere.
+    """
+    tf = require_tensorflow()
+    texts = tf.strings.join([" ", tf.reshape(own, [-1])])
+    codes = tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8)
+    lengths = context.all_gather(tf.strings.length(texts), axis=0)
+    codes = context.all_gather(tf.cast(codes, tf.int32), axis=0)
+    characters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), codes)
+    ragged = tf.RaggedTensor.from_row_lengths(characters, lengths, validate=False)
+    joined = tf.strings.reduce_join(ragged, axis=-1)
+    whole = tf.strings.substr(joined, tf.ones_like(lengths), lengths - 1)
+    return tf.reshape(whole, tf.concat([[-1], tf.shape(own)[1:]], axis=0))
 
 
 # ------------------------------------------------------------------------------- gradients

@@ -113,8 +113,23 @@ def test_loss_of_a_plain_function(run_on: Any, float64: None) -> None:
         errors = tf.abs(tf.one_hot(y_true, 3, dtype=y_pred.dtype) - y_pred)
         return tf.reduce_sum(errors**2) / tf.reduce_sum(errors)
 
+    @nano_multiprocessing_loss()
+    def weighted(y_true: Any, y_pred: Any, classes: Any, sample_weight: Any = None) -> Any:
+        errors = tf.reduce_sum(classes * (tf.one_hot(y_true, 3, dtype=y_pred.dtype) - y_pred) ** 2)
+        weights = tf.cast(sample_weight, y_pred.dtype)
+        return errors / tf.reduce_sum(weights * tf.reduce_sum(tf.abs(y_pred), axis=-1))
+
+    @nano_multiprocessing_loss()
+    def of_one(y_pred: Any) -> Any:
+        return tf.reduce_sum(y_pred**2) / tf.reduce_sum(tf.abs(y_pred))
+
+    def with_more(y: Any, outputs: Any) -> Any:
+        classes = np.array([1.0, 2.0, 3.0])
+        return weighted(y, outputs, classes, sample_weight=1 + y) + of_one(outputs)
+
     y = loops.rows(4)[1]
     assert of_rows(y, np.zeros((4, 3))).shape == ()
+    _train_both(run_on, loss=lambda: with_more)
     for loss in (of_rows, of_batch):
         _train_both(run_on, loss=lambda loss=loss: loss)
 
@@ -577,6 +592,86 @@ def test_sequential_models_without_an_input(run_on: Any) -> None:
     assert model.count_params() == 8 * 4 + 4 + 4 * 3 + 3
 
 
+@pytest.mark.parametrize("fitted", [True, False])
+def test_compiled_metrics_travel_both_ways(run_on: Any, float64: None, fitted: bool) -> None:
+    """Built by `fit` before, or by the loop; the accuracy is an object of the user's."""
+
+    def both(run: Any) -> list[Any]:
+        model, given = dense(), tf.keras.metrics.SparseCategoricalAccuracy(name="given")
+        model.compile(OPTIMIZERS["adam"](), cross_entropy(), metrics=["accuracy", given])
+        x, y = loops.rows(30)
+        if fitted:
+            model.fit(x, y, shuffle=False, verbose=0)
+
+        @nano_multiprocessing
+        @tf.function
+        def step(x: Any, y: Any) -> Any:
+            outputs = model(x)
+            model.compute_metrics(x, y, outputs, None)
+            return plain_step((x, y), model, cross_entropy(), model.optimizer)
+
+        @run
+        def train(data: Any) -> list[float]:
+            return [float(step(x, y)) for x, y in data]
+
+        numbers = train(loops.dataset())
+        metrics = [getattr(metric, "metrics", None) or [metric] for metric in model.metrics]
+        assert any(metric is given for found in metrics for metric in found)
+        found = [*numbers, float(given.result())]
+        results = model.get_metrics_result()
+        found += [float(results["accuracy"]), *model.evaluate(x, y, verbose=0)]
+        return [*found, *train(loops.dataset()), float(given.result())]
+
+    np.testing.assert_allclose(both(run_on()), both(lambda f: f), rtol=1e-9)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_layers_outside_of_models(run_on: Any, float64: None, built: bool) -> None:
+    class Block(L.Layer):  # type: ignore[misc]
+        def __init__(self, units: int = 6, **options: Any) -> None:
+            super().__init__(**options)
+            self.inner = L.Dense(units, activation="tanh")
+
+        def call(self, x: Any) -> Any:
+            return self.inner(x)
+
+        def get_config(self) -> dict[str, Any]:
+            return {**super().get_config(), "units": 6}
+
+    def both(run: Any) -> list[Any]:
+        tf.keras.utils.set_random_seed(1)
+        first, last = Block(), L.Dense(3, trainable=False)
+        if built:
+            last(first(loops.rows(2)[0]))
+        optimizer, loss_object = OPTIMIZERS["adam"](), cross_entropy()
+
+        @nano_multiprocessing
+        @tf.function
+        def step(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_object(y, last(first(x)))
+            gradients = tape.gradient(loss, first.trainable_variables)
+            pairs = zip(gradients, first.trainable_variables, strict=True)
+            optimizer.apply_gradients(pairs)
+            return loss
+
+        @run
+        def train(data: Any) -> Any:
+            return [float(step(x, y)) for x, y in data], first
+
+        losses, same = train(loops.dataset())
+        assert same is first
+        assert last.get_weights()[0].shape == (6, 3)
+        assert not last.trainable_variables
+        return [*losses, *train(loops.dataset())[0], *map(np.sum, first.get_weights())]
+
+    ours = both(run_on())
+    if built:
+        np.testing.assert_allclose(ours, both(lambda f: f), rtol=1e-9)
+    else:  # where a worker makes the weights it draws other numbers
+        assert ours[4] < ours[0], "the first batch again"
+
+
 class Residual(tf.keras.Model):  # type: ignore[misc]
     """Without get_config(), with arguments that Keras cannot write down."""
 
@@ -720,6 +815,87 @@ def test_bfloat16(run_on: Any) -> None:
     found = train(dense(), loops.dataset(), tf.keras.optimizers.SGD(0.1))
     assert [bool(was_cast) for _, was_cast in found] == [True] * 4
     assert float(found[-1][0]) < float(found[0][0])
+
+
+def test_bfloat16_above_a_step(run_on: Any) -> None:
+    factor = tf.Variable(2.0)
+
+    @nano_bf16
+    @nano_multiprocessing
+    @tf.function
+    def step(x: Any) -> Any:
+        return tf.cast(factor, x.dtype) * x[:, 0]
+
+    @run_on()
+    def train(data: Any) -> list[Any]:
+        return [step(x) for x, _ in data]
+
+    assert [rows.dtype.name for rows in train(loops.dataset())] == ["bfloat16"] * 4
+
+
+def _partial(step: Any, *objects: Any) -> Any:
+    names = ("model", "loss_object", "optimizer")
+    return functools.partial(step, **dict(zip(names, objects, strict=True)))
+
+
+WAYS = {
+    "graph above": lambda *objects: _partial(
+        tf.function(nano_multiprocessing(plain_step)), *objects
+    ),
+    "partial above": lambda *objects: _partial(
+        nano_multiprocessing(tf.function(plain_step)), *objects
+    ),
+    "partial below": lambda *objects: nano_multiprocessing(
+        tf.function(_partial(plain_step, *objects))
+    ),
+    "partial alone": lambda *objects: nano_multiprocessing(_partial(plain_step, *objects)),
+}
+
+
+def test_ways_to_write_a_step(run_on: Any, float64: None) -> None:
+    def train(data: Any, step: Any, scale: float) -> list[float]:
+        return [scale * float(step(inputs)) for inputs in data]
+
+    expected = plain_train(
+        dense(), loops.dataset(), cross_entropy(), OPTIMIZERS["sgd"](), plain_step, epochs=1
+    )
+    for way in WAYS.values():
+        step = way(dense(), cross_entropy(), OPTIMIZERS["sgd"]())
+        found = run_on()(functools.partial(train, scale=1.0))(loops.dataset(), step)
+        np.testing.assert_allclose(found, expected, rtol=loops.tolerance())
+    alone = WAYS["graph above"](dense(), cross_entropy(), OPTIMIZERS["sgd"]())
+    np.testing.assert_allclose(train(loops.dataset(), alone, 1.0), expected, rtol=1e-9)
+
+
+def test_numbers_metrics_and_texts_in_a_loop(run_on: Any) -> None:
+    """Variables as numbers; metrics updated and called outside of steps; strings by row."""
+
+    def both(run: Any) -> Any:
+        slope, count = tf.Variable(1.5), tf.Variable(3)
+        mean, total = tf.keras.metrics.Mean(), tf.keras.metrics.Sum()
+        x = np.arange(11, dtype="float32")
+        texts = np.array(["", "a", "bé", "ccc"] * 2 + ["d", "", "e"])
+        data = tf.data.Dataset.from_tensor_slices((texts, x)).batch(5)
+
+        @nano_multiprocessing
+        @tf.function
+        def step(texts: Any, x: Any) -> Any:
+            return tf.reduce_mean(slope * x), tf.stack([texts, tf.strings.upper(texts)], axis=1)
+
+        @run
+        def train(data: Any) -> Any:
+            rows = []
+            for texts, x in data:
+                loss, doubled = step(texts, x)
+                mean.update_state(loss)
+                total(loss)
+                rows.append(doubled.numpy().tolist())
+            numbers = [float(slope), int(count), complex(slope), np.asarray(slope).tolist()]
+            return rows, numbers, float(mean.result()), float(total.result())
+
+        return (*train(data), float(mean.result()), float(total.result()), float(mean.count))
+
+    assert both(run_on()) == both(lambda f: f)
 
 
 def test_functions_typed_into_a_notebook(run_on: Any, float64: None) -> None:

@@ -18,7 +18,6 @@ from loops import cross_entropy, dense, plain_step, plain_train
 
 import nanotf
 from nanotf import errors
-from nanotf.compat.versions import is_keras_3
 from nanotf.keras import nano, nano_bf16, nano_multiprocessing, nano_multiprocessing_loss
 
 pytestmark = pytest.mark.either_generation
@@ -152,6 +151,16 @@ def test_result_that_cannot_be_sent_back() -> None:
     _works()
 
 
+def test_metric_that_the_function_has_made() -> None:
+    @two()
+    def train(model: Any, data: Any) -> Any:
+        with nanotf.get_strategy().scope():
+            return {"mean": tf.keras.metrics.Mean(name="mine")}
+
+    with pytest.raises(errors.WorkerError, match=r"metric 'mine', returned. Return its result\(\)"):
+        train(dense(), loops.dataset())
+
+
 def test_exception_on_one_rank() -> None:
     @two()
     def train(model: Any, data: Any, loss_object: Any, optimizer: Any, step: Any) -> None:
@@ -214,17 +223,29 @@ def test_update_outside_of_a_step() -> None:
     _works()
 
 
-@pytest.mark.skipif(not is_keras_3(), reason="Keras 2's fit() runs under such a strategy")
-def test_fit_inside() -> None:
+OWN_LOOPS = ["fit", "train_on_batch", "evaluate", "predict", "test_on_batch", "predict_on_batch"]
+
+
+def test_keras_own_loops_inside() -> None:
     @two()
-    def train(data: Any) -> None:
+    def train(data: Any) -> list[str]:
         with nanotf.get_strategy().scope():
             model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-        model.fit(np.ones((8, 2)), np.ones(8), batch_size=4, verbose=0)
+        found = []
+        for name in OWN_LOOPS:
+            try:
+                getattr(model, name)(np.ones((8, 2)))
+            except errors.NanoError as error:
+                found.append(str(error))
+        return found
 
-    with pytest.raises(errors.WorkerError, match=r"fit\(num_processes=N\) outside of @nano"):
-        train(loops.dataset())
+    said = train(loops.dataset())
+    assert len(said) == len(OWN_LOOPS)
+    for name, text in zip(OWN_LOOPS, said, strict=True):
+        assert f"Received: a call of {name}()." in text
+        assert "@nano_multiprocessing" in text
+        assert "outside of @nano" in text
     _works()
 
 

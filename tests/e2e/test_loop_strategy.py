@@ -232,6 +232,41 @@ def test_checkpoint_manager_in_one_process(tmp_path: pathlib.Path) -> None:
     assert manager.directory == str(tmp_path)
 
 
+def test_saved_by_the_chief_alone(run_on: Any, float64: None, tmp_path: pathlib.Path) -> None:
+    """In stock TensorFlow the chief would wait for the others, to make variables with them."""
+    model = dense()
+    model.compile("adam", cross_entropy())
+    other = tf.Variable(0.0)
+    checkpoint, places = tf.train.Checkpoint(other=other), list(range(3))
+    step = nano_multiprocessing(tf.function(plain_step))
+    optimizer = tf.keras.optimizers.SGD(0.1)
+
+    @run_on()
+    def train(model: Any, data: Any, loss_object: Any) -> Any:
+        with nanotf.get_strategy().scope():
+            inner = tf.train.Checkpoint(model=model, optimizer=optimizer)
+        paths = []
+        for place, inputs in zip(places, data, strict=False):
+            step(inputs, model, loss_object, optimizer)
+            if nanotf.is_chief():
+                paths += [inner.save(f"{tmp_path}/inner"), checkpoint.save(f"{tmp_path}/outer")]
+                model.save_weights(f"{tmp_path}/{place}.weights.h5")
+                model.save(f"{tmp_path}/{place}.keras")
+        return paths
+
+    paths = train(model, loops.dataset(), cross_entropy())
+    assert [pathlib.Path(p).name for p in paths[::2]] == ["inner-1", "inner-2", "inner-3"]
+    assert int(checkpoint.save_counter) == 3, "the chief's counter counts"
+    for suffix in (".weights.h5", ".keras"):
+        assert len(list(tmp_path.glob(f"?{suffix}"))) == 3
+    restored = dense(seed=9)
+    restored.load_weights(str(tmp_path / "2.weights.h5"))
+    loops.assert_same_variables(restored.get_weights(), model.get_weights())
+    restored = dense(seed=9)
+    tf.train.Checkpoint(model=restored).read(paths[-2]).expect_partial()
+    loops.assert_same_variables(restored.get_weights(), model.get_weights())
+
+
 # ----------------------------------------------------------------------------------- prints
 def test_prints_of_rank_0_arrive(run_on: Any, capsys: pytest.CaptureFixture[str]) -> None:
     @tf.function
@@ -246,11 +281,17 @@ def test_prints_of_rank_0_arrive(run_on: Any, capsys: pytest.CaptureFixture[str]
         print("an error", file=sys.stderr)
         in_graph(tf.ones([3]))
         tf.print("eagerly", 4)
+        for done in range(3):  # as tqdm writes
+            sys.stderr.write(f"\r{done}/2 batches")
+            sys.stderr.flush()
+        sys.stderr.write("\n")
         print("no end of line", end="")
 
     talk(loops.dataset(), dense())
     out, err = capsys.readouterr()
     assert out == "first line 0\nno end of line"
+    assert "\r0/2 batches\r1/2 batches\r2/2 batches\n" in err
+    err = err.replace("\r0/2 batches\r1/2 batches\r2/2 batches\n", "")
     assert "an error\n" in err
     assert "from a graph: 3\n" in err
     assert "eagerly 4\n" in err
