@@ -347,7 +347,8 @@ class _LoopCall(calls.Call):
         return CollectiveError(
             "All workers must take the same path through a @nano function, and run the same "
             f"steps. Received: in {self.name}, {received}. Decide by what is alike on all of "
-            "them, like the loss that a step returns, not by a worker's own rows or rank."
+            "them, like the loss that a step returns, not by a worker's own rows or rank. Reading "
+            "or saving metrics and moving statistics takes all workers, too."
         )
 
     def collect(self) -> None:
