@@ -42,7 +42,7 @@ from nanotf.errors import (
 )
 from nanotf.fit_data import FitArguments, FitData, Stream
 from nanotf.pool import LOOK_SECONDS, Pool, explaining_few_descriptors
-from nanotf.shipping import models, pickling, streams
+from nanotf.shipping import captured, models, pickling, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
@@ -415,10 +415,17 @@ class ModelCall(Call):
             keras_names.metric_names_as_compiled(model),
         ):
             recipe = models.checked(model, models.recipe_of(model))
-            self.recipe = pickling.dumps(recipe)
-        self.variables = self.variables_to_send()
+            self.recipe, self.captured = captured.dump(model, recipe)
+        self.variables = self.variables_to_send() + self.captured.variables
         self.layout = StateLayout.of(
-            self.variables, size, averaged=keras_names.moving_variables(model)
+            self.variables,
+            size,
+            averaged=[
+                *keras_names.moving_variables(model),
+                *keras_names.weights_assigned(model),
+                *self.captured.moving,
+                *self.captured.single,
+            ],
         )
         self.clock.prepared = timing.now()
 

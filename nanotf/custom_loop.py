@@ -185,7 +185,12 @@ class _LoopCall(calls.Call):
         self.optimizers = objects.built_optimizers(roots)
         self._check_optimizers()
         self.variables = objects.distinct_variables(roots)
-        self.layout = StateLayout.of(self.variables, size, averaged=objects.moving_variables(roots))
+        self.layout = StateLayout.of(
+            self.variables,
+            size,
+            averaged=objects.moving_variables(roots),
+            of_first=objects.save_counters(roots),
+        )
         self.complete = dict.fromkeys(range(len(self.sources)), 0)  # passes, at the last save
         self.clock.prepared = timing.now()
 

@@ -15,7 +15,7 @@ from nanotf import jobs
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import require_tensorflow
-from nanotf.shipping import models, pickling
+from nanotf.shipping import captured, models
 
 
 def devices() -> list[str]:
@@ -43,13 +43,19 @@ def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: i
 
 
 def fit(
-    model: Any, recipe: bytes, given: Mapping[str, Any], num_processes: int, names: list[str]
+    model: Any,
+    recipe: bytes,
+    held: captured.Captured,
+    given: Mapping[str, Any],
+    num_processes: int,
+    names: list[str],
 ) -> Any:
     """Trains a model on GPUs in this process.
 
     Args:
         model: a compiled and built Keras model.
-        recipe: bytes, its pickled `shipping.models.ModelRecipe`.
+        recipe: bytes, and
+        held: `Captured`, what `shipping.captured.dump` has made of it.
         given: mapping of str to object, the arguments of Keras's `fit` that were given.
         num_processes: int, what the user asked for; only reported.
         names: list of str, the devices.
@@ -64,11 +70,14 @@ def fit(
     )
     strategy = tf.distribute.MirroredStrategy(names)
     with strategy.scope():
-        loaded = pickling.loads(recipe)
-        replica = models.rebuild(loaded)
-        models.exclude_from_decay(replica, loaded)
+        loaded = captured.Loaded(recipe)
+        replica = models.build(loaded.recipe)
+        loaded.compile(replica)
+        models.exclude_from_decay(replica, loaded.recipe)
         keras_optimizers.build_optimizer(replica)
-    _copy_state(model, replica)
+    ours = (model, held.variables)
+    theirs = (replica, loaded.captured(replica).variables)
+    _copy_state(ours, theirs)
     arguments = dict(given)
     callbacks = ParentCallbacks(
         arguments.pop("callbacks", None),
@@ -78,19 +87,25 @@ def fit(
         arguments.get("steps_per_epoch"),
     )
     model.stop_training = False
-    relay = _relay(model, replica, callbacks)
+    relay = _relay(ours, theirs, callbacks)
     replica.fit(**arguments, callbacks=[relay], verbose=0)
     return model.history
 
 
-def _copy_state(source: Any, target: Any) -> None:
-    values, variables = map(keras_optimizers.training_variables, (source, target))
+_Side = tuple[Any, list[Any]]  # a model, and the variables that it captures
+
+
+def _copy_state(source: _Side, target: _Side) -> None:
+    values, variables = (
+        keras_optimizers.training_variables(model) + more for model, more in (source, target)
+    )
     for value, variable in zip(values, variables, strict=True):
         variable.assign(value.numpy())
 
 
-def _relay(model: Any, replica: Any, callbacks: ParentCallbacks) -> Any:
+def _relay(ours: _Side, theirs: _Side, callbacks: ParentCallbacks) -> Any:
     """A callback of the copy's that passes the hooks on to the user's callbacks."""
+    model, replica = ours[0], theirs[0]
 
     def hook_of(name: str) -> Any:
         def hook(_: Any, *arguments: Any, **named: Any) -> None:
@@ -103,10 +118,10 @@ def _relay(model: Any, replica: Any, callbacks: ParentCallbacks) -> Any:
                 *callbacks.asks,
             )
             if with_state:
-                _copy_state(replica, model)
+                _copy_state(theirs, ours)
             callbacks.call(name, index, logs)
             if with_state:
-                _copy_state(model, replica)
+                _copy_state(ours, theirs)
             if model.stop_training:
                 replica.stop_training = True
 

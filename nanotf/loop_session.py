@@ -253,19 +253,9 @@ class LoopRun:
             self.session.strategy,
             seeds=objects.seed_variables(kept.program.roots),
             rank=self.session.rank,
-            of_first=objects.save_counters(kept.program.roots),
+            divides_sums=True,  # those of metrics
         )
         self.state.load(0)
-        if self.session.rank == 0:
-            return
-        local = self.session.strategy.experimental_local_results
-        for variable in self.known:  # of a metric's sums, one worker has the user's
-            if (
-                variable.synchronization == tf.VariableSynchronization.ON_READ
-                and variable.aggregation == tf.VariableAggregation.SUM
-            ):
-                own = local(variable)[0]
-                own.assign(tf.zeros_like(own))
 
     @contextlib.contextmanager
     def _current(self, kept: _KeptProgram) -> Iterator[None]:

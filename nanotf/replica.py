@@ -11,6 +11,9 @@ import tensorflow as tf
 from nanotf import timing
 from nanotf.compat import keras_names, keras_optimizers, keras_share
 from nanotf.compat.versions import is_keras_3
+from nanotf.shipping.captured import Captured
+
+_LARGEST_AVERAGED = 2**14  # elements of a variable; a larger one is a table that is read
 
 
 class ReplicaMixin:
@@ -32,6 +35,8 @@ class ReplicaMixin:
     _nanotf_outputs: Any
     _nanotf_average: Any
     _nanotf_stopwatch: timing.Stopwatch
+    _nanotf_captured: Captured
+    _nanotf_assigned: list[Any]
 
     def train_step(self, data: Any) -> Any:
         return self._nanotf_step("train_step", super().train_step, data)  # type: ignore[misc]
@@ -79,12 +84,15 @@ class ReplicaMixin:
         rows, share = _stamped(self._nanotf_stopwatch, data)
         before = self._nanotf_share.set(share)
         whole = self._nanotf_share.whole_results
+        assigned = self._nanotf_assigned if name == "train_step" else []
+        values = [variable.read_value() for variable in assigned]
         try:
             _follow_results(self, name)
             if self._nanotf_may_be_empty:
                 result = self._nanotf_step_or_stand_in(step, rows, share)
             else:
                 result = step(rows)
+            _average(assigned, values, self._nanotf_share)
             return _of_whole_batch(self, name, result) if name in self._nanotf_own_logs else result
         finally:
             self._nanotf_share.set(before)
@@ -140,12 +148,43 @@ def _stamped(stopwatch: timing.Stopwatch, data: Any) -> Any:
 
 
 @tf.autograph.experimental.do_not_convert
+def _average(variables: list[Any], before: list[Any], share: keras_share.Share) -> None:
+    """Makes variables that a step may have assigned what a single process would assign them.
+
+    That is right for what does not depend on the rows, and for what is linear in a mean over
+    them. Of a variable that no worker has assigned not a bit changes.
+    """
+    if not variables:
+        return
+    changes = [share.of(v.read_value() - value) for v, value in zip(variables, before, strict=True)]
+    for variable, value, change in zip(
+        variables, before, keras_optimizers.sum_over_workers(changes), strict=True
+    ):
+        variable.assign(value + change)
+
+
+def _assigned(model: Any, captured: Captured, strategy: Any) -> list[Any]:
+    """This rank's variables that a training step of the user's may assign."""
+    layers = [model, *keras_names.flat_layers(model)]
+    if all(keras_share.is_keras_own(type(layer)) for layer in layers):
+        return []
+    return [
+        strategy.experimental_local_results(variable)[0]
+        for variable in [*captured.single, *keras_names.weights_assigned(model)]
+        if variable.dtype.is_floating
+        and variable.synchronization != tf.VariableSynchronization.ON_READ
+        and variable.shape.num_elements() <= _LARGEST_AVERAGED
+    ]
+
+
+@tf.autograph.experimental.do_not_convert
 def _variables_of_this_rank(model: Any) -> list[Any]:
     """Metrics and moving statistics: what differs between ranks until it is read."""
     variables = [keras_names.tf_variable(v) for v in model.non_trainable_variables]
     variables += keras_names.metric_variables(model)
     local = [v for v in variables if v.synchronization == tf.VariableSynchronization.ON_READ]
     shared = {id(v) for v in keras_names.synchronized_variables(model)}
+    shared |= {id(v) for v in keras_share.whole_batch_variables(model)}
     return [v for v in local + keras_names.moving_variables(model) if id(v) not in shared]
 
 
@@ -234,13 +273,21 @@ class _LossOfShareMixin:
         return self._nanotf_share.of(loss)
 
 
-def become_replica(model: Any, share: keras_share.Share, stopwatch: timing.Stopwatch) -> None:
+def become_replica(
+    model: Any,
+    share: keras_share.Share,
+    stopwatch: timing.Stopwatch,
+    captured: Captured,
+    strategy: Any,
+) -> None:
     """Turns a model into one whose steps take `(data, share)`; it stays the same object.
 
     Args:
         model: a built model.
         share: `Share`, installed in this process.
         stopwatch: `timing.Stopwatch`, which hears of its steps.
+        captured: `shipping.captured.Captured`.
+        strategy: `strategy.WorkerStrategy`.
     """
     cls = type(model)
     own_steps = frozenset(
@@ -265,6 +312,8 @@ def become_replica(model: Any, share: keras_share.Share, stopwatch: timing.Stopw
         "_nanotf_outputs": None,
         "_nanotf_average": None,
         "_nanotf_stopwatch": stopwatch,
+        "_nanotf_captured": captured,
+        "_nanotf_assigned": _assigned(model, captured, strategy),
     }
     object.__setattr__(model, "__class__", type(cls.__name__, (*mixins, cls), body))
 
@@ -294,7 +343,7 @@ def average_before_validation(model: Any, strategy: Any) -> None:
         model: a replica.
         strategy: `strategy.WorkerStrategy`.
     """
-    variables = keras_names.moving_variables(model)
+    variables = [v for v in keras_names.moving_variables(model) if v.dtype.is_floating]
     if not is_keras_3():
         variables = [v for v in model.non_trainable_variables if _is_moving(v)]
     local = [strategy.experimental_local_results(v)[0] for v in variables]

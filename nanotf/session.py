@@ -31,7 +31,17 @@ from nanotf.compat import (
 )
 from nanotf.loop_session import LoopRun
 from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate
-from nanotf.shipping import files, inputs, models, outputs, pickling, pipelines, state, streams
+from nanotf.shipping import (
+    captured,
+    files,
+    inputs,
+    models,
+    outputs,
+    pickling,
+    pipelines,
+    state,
+    streams,
+)
 from nanotf.shipping.blocks import Block
 from nanotf.strategy import WorkerStrategy, mark_as_share
 
@@ -152,12 +162,14 @@ class Session:
         if kept is None or (optimizer and kept.has_optimizer and kept.shards != shards):
             tf.random.set_seed(_sequence(seed, self.rank)[0])
             with self.strategy.known_values():
-                loaded = pickling.loads(recipe)
-                model = models.rebuild(loaded)
+                loaded = captured.Loaded(recipe)
+                model = models.build(loaded.recipe)
                 if models.needs_call(model) and keras_names.has_call(model):
                     models.call_on_nothing(model, specs[0] if isinstance(specs, tuple) else specs)
-                models.exclude_from_decay(model, loaded)
-            replica.become_replica(model, self.share, self.stopwatch)
+                loaded.compile(model)
+                models.exclude_from_decay(model, loaded.recipe)
+                held = loaded.captured(model)
+            replica.become_replica(model, self.share, self.stopwatch, held, self.strategy)
             kept = self._models[key] = _KeptModel(model)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
@@ -413,22 +425,15 @@ class _FitRun(_ModelRun):
         return source, steps
 
     def _metrics_state(self) -> state.State:
-        job, strategy = self.job, self.session.strategy
-        variables = keras_names.metric_state(self.model)
-        self._summed = [
-            strategy.experimental_local_results(v)[0]
-            for v in variables
-            if v.synchronization == tf.VariableSynchronization.ON_READ
-            and v.aggregation == tf.VariableAggregation.SUM
-        ]
-        return state.State(job.metrics_layout, self.blocks[job.metrics_block], variables, strategy)
-
-    def _load_metrics(self) -> None:
-        """Takes over the parent's metrics, so that their sum over workers is the parent's."""
-        self.metrics.load(0)
-        if self.session.rank != 0:
-            for variable in self._summed:
-                variable.assign(tf.zeros_like(variable))
+        job, session = self.job, self.session
+        return state.State(
+            job.metrics_layout,
+            self.blocks[job.metrics_block],
+            keras_names.metric_state(self.model),
+            session.strategy,
+            rank=session.rank,
+            divides_sums=True,
+        )
 
     def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
         if name == "on_train_begin":
@@ -455,7 +460,7 @@ class _FitRun(_ModelRun):
         if answer.reload:
             self.state.load(self.turn)
         if answer.reload_metrics:
-            self._load_metrics()
+            self.metrics.load(0)
 
     def _store_and_ask(
         self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool
@@ -572,6 +577,7 @@ def _state(
     parts = [] if update is None else [state.Part(*part) for part in update.variables()]
     partial = {id(part.variable) for part in parts}
     variables = [v for v in variables_of(model) if id(v) not in partial]
+    variables += model._nanotf_captured.variables
     return state.State(
         job.layout,
         block,
@@ -580,6 +586,7 @@ def _state(
         parts,
         seeds=keras_names.seed_variables(model),
         rank=session.rank,
+        divides_sums=isinstance(job, jobs.FitJob),
     )
 
 

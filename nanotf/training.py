@@ -63,7 +63,7 @@ def fit(
         model, FitArguments.of(given), num_processes, check_sharding(sharding), max_restarts
     )
     if plan is None:
-        return gpu.fit(model, call.recipe, given, num_processes, gpu.devices())
+        return gpu.fit(model, call.recipe, call.captured, given, num_processes, gpu.devices())
     while True:
         try:
             with warm.pool_for(plan, check_transport(transport)) as workers:
@@ -119,7 +119,11 @@ class _FitCall(calls.ModelCall):
     ) -> None:
         data_adapters.check_compiled(model, "fit")
         super().__init__(model, arguments, size, sharding)
-        self.metrics_layout = StateLayout.of(keras_names.metric_state(model), size)
+        self.metrics_layout = StateLayout.of(
+            keras_names.metric_state(model),
+            size,
+            of_first=keras_share.whole_batch_variables(model),
+        )
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
         self.sharding = sharding

@@ -14,10 +14,12 @@
 | `Trainer._flatten_metrics_in_order`, `engine.training.flatten_metrics_in_order` | 3 / 2 | the order in which `evaluate` returns metrics |
 | `Model.compiled_metrics._output_names`, `_metrics`, `_weighted_metrics`, `Metric._name` | 2 | see `metric_names_as_compiled` |
 | `Lambda._serialize_function_to_config` | 2; 2.15, tf_keras 2.15-2.21 | writes a function's byte code, without the globals that it refers to |
+| `Metric._metrics` | 3; 3.10-3.15 | the metrics in a metric |
+| `MeanMetricWrapper._fn_kwargs` | 2 and 3 | see `unconfigured` |
 | `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
 | `IndexLookup.input_vocabulary`, `input_idf_weights`, `idf_weights`, `num_documents`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
-| `Layer._non_trainable_variables` | 3; 3.10-3.15 | what every replica updates by itself |
+| `Layer._non_trainable_variables`, `_non_trainable_weights` | 3; 3.10-3.15 / 2 | what every replica updates by itself |
 | `Layer._seed_generators` | 3; 3.10-3.15 | the seeds of random layers |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
@@ -225,6 +227,15 @@ def set_adapted_state(layer: Any, state: dict[str, Any]) -> None:
         layer.finalize_state()
 
 
+def unconfigured(metric: Any) -> dict[str, Any]:
+    """Attributes that change what a metric of Keras's does, and that its configuration leaves out.
+
+    It does the `axis` of Keras 3's `CosineSimilarity`.
+    """
+    options = getattr(metric, "_fn_kwargs", None) or {}
+    return {"_fn_kwargs": dict(options)} if "axis" in options else {}
+
+
 def callback_list_class() -> type:
     """Keras's own container of callbacks, public in both generations."""
     cls: type = require_tensorflow().keras.callbacks.CallbackList
@@ -317,10 +328,32 @@ def moving_variables(model: Any) -> list[Any]:
     """
     if not is_keras_3():
         return []
-    dtypes = ("float16", "bfloat16", "float32", "float64")
     # By how they were made: freezing a layer does not move its weights to this list.
     made = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
-    return [tf_variable(variable) for variable in made if variable.dtype in dtypes]
+    on_read = require_tensorflow().VariableSynchronization.ON_READ  # where TensorFlow knows it
+    variables = [tf_variable(variable) for variable in made if variable.dtype != "string"]
+    return [variable for variable in variables if variable.synchronization != on_read]
+
+
+def weights_assigned(model: Any) -> list[Any]:
+    """The non-trainable weights that a user's `call` or step may assign, among `model_variables`.
+
+    Not those that TensorFlow knows to differ between replicas (`VariableSynchronization.ON_READ`).
+    """
+    on_read = require_tensorflow().VariableSynchronization.ON_READ
+    found = []
+    for layer in flat_layers(model):
+        if any(_is_users(type(layer), name) for name in ("call", "train_step")):
+            own = layer._non_trainable_variables if is_keras_3() else layer._non_trainable_weights
+            found += [tf_variable(v) for v in own]
+    return [v for v in found if _holds_numbers(v) and v.synchronization != on_read]
+
+
+def _is_users(cls: type, method: str) -> bool:
+    """Whether the user wrote a method of a layer, or nobody did."""
+    owners = [base.__module__ for base in cls.__mro__ if method in vars(base)]
+    owners = [name for name in owners if not name.startswith("nanotf.")]  # a replica's own step
+    return bool(owners) and owners[0].split(".")[0] not in ("keras", "tf_keras")
 
 
 def synchronized_variables(model: Any) -> list[Any]:
@@ -654,7 +687,34 @@ def flat_metrics(model: Any) -> list[Any]:
 
 def metric_variables(model: Any) -> list[Any]:
     """The variables of a model's metrics, in a fixed order, for those that are built."""
-    return [tf_variable(v) for metric in model.metrics for v in metric.variables]
+    return [v for metric in model.metrics for v in variables_of_metric(metric)]
+
+
+def _holds_numbers(value: Any) -> bool:
+    tf = require_tensorflow()
+    is_variable = isinstance(value, tf.Variable) and value.shape.is_fully_defined()
+    return is_variable and value.dtype not in (tf.string, tf.resource, tf.variant)
+
+
+def variables_of_metric(metric: Any) -> list[Any]:
+    """A metric's variables, in a fixed order.
+
+    In Keras 3 also those in its attributes, and in those of the metrics in it, that are
+    TensorFlow's own, which Keras does not know of.
+
+    Returns:
+        A list of `tf.Variable`.
+    """
+    found = [tf_variable(v) for v in metric.variables]
+    if is_keras_3():
+        tf = require_tensorflow()
+        found += [v for v in vars(metric).values() if _holds_numbers(v)]
+        metric_class = tf.keras.metrics.Metric
+        inside = [*metric._metrics, *getattr(metric, "metrics", [])]  # a container has the latter
+        for part in inside:
+            if isinstance(part, metric_class) and part is not metric:
+                found += variables_of_metric(part)
+    return list({id(v): v for v in found}.values())
 
 
 def metric_state(model: Any) -> list[Any]:

@@ -15,6 +15,7 @@ and the sum of `share * gradient` its gradient. What is no mean over rows is mad
 | mean over what a mask leaves, or divided by the sum of weights | the counts are those of all workers |
 | a loss or metric function that returns a scalar | computed on the rows of all workers; only the worker's own rows have a gradient |
 | a scalar handed to the metric `Mean` | counts as much as the share |
+| a metric whose state need not be a sum over rows, see `takes_whole_batch` | updated with the rows of all workers, by each of them: all hold the same state |
 | a loss of `compile` in bfloat16 or float16 | the same mean, in float32: the share has no place in their bits |
 
 The share enters the gradient in one place. Where Keras's own `train_step` runs it is the loss,
@@ -34,14 +35,16 @@ The private names of both generations that this takes:
 | `Loss._get_reduction`, `_allow_sum_over_batch_size` | 2; 2.15, tf_keras 2.15-2.21 | under a strategy it refuses a mean in the user's own step, for which there is a share |
 | `backend.tensorflow.nn._compute_moments_sync` / `BatchNormalizationBase._sync_calculate_mean_and_var` | 3 / 2 | synchronized batch normalisation counts a row that stands in for none |
 | `Layer.activity_regularizer`, an attribute made a property | 3; 3.10-3.13 | see `_sum_activities` |
-| `LossFunctionWrapper.fn`, `MeanMetricWrapper._fn` | 2 and 3 | the user's function in them |
+| `LossFunctionWrapper.fn`, `MeanMetricWrapper._fn`, `_fn_kwargs` | 2 and 3 | the user's function in them, and the `axis` that Keras's own reduce over |
+| `DistributedVariable._aggregation` | TensorFlow 2.15-2.21 | Keras makes all state of metrics a sum over replicas |
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nanotf.compat import keras_names
@@ -51,6 +54,7 @@ from nanotf.compat.versions import (
     keras_version,
     require_tensorflow,
 )
+from nanotf.errors import NanoError
 
 _MEANS_OF_3 = ("mean", "sum_over_batch_size")
 
@@ -67,6 +71,7 @@ class Share:
         applying: bool, whether an optimizer is updating, in a step of that function.
         whole_results: bool, whether results of metrics, in a step, are those of all workers.
         has_results: bool, whether a step has asked for any.
+        has_all_rows: bool, whether the code that runs sees the rows of all workers.
     """
 
     def __init__(self) -> None:
@@ -76,12 +81,25 @@ class Share:
         self.applying = False
         self.whole_results = False
         self.has_results = False
+        self.has_all_rows = False
         self._remembered: dict[int, Any] = {}
 
     def set(self, share: Any) -> Any:
         """Sets the share (a scalar float tensor or None) and returns the one before."""
         before, self.current = self.current, share
         return before
+
+    @contextlib.contextmanager
+    def of_all_rows(self) -> Iterator[None]:
+        """Code that runs in this context sees the rows of all workers: its share is 1."""
+        tf = require_tensorflow()
+        before = self.set(tf.ones([], tf.float64))
+        self.has_all_rows = True
+        try:
+            yield
+        finally:
+            self.has_all_rows = False
+            self.set(before)
 
     def remember(self, variables: Any, values: Any) -> None:
         """Takes the values from before a step whose rows may stand in for none."""
@@ -111,6 +129,8 @@ class Share:
         """The sum over workers of a scalar; those with share 0 count nothing."""
         tf = require_tensorflow()
         context = tf.distribute.get_replica_context()
+        if self.has_all_rows:
+            return tf.stop_gradient(value)
         present = tf.where(self.current > 0, value, tf.zeros_like(value))
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(present))
 
@@ -371,6 +391,14 @@ def follow_share(model: Any, share: Share) -> None:
         model: a compiled model, for which `keras_optimizers.build_for_training` was called.
         share: `Share`.
     """
+    for metric in model.metrics:
+        for part in _parts(metric):
+            if takes_whole_batch(part):
+                update_with_all_rows(part, share)
+                continue
+            function = getattr(part, "_fn", None)
+            if function is not None and not is_keras_own(function):
+                part._fn = over_whole_batch(function, share, with_gradient=False)
     if is_keras_3():
         losses = model._compile_loss
         for entry in getattr(losses, "_flat_losses", None) or ():
@@ -387,11 +415,112 @@ def follow_share(model: Any, share: Share) -> None:
     for tracker in trackers:
         if tracker is not None:
             _count_values_of_all(tracker, share)
-    for metric in model.metrics:
-        for part in getattr(metric, "metrics", None) or [metric]:
-            function = getattr(part, "_fn", None)
-            if function is not None and not is_keras_own(function):
-                part._fn = over_whole_batch(function, share, with_gradient=False)
+
+
+def _parts(metric: Any) -> list[Any]:
+    """The metrics in one of Keras 3's container of metrics; or the metric."""
+    if is_keras_own(type(metric)):
+        return list(getattr(metric, "metrics", None) or [metric])
+    return [metric]
+
+
+def takes_whole_batch(metric: Any) -> bool:
+    """Whether a metric must see the rows of all workers at once.
+
+    The state of Keras's own metrics is a sum over rows, which workers can divide between them,
+    but for those that are told to reduce over the batch (`axis=0`). What another class makes of
+    its state nobody knows, if it has an `update_state` of its own: a maximum, a count of batches.
+    A class says with `nanotf_sums = True` that it is a sum over rows.
+    """
+    cls: Any = type(metric)
+    if getattr(cls, "nanotf_sums", False):
+        return False
+    if not is_keras_own(_owner_of(cls, "update_state")):
+        return True
+    options = getattr(metric, "_fn_kwargs", None) or {}
+    return is_keras_own(getattr(metric, "_fn", cls)) and options.get("axis", -1) != -1
+
+
+def _owner_of(cls: type, name: str) -> type:
+    return next(base for base in cls.__mro__ if name in vars(base))
+
+
+def whole_batch_variables(model: Any) -> list[Any]:
+    """The variables of a model's metrics that take the whole batch, which all workers hold alike.
+
+    Returns:
+        A list of `tf.Variable`.
+    """
+    parts = [part for metric in model.metrics for part in _parts(metric)]
+    return [
+        v
+        for part in parts
+        if takes_whole_batch(part)
+        for v in keras_names.variables_of_metric(part)
+    ]
+
+
+def update_with_all_rows(metric: Any, share: Share) -> None:
+    """Makes each worker update a metric with the rows of all.
+
+    Args:
+        metric: a metric for which `takes_whole_batch` holds.
+        share: `Share`.
+    """
+    if hasattr(metric.update_state, "_nanotf_takes_all"):
+        return
+    stock = metric.update_state
+
+    @functools.wraps(stock)
+    def update_state(*args: Any, **kwargs: Any) -> Any:
+        if share.current is None or share.has_all_rows:
+            return stock(*args, **kwargs)
+        tf = require_tensorflow()
+        args, kwargs = tf.nest.map_structure(lambda v: _of_all(v, share), (args, kwargs))
+        with share.of_all_rows():
+            result = stock(*args, **kwargs)
+        _hold_alike(metric)  # those that the first update makes, too
+        return result
+
+    update_state._nanotf_takes_all = True  # type: ignore[attr-defined]
+    metric.update_state = update_state
+    _hold_alike(metric)
+
+
+def _hold_alike(metric: Any) -> None:
+    """Makes reading a metric's variables give this worker's value, and not a sum."""
+    first = require_tensorflow().VariableAggregation.ONLY_FIRST_REPLICA
+    for variable in keras_names.variables_of_metric(metric):
+        variable._aggregation = first
+
+
+def _of_all(value: Any, share: Share) -> Any:
+    """An argument of an update as a single process would pass it."""
+    tf = require_tensorflow()
+    if not tf.is_tensor(value) or hasattr(value, "assign") or not isinstance(value, tf.Tensor):
+        return value
+    if value.shape.rank == 0:
+        if not value.dtype.is_floating and not value.dtype.is_integer:
+            return value
+        counts = share.of(value) if value.dtype.is_floating else _present(value, share)
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, counts)
+    if value.dtype == tf.string:
+        raise NanoError(
+            "A metric that needs the rows of all workers cannot get strings. Received: a tensor of "
+            f"shape {value.shape}. If its state is a sum over rows, set nanotf_sums = True on its "
+            "class."
+        )
+    rows = rows_of_all(value, share)
+    mask = getattr(value, "_keras_mask", None)
+    if mask is not None:
+        rows._keras_mask = rows_of_all(mask, share)
+    return rows
+
+
+def _present(value: Any, share: Share) -> Any:
+    tf = require_tensorflow()
+    return tf.where(share.current > 0, value, tf.zeros_like(value))
 
 
 def is_keras_own(value: Any) -> bool:
@@ -467,8 +596,11 @@ def _following(metric: Any, stock: Any, share: Share) -> Callable[..., Any]:
         if not share.whole_results:
             return stock(*args, **kwargs)
         on_read = tf.VariableSynchronization.ON_READ
+        first = tf.VariableAggregation.ONLY_FIRST_REPLICA  # all have the same
         variables = [keras_names.tf_variable(v) for v in metric.variables]
-        variables = [v for v in variables if v.synchronization == on_read]
+        variables = [
+            v for v in variables if v.synchronization == on_read and v.aggregation != first
+        ]
         own = [variable.read_value() for variable in variables]
         whole = [share.counted(variable) for variable in variables]
         if is_keras_3():  # Keras 2 sums them in `stock`

@@ -10,14 +10,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import dis
 import functools
 import inspect
 import warnings
 from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from nanotf import random_states
 from nanotf.compat import keras_compiled, keras_names, keras_optimizers
@@ -46,7 +43,8 @@ class ModelRecipe:
         adapted: tuple of dict of str to object, what each of these layers keeps elsewhere than
             in its configuration; see `keras_names.adapted_state`.
         changed: tuple of dict of str to object, of the model and every layer below it, in order,
-            the plain attributes that were set after it was made; see `checked`.
+            the attributes that were set after it was made; see `attributes`.
+        held: tuple of places of variables that Keras does not know of; see `attributes`.
         compile_arguments: dict or None, what `compile` was called with.
         own_compile_arguments: tuple of positional and keyword arguments, or None, what the
             user's own `compile` was called with, if the class has one.
@@ -71,6 +69,7 @@ class ModelRecipe:
     optimizer: Any
     excluded: tuple[tuple[int, ...], ...]
     dtype_policy: str
+    held: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +117,10 @@ def _collect(value: Any, found: dict[str, Any], seen: dict[int, int], depth: int
             found[name] = value
     elif hasattr(type(value), "get_config"):  # a metric's variable itself would sum over workers
         _collect(original_class(type(value)), found, seen, depth + 1)
+        is_model = isinstance(value, keras_names.model_class())
         for name, item in list(vars(value).items()):
+            if is_model and name in _names_of_compile():
+                continue  # what it is compiled with travels as it is
             # Keras 3 wraps `build` and the like in functions that hold the layer.
             if not (inspect.isfunction(item) and hasattr(type(value), name)):
                 _collect(item, found, seen, depth + 2)
@@ -195,7 +197,7 @@ def recipe_of(model: Any) -> ModelRecipe:
             graph, arguments = _with_graph(model, arguments)
     build_config = None
     if hasattr(model, "get_build_config"):
-        build_config = _plain(model.get_build_config())
+        build_config = plain(model.get_build_config())
     policy = tf.keras.mixed_precision.global_policy()
     return ModelRecipe(
         cls=cls,
@@ -244,18 +246,32 @@ def _names_of_keras() -> frozenset[str]:
     return frozenset(vars(model))
 
 
+@functools.cache
+def _names_of_compile() -> frozenset[str]:
+    """The attributes that hold what Keras's `compile` was given."""
+    model = keras_names.sequential_class()()
+    before = dict(vars(model))
+    model.compile("sgd", "mse", metrics=["mse"], weighted_metrics=["mse"])
+    return frozenset(
+        name
+        for name, value in vars(model).items()
+        if name not in before or before[name] is not value
+    )
+
+
 def _own_attributes(model: Any) -> dict[str, Any]:
     """What the user's class has set on a model: its layers above all, and what it was made with."""
     names = [name for name in vars(model) if name not in _names_of_keras()]
     return {name: getattr(model, name) for name in names if not name.startswith("_nanotf")}
 
 
-def _all_optimizers(model: Any) -> list[Any]:
+def all_optimizers(model: Any) -> list[Any]:
+    """The optimizers of a model, and those that they wrap."""
     return keras_optimizers.with_inner(keras_optimizers.optimizers_of(model))
 
 
 def _excluded_from_decay(model: Any) -> tuple[tuple[int, ...], ...]:
-    optimizers = _all_optimizers(model)
+    optimizers = all_optimizers(model)
     if not any(keras_optimizers.excludes_variables(optimizer) for optimizer in optimizers):
         return ()  # a model that is not built has no variables to ask for
     variables = keras_names.model_variables(model)
@@ -269,18 +285,18 @@ def exclude_from_decay(model: Any, recipe: ModelRecipe) -> None:
     """
     if recipe.excluded:
         variables = keras_names.model_variables(model)
-        optimizers = _all_optimizers(model)
+        optimizers = all_optimizers(model)
         for optimizer, places in zip(optimizers, recipe.excluded, strict=False):
             keras_optimizers.exclude_places(optimizer, variables, places)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Lists and dicts without Keras's tracking, which cannot be unpickled."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+        return [plain(item) for item in value]
+    return tuple(map(plain, value)) if isinstance(value, tuple) else value
 
 
 def _with_graph(model: Any, arguments: Any) -> tuple[Any, Any]:
@@ -348,6 +364,13 @@ def rebuild(recipe: ModelRecipe) -> Any:
     Raises:
         ModelError: The class does not follow its own configuration.
     """
+    model = build(recipe)
+    compile_as(model, recipe)
+    return model
+
+
+def build(recipe: ModelRecipe) -> Any:
+    """As `rebuild`, and leaves what `compile_as` does."""
     tf = require_tensorflow()
     if tf.keras.mixed_precision.global_policy().name != recipe.dtype_policy:
         tf.keras.mixed_precision.set_global_policy(recipe.dtype_policy)
@@ -375,14 +398,18 @@ def rebuild(recipe: ModelRecipe) -> Any:
             layer.trainable = trainable
     for layer, adapted in zip(keras_names.layers_below(model), recipe.adapted, strict=False):
         keras_names.set_adapted_state(layer, adapted)
-    _set_attributes(model, recipe.changed)
+    return model
+
+
+def compile_as(model: Any, recipe: ModelRecipe) -> None:
+    """Compiles a model that was built of a recipe, and sets what was set after it was made."""
+    set_attributes(model, recipe.changed)
     if recipe.own_compile_arguments is not None:
         args, kwargs = recipe.own_compile_arguments
         model.compile(*args, **kwargs)
-        _set_attributes(model, recipe.changed)  # those that it has set, too
+        set_attributes(model, recipe.changed)  # those that it has set, too
     elif recipe.compile_arguments is not None:
         model.compile(optimizer=recipe.optimizer, **recipe.compile_arguments)
-    return model
 
 
 def _with_attributes(cls: Any, attributes: dict[str, Any]) -> Any:
@@ -545,17 +572,21 @@ def checked(model: Any, recipe: ModelRecipe) -> ModelRecipe:
         recipe: its `recipe_of`.
 
     Returns:
-        The recipe, with the attributes that the copy has otherwise.
+        The recipe, with what attributes hold that the copy has otherwise, or that changes.
 
     Raises:
         ModelError: The copy's variables differ from the original's; names class and remedy.
     """
+    from nanotf.shipping import attributes
+
     foreign = bool(recipe.custom_objects) or is_foreign(recipe.cls)
     if not foreign and not _has_layers_in_two_models(model):
         return recipe
     bare = dataclasses.replace(recipe, compile_arguments=None, own_compile_arguments=None)
     with random_states.kept():  # of layers' seeds, and weights
         twin = rebuild(bare)
+    changed = attributes.changed(model, twin)
+    set_attributes(twin, changed)  # Keras 2 counts variables among them as weights
     ours = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(model)]
     theirs = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(twin)]
     if ours != theirs:
@@ -564,80 +595,18 @@ def checked(model: Any, recipe: ModelRecipe) -> ModelRecipe:
             f"the model has {len(ours)} variables of shapes {[s for s, _ in ours][:8]}..., its "
             f"copy {len(theirs)} of shapes {[s for s, _ in theirs][:8]}...",
         )
-    return dataclasses.replace(recipe, changed=_changed_attributes(model, twin))
+    return dataclasses.replace(recipe, changed=changed, held=attributes.held(model, twin))
 
 
-_DATA = (bool, int, float, complex, str, bytes, type(None), np.generic)
-
-
-def _is_data(value: Any) -> bool:
-    if isinstance(value, dict):
-        return _is_data(list(value)) and _is_data(list(value.values()))
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_data, value))
-    return isinstance(value, _DATA)
-
-
-def _changed_attributes(model: Any, twin: Any) -> tuple[dict[str, Any], ...]:
-    """The plain attributes of users' classes that are not as `__init__` alone leaves them."""
-    pairs = zip(_with_layers(model), _with_layers(twin), strict=False)
-    found = tuple(_differences(ours, theirs) for ours, theirs in pairs)
-    return found if any(found) else ()
-
-
-def _differences(ours: Any, theirs: Any) -> dict[str, Any]:
-    cls = original_class(type(ours))
-    if not is_foreign(cls):
-        return {}  # Keras's own have all that they use in their configuration
-    others = vars(theirs)
-    of_keras: frozenset[str] = frozenset().union(
-        *(_attributes_set_by(base) for base in cls.__mro__ if not is_foreign(base))
-    )
-    found = {}
-    for name, value in vars(ours).items():
-        known = name in others
-        if name in of_keras or name.startswith(("_nanotf", "_self_")) or not _is_data(value):
-            continue  # "_self_": what TensorFlow tracks
-        if (name.startswith("_") and not known) or isinstance(getattr(cls, name, None), property):
-            continue  # what Keras's functions note down
-        if not known or (_is_data(others[name]) and _plain(value) != _plain(others[name])):
-            found[name] = _plain(value)
-    return found
-
-
-@functools.cache
-def _attributes_set_by(cls: type) -> frozenset[str]:
-    """The names of attributes that a class's methods set, on itself or on others.
-
-    Keras sets many in training, and its configuration says what it needs of the rest.
-    """
-    names: set[str] = set()
-    todo: list[Any] = list(vars(cls).values())
-    seen: set[int] = set()
-    while todo:
-        value = todo.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, property):
-            todo += [value.fget, value.fset]
-        elif isinstance(value, (classmethod, staticmethod)):
-            todo.append(value.__func__)
-        elif inspect.isfunction(value):
-            todo += [value.__code__, getattr(value, "__wrapped__", None)]
-        elif inspect.iscode(value):
-            todo += value.co_consts
-            names |= {i.argval for i in dis.get_instructions(value) if i.opname == "STORE_ATTR"}
-    return frozenset(names)
-
-
-def _set_attributes(model: Any, changed: tuple[dict[str, Any], ...]) -> None:
-    for layer, attributes in zip(_with_layers(model), changed, strict=False):
+def set_attributes(model: Any, changed: tuple[dict[str, Any], ...]) -> None:
+    """Sets the attributes of a model and of the layers below it, as `ModelRecipe.changed`."""
+    for layer, attributes in zip(with_layers(model), changed, strict=False):
         for name, value in attributes.items():
             setattr(layer, name, value)
 
 
-def _with_layers(model: Any) -> list[Any]:
+def with_layers(model: Any) -> list[Any]:
+    """A model, and the layers below it, in the order of both sides."""
     return [model, *keras_names.layers_below(model)]
 
 

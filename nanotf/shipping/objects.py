@@ -59,7 +59,7 @@ def parts_of(root: Any) -> dict[tuple[str, int], Any]:
             kinds["metrics"] = keras_names.flat_metrics(root)
     elif isinstance(root, keras_optimizers.optimizer_classes()):
         kinds["optimizers"] = keras_optimizers.with_inner([root])[1:]
-    variables = _own_variables(root)
+    variables = own_variables(root)
     kinds["variables"] = variables
     kinds["values"] = [keras_names.tf_variable(v) for v in variables]
     return {
@@ -70,7 +70,7 @@ def parts_of(root: Any) -> dict[tuple[str, int], Any]:
     }
 
 
-def _own_variables(root: Any) -> list[Any]:
+def own_variables(root: Any) -> list[Any]:
     """A root's variables as its own `variables` lists them, in the order of both sides."""
     tf = require_tensorflow()
     if _is_variable(root) or is_data(root):
@@ -102,7 +102,7 @@ def variables_of(root: Any) -> list[Any]:
         return keras_optimizers.optimizer_variables(root)
     if _is_variable(root):
         return [keras_names.tf_variable(root)]
-    own = [keras_names.tf_variable(v) for v in _own_variables(root)]
+    own = [keras_names.tf_variable(v) for v in own_variables(root)]
     return [v for v in own if v.shape.is_fully_defined()]
 
 
@@ -185,7 +185,7 @@ def as_owned(roots: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """The variables of the installed Keras that hold these `tf.Variable`s."""
     owners: dict[int, Any] = {}
     for root in roots:
-        own = [root] if _is_variable(root) else _own_variables(root)
+        own = [root] if _is_variable(root) else own_variables(root)
         owners.update({id(keras_names.tf_variable(v)): v for v in own})
     return [owners.get(id(variable), variable) for variable in variables]
 

@@ -43,9 +43,10 @@ from nanotf.errors import ShippingError
 from nanotf.steps import is_tf_function
 
 
-def _rebuild_from_config(
+def rebuild_from_config(
     cls: Any, config: Any, custom_objects: dict[str, Any], attributes: dict[str, Any] | None = None
 ) -> Any:
+    """Makes what `Pickler.from_config` has described."""
     from nanotf.shipping import models
 
     tf = require_tensorflow()
@@ -183,7 +184,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
         self._metric = keras.metrics.Metric
 
-    def _from_config(self, obj: Any) -> tuple[Any, ...]:
+    def from_config(self, obj: Any) -> tuple[Any, ...]:
+        """What `rebuild_from_config` takes to make a layer, a metric or an optimizer."""
         from nanotf.shipping import models
 
         custom_objects = models.custom_objects_of(obj)
@@ -205,10 +207,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if own:
             try:
                 with random_states.kept():
-                    twin = _rebuild_from_config(cls, config, custom_objects)
+                    twin = rebuild_from_config(cls, config, custom_objects)
             except Exception as error:
                 raise _not_configurable(obj, f"rebuilding it raised {error!r}") from error
             attributes = _attributes_that_differ(obj, twin)
+        if isinstance(obj, self._metric):
+            attributes.update(keras_names.unconfigured(obj))
         if is_optimizer:
             attributes.update(keras_optimizers.excluded_by_name(obj))
         return cls, config, custom_objects, attributes
@@ -233,7 +237,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if plain is not None:
             return _same, (plain,)
         if isinstance(obj, self._by_config):
-            return _rebuild_from_config, self._from_config(obj)
+            return rebuild_from_config, self.from_config(obj)
         if isinstance(obj, self._by_attributes):
             # Keras 3 would pickle these through a saved model, which loses local classes.
             return copyreg.__newobj__, (type(obj),), vars(obj)  # type: ignore[attr-defined]

@@ -40,6 +40,11 @@ class _Variable:
     local: ArrayRef | None
     reduction: str
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether its value is the sum of those of the ranks."""
+        return self.local is not None and self.reduction == "sum"
+
 
 @dataclasses.dataclass(frozen=True)
 class StateLayout:
@@ -58,19 +63,28 @@ class StateLayout:
     size: int
 
     @classmethod
-    def of(cls, variables: Sequence[Any], size: int, averaged: Sequence[Any] = ()) -> StateLayout:
+    def of(
+        cls,
+        variables: Sequence[Any],
+        size: int,
+        averaged: Sequence[Any] = (),
+        of_first: Sequence[Any] = (),
+    ) -> StateLayout:
         """The layout for a list of `tf.Variable`.
 
         Args:
             variables: sequence of `tf.Variable`.
             size: int, number of workers.
             averaged: sequence of those among them which differ between ranks though TensorFlow
-                does not know it, and whose mean counts.
+                does not know it, and whose mean counts; of what is no float, the value of rank 0.
+            of_first: sequence of those among them of which the value of rank 0 counts, whatever
+                TensorFlow says.
         """
-        means = {id(variable) for variable in averaged}
+        kinds = {id(v): "mean" if v.dtype.is_floating else "first" for v in averaged}
+        kinds.update((id(v), "first") for v in of_first)
         specs = [_Spec(tuple(v.shape), numpy_dtype(v.dtype.name)) for v in variables]
         values, values_nbytes = lay_out(specs)
-        is_local = [_is_local(v) or id(v) in means for v in variables]
+        is_local = [_is_local(v) or id(v) in kinds for v in variables]
         chosen = [spec for spec, local in zip(specs, is_local, strict=True) if local]
         locals_, local_nbytes = lay_out(chosen)
         rest = iter(locals_)
@@ -79,7 +93,7 @@ class StateLayout:
                 v.name,
                 ref,
                 next(rest) if local else None,
-                "mean" if id(v) in means else _REDUCTIONS[v.aggregation.name],
+                kinds.get(id(v)) or _REDUCTIONS[v.aggregation.name],
             )
             for v, ref, local in zip(variables, values, is_local, strict=True)
         )
@@ -157,8 +171,9 @@ class State:
         parts: sequence of `Part`.
         seeds: sequence of `tf.Variable` among them, which ranks get different values of: their
             random layers shall not draw the same numbers. Rank 0 has the parent's.
-        of_first: sequence of `tf.Variable` among them, of which rank 0's values count.
         rank: int.
+        divides_sums: bool, whether rank 0 alone gets the value of what is a sum over ranks, so
+            that it is their sum again.
     """
 
     def __init__(
@@ -170,22 +185,17 @@ class State:
         parts: Sequence[Part] = (),
         seeds: Sequence[Any] = (),
         rank: int = 0,
-        of_first: Sequence[Any] = (),
+        divides_sums: bool = False,
     ) -> None:
         in_parts = {place for part in parts if part.only for place in part.places}
         self.places = [i for i in range(len(layout.variables)) if i not in in_parts]
         layout.check(variables, self.places)
         self._rank = rank
+        self._without_sums = divides_sums and rank > 0
         self._seeds = {
             place
             for place, variable in zip(self.places, variables, strict=True)
             if any(variable is seed for seed in seeds)
-        }
-        first = {id(variable) for variable in of_first}
-        self._of_first = self._seeds | {
-            place
-            for place, variable in zip(self.places, variables, strict=True)
-            if id(variable) in first
         }
         self.layout = layout
         self.block = block
@@ -221,6 +231,8 @@ class State:
             value = values[place]
             if place in self._seeds:
                 value = value + np.array(self._rank * SEED_DISTANCE, value.dtype)
+            elif self._without_sums and self.layout.variables[place].is_sum:
+                value = np.zeros_like(value)
             variable.assign(value)
         for part in self.parts:
             pieces = _pieces(part, values)
@@ -253,7 +265,7 @@ class State:
             if local is not None:
                 yield variable, [(local.reshape(-1), slice(None))]
             elif whole.size < _WHOLE:
-                owner = 0 if place in self._of_first else place % self.layout.size
+                owner = 0 if place in self._seeds else place % self.layout.size
                 if owner == rank:
                     yield variable, [(whole, slice(None))]
             else:
@@ -347,18 +359,23 @@ def _combined(reduction: str, by_rank: Sequence[Any]) -> Any:
     return total / len(by_rank) if reduction == "mean" else total
 
 
-def combine_locals(variables: Sequence[Any], by_rank: Sequence[Sequence[Any]]) -> None:
+def combine_locals(
+    variables: Sequence[Any], by_rank: Sequence[Sequence[Any]], of_first: Sequence[Any] = ()
+) -> None:
     """Sets variables to the values of all ranks, combined as each variable's aggregation says.
 
     Args:
         variables: sequence of `tf.Variable`. Nothing is set where a worker has others: metrics
             may make variables at their first step, which the parent does not take.
         by_rank: for every rank, the arrays that its copies of the variables hold.
+        of_first: as in `StateLayout.of`.
     """
     if [tuple(v.shape) for v in variables] != [tuple(value.shape) for value in by_rank[0]]:
         return
     for variable, *values in zip(variables, *by_rank, strict=True):
-        variable.assign(_combined(_REDUCTIONS[variable.aggregation.name], values))
+        is_first = any(variable is other for other in of_first)
+        reduction = "first" if is_first else _REDUCTIONS[variable.aggregation.name]
+        variable.assign(_combined(reduction, values))
 
 
 def _accumulator(dtype: np.dtype[Any]) -> Any:

@@ -1,0 +1,209 @@
+"""What users set on models and layers, and what those hold that Keras does not know of.
+
+A worker's copy has what the user's `__init__` gives it. What was set later, plain data, arrays and
+variables, is found by a second copy in this process, and set on the worker's. Variables in
+attributes that are not among Keras's (in Keras 3 a `tf.Variable`) are known by where they stand.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat import keras_names
+from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.shipping import models, objects
+
+_DEPTH = 4  # of objects in the attributes of a layer
+_LONGEST = 1000  # a longer list holds data
+_DATA = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
+
+Path = tuple[tuple[str, Any], ...]  # ("attribute", name) and ("item", key or index)
+Place = tuple[int, Path]  # a layer, in the order of `models.with_layers`, and where in it
+
+
+def is_variable(value: Any) -> bool:
+    """Whether something is a variable that can travel: of numbers, and of a known shape."""
+    tf = require_tensorflow()
+    if is_keras_3() and isinstance(value, tf.keras.Variable):
+        return True
+    others = (tf.string, tf.resource, tf.variant)
+    return (
+        isinstance(value, tf.Variable)
+        and value.shape.is_fully_defined()
+        and value.dtype not in others
+    )
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether something is a tensor that has a value here."""
+    return (
+        require_tensorflow().is_tensor(value)
+        and hasattr(value, "numpy")
+        and not hasattr(value, "assign")
+    )
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, dict):
+        return _is_data(list(value)) and _is_data(list(value.values()))
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_data, value))
+    return isinstance(value, _DATA) or _is_tensor(value) or is_variable(value)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two copies of an attribute hold the same; variables do if they are alike."""
+    if is_variable(one) or is_variable(other):
+        return is_variable(one) and is_variable(other) and _kind(one) == _kind(other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return list(one) == list(other) and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if any(_is_tensor(value) or isinstance(value, np.ndarray) for value in (one, other)):
+        one, other = np.asarray(one), np.asarray(other)
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return bool(one == other)
+
+
+def _kind(variable: Any) -> Any:
+    variable = keras_names.tf_variable(variable)
+    return tuple(variable.shape), variable.dtype, variable.trainable
+
+
+def changed(model: Any, twin: Any) -> tuple[dict[str, Any], ...]:
+    """The attributes of users' classes that are not as `__init__` alone leaves them.
+
+    Args:
+        model: the user's model.
+        twin: a copy, as a worker makes it.
+
+    Returns:
+        A tuple of dict of str to object, see `models.ModelRecipe.changed`.
+    """
+    pairs = zip(models.with_layers(model), models.with_layers(twin), strict=False)
+    below = {id(v) for layer in models.with_layers(model)[1:] for v in objects.own_variables(layer)}
+    found = tuple(_differences(ours, theirs, below) for ours, theirs in pairs)
+    return found if any(found) else ()
+
+
+def _differences(ours: Any, theirs: Any, weights: set[int]) -> dict[str, Any]:
+    """One layer's; `weights` are those of layers, of which an attribute may be another name."""
+    cls, others, found = models.original_class(type(ours)), vars(theirs), {}
+    for name, value in _of_user(ours).items():
+        known = name in others
+        if not _is_data(value) or id(value) in weights:
+            continue
+        if (name.startswith("_") and not known) or isinstance(getattr(cls, name, None), property):
+            continue  # what Keras's functions note down
+        if not known or (_is_data(others[name]) and not _equal(value, others[name])):
+            found[name] = models.plain(value)
+    return found
+
+
+def _of_user(layer: Any) -> dict[str, Any]:
+    """The attributes of a layer of a user's class, without those that Keras sets."""
+    cls = models.original_class(type(layer))
+    if not models.is_foreign(cls):
+        return {}  # Keras's own have all that they use in their configuration
+    of_keras: frozenset[str] = _names_of_keras().union(
+        *(_attributes_set_by(base) for base in cls.__mro__ if not models.is_foreign(base))
+    )
+    return {
+        name: value
+        for name, value in vars(layer).items()
+        if name not in of_keras and not name.startswith(("_nanotf", "_self_"))
+    }  # "_self_": what TensorFlow tracks
+
+
+@functools.cache
+def _names_of_keras() -> frozenset[str]:
+    """The attributes that Keras itself gives every layer and model."""
+    keras = require_tensorflow().keras
+    return frozenset({*vars(keras.layers.Layer()), *vars(keras_names.model_class()())})
+
+
+@functools.cache
+def _attributes_set_by(cls: type) -> frozenset[str]:
+    """The names of attributes that a class's methods set, on itself or on others.
+
+    Keras sets many in training, and its configuration says what it needs of the rest.
+    """
+    names: set[str] = set()
+    todo: list[Any] = list(vars(cls).values())
+    seen: set[int] = set()
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, property):
+            todo += [value.fget, value.fset]
+        elif isinstance(value, (classmethod, staticmethod)):
+            todo.append(value.__func__)
+        elif inspect.isfunction(value):
+            todo += [value.__code__, getattr(value, "__wrapped__", None)]
+        elif inspect.iscode(value):
+            todo += value.co_consts
+            names |= {i.argval for i in dis.get_instructions(value) if i.opname == "STORE_ATTR"}
+    return frozenset(names)
+
+
+# ------------------------------------------------------------------- variables in attributes
+def held(model: Any, twin: Any) -> tuple[Place, ...]:
+    """Where variables stand in the attributes of users' classes, alike in both copies."""
+    own = {id(variable) for variable in objects.own_variables(model)}
+    layers = zip(models.with_layers(model), models.with_layers(twin), strict=False)
+    found = []
+    for number, (ours, theirs) in enumerate(layers):
+        seen = {id(ours)}
+        for name, value in _of_user(ours).items():
+            for path, variable in _variables_in(value, (("attribute", name),), seen):
+                if id(variable) not in own and _has_variable(theirs, path, variable):
+                    found.append((number, path))
+    return tuple(found)
+
+
+def _variables_in(value: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, Any]]:
+    if id(value) in seen or len(path) > _DEPTH:
+        return
+    seen.add(id(value))
+    if is_variable(value):
+        yield path, value
+        return
+    steps: list[tuple[tuple[str, Any], Any]] = []
+    if objects.is_root(value) or isinstance(value, type) or inspect.isroutine(value):
+        return
+    if isinstance(value, dict):
+        steps = [(("item", k), v) for k, v in value.items() if isinstance(k, (str, int))]
+    elif isinstance(value, (list, tuple)):
+        steps = [(("item", place), item) for place, item in enumerate(value[:_LONGEST])]
+    elif models.is_foreign(type(value)) and type(value).__module__ != "builtins":
+        steps = [(("attribute", k), v) for k, v in getattr(value, "__dict__", {}).items()]
+    for step, inner in steps:
+        yield from _variables_in(inner, (*path, step), seen)
+
+
+def _has_variable(layer: Any, path: Path, like: Any) -> bool:
+    try:
+        found = _at(layer, path)
+    except (LookupError, AttributeError, TypeError):
+        return False
+    return is_variable(found) and _kind(found) == _kind(like)
+
+
+def at(model: Any, place: Place) -> Any:
+    """What stands at a place in a model."""
+    number, path = place
+    return _at(models.with_layers(model)[number], path)
+
+
+def _at(value: Any, path: Path) -> Any:
+    for kind, key in path:
+        value = vars(value)[key] if kind == "attribute" else value[key]
+    return value
