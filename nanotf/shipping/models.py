@@ -483,9 +483,9 @@ class BuiltState:
         """That of a layer or a model; of a model, `ModelRecipe` has the rest."""
         if isinstance(layer, require_tensorflow().keras.Model):
             return cls(None, (), (), keras_compiled.built_state(layer))
-        layers = _with_layers(layer)
+        layers = with_layers(layer)
         return cls(
-            _plain(layer.get_build_config()) if layer.built else None,
+            plain(layer.get_build_config()) if layer.built else None,
             tuple(bool(each.trainable) for each in layers),
             tuple(keras_names.adapted_state(each) for each in layers) if layer.built else (),
             {},
@@ -495,10 +495,10 @@ class BuiltState:
         """Brings a layer or model that is as new there."""
         if self.build_config and not layer.built:
             build_as(layer, self.build_config)
-        for each, trainable in zip(_with_layers(layer), self.trainable, strict=False):
+        for each, trainable in zip(with_layers(layer), self.trainable, strict=False):
             if bool(each.trainable) != trainable:
                 each.trainable = trainable
-        for each, adapted in zip(_with_layers(layer), self.adapted, strict=False):
+        for each, adapted in zip(with_layers(layer), self.adapted, strict=False):
             keras_names.set_adapted_state(each, adapted)
         if self.compiled:
             keras_compiled.set_built_state(layer, self.compiled)
