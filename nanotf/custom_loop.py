@@ -36,7 +36,6 @@ from nanotf import (
 from nanotf.compat import keras_compiled, keras_names, pipelines
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
-    CollectiveError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
     ModelError,
@@ -46,6 +45,7 @@ from nanotf.errors import (
     WorkerStuck,
 )
 from nanotf.fit_data import Stream
+from nanotf.partings import Partings
 from nanotf.pool import Delivery
 from nanotf.shipping import models, objects, programs, streams
 from nanotf.shipping.blocks import Block
@@ -55,7 +55,6 @@ from nanotf.transports import check_transport
 
 logger = logging.getLogger("nanotf")
 
-_STUCK_LOOKS = 10  # looks at which nothing has moved, before ranks count as parted
 _SAME = 1e-3  # relative; what rounding may make of a sum of magnitudes that should be equal
 # A function whose code names one of these divides the work itself.
 _DIVIDES_ITSELF = {"get_strategy", "experimental_distribute_dataset", "rank", "Dataset"}
@@ -263,7 +262,7 @@ class _LoopCall(calls.Call):
 
     def begin(self) -> list[Block]:
         self.returned: Delivery | None = None
-        self._stuck: tuple[list[Any], int] = ([], 0)
+        self.partings = Partings(self.name, self.size)
         # By number; a pass over a dataset is a stream of its own.
         self._open: dict[int, streams.StreamWriter] = {}
         self._closed: dict[int, int] = {}
@@ -298,7 +297,9 @@ class _LoopCall(calls.Call):
         )
 
     def hear(self, message: Any) -> None:
-        if isinstance(message, messages.Saved):
+        if isinstance(message, messages.Reached):
+            self.partings.hear(message)
+        elif isinstance(message, messages.Saved):
             closed = collections.Counter(
                 n % len(self.sources) for n, c in self._closed.items() if c
             )
@@ -327,34 +328,15 @@ class _LoopCall(calls.Call):
         return list(self._open.values())
 
     def look(self, ended: set[int]) -> None:
-        if self.workers.group is None:
-            return
-        waits = self.workers.group.waits()
-        for wait in waits:
-            gone = sorted(ended & set(wait.missing))
-            if gone:
-                raise self._parted(
-                    f"rank {gone[0]} has returned from the function, and rank {wait.rank} waits "
-                    f"for it in a collective: {wait.what}"
-                )
-        waiting = {wait.rank for wait in waits}
-        before, looks = self._stuck
-        looks = looks + 1 if waits == before and len(waiting) == self.size - len(ended) else 0
-        self._stuck = (waits, looks)
-        if looks >= _STUCK_LOOKS and waits:
-            places = [
-                f"rank {w.rank} waits for {list(w.missing)} in a collective: {w.what}"
-                for w in waits
-            ]
-            raise self._parted("; ".join(places))
+        self.partings.look(self.workers.group, ended)
 
-    def _parted(self, received: str) -> CollectiveError:
-        return CollectiveError(
-            "All workers must take the same path through a @nano function, and run the same "
-            f"steps. Received: in {self.name}, {received}. Decide by what is alike on all of "
-            "them, like the loss that a step returns, not by a worker's own rows or rank. Reading "
-            "or saving metrics and moving statistics takes all workers, too."
-        )
+    def failure(self, message: messages.JobFailed) -> BaseException:
+        error = super().failure(message)
+        parted = self.partings.explain(message.rank, f"{message.summary}\n{message.traceback}")
+        if parted is None:
+            return error
+        parted.__cause__ = error
+        return parted
 
     def collect(self) -> None:
         self.state.combine(1)
@@ -375,6 +357,7 @@ class _LoopCall(calls.Call):
         self.build(built)
         random_states.put(built.random_states)
         value = load_result(message.value, block, roots)
+        self.partings.check()
         self.check_alike(results)
         return value
 

@@ -16,6 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from nanotf import context, jobs, messages, random_states, relayed_output, replica_step
+from nanotf.channel import ChannelClosed
+from nanotf.collectives.tally import Progress
 from nanotf.compat import keras_compiled, keras_names, keras_share
 from nanotf.errors import NanoError
 from nanotf.shipping import objects, packing, programs, state, streams
@@ -152,8 +154,20 @@ class _KeptProgram:
             if is_tf_function(function) and tf.executing_eagerly():
                 body = tf.function(body, reduce_retracing=keras_names.reduces_retracing(function))
             self._bodies[key] = (step, body)  # which keeps the step's id its own
-        with self._stopwatch.stepping():
+        with self._stopwatch.stepping(), self._named(step):
             return self._bodies[key][1](*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _named(self, step: Any) -> Iterator[None]:
+        """Names the step in what is said of the collectives in it."""
+        tally = self.strategy.tally
+        if tally is not None:
+            tally.step = getattr(step, "__name__", "")
+        try:
+            yield
+        finally:
+            if tally is not None:
+                tally.step = ""
 
     def over_whole_batch(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A loss function whose scalar is that of all workers' rows."""
@@ -217,7 +231,8 @@ class LoopRun:
         session.stopwatch.ready()
         # Alike on all ranks: what a loop decides by chance, all must decide alike.
         random_states.put(job.random_states)
-        with self._relayed(), self._current(kept), session.strategy.scope(), _explained():
+        scope = session.strategy.scope()
+        with self._relayed(), self._current(kept), scope, _explained(), self._counted():
             value = kept.program.function(*args, **kwargs)
         with session.strategy.scope():
             built = self._built(kept)
@@ -256,6 +271,37 @@ class LoopRun:
             divides_sums=True,  # those of metrics
         )
         self.state.load(0)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Tells the parent how far this rank has come, where the transport does not."""
+        tally, session = self.session.strategy.tally, self.session
+        if tally is None:
+            yield
+            return
+        tally.active, before = True, tally.progress()
+        last = told = before
+
+        def tell(progress: Progress) -> None:
+            now = progress.since(before)
+            session.channel.send(
+                messages.Reached(self.number, session.rank, now.count, now.fingerprint, now.what)
+            )
+
+        def look() -> None:
+            nonlocal last, told
+            rests, last = last, tally.progress()
+            if rests == last != told:
+                told = last
+                with contextlib.suppress(ChannelClosed):  # the inbox ends this process
+                    tell(last)
+
+        session.watched = look
+        try:
+            yield
+            tell(tally.progress())
+        finally:
+            tally.active, session.watched = False, lambda: None
 
     @contextlib.contextmanager
     def _current(self, kept: _KeptProgram) -> Iterator[None]:

@@ -19,6 +19,7 @@ The life of a pool, from top to bottom:
       |  Proceed (stop?, new state?) ->          |   every rank, so that all decide alike
       |  <- Outputs                              |   every rank, in predict
       |  <- Printed, Saved, Returned             |   rank 0, in a @nano function
+      |  <- Reached                              |   every rank there, with "grpc"
       |  <- JobDone | JobFailed                  |
       |  Stop ->                                 |
 """
@@ -291,6 +292,24 @@ class Saved(Message):
     """Worker -> parent, rank 0: a `CheckpointManager` has saved; a restart goes on from there."""
 
     job: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached(Message):
+    """Worker -> parent, every rank, in a `@nano` function with transport "grpc".
+
+    Sent when a rank has begun no collective for a while, and when it has returned.
+
+    Args:
+        job, rank: int.
+        count, fingerprint, what: as in `collectives.tally.Progress`.
+    """
+
+    job: int
+    rank: int
+    count: int
+    fingerprint: int
+    what: str
 
 
 @dataclasses.dataclass(frozen=True)

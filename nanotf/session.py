@@ -13,6 +13,7 @@ import pickle
 import random
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,7 @@ class Session:
         keras_names.save_alone(self.strategy.values_known)
         self.stopwatch = timing.Stopwatch(rank, group)
         self.reader: streams.StreamReader  # of the job that runs
+        self.watched: Callable[[], None] = lambda: None  # what a `Watch` calls at every look
         heartbeat.Heartbeat(
             heartbeat.beat_seconds(setup.stall_seconds),
             self.stopwatch.progress,
@@ -96,7 +98,12 @@ class Session:
             def tell(began: int) -> None:
                 self._tell(messages.Stalled(began))
 
-            stalls.Watch(setup.stall_seconds, lambda: stopwatch.step_since, tell)
+            stalls.Watch(
+                setup.stall_seconds,
+                lambda: stopwatch.step_since,
+                tell,
+                lambda: self.watched(),
+            )
         keras_optimizers.install_in_optimizers(self.share, self.strategy)
         self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()

@@ -6,6 +6,7 @@ Every wait has somebody who notices:
 | --- | --- |
 | a rank, in a collective of transport "shm" | the rank itself: the group's deadline |
 | a rank, in a step with transport "grpc", whose collectives wait for ever | the rank's `Watch` |
+| a rank of a `@nano` function, for one that has taken another path | the parent: `partings` |
 | the parent, for the rest of the ranks at a hook or at the end of a job | `Pool.check_progress` |
 | anybody, for a process that a signal has stopped | `Pool.check_progress` |
 | nobody: a rank is busy, or hangs, by itself | `Pool.check_progress` warns; see `heartbeat` |
@@ -57,6 +58,7 @@ class Watch:
         step_since: callable, when the step that runs has begun, by `timing.now`; None between
             steps.
         tell: callable of that; called at every look at a step that has lasted longer.
+        look: callable, called at every look.
     """
 
     def __init__(
@@ -64,10 +66,12 @@ class Watch:
         seconds: float,
         step_since: Callable[[], int | None],
         tell: Callable[[int], None],
+        look: Callable[[], None],
     ) -> None:
         self._seconds = seconds
         self._step_since = step_since
         self._tell = tell
+        self._look = look
         threading.Thread(target=self._run, name="nanotf-watch", daemon=True).start()
 
     def _run(self) -> None:
@@ -75,6 +79,7 @@ class Watch:
         known, lasted = None, 0.0
         while True:
             time.sleep(LOOK_SECONDS)
+            self._look()
             since = self._step_since()
             lasted = lasted + LOOK_SECONDS if since == known else 0.0
             known = since

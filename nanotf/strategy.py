@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.collectives import engine, launcher
+from nanotf.collectives.tally import Tally
 from nanotf.compat import distribute
 
 
@@ -61,6 +62,7 @@ class _Extended(distribute.Extended):  # type: ignore[misc]
     values_are_known = False
     merges = True
     group: Any = None
+    tally: Any = None
 
     def _use_merge_call(self) -> bool:
         return self.merges and bool(super()._use_merge_call())
@@ -86,6 +88,8 @@ class _Extended(distribute.Extended):  # type: ignore[misc]
             value = distribute.initial_tensor(value, kwargs.get("dtype"))
             if self.group is not None:
                 return self.group.broadcast(value, launcher.INITIAL_VALUE_KEY)
+            if self.tally is not None:
+                value = self.tally.begin("broadcast of an initial value", value)
             # TensorFlow's collectives broadcast no bfloat16.
             wide = tf.float32 if value.dtype == tf.bfloat16 else value.dtype
             return tf.cast(stock(tf.cast(value, wide), wide)(), value.dtype)
@@ -104,7 +108,12 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         group: `collectives.Group` attached to this rank, for transport "shm".
 
     Exactly one of `cluster` and `group` is given.
+
+    Attributes:
+        tally: `collectives.Tally` of TensorFlow's own collectives; None with transport "shm".
     """
+
+    tally: Tally | None = None
 
     def __init__(
         self, rank: int, size: int, cluster: tuple[str, ...] = (), group: Any = None
@@ -130,6 +139,8 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             )
         else:
             distribute.move_in_float32(extended, size)
+            self.tally = extended.tally = Tally()
+            distribute.count_collectives(extended, self.tally)
         tf.distribute.Strategy.__init__(self, extended)
         self.rank = rank
         self.size = size

@@ -12,6 +12,7 @@
 - `native/`, `native_library.py`, `native_engine.py`: the implementation in C++.
   `native/layout.h` states the protocol.
 - `python_engine.py`, `shared_view.py`, `layout.py`: the same protocol in pure Python.
+- `tally.py`: counts TensorFlow's own collectives, with transport "grpc".
 - `build.py` compiles `native/`; `latency.py` measures.
 """
 

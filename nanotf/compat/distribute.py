@@ -166,6 +166,27 @@ def move_in_float32(extended: Any, size: int) -> None:
             launcher._all_gather = _as_float32(launcher._all_gather, (tf.bfloat16,))
 
 
+def count_collectives(extended: Any, tally: Any) -> None:
+    """Makes TensorFlow's own collectives count what they begin.
+
+    Args:
+        extended: the strategy's implementation, with its own launchers.
+        tally: `collectives.tally.Tally`.
+    """
+    for operations in (extended._cross_device_ops, extended._host_cross_device_ops):
+        for launcher in operations._launchers:
+            for name, method in (("all_reduce", "all_reduce"), ("all_gather", "_all_gather")):
+                setattr(launcher, method, _counted(getattr(launcher, method), name, tally))
+
+
+def _counted(stock: Callable[..., Any], name: str, tally: Any) -> Callable[..., Any]:
+    def counted(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        tensor = tally.begin(name, tf.convert_to_tensor(tensor))
+        return tally.end(stock(tensor, *args, **kwargs))
+
+    return counted
+
+
 def _as_float32(stock: Callable[..., Any], dtypes: Sequence[Any]) -> Callable[..., Any]:
     def moved(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         tensor = tf.convert_to_tensor(tensor)

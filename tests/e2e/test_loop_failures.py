@@ -161,8 +161,9 @@ def test_metric_that_the_function_has_made() -> None:
         train(dense(), loops.dataset())
 
 
-def test_exception_on_one_rank() -> None:
-    @two()
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_exception_on_one_rank(transport: str) -> None:
+    @two(transport=transport)
     def train(model: Any, data: Any, loss_object: Any, optimizer: Any, step: Any) -> None:
         for number, inputs in enumerate(data):
             if number == 2 and nanotf.rank() == 1:
@@ -182,9 +183,9 @@ def test_exception_on_one_rank() -> None:
     _works()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_leaves_earlier(rank: int) -> None:
-    @two()
+@pytest.mark.parametrize(("transport", "rank"), [("shm", 0), ("shm", 1), ("grpc", 0)])
+def test_a_rank_that_leaves_earlier(transport: str, rank: int) -> None:
+    @two(transport=transport)
     def train(model: Any, data: Any, loss_object: Any, optimizer: Any, step: Any) -> None:
         for number, inputs in enumerate(data):
             if number == 2 and nanotf.rank() == rank:
@@ -196,10 +197,27 @@ def test_a_rank_that_leaves_earlier(rank: int) -> None:
     _works()
 
 
-def test_ranks_that_run_different_steps() -> None:
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_a_rank_that_leaves_a_graph_earlier(transport: str) -> None:
+    @tf.function
+    def steps(data: Any, count: Any, *rest: Any) -> None:
+        for inputs in data.take(count):
+            step(inputs, *rest)
+
+    @two(transport=transport)
+    def train(model: Any, data: Any, loss_object: Any, optimizer: Any) -> None:
+        step(next(iter(data)), model, loss_object, optimizer)
+        steps(data, tf.constant(1 + nanotf.rank()), model, loss_object, optimizer)
+
+    with pytest.raises(errors.CollectiveError, match=r"rank 0 has returned.*rank 1 waits.*reduce"):
+        train(*_arguments())
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_ranks_that_run_different_steps(transport: str) -> None:
     other = nano_multiprocessing(tf.function(lambda x: tf.reduce_mean(x)))
 
-    @two()
+    @two(transport=transport)
     def train(model: Any, data: Any, loss_object: Any, optimizer: Any, step: Any) -> None:
         for inputs in data:
             if nanotf.rank() == 0:
@@ -207,9 +225,30 @@ def test_ranks_that_run_different_steps() -> None:
             else:
                 other(inputs[0])
 
-    with pytest.raises((errors.CollectiveError, errors.WorkerError), match=r"rank|ranks"):
+    with pytest.raises(errors.CollectiveError, match=r"same steps.*in rank \d a collective failed"):
         train(*_arguments(), step)
-    _works()
+    if transport == "shm":
+        _works()
+
+
+def test_different_steps_that_meet_by_accident() -> None:
+    """TensorFlow's collectives do not tell one scalar's sum from another's; these are counted."""
+
+    @nano_multiprocessing
+    def mean(x: Any) -> Any:
+        return tf.reduce_mean(x)
+
+    @nano_multiprocessing
+    def norm(x: Any) -> Any:
+        return tf.norm(x)
+
+    @two(transport="grpc")
+    def train(model: Any, data: Any) -> None:
+        for x, _ in data:
+            (norm if nanotf.rank() else mean)(x)
+
+    with pytest.raises(errors.CollectiveError, match=r"differ.*in the step mean.*in the step norm"):
+        train(dense(), loops.dataset())
 
 
 def test_update_outside_of_a_step() -> None:
