@@ -16,6 +16,7 @@ import logging
 import shutil
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ from nanotf import (
     timing,
     warm,
 )
-from nanotf.compat import keras_compiled, keras_names, pipelines
+from nanotf.compat import eager_context, keras_compiled, keras_names, pipelines, shared_datasets
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
     InvalidArgumentError,
@@ -172,7 +173,8 @@ class _LoopCall(calls.Call):
         self.name = getattr(function, "__qualname__", "function")
         self.manifest = programs.Manifest(function, arguments)
         self._check_reach()
-        self.sources = [_Source(data) for data in self.manifest.data]
+        batches = bool(self.manifest.names & shared_datasets.BATCHING)
+        self.sources = [_Source(data, batches) for data in self.manifest.data]
         self._check_sources()
         self._build_models()
         if any(map(keras_names.computes_in_bfloat16, self.manifest.roots)):
@@ -267,6 +269,7 @@ class _LoopCall(calls.Call):
         self._open: dict[int, streams.StreamWriter] = {}
         self._closed: dict[int, int] = {}
         self._closing: list[streams.StreamWriter] = []
+        self._passes: list[tuple[_Source, _OnePass, streams.StreamWriter]] = []
         blocks = [Block(self.layout.nbytes)]
         if self.packer.nbytes:
             blocks.append(Block(self.packer.nbytes))
@@ -289,6 +292,7 @@ class _LoopCall(calls.Call):
             excluded=objects.excluded_from_decay(self.manifest.roots),
             state_block=calls.STATE_BLOCK,
             seed=calls.seed_of_user(0),
+            global_seed=eager_context.global_seed(),
             random_states=random_states.take(),
             terminal=jobs.Terminal(
                 {name: _is_terminal(getattr(sys, name)) for name in ("stdout", "stderr")},
@@ -312,8 +316,10 @@ class _LoopCall(calls.Call):
     def hear_stream(self, message: Any) -> None:
         number = message.stream
         if isinstance(message, messages.OpenStream) and number not in self._open:
-            stream = self.sources[number % len(self.sources)].stream()
-            self._open[number] = self._writer(number, stream)
+            source = self.sources[number % len(self.sources)]
+            stream = source.stream()
+            self._open[number] = writer = self._writer(number, stream)
+            self._passes.append((source, stream.data, writer))
             self._closed[number] = 0
         writer = self._open[number]
         writer.handle(message)
@@ -346,6 +352,9 @@ class _LoopCall(calls.Call):
         return [*self._open.values(), *self._closing]
 
     def release(self) -> None:
+        for source, batches, writer in reversed(self._passes):
+            source.put_back(batches.unread(writer.taken))
+        self._passes.clear()
         del self.state
 
     # ------------------------------------------------------------------------------ the end
@@ -397,36 +406,51 @@ class _LoopCall(calls.Call):
 
 
 class _Source:
-    """A dataset, iterator or generator of the user's, as its batches are handed out."""
+    """A dataset, iterator or generator of the user's, as its batches are handed out.
 
-    def __init__(self, source: Any) -> None:
+    Args:
+        source: one of these.
+        batches: bool, whether the function may make batches of what a dataset yields.
+    """
+
+    def __init__(self, source: Any, batches: bool) -> None:
         tf = require_tensorflow()
         self._source = source
         self.passed = 0  # passes that were complete when a restart began
         cardinality = int(tf.data.UNKNOWN_CARDINALITY)
         what = "A dataset of a @nano function"
+        whole, is_batched = None, True
+        if not isinstance(source, tf.data.Dataset):
+            self._ahead = _read_ahead.setdefault(source, collections.deque())
         if isinstance(source, types.GeneratorType):
             kind, signature = "generator", streams.signature_of(self._specs_of_first(), what)
         else:
             kind = "dataset" if isinstance(source, tf.data.Dataset) else "iterator"
-            signature = streams.signature_of(source.element_spec, what)
+            whole = source.element_spec
             if kind == "dataset":
                 cardinality = int(source.cardinality())
-        self.data = jobs.LoopData(kind, signature, cardinality)
+                is_batched = not batches or _are_batches(whole)
+            signature = streams.signature_of(whole, what) if is_batched else whole
+            if not batches and kind == "dataset" and not _are_batches(whole):
+                raise ShippingError(
+                    f"{what} must yield batches, with a row for each sample. Received: tensors of "
+                    f"different lengths, {whole}. Call .batch(batch_size) on the dataset."
+                )
+        self.data = jobs.LoopData(kind, signature, cardinality, whole, is_batched)
 
     def _specs_of_first(self) -> Any:
         """The specification of a generator's batches, by its first."""
         tf = require_tensorflow()
-        try:
-            first = next(self._source)
-        except StopIteration:
-            raise InvalidArgumentError(
-                "A generator of a @nano function must yield at least one batch. Received: an "
-                "exhausted one."
-            ) from None
-        self._source = _chain(first, self._source)
+        if not self._ahead:
+            try:
+                self._ahead.append(next(self._source))
+            except StopIteration:
+                raise InvalidArgumentError(
+                    "A generator of a @nano function must yield at least one batch. Received: an "
+                    "exhausted one."
+                ) from None
         return tf.nest.map_structure(
-            lambda a: tf.TensorSpec(np.shape(a), np.asarray(a).dtype), first
+            lambda a: tf.TensorSpec(np.shape(a), np.asarray(a).dtype), self._ahead[0]
         )
 
     def begin_again(self, complete: int) -> None:
@@ -441,7 +465,21 @@ class _Source:
 
     def stream(self) -> Stream:
         """One pass over it."""
-        return Stream(_OnePass(self._source), self.data.signature, trains=False)
+        source = self._source if self.data.kind == "dataset" else self._rest()
+        whole = self.data.whole if self.data.kind == "dataset" else self.data.signature
+        return Stream(_OnePass(source), whole, trains=False)
+
+    def _rest(self) -> Iterator[Any]:
+        """The batches of what can be read once; closing this leaves the user's generator open."""
+        while self._ahead:
+            yield self._ahead.popleft()
+        for batch in self._source:  # noqa: UP028 - `yield from` would close it
+            yield batch
+
+    def put_back(self, unread: Sequence[Any]) -> None:
+        """Keeps batches that no worker has read for the next call."""
+        if self.data.kind != "dataset":
+            self._ahead.extendleft(reversed(unread))
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -449,9 +487,18 @@ def _is_terminal(stream: Any) -> bool:
     return bool(getattr(stream, "isatty", bool)())
 
 
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
+# By iterator or generator, the batches that were read from it and that no worker has asked for.
+_read_ahead: weakref.WeakKeyDictionary[Any, collections.deque[Any]] = weakref.WeakKeyDictionary()
+
+
+def _are_batches(element_spec: Any) -> bool:
+    """Whether the tensors of an element can have a row for each sample."""
+    specs = require_tensorflow().nest.flatten(element_spec)
+    if any(getattr(getattr(spec, "shape", None), "rank", 0) == 0 for spec in specs):
+        return False
+    if any(spec.shape.rank is None for spec in specs):
+        return True
+    return len({spec.shape[0] for spec in specs} - {None}) <= 1
 
 
 class _OnePass:
@@ -459,6 +506,13 @@ class _OnePass:
 
     def __init__(self, source: Any) -> None:
         self._source = source
+        self._given = 0
+        self._last: collections.deque[Any] = collections.deque(maxlen=streams.SLOTS + 1)
+
+    def unread(self, taken: int) -> list[Any]:
+        """The batches that were read, and that the workers have not taken; `taken` is a count."""
+        count = self._given - taken
+        return list(self._last)[-count:] if count > 0 else []
 
     def training(self) -> Iterator[Any]:
         raise AssertionError("a loop has no epochs of its own")
@@ -469,6 +523,8 @@ class _OnePass:
     def _batches(self) -> Iterator[tuple[Any, Any]]:
         iterator = iter(self._source)
         for batch in iterator:
+            self._given += 1
+            self._last.append(batch)
             yield iterator, batch
 
     def keeps(self, iterator: Any) -> bool:

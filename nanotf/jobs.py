@@ -186,11 +186,15 @@ class LoopData:
             tensors once, "generator" for what yields arrays once.
         signature: nested structure of `tf.TensorSpec`, of one global batch.
         cardinality: int, batches, or TensorFlow's codes for endless and unknown.
+        whole: nested structure of `tf.TensorSpec`, of an element as the dataset has it.
+        is_batched: bool, whether elements are batches; where not, the function makes some.
     """
 
     kind: str
     signature: Any
     cardinality: int
+    whole: Any = None
+    is_batched: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,6 +228,7 @@ class LoopJob:
             `shipping.objects.excluded_from_decay`.
         state_block: int, which of the job's blocks holds the state.
         seed: int, of TensorFlow's random numbers.
+        global_seed: int or None, what the user gave to `tf.random.set_seed`.
         random_states: tuple of the states of `random` and of NumPy, the same for all ranks.
         terminal: `Terminal`.
     """
@@ -239,6 +244,7 @@ class LoopJob:
     excluded: dict[Any, Any]
     state_block: int
     seed: int
+    global_seed: int | None
     random_states: tuple[Any, Any]
     terminal: Terminal
 

@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from nanotf import context, jobs, messages, random_states, relayed_output, replica_step
 from nanotf.channel import ChannelClosed
 from nanotf.collectives.tally import Progress
-from nanotf.compat import keras_compiled, keras_names, keras_share
+from nanotf.compat import (
+    distribute,
+    eager_context,
+    keras_compiled,
+    keras_names,
+    keras_share,
+    shared_datasets,
+)
 from nanotf.errors import NanoError
 from nanotf.shipping import objects, packing, programs, state, streams
 from nanotf.shipping.blocks import Block
-from nanotf.shipping.inputs import tuned
+from nanotf.shipping.inputs import share_of_rows, tuned
 from nanotf.shipping.results import dump_built, dump_result, numbers_of
 from nanotf.steps import is_tf_function
-from nanotf.strategy import mark_as_rows
 
 PROGRAMS_KEPT = 2
 
@@ -36,60 +43,101 @@ class _Source:
     Args:
         data: tuple of `jobs.LoopData`.
         rank, size: int.
+        share: `Share`.
     """
 
-    def __init__(self, data: tuple[jobs.LoopData, ...], rank: int, size: int) -> None:
+    def __init__(self, data: tuple[jobs.LoopData, ...], rank: int, size: int, share: Any) -> None:
         self._data = data
+        self._share = share
         self._rank = rank
         self._size = size
         self._passes: collections.Counter[int] = collections.Counter()
         self._reader: Any = None
-        self._iterators: list[_Once] = []
+        self._begin_again: list[Callable[[], None]] = []  # what yields its batches once
 
-    def begin(self, reader: streams.StreamReader) -> None:
+    def begin(self, reader: streams.StreamReader, job: jobs.LoopJob) -> None:
         """Begins a job."""
         self._reader = reader
+        self._job = job
+        self._shuffles = itertools.count()
         self._passes.clear()
-        for iterator in self._iterators:
-            iterator.begin_again()
+        for begin_again in self._begin_again:
+            begin_again()
 
     def open(self, number: int) -> Any:
         """What stands for a dataset or iterator of the user's in this worker."""
         data = self._data[number]
         if data.kind == "dataset":
-            return mark_as_rows(self._dataset(number, data))
-        convert = tf.convert_to_tensor if data.kind == "iterator" else np.asarray
-        made = _Once(lambda: self._rows(number, convert))
-        self._iterators.append(made)
-        return made
+            whole = self._dataset(number, data, data.whole, whole=True)
+            rows = self._divide(whole, False)
+            if data.is_batched:
+                rows = self._dataset(number, data, data.signature)
+            return shared_datasets.SharedDataset(
+                rows, whole, data.is_batched, self._divide, self._seeds
+            )
+        if data.kind == "generator":
+            made = _Once(lambda: self._rows(number), self._share)
+            self._begin_again.append(made.begin_again)
+            return made
+        dataset = tuned(self._read(number, data.signature))
+        iterator = iter(dataset)
+        self._begin_again.append(functools.partial(distribute.begin_again, iterator, dataset))
+        return iterator
 
-    def _dataset(self, number: int, data: jobs.LoopData) -> Any:
-        made = tf.data.Dataset.from_generator(
-            lambda: self._rows(number, np.asarray), output_signature=data.signature
+    def _divide(self, dataset: Any, is_batched: bool) -> Any:
+        """This worker's rows of a dataset of whole batches."""
+
+        def part(rows: Any) -> tuple[Any, Any]:
+            first, count, _ = share_of_rows(tf.constant(0, tf.int64), rows, self._rank, self._size)
+            return first, first + count
+
+        return shared_datasets.divided(dataset, is_batched, part)
+
+    def _seeds(self, seed: Any) -> tuple[Any, Any]:
+        """A seed for a shuffle, and a context in which all workers get the user's order by it."""
+        if seed is None:
+            seed = (self._job.seed + next(self._shuffles)) % 2**31
+        return seed, lambda: eager_context.with_global_seed(self._job.global_seed)
+
+    def _read(self, number: int, signature: Any, whole: bool = False) -> Any:
+        return tf.data.Dataset.from_generator(
+            lambda: self._rows(number, whole), output_signature=signature
         )
+
+    def _dataset(
+        self, number: int, data: jobs.LoopData, signature: Any, whole: bool = False
+    ) -> Any:
+        made = self._read(number, signature, whole)
         if data.cardinality != tf.data.UNKNOWN_CARDINALITY:
             made = made.apply(tf.data.experimental.assert_cardinality(data.cardinality))
         return tuned(made.prefetch(2))
 
-    def _rows(self, number: int, convert: Callable[[Any], Any]) -> Iterator[Any]:
+    def _rows(self, number: int, whole: bool = False) -> Iterator[Any]:
         stream = number + len(self._data) * self._passes[number]
         self._passes[number] += 1
         signature = self._data[number].signature
         reader = self._reader  # at the end of an iterator that nobody reads, a later job may run
-        rows = reader.iterate(stream, self._rank, self._size, stand_in=False)
+        rank, size = (None, 1) if whole else (self._rank, self._size)
+        rows = reader.iterate(stream, rank, size, stand_in=False)
         try:
             for flat, _ in rows:
-                yield tf.nest.pack_sequence_as(signature, [convert(array) for array in flat])
+                yield tf.nest.pack_sequence_as(signature, flat)
         finally:
             rows.close()
             reader.forget(stream)
 
 
 class _Once(collections.abc.Iterator[Any]):
-    """An iterator that begins when it is first asked."""
+    """A generator's stand-in, which begins when it is first asked.
 
-    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+    Args:
+        begin: callable, the batches.
+        share: `Share`, whose `read` gets what a step asks for.
+    """
+
+    def __init__(self, begin: Callable[[], Iterator[Any]], share: Any) -> None:
         self._begin = begin
+        self._share = share
         self._rows: Iterator[Any] | None = None
 
     def begin_again(self) -> None:
@@ -99,7 +147,8 @@ class _Once(collections.abc.Iterator[Any]):
     def __next__(self) -> Any:
         if self._rows is None:
             self._rows = self._begin()
-        return next(self._rows)
+        element, read = next(self._rows), self._share.read
+        return element if read is None else read(element)
 
 
 class _KeptProgram:
@@ -115,7 +164,7 @@ class _KeptProgram:
         self.strategy = strategy = session.strategy
         self._share = session.share
         self._stopwatch = session.stopwatch
-        self.source = _Source(job.data, strategy.rank, strategy.size)
+        self.source = _Source(job.data, strategy.rank, strategy.size, session.share)
         self._bodies: dict[Any, Any] = {}
         self.saved: Callable[[], None] = lambda: None  # set for every job
         with strategy.known_values():
@@ -224,7 +273,7 @@ class LoopRun:
             tf.keras.mixed_precision.set_global_policy(job.dtype_policy)
         arrays = None if job.array_block is None else self.blocks[job.array_block]
         kept = self._program(arrays)
-        kept.source.begin(self.reader)
+        kept.source.begin(self.reader, job)
         kept.saved = lambda: session.channel.send(messages.Saved(self.number))
         self._load(kept)
         args, kwargs = kept.program.arguments(job.shipment.arguments, arrays)

@@ -14,10 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from nanotf.compat import keras_share
+from nanotf.errors import NanoError
 
+_SEVERAL = (
+    "A step that the workers share reads one batch, or several of which each worker has the same "
+    "part. Received: a second batch with another number of rows. Call the step once for each batch."
+)
 _COUNTED = (tf.int32, tf.int64)
 
 
@@ -41,18 +47,16 @@ def body_of(
     """
 
     def replica_step(*args: Any, **kwargs: Any) -> Any:
-        batch = _batch_of(args, kwargs)
-        rows = tf.ones([], tf.int64) if batch is None else tf.shape(batch, tf.int64)[0]
-        total = _sum([tf.cast(rows, tf.float64)])[0]
-        known = 1 if batch is None else batch.shape[0]
-        before = share.set(tf.math.divide_no_nan(tf.cast(rows, tf.float64), total))
+        before = share.set(None)
+        batch = _Batch(share, local_variables)
         try:
-            if known:
+            args, kwargs = batch.begin((args, kwargs))
+            with share.reading(batch.read):
                 result = function(*args, **kwargs)
-            else:
-                result = _without_trace(function, args, kwargs, rows, local_variables())
-            return _of_whole_batch(result, rows, known, share)
+            batch.leave_no_trace()
+            return _of_whole_batch(result, batch.rows, batch.known, share)
         finally:
+            share.end_step()
             share.set(before)
 
     def body(*args: Any, **kwargs: Any) -> Any:
@@ -60,6 +64,90 @@ def body_of(
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
 
     return body
+
+
+class _Batch:
+    """The rows that one worker has in a step.
+
+    They are those of the step's arguments or, where there are none, of what it reads first.
+
+    Attributes:
+        rows: scalar int64 tensor, how many.
+        known: int or None, the same where it is known in tracing.
+    """
+
+    def __init__(
+        self, share: keras_share.Share, local_variables: Callable[[], Sequence[Any]]
+    ) -> None:
+        self._share = share
+        self._local_variables = local_variables
+        self._values: list[tuple[Any, Any]] = []  # from before the step, of a worker without rows
+        self._is_there = self._was_read = False
+
+    def begin(self, arguments: Any) -> Any:
+        """Begins a step; returns its arguments, in which a row stands in where there is none."""
+        self._share.begin_step()
+        found = _tensors(arguments)
+        self._is_there = bool(found)
+        if found:
+            return self._take(found[0], arguments)
+        self._weigh(tf.ones([], tf.int64), 1)
+        return arguments
+
+    def read(self, element: Any) -> Any:
+        """Takes an element that the step has read from an iterator; returns it, or a stand-in."""
+        found = _tensors(element)
+        if self._was_read and found and self._share.in_own_graph():
+            tf.debugging.assert_near(_share_of(found[0]), self._share.current, message=_SEVERAL)
+        if self._is_there or not found:
+            return element
+        if not self._share.in_own_graph():
+            raise NanoError(
+                "A step that the workers share gets its batch as an argument, or reads one itself, "
+                "outside of loops and functions. Received: next(iterator) in a loop, a branch or "
+                "a tf.function inside of a step. Call the step in the loop: "
+                "step(next(iterator), ...)."
+            )
+        self._is_there = self._was_read = True
+        return self._take(found[0], element)
+
+    def _take(self, batch: Any, structure: Any) -> Any:
+        self._weigh(_rows_of(batch), batch.shape[0])
+        if self.known:
+            return structure
+        self._values = [(v, v.read_value()) for v in self._local_variables()]
+        return tf.nest.map_structure(self._filled, structure)
+
+    def _weigh(self, rows: Any, known: int | None) -> None:
+        self.rows, self.known = rows, known
+        self._share.set(_share_of_rows(rows))
+
+    def _filled(self, leaf: Any) -> Any:
+        """A leaf of a batch; where it has no rows, one of zeros stands in."""
+        if not _is_data(leaf) or len(leaf.shape) == 0 or leaf.shape[0]:
+            return leaf
+        tensor = tf.convert_to_tensor(leaf)
+        missing = tf.maximum(self.rows, 1) - tf.shape(tensor, tf.int64)[0]
+        zeros = tf.zeros(tf.concat([[missing], tf.shape(tensor, tf.int64)[1:]], 0), tensor.dtype)
+        return tf.concat([tensor, zeros], axis=0)
+
+    def leave_no_trace(self) -> None:
+        """Ends a step: rows that stood in for none have changed nothing."""
+        for variable, value in self._values:
+            variable.assign(tf.where(self.rows > 0, variable.read_value(), value))
+
+
+def _rows_of(batch: Any) -> Any:
+    return tf.shape(tf.convert_to_tensor(batch), tf.int64)[0]
+
+
+def _share_of_rows(rows: Any) -> Any:
+    rows = tf.cast(rows, tf.float64)
+    return tf.math.divide_no_nan(rows, _sum([rows])[0])
+
+
+def _share_of(batch: Any) -> Any:
+    return _share_of_rows(_rows_of(batch))
 
 
 def _tensors(structure: Any) -> list[Any]:
@@ -78,12 +166,6 @@ def _ranked(leaf: Any) -> bool:
     return getattr(leaf.shape, "rank", 0) is not None
 
 
-def _batch_of(args: Any, kwargs: Any) -> Any:
-    """The first of them, whose rows are those of the batch; None where there is none."""
-    found = _tensors((args, kwargs))
-    return tf.convert_to_tensor(found[0]) if found else None
-
-
 def _sum(tensors: Sequence[Any]) -> list[Any]:
     """Sums tensors of one dtype over the workers."""
     context = tf.distribute.get_replica_context()
@@ -91,31 +173,14 @@ def _sum(tensors: Sequence[Any]) -> list[Any]:
     return summed
 
 
-def _without_trace(
-    function: Callable[..., Any], args: Any, kwargs: Any, rows: Any, variables: Sequence[Any]
-) -> Any:
-    """Runs a step that may have no rows: one of zeros stands in, and leaves no trace."""
-    stand_in = tf.maximum(rows, 1)
-
-    def filled(leaf: Any) -> Any:
-        if not _is_data(leaf) or len(leaf.shape) == 0 or leaf.shape[0]:
-            return leaf
-        tensor = tf.convert_to_tensor(leaf)
-        missing = stand_in - tf.shape(tensor, tf.int64)[0]
-        zeros = tf.zeros(tf.concat([[missing], tf.shape(tensor, tf.int64)[1:]], 0), tensor.dtype)
-        return tf.concat([tensor, zeros], axis=0)
-
-    values = [variable.read_value() for variable in variables]
-    args, kwargs = tf.nest.map_structure(filled, (args, kwargs))
-    result = function(*args, **kwargs)
-    for variable, value in zip(variables, values):  # noqa: B905 - AutoGraph lacks `strict`
-        variable.assign(tf.where(rows > 0, variable.read_value(), value))
-    return result
-
-
 def _of_whole_batch(result: Any, rows: Any, known: int | None, share: keras_share.Share) -> Any:
     """What a single process would return; `known` is `rows` where it is known in tracing."""
     leaves = tf.nest.flatten(result)
+    kinds = [_eager_kind(leaf) for leaf in leaves]
+    leaves = [
+        tf.convert_to_tensor(v, tf.float64 if k is float else None) if k else v
+        for v, k in zip(leaves, kinds, strict=True)
+    ]
     means: dict[Any, list[int]] = {}
     counts: dict[Any, list[int]] = {}
     of_rows: list[int] = []
@@ -139,7 +204,21 @@ def _of_whole_batch(result: Any, rows: Any, known: int | None, share: keras_shar
         of_rows, _rows_or_mean([leaves[i] for i in of_rows], known, share), strict=True
     ):
         leaves[place] = value
+    leaves = [k(v.numpy()) if k else v for v, k in zip(leaves, kinds, strict=True)]
     return tf.nest.pack_sequence_as(result, leaves)
+
+
+def _eager_kind(leaf: Any) -> Callable[[Any], Any] | None:
+    """What makes of NumPy's value what a step without a graph has returned; None for a tensor.
+
+    Integers of Python are the worker's own: most are no counts.
+    """
+    if not tf.executing_eagerly():
+        return None
+    if isinstance(leaf, np.ndarray):
+        return np.asarray
+    is_number = type(leaf) is float or isinstance(leaf, (np.floating, np.integer))
+    return type(leaf) if is_number else None
 
 
 def _may_be_rows(value: Any, known: int | None) -> bool:

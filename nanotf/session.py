@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf import heartbeat, jobs, messages, replica, stalls, timing
+from nanotf import heartbeat, jobs, messages, replica, stalls, timing, whole_gradients
 from nanotf.channel import Channel, ChannelClosed
 from nanotf.collectives import Group
 from nanotf.compat import (
@@ -105,6 +105,8 @@ class Session:
                 lambda: self.watched(),
             )
         keras_optimizers.install_in_optimizers(self.share, self.strategy)
+        whole_gradients.install(self.share)
+        distribute.read_through(lambda: self.share.read)
         self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
         self._dropped = 0  # bytes of variables of models that are not kept, and may be there

@@ -41,15 +41,6 @@ def mark_as_share(dataset: Any, iterable: Any = None) -> Any:
     return dataset
 
 
-def mark_as_rows(dataset: Any) -> Any:
-    """Marks a dataset of a `@nano` function as yielding this worker's rows; returns it.
-
-    What the function derives from it yields them, too.
-    """
-    dataset._nanotf_rows = True
-    return dataset
-
-
 def _yields_rows(dataset: Any) -> bool:
     if hasattr(dataset, "_nanotf_rows"):
         return True

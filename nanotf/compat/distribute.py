@@ -14,6 +14,7 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass, reductions through its `all_reduce`, gathers through its `_all_gather` |
 | `trackable.base.CheckpointInitialValue`, its `wrapped_value` | what a variable is made of that a checkpoint restores when it is made |
 | `Dataset._inputs` | the datasets that a dataset is made of |
+| `iterator_ops.OwnedIterator`, its `_next_internal`, `_iterator_resource`, `Dataset._variant_tensor` | iterators whose elements a step reads, and that begin again |
 | `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
 | `values.DistributedVariable` | see `read_as_numbers` |
 | `values.SyncOnReadVariable` | see `add_outside_of_replicas` |
@@ -29,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
@@ -50,6 +52,26 @@ def empty_cluster() -> Any:
 def inputs_of(dataset: Any) -> list[Any]:
     """The datasets that a dataset reads directly."""
     return list(dataset._inputs()) if isinstance(dataset, tf.data.Dataset) else []
+
+
+def read_through(hook: Callable[[], Callable[[Any], Any] | None]) -> None:
+    """Makes iterators of datasets pass their elements through a function.
+
+    Args:
+        hook: callable that returns the function, or None for none; asked at every element.
+    """
+    stock = iterator_ops.OwnedIterator._next_internal
+
+    def _next_internal(self: Any) -> Any:
+        element, read = stock(self), hook()
+        return element if read is None else read(element)
+
+    iterator_ops.OwnedIterator._next_internal = _next_internal
+
+
+def begin_again(iterator: Any, dataset: Any) -> None:
+    """Makes an iterator of a dataset begin again, in graphs that refer to it as well."""
+    tf.raw_ops.MakeIterator(dataset=dataset._variant_tensor, iterator=iterator._iterator_resource)
 
 
 def function_graph() -> Any:

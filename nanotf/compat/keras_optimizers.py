@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -525,7 +526,7 @@ def _follow_share_in_apply(cls: Any, share: Share, strategy: Any) -> None:
             return stock(self, grads, trainable_variables)
         share.applying = True
         try:
-            summed = sum_over_workers([_weighed(g, share) for g in grads], self)
+            summed = weighed_sum(grads, share, self)
             with strategy.without_merging() if _has_branches(self) else contextlib.nullcontext():
                 return stock(self, summed, trainable_variables)
         finally:
@@ -536,6 +537,7 @@ def _follow_share_in_apply(cls: Any, share: Share, strategy: Any) -> None:
 
 def _follow_share_in_apply_gradients(cls: Any, share: Share) -> None:
     stock = cls.apply_gradients
+    options = inspect.signature(stock).parameters
 
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         _check_place(share)
@@ -543,12 +545,35 @@ def _follow_share_in_apply_gradients(cls: Any, share: Share) -> None:
             return stock(self, grads_and_vars, *args, **kwargs)
         share.applying = True
         try:
-            pairs = _weighed_pairs(grads_and_vars, kwargs, share)
+            pairs = list(grads_and_vars)
+            if all(gradient is None or share.is_whole(gradient) for gradient, _ in pairs):
+                given = next((n for n in _SUMMED if n in options), None)
+                if given is not None:
+                    return stock(self, pairs, *args, **{**kwargs, given: _SUMMED[given]})
+            pairs = _weighed_pairs(pairs, kwargs, share)
             return stock(self, pairs, *args, **kwargs)
         finally:
             share.applying = False
 
     cls.apply_gradients = apply_gradients
+
+
+# Keras 2's options that say that gradients are summed already.
+_SUMMED = {"skip_gradients_aggregation": True, "experimental_aggregate_gradients": False}
+
+
+def weighed_sum(grads: Sequence[Any], share: Share, optimizer: Any = None) -> list[Any]:
+    """Gradients of the global batch, from those of this worker's rows.
+
+    Args:
+        grads: sequence of tensors, `tf.IndexedSlices` and None; those that are of the global batch
+            are left as they are, if all are.
+        share: `Share`.
+        optimizer: as in `sum_over_workers`.
+    """
+    if all(gradient is None or share.is_whole(gradient) for gradient in grads):
+        return list(grads)
+    return sum_over_workers([_weighed(gradient, share) for gradient in grads], optimizer)
 
 
 def _has_branches(optimizer: Any) -> bool:

@@ -83,6 +83,39 @@ class Share:
         self.has_results = False
         self.has_all_rows = False
         self._remembered: dict[int, Any] = {}
+        self._graph: Any = None  # that a step's own code is traced in; None for an eager step
+        self._whole: dict[int, Any] = {}
+        self.read: Callable[[Any], Any] | None = None  # what a step makes of elements it reads
+
+    @contextlib.contextmanager
+    def reading(self, read: Callable[[Any], Any]) -> Iterator[None]:
+        """In this context iterators hand out what `read` makes of their elements."""
+        before, self.read = self.read, read
+        try:
+            yield
+        finally:
+            self.read = before
+
+    def begin_step(self) -> None:
+        """A step of a `@nano` function begins."""
+        self._graph = _graph_here()
+
+    def end_step(self) -> None:
+        """It has ended; lets go of its gradients."""
+        self._graph = None
+        self._whole.clear()
+
+    def in_own_graph(self) -> bool:
+        """Whether the code of such a step runs, and no branch or function inside of it."""
+        return self.in_loop and self.current is not None and self._graph is _graph_here()
+
+    def note_whole(self, gradient: Any) -> None:
+        """Takes notice of a gradient that is that of the global batch."""
+        self._whole[id(gradient)] = gradient
+
+    def is_whole(self, gradient: Any) -> bool:
+        """Whether a gradient is one of those."""
+        return id(gradient) in self._whole
 
     def set(self, share: Any) -> Any:
         """Sets the share (a scalar float tensor or None) and returns the one before."""
@@ -133,6 +166,11 @@ class Share:
             return tf.stop_gradient(value)
         present = tf.where(self.current > 0, value, tf.zeros_like(value))
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(present))
+
+
+def _graph_here() -> Any:
+    tf = require_tensorflow()
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def _widened(value: Any) -> Any:

@@ -183,13 +183,14 @@ class StreamReader:
             return self._queues.setdefault((stream, turn), queue.SimpleQueue())
 
     def iterate(
-        self, stream: int, rank: int, size: int, stand_in: bool = True
+        self, stream: int, rank: int | None, size: int, stand_in: bool = True
     ) -> Iterator[tuple[list[np.ndarray[Any, Any]], float]]:
         """Reads the next turn: yields a rank's rows of each array of a batch, and its share.
 
         Args:
             stream: int, its number.
-            rank, size: int.
+            rank: int, or None for all rows of arrays that need not have any.
+            size: int.
             stand_in: bool, whether a rank without rows gets one of another's to stand in.
         """
         with self._lock:
@@ -206,14 +207,12 @@ class StreamReader:
                     return
                 if block is not None:
                     self._blocks[stream] = block
-                first, last = rows_of_rank(message.rows, rank, size)
+                first, last = rows_of_rank(message.rows, rank or 0, size)
                 share = (last - first) / max(message.rows, 1)
                 if first == last and stand_in:  # see `inputs`
                     first, last = 0, 1
-                flat = [
-                    np.array(view(self._blocks[stream], ArrayRef(*place))[first:last])
-                    for place in message.arrays
-                ]
+                arrays = [view(self._blocks[stream], ArrayRef(*p)) for p in message.arrays]
+                flat = [np.array(a if rank is None else a[first:last]) for a in arrays]
                 self._channel.send(messages.SlotRead(self._job, stream, message.slot))
                 yield flat, share
         finally:
@@ -282,6 +281,7 @@ class StreamWriter:
         self._send = send
         self._fail = fail
         self.reading = timing.Reading()
+        self.taken = 0  # batches that all workers have read; counted by the job's thread
         self._block: Block | None = None
         self._slot_nbytes = 0
         self._slot = 0  # the next to be written, by the writer's thread alone, as are these:
@@ -310,6 +310,7 @@ class StreamWriter:
                 self._closed[message.turn] += 1
             elif isinstance(message, messages.SlotRead):
                 self._unread[message.slot] -= 1
+                self.taken += self._unread[message.slot] == 0
             self._changed.notify_all()
 
     def begin_epoch(self) -> None:
@@ -471,7 +472,7 @@ class StreamWriter:
                 self._turn,
                 self._slot,
                 tuple((start + r.offset, r.shape, r.dtype, r.nbytes) for r in packing.refs),
-                rows=len(flat[0]),
+                rows=len(flat[0]) if flat[0].ndim else 1,
                 block=new_block.nbytes if new_block else None,
             )
             self._send(message, new_block)

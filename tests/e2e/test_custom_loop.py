@@ -502,6 +502,150 @@ def test_vectors_as_long_as_one_worker_s_rows(run_on: Any, float64: None, graph:
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)
 
 
+def _same(run_on: Any, program: Any) -> None:
+    """A program of a decorator for the loop and one for steps does the same with two workers."""
+    found = tf.nest.flatten(program(run_on(), nano_multiprocessing))
+    expected = tf.nest.flatten(program(lambda f: f, lambda f: f))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_are_those_of_the_batch(run_on: Any, float64: None) -> None:
+    """Added up in variables, clipped, and in a loss of gradients, over uneven shares."""
+
+    def program(run: Any, share: Any) -> Any:
+        model, loss_object = dense(), cross_entropy()
+        optimizers = [tf.keras.optimizers.SGD(0.1) for _ in range(3)]
+        weights = model.trainable_variables
+        sums = [tf.Variable(tf.zeros_like(w), trainable=False) for w in weights]
+        factor = tf.Variable(tf.constant(0.1, tf.float64))
+
+        @share
+        @tf.function
+        def accumulate(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_object(y, model(x))
+            for total, gradient in zip(sums, tape.gradient(loss, weights), strict=True):
+                total.assign_add(gradient)
+            return {"loss": loss, "label": (y[:, None], tf.shape(x)[0])}
+
+        @share
+        @tf.function
+        def apply() -> None:
+            optimizers[0].apply_gradients(zip(sums, weights, strict=True))
+            for total in sums[:-1]:
+                total.assign(tf.zeros_like(total))
+
+        @share
+        @tf.function
+        def clip(x: Any, y: Any) -> Any:
+            with tf.GradientTape(persistent=True) as outer:
+                with tf.GradientTape() as tape:
+                    loss = factor * loss_object(y, model(x))
+                gradients = tape.gradient(loss, [*weights, factor])
+                norm = tf.linalg.global_norm(gradients)
+                loss += norm
+            factor.assign_sub(0.1 * gradients[-1])
+            clipped, _ = tf.clip_by_global_norm(gradients[:-1], 0.05)
+            optimizers[1].apply_gradients(zip(clipped, weights, strict=True))
+            second = outer.gradient(loss, weights)
+            optimizers[2].apply_gradients(zip(second, weights, strict=True))
+            return loss, norm
+
+        @run
+        def train(data: Any) -> Any:
+            found = []
+            for number, (x, y) in enumerate(data):
+                found += [accumulate(x, y), clip(x, y)]
+                if number % 2:
+                    apply()
+            return found
+
+        found = train(loops.dataset(52, 17))
+        return found, [v.numpy() for v in (*weights, *sums, factor)]
+
+    _same(run_on, program)
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_steps_that_read_their_batch(run_on: Any, float64: None, graph: bool) -> None:
+    """Of 17, 17 and 1 rows; generators are read by steps without a graph alone."""
+
+    def program(run: Any, share: Any) -> Any:
+        model, optimizer, loss_object = dense(), tf.keras.optimizers.SGD(0.1), cross_entropy()
+        accuracy = tf.keras.metrics.SparseCategoricalAccuracy()
+
+        def step(iterator: Any) -> Any:
+            x, y = next(iterator)
+            loss = plain_step((x, y), model, loss_object, optimizer)
+            accuracy.update_state(y, model(x))
+            return (loss, y) if graph else (float(loss), np.asarray(y), loss.numpy())
+
+        step = share(tf.function(step) if graph else step)
+
+        @run
+        def train(data: Any, iterator: Any) -> Any:
+            found = [step(iterator), step(iterator)]
+            begun = iter(data)
+            return [*found, *[step(begun) for _ in range(3)], step(iterator), accuracy.result()]
+
+        data = loops.dataset(35, 17)
+        found = train(data, iter(data) if graph else ((x.numpy(), y.numpy()) for x, y in data))
+        return found, model.get_weights()
+
+    _same(run_on, program)
+
+
+def test_datasets_derived_inside(run_on: Any, float64: None) -> None:
+    def program(run: Any, share: Any) -> Any:
+        model, optimizer, loss_object = dense(), tf.keras.optimizers.SGD(0.1), cross_entropy()
+        step = share(tf.function(plain_step))
+
+        @tf.function
+        def epoch(data: Any) -> Any:
+            total = tf.constant(0.0, tf.float64)
+            for inputs in data.unbatch().batch(5).take(4):
+                total += step(inputs, model, loss_object, optimizer)
+            return total
+
+        @run
+        def train(data: Any, samples: Any) -> Any:
+            derived = [
+                data.unbatch().filter(lambda x, y: y > 0).batch(5),
+                data.shuffle(10, seed=4),
+                data.map(lambda x, y: (x - tf.reduce_mean(x), y)).take(2).prefetch(1),
+                data.concatenate(data.skip(1)).enumerate().map(lambda i, batch: batch),
+                samples.shuffle(40, seed=1).batch(6, drop_remainder=True),
+            ]
+            rows = [step(rows, model, loss_object, optimizer) for d in derived for rows in d]
+            return [*rows, epoch(data), epoch(data)]
+
+        samples = tf.data.Dataset.from_tensor_slices(loops.rows(35))
+        return train(loops.dataset(35, 17), samples), model.get_weights()
+
+    _same(run_on, program)
+
+
+def test_generators_go_on(run_on: Any) -> None:
+    factor = tf.Variable(1.0)
+
+    @nano_multiprocessing
+    def step(x: Any) -> Any:
+        return factor * tf.reduce_mean(tf.cast(x, tf.float32))
+
+    @run_on()
+    def train(batches: Any) -> list[float]:
+        return [float(step(next(batches))) for _ in range(3)]
+
+    for data in (
+        iter(tf.data.Dataset.range(80).batch(4)),
+        (np.arange(4) + n for n in range(0, 80, 4)),
+    ):
+        assert train(data) == [1.5, 5.5, 9.5]
+        assert train(data) == [13.5, 17.5, 21.5]
+        assert next(data)[0] >= 24, "it is not closed, and some batches ahead"
+
+
 def test_loop_in_one_graph(run_on: Any, float64: None) -> None:
     def both(run: Any) -> list[Any]:
         model, optimizer, loss_object = dense(), tf.keras.optimizers.SGD(0.1), cross_entropy()

@@ -117,6 +117,16 @@ def test_models_that_share_a_layer_without_containing_each_other(no_workers: Non
         train(first, second, loops.dataset())
 
 
+def test_samples_that_no_batch_holds(no_workers: None) -> None:
+    @two()
+    def train(model: Any, data: Any) -> None:
+        pass
+
+    samples = tf.data.Dataset.from_tensor_slices((np.ones((9, 8)), np.ones((9, 3))))
+    with pytest.raises(errors.ShippingError, match=r"must yield batches.*8.*3.*\.batch"):
+        train(dense(), samples)
+
+
 DECORATORS = [nano_multiprocessing, nano_bf16, nano_multiprocessing_loss(), two()]
 
 
@@ -309,6 +319,16 @@ def test_weights_that_drift_apart() -> None:
     with pytest.raises(errors.WorkerError, match="must hold the same weights"):
         train(dense(), loops.dataset())
     _works()
+
+
+def test_reading_samples() -> None:
+    @two()
+    def train(model: Any, data: Any) -> None:
+        for _ in data.unbatch():
+            pass
+
+    with pytest.raises(errors.WorkerError, match=r"a dataset without batches.*\.batch\(1\)"):
+        train(dense(), loops.dataset())
 
 
 def test_a_generator_that_raises() -> None:
