@@ -12,6 +12,7 @@ import os
 import pickle
 import queue
 import sys
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,6 +49,7 @@ from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
 
+ABANDON_SECONDS = 60.0  # for workers to take the batches that they have, after the data have raised
 FAILED_SECONDS = 1.0  # for user code that is in the middle of making a batch, after a failure
 STATE_BLOCK = 0  # the job's first block; the blocks of arrays follow
 
@@ -153,10 +155,15 @@ class Call:
     """
 
     method = "@nano"  # what was called, for the report
+    # Whether the workers can end the job by themselves when the user's data have raised.
+    can_be_abandoned = False
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.clock = timing.CallTimes()
+        self._data_failed: messages.DataFailed | None = None
+        self._failed_at = 0.0
+        self._abandoned = False  # whether all workers have ended a job whose data have raised
 
     # ---------------------------------------------------------------- what a subclass says
     def begin(self) -> list[Block]:
@@ -275,7 +282,8 @@ class Call:
     def _give_up(self, blocks: list[Block]) -> None:
         try:
             # The workers are somewhere in a step; the next job needs them at rest.
-            self.workers.kill()
+            if not self._abandoned:
+                self.workers.kill()
             self.fail()
         finally:
             self._clear(blocks, FAILED_SECONDS)
@@ -305,7 +313,7 @@ class Call:
             stream.trains,
             self.size,
             send,
-            lambda error: workers.post(messages.DataFailed(job, error)),
+            lambda error: workers.post(messages.DataFailed(job, number, error)),
         )
 
     def _reading(self) -> list[str]:
@@ -314,6 +322,38 @@ class Call:
 
     def _follow(self) -> list[Any]:
         """Handles what the workers say, until all have ended the job; returns their results."""
+        try:
+            results = self._hear_all()
+        except NanoError:
+            if self._data_failed is None:
+                raise
+        else:
+            self._abandoned = self._data_failed is not None
+        if self._data_failed is not None:
+            raise self._data_failed.error
+        return results
+
+    def _data_have_failed(self, failed: messages.DataFailed) -> None:
+        """The user's data have raised: the job goes on with the batches that workers have.
+
+        Callbacks hear of these, as in a single process, and of nothing that comes after.
+        """
+        if not self.can_be_abandoned:
+            raise failed.error
+        if self._data_failed is None:
+            self._data_failed, self._failed_at = failed, time.monotonic()
+            self.writers[failed.stream].end_in_failure()
+
+    def _check_abandoned(self) -> None:
+        failed = self._data_failed
+        if failed is not None and time.monotonic() - self._failed_at > ABANDON_SECONDS:
+            raise failed.error  # and the workers are killed
+
+    def _is_over(self, hook: str) -> bool:
+        """Whether a hook comes after the failure of the user's data."""
+        return self._data_failed is not None and hook not in jobs.BATCH_HOOKS
+
+    def _hear_all(self) -> list[Any]:
         waiting: dict[int, messages.Waiting] = {}
         done: dict[int, Any] = {}
         times: dict[int, timing.WorkerTimes] = {}
@@ -323,6 +363,7 @@ class Call:
             except queue.Empty:
                 self.workers.check_progress({*waiting, *done}, self._reading)
                 self.look(set(done))
+                self._check_abandoned()
                 continue
             if isinstance(message, BaseException):
                 raise message
@@ -338,7 +379,7 @@ class Call:
                     self.workers.note_stalled(rank, message)
             elif isinstance(message, messages.DataFailed):
                 if message.job == self.number:
-                    raise message.error
+                    self._data_have_failed(message)
             elif isinstance(message, messages.Printed):
                 # Maybe of a job that has ended: a logger keeps the stream that it was made with.
                 stream = getattr(sys, message.stream)
@@ -351,11 +392,15 @@ class Call:
                 waiting[rank] = message
                 if len(waiting) == self.size:
                     _check_same_hook(waiting)
+                    if self._is_over(waiting[0].hook):
+                        self.workers.send(messages.Proceed(self.number, abandon=True))
+                        waiting.clear()
+                        continue
                     with self.clock.hook(waiting[0].hook):
                         answer = self.answer(waiting[0])
                     self.workers.send(answer)
                     waiting.clear()
-            else:
+            elif not (isinstance(message, messages.Event) and self._is_over(message.hook)):
                 self.hear(message)
         self.times = tuple(times[rank] for rank in range(self.size))
         return [done[rank] for rank in range(self.size)]
@@ -390,6 +435,7 @@ class ModelCall(Call):
     """
 
     callbacks: ParentCallbacks
+    can_be_abandoned = True
     trains = False  # a model without variables can be called, and not be trained
 
     def __init__(

@@ -200,6 +200,7 @@ class Proceed(Message):
         reload_metrics: bool, same, of the metrics.
         store: bool, whether a callback needs the state at this hook: the workers are to store it
             and report the hook once more.
+        abandon: bool, whether the job ends here, since the user's data have raised.
         written: what the parent has written to the job's blocks.
     """
 
@@ -208,6 +209,7 @@ class Proceed(Message):
     reload: bool = False
     reload_metrics: bool = False
     store: bool = False
+    abandon: bool = False
     written: Written = ()
 
 
@@ -379,10 +381,18 @@ class Batch(Message):
 
 @dataclasses.dataclass(frozen=True)
 class EndOfStream(Message):
-    """Parent -> worker: the iterator `turn` of `stream` has no further batch."""
+    """Parent -> worker: the iterator `turn` of `stream` has no further batch.
+
+    Args:
+        stream: int.
+        turn: int.
+        failed: bool, whether the user's data raised instead of giving one: no later turn has a
+            batch, either.
+    """
 
     stream: int
     turn: int
+    failed: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -390,6 +400,7 @@ class DataFailed(Message):
     """Within the parent: the user's data raised in the thread that reads them for a job."""
 
     job: int
+    stream: int
     error: BaseException
 
 

@@ -33,6 +33,7 @@ class ReplicaMixin:
     _nanotf_needs_results: dict[str, bool]
     _nanotf_metrics_result: Any
     _nanotf_outputs: Any
+    _nanotf_data_end: Any
     _nanotf_average: Any
     _nanotf_stopwatch: timing.Stopwatch
     _nanotf_captured: Captured
@@ -56,14 +57,16 @@ class ReplicaMixin:
         """As in Keras; the function notes its executions."""
         super().make_train_function(force=force)  # type: ignore[misc]
         train_function: Any = self.train_function  # type: ignore[has-type]
-        self.train_function = self._nanotf_stopwatch.timed(timing.TRAIN, _again(train_function))
+        step = _telling_of_end(self, timing.TRAIN, _again(train_function))
+        self.train_function = self._nanotf_stopwatch.timed(timing.TRAIN, step)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
         """As in Keras; the function notes its executions."""
         super().make_test_function(force=force)  # type: ignore[misc]
         test_function: Any = self.test_function  # type: ignore[has-type]
-        self.test_function = self._nanotf_stopwatch.timed(timing.TEST, _again(test_function))
+        step = _telling_of_end(self, timing.TEST, _again(test_function))
+        self.test_function = self._nanotf_stopwatch.timed(timing.TEST, step)
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
@@ -212,6 +215,23 @@ def _again(step: Any) -> Any:
     return traced
 
 
+def _telling_of_end(model: Any, kind: str, step: Any) -> Any:
+    """A Keras step function that calls `_nanotf_data_end` where its data end."""
+    if step is None or hasattr(step, "_nanotf_kind"):
+        return step
+
+    def telling(iterator: Any) -> Any:
+        try:
+            return step(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            if model._nanotf_data_end is not None:
+                model._nanotf_data_end(kind)
+            raise
+
+    telling.__dict__.update(vars(step), _nanotf_kind=kind)
+    return telling
+
+
 @tf.autograph.experimental.do_not_convert
 def _follow_results(model: Any, name: str) -> None:
     """Before a step: whether the results of metrics in it are those of all workers.
@@ -310,6 +330,7 @@ def become_replica(
         "_nanotf_needs_results": {},
         "_nanotf_metrics_result": None,
         "_nanotf_outputs": None,
+        "_nanotf_data_end": None,
         "_nanotf_average": None,
         "_nanotf_stopwatch": stopwatch,
         "_nanotf_captured": captured,
@@ -376,6 +397,16 @@ def expect_empty_shares(model: Any) -> None:
     if not model._nanotf_may_be_empty:
         type(model)._nanotf_may_be_empty = True
         model.train_function = model.test_function = None
+
+
+@contextlib.contextmanager
+def at_end_of_data(model: Any, hear: Callable[[str], None]) -> Iterator[None]:
+    """Calls `hear` with the kind of step, one of `timing.KINDS`, where its data end."""
+    type(model)._nanotf_data_end = staticmethod(hear)
+    try:
+        yield
+    finally:
+        type(model)._nanotf_data_end = None
 
 
 @contextlib.contextmanager

@@ -129,7 +129,10 @@ class Session:
         try:
             job = pickling.loads(message.body)
             run = _RUNS[type(job)](self, inbox, message.job, job, blocks)
-            result = run.run()
+            try:
+                result = run.run()
+            except _Abandoned:
+                result = None  # the parent knows why
             times = self.stopwatch.finish()
             answer: messages.Message = messages.JobDone(
                 message.job, self.rank, result, times, run.written
@@ -241,6 +244,10 @@ def _failure(job: int, rank: int, error: BaseException) -> messages.JobFailed:
     return messages.JobFailed(job, rank, f"{type(error).__name__}: {error}", text, pickled)
 
 
+class _Abandoned(Exception):
+    """All ranks end the job at this point, since the user's data have raised in the parent."""
+
+
 @functools.cache
 def _reporter_class(hooks: frozenset[str]) -> Any:
     """A callback class with these hooks alone, since Keras spares itself what none has.
@@ -319,6 +326,11 @@ class _ModelRun:
             return mark_as_share(*source.datasets(self.blocks, rank, size))
         return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
 
+    def _end_if_broken(self, source: Any) -> None:
+        """Where data have ended: abandons the job if it is because the user's raised."""
+        if isinstance(source, streams.StreamInput) and self.reader.is_broken(source.stream):
+            raise _Abandoned
+
     def _seeds(self) -> list[Any]:
         """Where the random layers stand, which draw in a pass without training, too."""
         local = self.session.strategy.experimental_local_results
@@ -382,6 +394,8 @@ class _ModelRun:
             )
         )
         answer: messages.Proceed = self.inbox.answer()
+        if answer.abandon:
+            raise _Abandoned
         if answer.stop:
             setattr(self.model, self.stop_flag, True)
         return answer
@@ -407,20 +421,23 @@ class _FitRun(_ModelRun):
         )
         self.metrics = self._metrics_state()
         keras_callbacks.begin_at(self.model, job.initial_epoch, job.initial_step)
+        keras_names.forget_validation_data(self.model)
         train, steps = self._passes(job.train, job.steps_per_epoch)
         validation, validation_steps = self._passes(job.validation, job.validation_steps)
-        self.model.fit(
-            self._dataset(train, job.initial_epoch),
-            epochs=job.epochs,
-            initial_epoch=job.initial_epoch,
-            steps_per_epoch=steps,
-            validation_data=None if validation is None else self._dataset(validation),
-            validation_steps=validation_steps,
-            validation_freq=job.validation_freq,
-            callbacks=self._callbacks(),
-            shuffle=False,
-            verbose=0,
-        )
+        sources = {timing.TRAIN: job.train, timing.TEST: job.validation}
+        with replica.at_end_of_data(self.model, lambda kind: self._end_if_broken(sources[kind])):
+            self.model.fit(
+                self._dataset(train, job.initial_epoch),
+                epochs=job.epochs,
+                initial_epoch=job.initial_epoch,
+                steps_per_epoch=steps,
+                validation_data=None if validation is None else self._dataset(validation),
+                validation_steps=validation_steps,
+                validation_freq=job.validation_freq,
+                callbacks=self._callbacks(),
+                shuffle=False,
+                verbose=0,
+            )
 
     def _passes(self, source: Any, steps: int | None) -> tuple[Any, int | None]:
         """The source and number of steps that make an execution of several steps end rightly.
@@ -497,13 +514,14 @@ class _EvaluateRun(_ModelRun):
     def run(self) -> jobs.Evaluated:
         job, strategy = self.job, self.session.strategy
         self._take_model(keras_names.model_variables, job.data)
-        logs = self.model.evaluate(
-            self._dataset(job.data),
-            steps=job.steps,
-            callbacks=self._callbacks(),
-            return_dict=True,
-            verbose=0,
-        )
+        with replica.at_end_of_data(self.model, lambda _: self._end_if_broken(job.data)):
+            logs = self.model.evaluate(
+                self._dataset(job.data),
+                steps=job.steps,
+                callbacks=self._callbacks(),
+                return_dict=True,
+                verbose=0,
+            )
         self._send_held()
         variables = keras_names.metric_variables(self.model)
         return jobs.Evaluated(
@@ -526,12 +544,17 @@ class _PredictRun(_ModelRun):
         self._take_model(keras_names.model_variables, metrics=False)
         self.writer = outputs.OutputWriter(self._send_outputs)
         with replica.outputs_to(self.model, self.writer.take):
-            self.model.predict(
-                self._dataset(job.data),
-                steps=job.steps,
-                callbacks=self._callbacks(),
-                verbose=0,
-            )
+            try:
+                self.model.predict(
+                    self._dataset(job.data),
+                    steps=job.steps,
+                    callbacks=self._callbacks(),
+                    verbose=0,
+                )
+            except Exception:  # Keras's, which has no outputs to put together
+                self._end_if_broken(job.data)
+                raise
+        self._end_if_broken(job.data)
         self._send_held()
         self.writer.flush()
         return jobs.Predicted(keras_names.step_count(self.model, "predict"), self._seeds())

@@ -488,6 +488,16 @@ def reduces_retracing(function: Any) -> bool:
     return bool(getattr(function, "_reduce_retracing", False))
 
 
+def forget_validation_data(model: Any) -> None:
+    """Drops what a `fit` that was left by an exception keeps of its `validation_data`.
+
+    The next would be validated on them (Keras 2, and Keras 3 before 3.15).
+    """
+    for name in ("_eval_epoch_iterator", "_eval_data_handler"):
+        if hasattr(model, name):
+            delattr(model, name)
+
+
 def runs_several_steps(model: Any) -> bool:
     """Whether one execution of Keras 3's step function is several steps."""
     return is_keras_3() and bool(model.steps_per_execution > 1)

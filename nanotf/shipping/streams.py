@@ -18,6 +18,10 @@ a single process. A turn is an iterator of which something is read; both sides c
 An epoch of training begins when the parent's callbacks have heard of it, an evaluation when a
 worker opens its turn. `EndOfStream` ends a turn on the workers' side: without it a worker that
 drops an iterator would wait for the thread that prefetches its next element.
+
+Where the user's data raise, the turn ends as if they had ended (`StreamWriter.end_in_failure`),
+at the same step on every rank, and the ranks abandon the job there: no rank is in the middle of
+anything, and the pool can take another job.
 """
 
 from __future__ import annotations
@@ -172,15 +176,30 @@ class StreamReader:
         self._blocks: dict[int, Block] = {}
         self._turns: collections.Counter[int] = collections.Counter()
         self._ended = False
+        self._failed: dict[int, messages.EndOfStream] = {}  # by stream
+        self._broken: set[int] = set()  # streams of which a turn has ended by a failure
         self._lock = threading.Lock()
 
     def deliver(self, message: messages.Batch | messages.EndOfStream, block: Block | None) -> None:
         """Takes a message of the parent's."""
-        self._queue(message.stream, message.turn).put((message, block))
+        with self._lock:
+            self._queue(message.stream, message.turn).put((message, block))
+            if isinstance(message, messages.EndOfStream) and message.failed:
+                self._failed[message.stream] = message
+                for (stream, turn), inbox in self._queues.items():
+                    if stream == message.stream and turn > message.turn:
+                        inbox.put((message, None))
 
     def _queue(self, stream: int, turn: int) -> queue.SimpleQueue[Any]:
-        with self._lock:
-            return self._queues.setdefault((stream, turn), queue.SimpleQueue())
+        """Called with the lock held."""
+        return self._queues.setdefault((stream, turn), queue.SimpleQueue())
+
+    def is_broken(self, stream: int) -> bool:
+        """Whether an iterator over a stream has ended because the user's data raised.
+
+        Who asks after that end gets the same answer on every rank.
+        """
+        return stream in self._broken
 
     def iterate(
         self, stream: int, rank: int | None, size: int, stand_in: bool = True
@@ -198,12 +217,17 @@ class StreamReader:
                 return
             turn = self._turns[stream]
             self._turns[stream] += 1
-            inbox = self._queues.setdefault((stream, turn), queue.SimpleQueue())
+            inbox = self._queue(stream, turn)
+            failed = self._failed.get(stream)
+            if failed is not None and turn > failed.turn:
+                inbox.put((failed, None))
         self._channel.send(messages.OpenStream(self._job, stream, turn))
         try:
             while True:
                 message, block = inbox.get()
                 if isinstance(message, messages.EndOfStream):
+                    if message.failed:
+                        self._broken.add(stream)
                     return
                 if block is not None:
                     self._blocks[stream] = block
@@ -343,6 +367,12 @@ class StreamWriter:
         with self._changed:
             self._end_turn()
             self.cancel()
+
+    def end_in_failure(self) -> None:
+        """Tells the workers that there are no more batches; called when the data have raised."""
+        with self._changed:
+            self._is_open = False
+            self._send(messages.EndOfStream(self.stream, max(self._turn, 0), failed=True), None)
 
     def cancel(self) -> None:
         """Tells the thread to end."""

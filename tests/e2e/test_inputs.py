@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -294,17 +295,125 @@ class Broken(Exception):
     """Not an exception that TensorFlow knows."""
 
 
-def test_generator_that_raises() -> None:
-    def breaking() -> Iterator[Any]:
-        yield from itertools.islice(_batches(passes=2), 5)
-        raise Broken("in the middle")
+def _breaking(batches: int) -> Iterator[Any]:
+    yield from itertools.islice(itertools.cycle(_batches()), batches)
+    raise Broken("in the middle")
 
+
+class _BreakingDataset(PyDataset):
+    """Five batches; one of them, or the end of the first epoch, raises."""
+
+    def __init__(self, bad: int | None = None) -> None:
+        super().__init__()
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.bad:
+            raise Broken("in the middle")
+        return digits(BATCH)
+
+    def on_epoch_end(self) -> None:
+        if self.bad is None:
+            raise Broken("in the middle")
+
+
+def _breaking_pipeline(batches: int) -> tf.data.Dataset:
+    x, y = digits(BATCH)
+    signature = (tf.TensorSpec(x.shape, x.dtype), tf.TensorSpec(y.shape, y.dtype))
+    return tf.data.Dataset.from_generator(lambda: _breaking(batches), output_signature=signature)
+
+
+BREAKING: dict[str, Callable[[Any], Any]] = {
+    "second_epoch": lambda fit: fit(_breaking(7), steps_per_epoch=5),
+    "py_dataset": lambda fit: fit(_BreakingDataset(3), validation_data=digits(10)),
+    "end_of_epoch": lambda fit: fit(_BreakingDataset(), validation_data=digits(10)),
+    "pipeline": lambda fit: fit(_breaking_pipeline(3)),
+    "first_batch": lambda fit: fit(_breaking_pipeline(0)),
+    "validation": lambda fit: fit(
+        *digits(ROWS), validation_data=_breaking(3), validation_steps=4, batch_size=BATCH
+    ),
+    "validation_at_once": lambda fit: fit(*digits(ROWS), validation_data=_breaking_pipeline(0)),
+}
+
+
+def _raises_broken(call: Callable[[], Any]) -> None:
+    # What a Python function of a pipeline raises is TensorFlow's error, in one process as well.
+    with pytest.raises((Broken, tf.errors.UnknownError), match="in the middle") as caught:
+        call()
+    if isinstance(caught.value, Broken):
+        frames = traceback.format_tb(caught.value.__traceback__)
+        assert any(name in frames[-1] for name in ("_breaking", "__getitem__", "on_epoch_end"))
+
+
+@pytest.mark.parametrize("name", BREAKING)
+def test_data_that_raise_leave_the_workers_for_the_next_call(name: str) -> None:
+    small_cnn().fit(*digits(ROWS), verbose=0, num_processes=2)
+    pids = nanotf.worker_pids()
     model = small_cnn()
-    with pytest.raises(Broken, match="in the middle") as caught:
-        model.fit(breaking(), steps_per_epoch=10, verbose=0, num_processes=2)
-    assert "in breaking" in "".join(traceback.format_tb(caught.value.__traceback__))
-    history = model.fit(_batches(), verbose=0, num_processes=2).history
-    assert np.isfinite(history["loss"]).all()
+    weights = [model.get_weights()]
+    callback = tf.keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: weights.append(model.get_weights())
+    )
+    _raises_broken(
+        lambda: BREAKING[name](
+            functools.partial(model.fit, epochs=3, verbose=0, callbacks=[callback], num_processes=2)
+        )
+    )
+    assert len(weights) == (2 if name == "second_epoch" else 1)
+    for found, expected in zip(model.get_weights(), weights[-1], strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert nanotf.worker_pids() == pids
+    fit_both(small_cnn, x=digits(ROWS)[0], y=digits(ROWS)[1], validation_data=digits(50))
+    assert nanotf.worker_pids() == pids
+
+
+def test_callbacks_hear_of_the_batches_before_data_raised() -> None:
+    heard = []
+
+    class Hears(tf.keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            heard.append(("batch", batch))
+
+        def on_test_begin(self, logs: Any = None) -> None:
+            heard.append(("test", 0))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            heard.append(("epoch", epoch))
+
+    for processes in (None, 2):
+        _raises_broken(
+            lambda n=processes: small_cnn().fit(  # type: ignore[misc]
+                _breaking(8),
+                steps_per_epoch=5,
+                epochs=3,
+                verbose=0,
+                callbacks=[Hears()],
+                validation_data=digits(10),
+                num_processes=n,
+            )
+        )
+    middle = len(heard) // 2
+    assert heard[:middle] == heard[middle:]
+    assert heard[-1] == ("batch", 2)
+
+
+def test_evaluate_and_predict_of_data_that_raise() -> None:
+    model = small_cnn()
+    expected = model.evaluate(*digits(ROWS), verbose=0, num_processes=2)
+    pids = nanotf.worker_pids()
+    for method in (model.evaluate, model.predict):
+        calls = [
+            lambda m=method: m(_breaking(3), steps=5, verbose=0, num_processes=2),
+            lambda m=method: m(_breaking_pipeline(2), verbose=0, num_processes=2),
+            lambda m=method: m(_breaking_pipeline(0), verbose=0, num_processes=2),
+        ]
+        for call in calls:
+            _raises_broken(call)
+    assert model.evaluate(*digits(ROWS), verbose=0, num_processes=2) == pytest.approx(expected)
+    assert nanotf.worker_pids() == pids
 
 
 def test_rows_of_a_generator_once_an_epoch(float64: None) -> None:
