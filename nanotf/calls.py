@@ -26,6 +26,7 @@ from nanotf import (
     jobs,
     messages,
     processor,
+    rejections,
     report,
     timing,
     topology,
@@ -40,6 +41,7 @@ from nanotf.errors import (
     ModelError,
     NanoError,
     WorkerError,
+    also,
 )
 from nanotf.fit_data import FitArguments, FitData, Stream
 from nanotf.pool import LOOK_SECONDS, Pool, explaining_few_descriptors
@@ -211,17 +213,15 @@ class Call:
     def failure(self, message: messages.JobFailed) -> BaseException:
         """The exception for a job that raised in a worker."""
         worker = self.workers.workers[message.rank]
+        who = f"Worker {message.rank} ({worker.where()}) raised"
         error = worker.error(
-            WorkerError,
-            f"Worker {message.rank} ({worker.where()}) raised {message.summary}",
-            remote_traceback=message.traceback,
+            WorkerError, f"{who} {message.summary}", remote_traceback=message.traceback
         )
         try:
             original = pickle.loads(message.exception) if message.exception else None
         except Exception:
             original = None
-        error.__cause__ = original
-        return error
+        return also(error, original, f"{original}\n\n{who} {type(original).__name__}.")
 
     def collect(self) -> None:
         """Called when all workers have ended the job, and its blocks are still there."""
@@ -502,6 +502,20 @@ class ModelCall(Call):
 
     def data_streams(self) -> list[Stream]:
         return self.data.streams
+
+    def traced(self) -> list[tuple[Any, str]]:
+        """The steps that workers may be tracing: of which batches, and of which method."""
+        return [(self.data.specs, self.method)]
+
+    def failure(self, message: messages.JobFailed) -> BaseException:
+        error = super().failure(message)
+        if error.__cause__ is not None:
+            for specs, method in self.traced():
+                rejected = rejections.rejection(self.model, specs, error.__cause__, method)
+                if rejected is not None:
+                    rejected.__cause__ = error
+                    return rejected
+        return error
 
     def state_and_blocks(self) -> list[Block]:
         """Makes the job's blocks, and `state` over the first."""

@@ -7,8 +7,11 @@ keeps catching them.
 
 from __future__ import annotations
 
+import contextlib
 import signal as signals
 import sys
+import types
+from typing import Any
 
 
 class NanoError(Exception):
@@ -68,7 +71,7 @@ class WorkerError(NanoError, RuntimeError):
         remote_traceback: str = "",
         log_tail: str = "",
     ) -> None:
-        super().__init__(message)
+        Exception.__init__(self, message)  # not that of a class that `also` has mixed in
         self.message = message
         self.rank = rank
         self.pid = pid
@@ -78,9 +81,12 @@ class WorkerError(NanoError, RuntimeError):
         self.remote_traceback = remote_traceback
         self.log_tail = log_tail
 
-    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # Exception's own __reduce__ would keep the message alone.
-        return type(self), (
+        return type(self), self._arguments()
+
+    def _arguments(self) -> tuple[Any, ...]:
+        return (
             self.message,
             self.rank,
             self.pid,
@@ -98,6 +104,56 @@ class WorkerError(NanoError, RuntimeError):
         if self.log_tail:
             parts.append(f"Last lines of its log:\n{self.log_tail.rstrip()}")
         return "\n\n".join(parts)
+
+
+def also(error: WorkerError, original: BaseException | None, message: str) -> WorkerError:
+    """A `WorkerError` that `except` clauses for the exception behind it catch, too.
+
+    Its class derives from both classes. It has the attributes of `original`, except where those of
+    `WorkerError` have the same names, and its `args`; `original` is its `__cause__`.
+
+    Args:
+        error: `WorkerError`.
+        original: the exception that a worker raised, or None if it could not travel.
+        message: str, the error's new message.
+
+    Returns:
+        The new error, or `error` where no class can derive from both: where Python lays out their
+        objects differently, `original` is no `Exception`, or its class allows no other.
+    """
+    error.__cause__ = original
+    # Python gives the two excluded a meaning of their own, as soon as a generator raises them.
+    if not isinstance(original, Exception) or isinstance(
+        original, (StopIteration, StopAsyncIteration, WorkerError)
+    ):
+        return error
+    arguments = error._arguments()
+    try:
+        return _both(type(error), original, (message, *arguments[1:]))
+    except Exception:
+        return error
+
+
+def _both(kind: type[WorkerError], original: Exception, arguments: tuple[Any, ...]) -> WorkerError:
+    cls = type(original)
+    body: dict[str, Any] = {
+        "__module__": __name__,
+        "__doc__": f"A worker raised {cls.__name__}.",
+        "__new__": lambda new, *_: cls.__new__(new),
+        "__reduce__": lambda self: (_both, (kind, original, arguments)),
+        # Properties of the same names (TensorFlow's errors have `message`) could not be set.
+        **dict.fromkeys(vars(kind(*arguments))),
+    }
+    made: WorkerError = type(f"{cls.__name__}InWorker", (kind, cls), body)(*arguments)
+    made.__dict__.update({n: v for n, v in vars(original).items() if n not in vars(made)})
+    for base in cls.__mro__[: cls.__mro__.index(Exception)]:
+        for name, member in vars(base).items():  # what builtin exceptions keep, like `errno`
+            if isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+                with contextlib.suppress(AttributeError, TypeError):
+                    setattr(made, name, getattr(original, name))
+    made.args = original.args
+    made.__cause__ = original
+    return made
 
 
 class WorkerDied(WorkerError):

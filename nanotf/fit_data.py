@@ -119,6 +119,7 @@ class FitData:
         steps_per_epoch, validation_steps: int or None, what a worker's `fit` gets.
         streams: list of the data that the parent reads, by stream number.
         specs: nested structure of `tf.TensorSpec`, of one batch of `train`.
+        validation_specs: same, of `validation`, or None.
         is_endless: bool, whether a single pass over them would not end.
 
     Raises:
@@ -149,6 +150,7 @@ class FitData:
         self.is_endless = False
         self.train: Input
         self.validation: Input | None = None
+        self.validation_specs: Any = None
         self.validation_steps: int | None = None
         self._cut: list[bool] = []  # by epoch, whether it ends before its last step
         data, validation = (a.x, a.y, a.sample_weight), None
@@ -272,12 +274,25 @@ class FitData:
         opened = self._open_for_evaluation(x, y, sample_weight, batch_size, steps)
         self.validation_steps = steps
         if isinstance(opened, data_adapters.Epochs):
-            self.validation, _ = self._stream("validation_data", opened, trains=False)
+            self.validation, specs = self._stream("validation_data", opened, trains=False)
+            self.validation_specs = specs
             return
+        self.validation_specs = _specs(opened.structure)
         runs_out = steps is not None and not 0 < steps <= opened.size
         self.validation = self._arrays(opened, False, 1 if runs_out else None)
         if not runs_out:
             self.validation_steps = steps or opened.size
+
+    def batch_specs(self) -> Any:
+        """As `specs`, with the rows of the first batch where Keras's `predict` knows them."""
+        tf, train = require_tensorflow(), self.train
+        if not (is_keras_3() and isinstance(train, inputs.ArrayInput)):
+            return self.specs
+        rows = min(train.batch_size, train.rows)
+        return tf.nest.map_structure(
+            lambda s: None if s is None else tf.TensorSpec([rows, *s.shape[1:]], s.dtype),
+            inputs.without_lists(self.specs),
+        )
 
     def _reading(self) -> dict[str, Any]:
         a = self._arguments

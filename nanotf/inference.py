@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nanotf import calls, gpu, jobs, messages, warm
+from nanotf import calls, gpu, jobs, messages, rejections, warm
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import data_adapters, keras_names, keras_share
 from nanotf.compat.versions import is_keras_3
@@ -165,8 +165,9 @@ class _EvaluateCall(_Inference):
     stop_flag = "stop_evaluating"
 
     def build(self) -> None:
-        super().build()
-        keras_names.build_metrics(self.model, self.data.specs)
+        with rejections.in_words_of_keras(self.model, self.data.specs, self.method):
+            super().build()
+            keras_names.build_metrics(self.model, self.data.specs)
 
     def on_begin(self) -> None:
         self.callbacks.list.on_test_begin()
@@ -195,6 +196,13 @@ class _PredictCall(_Inference):
     method = "predict"
     hooks = frozenset({"on_predict_batch_begin", "on_predict_batch_end"})
     stop_flag = "stop_predicting"
+
+    def build(self) -> None:
+        with rejections.in_words_of_keras(self.model, self.data.batch_specs(), self.method):
+            super().build()
+
+    def traced(self) -> list[tuple[Any, str]]:
+        return [(self.data.batch_specs(), self.method)]
 
     def begin(self) -> list[Block]:
         self.outputs = outputs.OutputReader(self.size)

@@ -134,11 +134,17 @@ class _FitCall(calls.ModelCall):
 
     def build(self) -> None:
         model, specs = self.model, self.data.specs
-        if rejections.looks_wrong(model, specs):
-            rejections.trace_step(model, specs)
-        super().build()
-        self._check_optimizer()
-        keras_optimizers.build_for_training(model, specs)
+        with rejections.in_words_of_keras(model, specs, "fit"):
+            super().build()
+            self._check_optimizer()
+            keras_optimizers.build_for_training(model, specs)
+        validation = self.data.validation_specs
+        if validation is not None:
+            a = self.arguments
+            given = True if a.validation_data is None else a.validation_data
+            data_adapters.check_validation(model, given, a.validation_freq)
+            if rejections.looks_wrong(model, validation, "evaluate"):
+                rejections.trace_step(model, validation, "evaluate")
 
     def _check_optimizer(self) -> None:
         """Refuses an optimizer that has slots for other variables than those to be trained.
@@ -332,16 +338,10 @@ class _FitCall(calls.ModelCall):
         )
 
     # ------------------------------------------------------------------------------- end
-    def failure(self, message: messages.JobFailed) -> BaseException:
-        error = super().failure(message)
-        original = error.__cause__
-        if original is None or self.turn > 0:
-            return error
-        rejected = rejections.rejection(self.model, self.data.specs, original)
-        if rejected is not None:
-            rejected.__cause__ = error
-            return rejected
-        return error
+    def traced(self) -> list[tuple[Any, str]]:
+        validation = self.data.validation_specs
+        first = [] if self.turn > 0 else super().traced()
+        return first if validation is None else [*first, (validation, "evaluate")]
 
     def fail(self) -> None:
         if self.turn != self.loaded:  # the model gets what the last completed epoch left

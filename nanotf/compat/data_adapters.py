@@ -16,6 +16,7 @@ modules. They are used, in the parent, rather than imitated:
 | `engine.data_adapter.train_validation_split`, `_check_data_cardinality`, `_make_class_weight_map_fn`, `pack_x_y_sample_weight`, `_is_pandas_series` | 2 | arrays |
 | `engine.training_utils.handle_partial_sample_weights` | 2 | same |
 | `Model._assert_compile_called` / `Model._assert_compile_was_called` | 3 / 2 | says that `compile` was not called |
+| `Model._should_eval` | 3, 2 | checks `validation_freq` |
 | `Model._steps_per_execution` | 2 | batches that one call of a step function takes |
 """
 
@@ -150,6 +151,12 @@ def check_compiled(model: Any, method: str) -> None:
         model._assert_compile_was_called()
 
 
+def check_validation(model: Any, validation_data: Any, validation_freq: Any) -> None:
+    """Raises what Keras's `fit` raises at the end of the first epoch, when it is to validate."""
+    if is_keras_3() or validation_data:
+        model._should_eval(0, validation_freq)
+
+
 def split_for_validation(data: tuple[Any, Any, Any], fraction: float) -> tuple[Any, Any]:
     """Keras's `validation_split`: both parts as `(x, y, sample_weight)`."""
     path = "trainers.data_adapters.array_slicing" if is_keras_3() else "engine.data_adapter"
@@ -223,6 +230,7 @@ def _refuse_what_is_not_dense(value: Any) -> None:
 # ---------------------------------------------------------------------------- Keras 3
 def _open_in_keras_3(model: Any, a: DataArguments) -> Arrays | Epochs:
     adapters = source_module("trainers.data_adapters")
+    range(a.initial_epoch, a.epochs)  # for what Keras's loops raise, as the next one
     loop = _loop_class()(
         x=a.x,
         y=a.y,
@@ -233,6 +241,7 @@ def _open_in_keras_3(model: Any, a: DataArguments) -> Arrays | Epochs:
         class_weight=a.class_weight,
         steps_per_execution=model.steps_per_execution,
     )
+    range(a.steps or 0)
     adapter = loop.data_adapter
     if not isinstance(adapter, adapters.ArrayDataAdapter):
         return _Keras3Epochs(loop)

@@ -307,6 +307,30 @@ REJECTED: dict[str, Callable[[], dict[str, Any]]] = {
     "no_epochs": lambda: {"epochs": 0},
     "initial_epoch_below_0": lambda: {"initial_epoch": -1},
     "no_workers": lambda: {"x": Batches((X, Y)), "y": None, "workers": 0},
+    "half_a_step": lambda: {"steps_per_epoch": 1.5},
+    "half_an_epoch": lambda: {"epochs": 1.5},
+    "text_as_epochs": lambda: {"epochs": "a"},
+    "half_an_initial_epoch": lambda: {"initial_epoch": 0.5},
+    # what Keras looks at when the first epoch has ended
+    "validation_freq": lambda: {"validation_data": (X, Y), "validation_freq": "a"},
+    "validation_freq_of_0": lambda: {"validation_data": (X, Y), "validation_freq": 0},
+    "half_a_validation_step": lambda: {"validation_data": (X, Y), "validation_steps": 1.5},
+    "validation_without_targets": lambda: {"validation_data": (X,)},
+    "validation_of_an_array": lambda: {"validation_data": X},
+    "validation_dataset_without_targets": lambda: {"validation_data": _dataset(X)},
+    "shape_of_validation": lambda: {"validation_data": (X[:, :5], Y)},
+    "shape_of_validation_dataset": lambda: {"validation_data": _dataset(X[:, :5], Y)},
+    # evaluate and predict
+    "evaluate_without_targets": lambda: {"method": "evaluate", "y": None},
+    "evaluate_two_targets": lambda: {"method": "evaluate", "y": [Y, Y]},
+    "evaluate_shape": lambda: {"method": "evaluate", "x": X[:, :5]},
+    "evaluate_length": lambda: {"method": "evaluate", "y": Y[:3]},
+    "evaluate_half_a_step": lambda: {"method": "evaluate", "steps": 1.5},
+    "evaluate_unknown_argument": lambda: {"method": "evaluate", "batchsize": 3},
+    "predict_shape": lambda: {"method": "predict", "x": X[:, :5]},
+    "predict_one_dimension": lambda: {"method": "predict", "x": ONES},
+    "predict_text": lambda: {"method": "predict", "x": "path.csv"},
+    "predict_half_a_step": lambda: {"method": "predict", "steps": 1.5},
 }
 
 # Keras 3 takes these, and so does nanotf; of the empty ones it makes an epoch without steps.
@@ -320,19 +344,29 @@ TAKEN_BY_KERAS_3 = {
     "empty",
     "no_batches",
 }
-TAKEN_BY_KERAS_2 = {"weights_for_one_of_two", "class_weight_of_generator"}
+TAKEN_BY_KERAS_2 = {
+    "weights_for_one_of_two",
+    "class_weight_of_generator",
+    "half_a_step",
+    "half_a_validation_step",
+    "evaluate_half_a_step",
+    "predict_half_a_step",
+}
 if keras_version() < (2, 16):  # which checks fewer numbers
     TAKEN_BY_KERAS_2 |= {"no_rows_in_a_batch", "no_epochs", "no_workers", "initial_epoch_below_0"}
 
 
 def _rejection(arguments: dict[str, Any], **more: Any) -> BaseException:
-    """What a call of `fit` raises."""
-    arguments = {"x": X, "y": Y, "verbose": 0, **arguments, **more}
+    """What a call of `fit`, or of another method, raises."""
+    arguments = {"method": "fit", "x": X, "y": Y, "verbose": 0, **arguments, **more}
     # Names count up with every model.
     tf.keras.backend.clear_session()
     model = arguments.pop("model", None) or small_cnn()
+    method = arguments.pop("method")
+    if method == "predict":
+        del arguments["y"]
     with pytest.raises(Exception) as caught:
-        model.fit(**arguments)
+        getattr(model, method)(**arguments)
     return caught.value
 
 

@@ -76,6 +76,8 @@ def test_loss_that_raises_in_a_worker() -> None:
     assert error.pid in pids
     assert "Traceback in the worker:" in str(error)
     assert "ArithmeticError" in error.remote_traceback
+    # TensorFlow makes it an error of its own, in one process as well.
+    assert isinstance(error, tf.errors.OpError)
     for now, then in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
     _next_fit_works(() if nanotf.worker_pids() == pids else pids)
@@ -91,9 +93,26 @@ def test_loss_that_raises_while_it_is_traced() -> None:
     x, y = digits(100)
     model = small_cnn()
     model.compile("sgd", _loss_that_cannot_be_traced)
-    with pytest.raises(WorkerError, match="while it is traced"):
+    with pytest.raises(LookupError, match="while it is traced") as caught:
         model.fit(x, y, **FIT)
+    error = caught.value
+    assert isinstance(error, WorkerError)
+    assert str(error).startswith(str(error.__cause__))
+    assert f"Worker {error.rank} (pid {error.pid}" in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, LookupError)
+    assert (copy.rank, copy.args, str(copy)) == (error.rank, error.args, str(error))
     _next_fit_works(())
+
+
+def test_what_only_a_step_finds_out_is_the_error_of_a_single_process() -> None:
+    x, y = digits(100)
+    y[-1] = 12  # a row of the last worker's
+    for method in ("fit", "evaluate"):
+        for processes in (None, 2):
+            with pytest.raises(tf.errors.InvalidArgumentError, match="label value of 12") as caught:
+                getattr(small_cnn(), method)(x, y, verbose=0, num_processes=processes)
+            assert isinstance(caught.value, WorkerError) == (processes == 2)
 
 
 ENDS: dict[str, tuple[Callable[[], Any], int | None, int | None, str]] = {

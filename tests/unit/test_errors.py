@@ -1,0 +1,84 @@
+"""Errors of workers that are also of the class that user code expects."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from nanotf.errors import CollectiveError, WorkerDied, WorkerError, also
+
+
+class Coded(RuntimeError):
+    """Takes other arguments than it shows."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"code {self.code}"
+
+
+class Ranked(Exception):
+    """Has a property in the place of an attribute of `WorkerError`."""
+
+    @property
+    def rank(self) -> int:
+        return 17
+
+
+class Particular(Exception):
+    """Cannot be made without its argument."""
+
+    def __new__(cls, _: Any) -> Particular:
+        return super().__new__(cls)
+
+
+def _error() -> WorkerError:
+    return WorkerError("Worker 1 raised", 1, 1234, (0,), remote_traceback="Trace", log_tail="Log")
+
+
+@pytest.mark.parametrize(
+    ("original", "attributes"),
+    [
+        (ValueError("a"), {}),
+        (KeyError("a"), {}),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), {"start": 0, "reason": "bad"}),
+        (FileNotFoundError(2, "none", "path"), {"errno": 2, "filename": "path"}),
+        (ImportError("a", name="module"), {"name": "module"}),
+        (SyntaxError("a", ("file", 3, 1, "text")), {"lineno": 3}),
+        (Coded(7, "text"), {"code": 7}),
+        (Ranked("a"), {}),
+        (CollectiveError("a"), {}),
+    ],
+)
+def test_error_of_both_classes(original: Exception, attributes: dict[str, Any]) -> None:
+    made = also(_error(), original, f"{original}\n\nWorker 1 raised")
+    for error in (made, pickle.loads(pickle.dumps(made))):
+        assert isinstance(error, WorkerError)
+        assert isinstance(error, type(original))
+        assert (error.args, error.rank, error.pid) == (original.args, 1, 1234)
+        assert str(error).startswith(f"{original}\n\nWorker 1 raised\n\nTraceback")
+        for name, value in attributes.items():
+            assert getattr(error, name) == value
+    assert made.__cause__ is original
+
+
+@pytest.mark.parametrize(
+    "original",
+    [
+        Particular(1),
+        StopIteration(1),
+        KeyboardInterrupt(),
+        SystemExit(1),
+        WorkerDied("a"),
+        None,
+    ],
+)
+def test_error_that_no_class_can_be_made_of(original: BaseException | None) -> None:
+    error = _error()
+    assert also(error, original, "text") is error
+    assert error.__cause__ is original
+    assert error.message == "Worker 1 raised"
