@@ -20,6 +20,7 @@ from nanotf import random_states
 from nanotf.compat import keras_compiled, keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ModelError
+from nanotf.shipping import constructors
 
 _KERAS_PACKAGES = ("keras", "tf_keras", "tensorflow", "nanotf")
 
@@ -148,12 +149,23 @@ def configured_by_name(obj: Any, custom_objects: dict[str, Any]) -> Iterator[Non
     Keras writes the byte code of a lambda instead, without the globals that it refers to.
     """
     before = {}
+    layers = [
+        layer
+        for layer in keras_names.flat_layers(obj)
+        if is_foreign(type(layer))
+        and not has_own_get_config(type(layer))
+        and not isinstance(layer, keras_names.model_class())
+    ]
     for name, value in custom_objects.items():
         if inspect.isfunction(value) and name.startswith("nanotf_function_"):
             before[name] = value.__name__
             value.__name__ = name
     try:
-        with keras_names.functions_by_name(), keras_names.with_vocabularies(obj):
+        with (
+            keras_names.functions_by_name(),
+            keras_names.with_vocabularies(obj),
+            constructors.by_value(layers, custom_objects),
+        ):
             yield
     finally:
         for name, own_name in before.items():
@@ -443,8 +455,10 @@ def lenient(custom_objects: dict[str, Any]) -> Iterator[None]:
             continue
         parameters = inspect.signature(value.__init__).parameters  # type: ignore[misc]
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        if not takes_any and "from_config" not in vars(value):
-            value.from_config = classmethod(_from_known(value.from_config.__func__, parameters))  # type: ignore[attr-defined]
+        if "from_config" not in vars(value):
+            stock = value.from_config.__func__  # type: ignore[attr-defined]
+            known = None if takes_any else parameters
+            value.from_config = classmethod(_from_known(stock, known, custom_objects))  # type: ignore[attr-defined]
             changed.append(value)
     try:
         yield
@@ -453,8 +467,12 @@ def lenient(custom_objects: dict[str, Any]) -> Iterator[None]:
             del value.from_config  # type: ignore[attr-defined]
 
 
-def _from_known(stock: Any, parameters: Any) -> Any:
+def _from_known(stock: Any, parameters: Any, custom_objects: dict[str, Any]) -> Any:
     def from_config(cls: Any, config: dict[str, Any]) -> Any:
+        if constructors.KEY in config:
+            return custom_objects[config[constructors.KEY]].make(cls)
+        if parameters is None:  # takes whatever Keras's configuration has
+            return stock(cls, config)
         made = stock(cls, {key: value for key, value in config.items() if key in parameters})
         made.trainable = config.get("trainable", True)
         return made

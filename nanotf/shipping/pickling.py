@@ -40,6 +40,7 @@ from nanotf import random_states
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
+from nanotf.shipping import constructors
 from nanotf.steps import is_tf_function
 
 
@@ -94,9 +95,9 @@ def _completed(obj: Any, config: Any) -> Any:
             continue
         if parameter.name == "learning_rate":  # Keras 2 leaves it to each class
             completed.setdefault("learning_rate", keras_optimizers.rate_of(obj))
-        for name in (parameter.name, f"_{parameter.name}"):
-            if parameter.name not in completed and _is_plain(getattr(obj, name, _PLAIN)):
-                completed[parameter.name] = getattr(obj, name)
+        kept, value = constructors.kept_value(obj, parameter.name)
+        if kept:
+            completed.setdefault(parameter.name, value)
     return completed
 
 

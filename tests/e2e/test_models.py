@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from parity import digits, small_cnn
+from parity import digits, fit_both, small_cnn
 
 import nanotf
 from nanotf.errors import InvalidArgumentTypeError
@@ -197,3 +197,69 @@ def test_plain_fit_drops_iterators_without_waiting() -> None:
     kept = model.train_function
     model.fit(x, y, batch_size=50, verbose=0)
     assert model.train_function is kept, "traced once, wrapped once"
+
+
+class Factor:
+    """An object of the user's, which no configuration can hold."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class Applied(L.Layer):
+    """Takes a function, an array and an object, and has no `get_config()`."""
+
+    def __init__(self, function: Any, offsets: Any, factor: Factor) -> None:
+        super().__init__()
+        self.function = function
+        self.offsets = offsets
+        self._factor = factor
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+
+    def call(self, inputs: Any) -> Any:
+        return self.function(inputs + self.offsets) * self.scale * self._factor.value
+
+
+class ScaledSum(tf.keras.metrics.Metric):
+    """The sum of targets times an array's; takes no name."""
+
+    def __init__(self, scales: Any) -> None:
+        super().__init__(name="scaled_sum")
+        self.scales = scales
+        self.total = self.add_weight(name="total", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        targets = tf.cast(y_true, self.total.dtype)
+        self.total.assign_add(tf.reduce_sum(targets) * self.scales.sum())
+
+    def result(self) -> Any:
+        return self.total
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_layers_and_metrics_whose_arguments_no_configuration_can_hold(
+    float64: None, functional: bool
+) -> None:
+    offsets, slope = np.linspace(0, 1, 4), 0.5
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(4)
+        layers = [
+            Applied(lambda v: tf.nn.leaky_relu(v, slope), offsets, Factor(2.0)),
+            L.Dense(4),
+            Applied(tf.tanh, -offsets, Factor(0.5)),
+            L.Dense(1),
+        ]
+        model = Sequential([L.Input((4,)), *layers])
+        if functional:
+            inputs = outputs = L.Input((4,))
+            for layer in layers:
+                outputs = layer(outputs)
+            model = Model(inputs, outputs)
+        model.compile("sgd", "mse", metrics=[ScaledSum(np.arange(3.0))])
+        return model
+
+    x = np.random.default_rng(0).normal(size=(50, 4))
+    fit_both(make, x=x, y=x.sum(axis=1, keepdims=True), batch_size=20)
