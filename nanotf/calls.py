@@ -436,6 +436,7 @@ class ModelCall(Call):
 
     callbacks: ParentCallbacks
     can_be_abandoned = True
+    quiet = False  # whether what the model prints stays out of the user's terminal
     trains = False  # a model without variables can be called, and not be trained
 
     def __init__(
@@ -537,6 +538,8 @@ class ModelCall(Call):
             "events": self.callbacks.events,
             "waits": self.callbacks.waits,
             "seed": self.seed,
+            "terminal": jobs.Terminal.taken(),
+            "quiet": self.quiet,
         }
 
     def hear(self, message: Any) -> None:

@@ -13,8 +13,6 @@ import collections
 import functools
 import inspect
 import logging
-import shutil
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -294,10 +292,7 @@ class _LoopCall(calls.Call):
             seed=calls.seed_of_user(0),
             global_seed=eager_context.global_seed(),
             random_states=random_states.take(),
-            terminal=jobs.Terminal(
-                {name: _is_terminal(getattr(sys, name)) for name in ("stdout", "stderr")},
-                shutil.get_terminal_size().columns,
-            ),
+            terminal=jobs.Terminal.taken(),
         )
 
     def hear(self, message: Any) -> None:
@@ -480,11 +475,6 @@ class _Source:
         """Keeps batches that no worker has read for the next call."""
         if self.data.kind != "dataset":
             self._ahead.extendleft(reversed(unread))
-
-
-def _is_terminal(stream: Any) -> bool:
-    """Whether a standard stream is one; a daemon's is None, a notebook's may be anything."""
-    return bool(getattr(stream, "isatty", bool)())
 
 
 # By iterator or generator, the batches that were read from it and that no worker has asked for.

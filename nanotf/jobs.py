@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+import sys
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
@@ -72,6 +74,8 @@ class ModelJob:
         events: frozenset of str, hooks that rank 0 reports.
         waits: frozenset of str, hooks at which all ranks wait for the parent's answer.
         seed: int, of the job's random numbers.
+        terminal: `Terminal`.
+        quiet: bool, whether what rank 0 prints stays out of it.
     """
 
     recipe: bytes
@@ -82,6 +86,8 @@ class ModelJob:
     events: frozenset[str]
     waits: frozenset[str]
     seed: int
+    terminal: Terminal
+    quiet: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +214,14 @@ class Terminal:
 
     is_terminal: dict[str, bool]
     columns: int
+
+    @classmethod
+    def taken(cls) -> Terminal:
+        """That of this process."""
+        # A daemon's streams are None, a notebook's may be anything.
+        streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+        is_terminal = {name: bool(getattr(s, "isatty", bool)()) for name, s in streams.items()}
+        return cls(is_terminal, shutil.get_terminal_size().columns)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -280,8 +280,9 @@ class LoopRun:
         session.stopwatch.ready()
         # Alike on all ranks: what a loop decides by chance, all must decide alike.
         random_states.put(job.random_states)
+        prints = relayed_output.to_parent(session, self.number, self.job.terminal)
         scope = session.strategy.scope()
-        with self._relayed(), self._current(kept), scope, _explained(), self._counted():
+        with prints, self._current(kept), scope, _explained(), self._counted():
             value = kept.program.function(*args, **kwargs)
         with session.strategy.scope():
             built = self._built(kept)
@@ -361,15 +362,6 @@ class LoopRun:
         finally:
             context.current = None
             self.session.share.in_loop = False
-
-    def _relayed(self) -> Any:
-        if self.session.rank != 0:
-            return contextlib.nullcontext()
-
-        def send(stream: str, text: str) -> None:
-            self.session.channel.send(messages.Printed(self.number, stream, text))
-
-        return relayed_output.relayed(send, self.job.terminal)
 
     def _send(self, kept: _KeptProgram, value: Any, built: jobs.Built) -> None:
         """Sends the function's value, and what it has built, to the parent."""

@@ -276,7 +276,7 @@ class Outputs(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Printed(Message):
-    """Worker -> parent, rank 0: a `@nano` function has printed.
+    """Worker -> parent, rank 0: a `@nano` function or a model's step has printed.
 
     Args:
         job: int.

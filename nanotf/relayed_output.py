@@ -1,4 +1,4 @@
-"""What rank 0 prints inside of a `@nano` function, on its way to the user's terminal."""
+"""What rank 0 prints in a `@nano` function or in a model's steps, on its way to the user."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import os
 import pathlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from nanotf import messages
 from nanotf.jobs import Terminal
 
+STREAMS = ("stdout", "stderr")
 _FLUSH_SECONDS = 5.0  # for the pipe to be read; it takes a millisecond
 
 
@@ -107,13 +109,46 @@ class TensorFlowPrints:
 _tensorflow_prints: TensorFlowPrints | None = None
 
 
+def to_parent(
+    session: Any,
+    job: int,
+    terminal: Terminal,
+    streams: Sequence[str] = STREAMS,
+    quiet: bool = False,
+) -> contextlib.AbstractContextManager[None]:
+    """A context in which the user sees what rank 0 prints; others write to their logs.
+
+    Args:
+        session: `session.Session`.
+        job: int, its number.
+        terminal: `Terminal`.
+        streams: sequence of str, which of Python's two streams; `tf.print` is always.
+        quiet: bool, whether rank 0 writes to its log, too. What is traced meanwhile is printed for
+            the user in later jobs.
+    """
+    if session.rank != 0:
+        return contextlib.nullcontext()
+    log = sys.stdout
+
+    def send(stream: str, text: str) -> None:
+        if quiet:
+            log.write(text)
+        else:
+            session.channel.send(messages.Printed(job, stream, text))
+
+    return relayed(send, terminal, streams)
+
+
 @contextlib.contextmanager
-def relayed(send: Callable[[str, str], None], terminal: Terminal) -> Iterator[None]:
+def relayed(
+    send: Callable[[str, str], None], terminal: Terminal, streams: Sequence[str] = STREAMS
+) -> Iterator[None]:
     """Hands on, in this context, what this process prints.
 
     Args:
         send: callable of the stream's name, "stdout" or "stderr", and a text.
         terminal: `Terminal`.
+        streams: as in `to_parent`.
     """
     global _tensorflow_prints
     out = _Relay(functools.partial(send, "stdout"), terminal.is_terminal["stdout"])
@@ -122,7 +157,11 @@ def relayed(send: Callable[[str, str], None], terminal: Terminal) -> Iterator[No
     os.environ["COLUMNS"] = str(terminal.columns)
     prints: Any = contextlib.nullcontext()
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with contextlib.ExitStack() as redirected:
+            if "stdout" in streams:
+                redirected.enter_context(contextlib.redirect_stdout(out))
+            if "stderr" in streams:
+                redirected.enter_context(contextlib.redirect_stderr(err))
             if pathlib.Path("/proc/self/fd").is_dir():
                 if _tensorflow_prints is None:
                     _tensorflow_prints = TensorFlowPrints()

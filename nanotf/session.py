@@ -19,7 +19,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf import heartbeat, jobs, messages, replica, stalls, timing, whole_gradients
+from nanotf import (
+    heartbeat,
+    jobs,
+    messages,
+    relayed_output,
+    replica,
+    stalls,
+    timing,
+    whole_gradients,
+)
 from nanotf.channel import Channel, ChannelClosed
 from nanotf.collectives import Group
 from nanotf.compat import (
@@ -326,6 +335,16 @@ class _ModelRun:
             return mark_as_share(*source.datasets(self.blocks, rank, size))
         return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
 
+    def _prints(self) -> Any:
+        """In this context the user sees what the model's steps print.
+
+        Not the error stream: what Keras warns of there, the parent's Keras has said already.
+        """
+        job = self.job
+        return relayed_output.to_parent(
+            self.session, self.number, job.terminal, ("stdout",), job.quiet
+        )
+
     def _end_if_broken(self, source: Any) -> None:
         """Where data have ended: abandons the job if it is because the user's raised."""
         if isinstance(source, streams.StreamInput) and self.reader.is_broken(source.stream):
@@ -425,7 +444,8 @@ class _FitRun(_ModelRun):
         train, steps = self._passes(job.train, job.steps_per_epoch)
         validation, validation_steps = self._passes(job.validation, job.validation_steps)
         sources = {timing.TRAIN: job.train, timing.TEST: job.validation}
-        with replica.at_end_of_data(self.model, lambda kind: self._end_if_broken(sources[kind])):
+        at_end = replica.at_end_of_data(self.model, lambda kind: self._end_if_broken(sources[kind]))
+        with at_end, self._prints():
             self.model.fit(
                 self._dataset(train, job.initial_epoch),
                 epochs=job.epochs,
@@ -514,7 +534,8 @@ class _EvaluateRun(_ModelRun):
     def run(self) -> jobs.Evaluated:
         job, strategy = self.job, self.session.strategy
         self._take_model(keras_names.model_variables, job.data)
-        with replica.at_end_of_data(self.model, lambda _: self._end_if_broken(job.data)):
+        at_end = replica.at_end_of_data(self.model, lambda _: self._end_if_broken(job.data))
+        with at_end, self._prints():
             logs = self.model.evaluate(
                 self._dataset(job.data),
                 steps=job.steps,
@@ -543,7 +564,7 @@ class _PredictRun(_ModelRun):
         job = self.job
         self._take_model(keras_names.model_variables, metrics=False)
         self.writer = outputs.OutputWriter(self._send_outputs)
-        with replica.outputs_to(self.model, self.writer.take):
+        with replica.outputs_to(self.model, self.writer.take), self._prints():
             try:
                 self.model.predict(
                     self._dataset(job.data),

@@ -417,6 +417,8 @@ class _Trial(training._FitCall):
         budget: `_Budget`, or None where nothing is run.
     """
 
+    quiet = True
+
     def __init__(
         self,
         model: Any,

@@ -347,6 +347,8 @@ TAKEN_BY_KERAS_3 = {
 TAKEN_BY_KERAS_2 = {
     "weights_for_one_of_two",
     "class_weight_of_generator",
+    "validation_without_targets",
+    "validation_dataset_without_targets",
     "half_a_step",
     "half_a_validation_step",
     "evaluate_half_a_step",

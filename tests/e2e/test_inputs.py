@@ -362,7 +362,9 @@ def test_data_that_raise_leave_the_workers_for_the_next_call(name: str) -> None:
             functools.partial(model.fit, epochs=3, verbose=0, callbacks=[callback], num_processes=2)
         )
     )
-    assert len(weights) == (2 if name == "second_epoch" else 1)
+    # Keras 2 ends the epoch of a `Sequence` when callbacks have heard of it.
+    later = name == "second_epoch" or (name == "end_of_epoch" and not KERAS_3)
+    assert len(weights) == (2 if later else 1)
     for found, expected in zip(model.get_weights(), weights[-1], strict=True):
         np.testing.assert_array_equal(found, expected)
     assert nanotf.worker_pids() == pids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -126,3 +127,31 @@ def test_noise_of_workers_stays_in_their_logs(
         assert f"traced in {rank}" in log
         assert re.search(r"oneDNN|cpu_feature_guard|cuda", log)
     nanotf.shutdown()  # the next test shall not get workers of this environment
+
+
+class Prints(L.Layer):
+    """Prints in its call, by TensorFlow and, where steps are eager, by Python."""
+
+    def call(self, inputs: Any) -> Any:
+        tf.print("a TensorFlow print")
+        tf.print("to stdout", output_stream=sys.stdout)
+        if tf.executing_eagerly():
+            print("a Python print of", len(inputs), "rows")
+        return inputs
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_prints_of_the_model_are_rank_0s(capsys: pytest.CaptureFixture[str], eager: bool) -> None:
+    x, y = data(20)
+    model = Sequential([L.Input((4,)), Prints(), L.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=eager)
+    for method, arguments in (("fit", {"y": y}), ("evaluate", {"y": y}), ("predict", {})):
+        capsys.readouterr()
+        getattr(model, method)(x, **arguments, batch_size=10, verbose=0, num_processes=2)
+        out, err = capsys.readouterr()
+        found = (out + err).splitlines()
+        assert found.count("a TensorFlow print") == 2
+        assert found.count("to stdout") == 2
+        assert found.count("a Python print of 5 rows") == (2 if eager else 0)
+        # Of rank 0's standard error, full of notes on its start, nothing comes along.
+        assert len(found) == (6 if eager else 4)
