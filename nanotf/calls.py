@@ -358,12 +358,12 @@ class Call:
         done: dict[int, Any] = {}
         times: dict[int, timing.WorkerTimes] = {}
         while len(done) < self.size:
+            self._check_abandoned()
             try:
                 rank, message = self.workers.receive(LOOK_SECONDS)
             except queue.Empty:
                 self.workers.check_progress({*waiting, *done}, self._reading)
                 self.look(set(done))
-                self._check_abandoned()
                 continue
             if isinstance(message, BaseException):
                 raise message
