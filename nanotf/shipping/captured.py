@@ -58,15 +58,11 @@ class _CapturedLayer:
     """Same, of a layer."""
 
     parts: tuple[Any, ...]
-    build_config: Any
-    trainable: bool
+    built: models.BuiltState
 
     def make(self) -> Any:
         layer = pickling.rebuild_from_config(*self.parts)
-        if self.build_config and not layer.built:
-            layer.build_from_config(self.build_config)
-        if bool(layer.trainable) != self.trainable:
-            layer.trainable = self.trainable
+        self.built.put(layer)
         return layer
 
 
@@ -148,8 +144,7 @@ class _Pickler(pickling.Pickler):
             )
             return _CapturedModel(models.checked(obj, recipe))
         if isinstance(obj, keras.layers.Layer):
-            config = obj.get_build_config() if obj.built else None
-            return _CapturedLayer(self.from_config(obj), models.plain(config), bool(obj.trainable))
+            return _CapturedLayer(self.from_config(obj), models.BuiltState.of(obj))
         return programs.recipe_of_root(obj)
 
 

@@ -14,6 +14,7 @@ import pytest
 import test_arguments as arguments
 import test_bfloat16 as bfloat16
 import test_callbacks as callbacks
+import test_captured as captured
 import test_evaluate as evaluate
 import test_failures as failures
 import test_inputs as inputs
@@ -22,6 +23,7 @@ import test_numerics as numerics
 import test_parity as parity
 import test_predict as predict
 import test_trainer as trainer
+import test_whole_batch_metrics as whole_batch_metrics
 
 from nanotf import transports, warm
 from nanotf.compat.versions import is_keras_3
@@ -35,7 +37,8 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (inputs.test_kinds_of_arrays, {"name": "data_frame"}),
     (inputs.test_strings, {"source": "tensor"}),
     (inputs.test_generator, {"form": "x, y, w"}),
-    (inputs.test_generator_that_raises, {}),
+    (inputs.test_data_that_raise_leave_the_workers_for_the_next_call, {"name": "second_epoch"}),
+    (inputs.test_data_that_raise_leave_the_workers_for_the_next_call, {"name": "validation"}),
     (inputs.test_py_dataset, {"steps": None}),
     (inputs.test_pipelines_that_workers_run, {"name": "fewer_rows_than_workers"}),
     # arguments
@@ -72,6 +75,10 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (evaluate.test_two_outputs_with_stateful_metrics, {"return_dict": True}),
     (predict.test_arrays, {}),
     (predict.test_batches_of_different_widths, {}),
+    # what lies beside a model
+    (captured.test_variables_of_losses, {"sets": True}),
+    (captured.test_variables_of_steps, {}),
+    (whole_batch_metrics.test_metrics_of_compile, {}),
     # state, and what ends it
     (parity.test_two_processes_one_process_and_two_again, {}),
     (failures.test_loss_that_raises_in_a_worker, {}),
