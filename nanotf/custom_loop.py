@@ -32,7 +32,14 @@ from nanotf import (
     timing,
     warm,
 )
-from nanotf.compat import eager_context, keras_compiled, keras_names, pipelines, shared_datasets
+from nanotf.compat import (
+    eager_context,
+    keras_compiled,
+    keras_names,
+    keras_share,
+    pipelines,
+    shared_datasets,
+)
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import (
     InvalidArgumentError,
@@ -188,7 +195,10 @@ class _LoopCall(calls.Call):
             self.variables,
             size,
             averaged=objects.moving_variables(roots),
-            of_first=objects.save_counters(roots),
+            of_first=[
+                *objects.save_counters(roots),
+                *keras_share.whole_batch_variables(objects.metrics_of(roots)),
+            ],
         )
         self.complete = dict.fromkeys(range(len(self.sources)), 0)  # passes, at the last save
         self.clock.prepared = timing.now()

@@ -183,7 +183,7 @@ class _EvaluateCall(_Inference):
         combine_locals(
             keras_names.metric_variables(self.model),
             [result.metrics for result in results],
-            of_first=keras_share.whole_batch_variables(self.model),
+            of_first=keras_share.whole_batch_variables(self.model.metrics),
         )
         self.take_over(first)
         self.callbacks.list.on_test_end(first.logs)

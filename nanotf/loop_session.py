@@ -172,6 +172,12 @@ class _KeptProgram:
             objects.exclude_from_decay(self.program.roots, job.excluded)
             objects.build_optimizers(self.program.roots, job.optimizers)
 
+    def follow_metrics(self) -> None:
+        """Makes metrics see the rows that they need, those that the last call has built, too."""
+        found = objects.metrics_of(self.program.roots)
+        if keras_share.follow_share_in_metrics(found, self._share):
+            self._bodies.clear()  # in which they do not
+
     def fits(self, counts: tuple[int, ...]) -> bool:
         """Whether the roots have as many variables as in the parent."""
         return tuple(len(objects.variables_of(root)) for root in self.program.roots) == counts
@@ -182,11 +188,14 @@ class _KeptProgram:
 
     def local_variables(self) -> list[Any]:
         """Those that differ between ranks until they are read."""
-        moving = {id(v) for v in objects.moving_variables(self.program.roots)}
+        roots = self.program.roots
+        moving = {id(v) for v in objects.moving_variables(roots)}
+        alike = {id(v) for v in keras_share.whole_batch_variables(objects.metrics_of(roots))}
         return [
             v
             for v in self.variables()
-            if v.synchronization == tf.VariableSynchronization.ON_READ or id(v) in moving
+            if id(v) in moving
+            or (v.synchronization == tf.VariableSynchronization.ON_READ and id(v) not in alike)
         ]
 
     # What `context.Loop` asks for.
@@ -303,6 +312,7 @@ class LoopRun:
             tf.random.set_seed(job.seed + self.session.rank * state.SEED_DISTANCE)
             kept[key] = _KeptProgram(job, arrays, self.session)
         kept.move_to_end(key)
+        kept[key].follow_metrics()
         while len(kept) > PROGRAMS_KEPT:
             kept.popitem(last=False)
         found: _KeptProgram = kept[key]

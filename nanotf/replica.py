@@ -187,7 +187,7 @@ def _variables_of_this_rank(model: Any) -> list[Any]:
     variables += keras_names.metric_variables(model)
     local = [v for v in variables if v.synchronization == tf.VariableSynchronization.ON_READ]
     shared = {id(v) for v in keras_names.synchronized_variables(model)}
-    shared |= {id(v) for v in keras_share.whole_batch_variables(model)}
+    shared |= {id(v) for v in keras_share.whole_batch_variables(model.metrics)}
     return [v for v in local + keras_names.moving_variables(model) if id(v) not in shared]
 
 

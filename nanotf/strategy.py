@@ -80,7 +80,7 @@ class _Extended(distribute.Extended):  # type: ignore[misc]
             if self.group is not None:
                 return self.group.broadcast(value, launcher.INITIAL_VALUE_KEY)
             if self.tally is not None:
-                value = self.tally.begin("broadcast of an initial value", value)
+                self.tally.begin_initial_value(value)
             # TensorFlow's collectives broadcast no bfloat16.
             wide = tf.float32 if value.dtype == tf.bfloat16 else value.dtype
             return tf.cast(stock(tf.cast(value, wide), wide)(), value.dtype)

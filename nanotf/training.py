@@ -122,7 +122,7 @@ class _FitCall(calls.ModelCall):
         self.metrics_layout = StateLayout.of(
             keras_names.metric_state(model),
             size,
-            of_first=keras_share.whole_batch_variables(model),
+            of_first=keras_share.whole_batch_variables(model.metrics),
         )
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds

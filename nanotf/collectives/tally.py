@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -70,6 +71,31 @@ class Tally:
         """
         if not self.active:
             return tensor
+        counted = self._counting(name, tensor)
+        waits = [tensor]
+        if not tf.executing_eagerly():
+            before = self._before.get(tf.compat.v1.get_default_graph())
+            waits += [] if before is None else [before]
+        with tf.control_dependencies(waits):
+            done = counted()
+        if tf.executing_eagerly():
+            return tensor
+        with tf.control_dependencies(done):
+            return tf.identity(tensor)
+
+    def begin_initial_value(self, tensor: Any) -> None:
+        """Counts the broadcast of a variable's initial value, at once.
+
+        TensorFlow takes it out of the graph in which the variable is made, and what it depends on
+        with it; so it must not depend on the counting.
+        """
+        if self.active:
+            counted = self._counting("broadcast of an initial value", tensor)
+            with tf.init_scope():
+                counted()
+
+    def _counting(self, name: str, tensor: Any) -> Callable[[], list[Any]]:
+        """A function that counts a collective."""
         kind = f"{name} of {tensor.dtype.name}"
         where = f" in the step {self.step}" if self.step else " outside of steps"
         shape = "?" if tensor.shape.rank is None else tensor.shape.as_list()
@@ -77,20 +103,16 @@ class Tally:
         if what not in self._known:
             self._known.append(what)
         # Shapes are no part of it: a rank may have traced for any number of rows.
-        code = zlib.crc32((kind + where).encode())
-        waits = [tensor]
-        if not tf.executing_eagerly():
-            before = self._before.get(tf.compat.v1.get_default_graph())
-            waits += [] if before is None else [before]
-        with tf.device("CPU:0"), tf.control_dependencies(waits):
-            counted = [
-                self._counts.assign_add(tf.constant([1, code], tf.int64), read_value=False),
-                self._last.assign(tf.constant(self._known.index(what), tf.int64), read_value=False),
-            ]
-        if tf.executing_eagerly():
-            return tensor
-        with tf.control_dependencies(counted):
-            return tf.identity(tensor)
+        code, place = zlib.crc32((kind + where).encode()), self._known.index(what)
+
+        def counted() -> list[Any]:
+            with tf.device("CPU:0"):
+                return [
+                    self._counts.assign_add(tf.constant([1, code], tf.int64), read_value=False),
+                    self._last.assign(tf.constant(place, tf.int64), read_value=False),
+                ]
+
+        return counted
 
     def end(self, result: Any) -> Any:
         """Notes a collective's result; returns it."""

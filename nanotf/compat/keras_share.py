@@ -429,14 +429,7 @@ def follow_share(model: Any, share: Share) -> None:
         model: a compiled model, for which `keras_optimizers.build_for_training` was called.
         share: `Share`.
     """
-    for metric in model.metrics:
-        for part in _parts(metric):
-            if takes_whole_batch(part):
-                update_with_all_rows(part, share)
-                continue
-            function = getattr(part, "_fn", None)
-            if function is not None and not is_keras_own(function):
-                part._fn = over_whole_batch(function, share, with_gradient=False)
+    follow_share_in_metrics(model.metrics, share)
     if is_keras_3():
         losses = model._compile_loss
         for entry in getattr(losses, "_flat_losses", None) or ():
@@ -453,6 +446,27 @@ def follow_share(model: Any, share: Share) -> None:
     for tracker in trackers:
         if tracker is not None:
             _count_values_of_all(tracker, share)
+
+
+def follow_share_in_metrics(metrics: list[Any], share: Share) -> bool:
+    """Same, of metrics alone: those of a model or of a loop.
+
+    Returns:
+        Whether any did not follow it before.
+    """
+    has_changed = False
+    for part in [part for metric in metrics for part in _parts(metric)]:
+        if hasattr(part, "_nanotf_follows_share"):
+            continue
+        function = getattr(part, "_fn", None)
+        if takes_whole_batch(part):
+            update_with_all_rows(part, share)
+        elif function is not None and not is_keras_own(function):
+            part._fn = over_whole_batch(function, share, with_gradient=False)
+        else:
+            continue
+        part._nanotf_follows_share = has_changed = True
+    return has_changed
 
 
 def _parts(metric: Any) -> list[Any]:
@@ -483,13 +497,13 @@ def _owner_of(cls: type, name: str) -> type:
     return next(base for base in cls.__mro__ if name in vars(base))
 
 
-def whole_batch_variables(model: Any) -> list[Any]:
-    """The variables of a model's metrics that take the whole batch, which all workers hold alike.
+def whole_batch_variables(metrics: list[Any]) -> list[Any]:
+    """The variables of those among metrics that take the whole batch: all workers hold them alike.
 
     Returns:
         A list of `tf.Variable`.
     """
-    parts = [part for metric in model.metrics for part in _parts(metric)]
+    parts = [part for metric in metrics for part in _parts(metric)]
     return [
         v
         for part in parts
@@ -505,8 +519,6 @@ def update_with_all_rows(metric: Any, share: Share) -> None:
         metric: a metric for which `takes_whole_batch` holds.
         share: `Share`.
     """
-    if hasattr(metric.update_state, "_nanotf_takes_all"):
-        return
     stock = metric.update_state
 
     @functools.wraps(stock)
@@ -520,7 +532,6 @@ def update_with_all_rows(metric: Any, share: Share) -> None:
         _hold_alike(metric)  # those that the first update makes, too
         return result
 
-    update_state._nanotf_takes_all = True  # type: ignore[attr-defined]
     metric.update_state = update_state
     _hold_alike(metric)
 

@@ -102,7 +102,10 @@ def variables_of(root: Any) -> list[Any]:
         return keras_optimizers.optimizer_variables(root)
     if _is_variable(root):
         return [keras_names.tf_variable(root)]
-    own = [keras_names.tf_variable(v) for v in own_variables(root)]
+    if isinstance(root, tf.keras.metrics.Metric):
+        own = keras_names.variables_of_metric(root)
+    else:
+        own = [keras_names.tf_variable(v) for v in own_variables(root)]
     return [v for v in own if v.shape.is_fully_defined()]
 
 
@@ -200,6 +203,15 @@ def moving_variables(roots: Sequence[Any]) -> list[Any]:
     """Moving statistics that differ between ranks though TensorFlow does not know it."""
     layers = [root for root in roots if isinstance(root, require_tensorflow().keras.layers.Layer)]
     return [v for layer in layers for v in keras_names.moving_variables(layer)]
+
+
+def metrics_of(roots: Sequence[Any]) -> list[Any]:
+    """The metrics among roots, and those of the models among them."""
+    keras = require_tensorflow().keras
+    models = [root for root in roots if isinstance(root, keras.Model)]
+    found = [root for root in roots if isinstance(root, keras.metrics.Metric)]
+    found += [metric for model in models for metric in model.metrics]
+    return list({id(metric): metric for metric in found}.values())
 
 
 def save_counters(roots: Sequence[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ import loops
 import numpy as np
 import pytest
 import tensorflow as tf
+import test_whole_batch_metrics as of_metrics
 from loops import cross_entropy, dense, plain_step, plain_train
 
 import nanotf
@@ -401,6 +402,32 @@ def test_metrics_and_validation_steps(run_on: Any, float64: None) -> None:
         numbers = train(loops.dataset(53), loops.dataset(17, 8, seed=4))
         # The metrics here have the state of all workers, too.
         return [*numbers, float(accuracy.result()), float(auc.result()), float(mean.result())]
+
+    for ours, theirs in zip(both(run_on()), both(lambda f: f), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9)
+
+
+def test_metrics_that_see_the_whole_batch(run_on: Any, float64: None) -> None:
+    def both(run: Any) -> list[float]:
+        model = dense()
+        metrics = [of_metrics.Largest(), of_metrics.Remembering(), *of_metrics.over_rows()]
+
+        @nano_multiprocessing
+        @tf.function
+        def test_step(x: Any, y: Any) -> None:
+            outputs = model(x)
+            for metric in metrics:
+                metric.update_state(tf.one_hot(y, 3, dtype=outputs.dtype), outputs)
+
+        @run
+        def test(data: Any) -> list[float]:
+            for x, y in data:
+                test_step(x, y)
+            return [float(metric.result()) for metric in metrics]
+
+        # The last batch has one row. The second call goes on from the state of the first.
+        numbers = test(loops.dataset(41, 8)) + test(loops.dataset(17, 8, seed=4))
+        return [*numbers, *(float(metric.result()) for metric in metrics)]
 
     for ours, theirs in zip(both(run_on()), both(lambda f: f), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
