@@ -85,6 +85,9 @@ def original_class(cls: type) -> type:
     original: type = vars(cls).get("_nanotf_original", cls)
     return original
 
+# Layers of Keras's own that Keras 2 cannot make from their configuration (2.15, tf_keras 2.21).
+_UNKNOWN_TO_KERAS_2 = ("SpectralNormalization",)
+
 
 def is_foreign(value: Any) -> bool:
     """Whether Keras in another process would not know a class or function."""
@@ -139,6 +142,8 @@ def custom_objects_of(obj: Any) -> dict[str, Any]:
         found[name.split(">")[-1]] = value
     for layer in keras_names.flat_layers(obj):
         _collect(layer, found, seen)
+        if not is_foreign(type(layer)) and type(layer).__name__ in _UNKNOWN_TO_KERAS_2:
+            found[type(layer).__name__] = type(layer)
     return found
 
 

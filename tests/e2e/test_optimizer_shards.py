@@ -108,7 +108,6 @@ def test_not_divided_with_legacy_optimizers() -> None:
     assert shards_of(model_of(O.legacy.Adam())) is None
 
 
-@pytest.mark.skipif(not versions.is_keras_3(), reason="Keras 2's layer fails in plain fit, too")
 def test_layers_that_assign_to_their_weights(float64: None) -> None:
     def make() -> Any:
         return model_of(O.Adam(0.01), wrap=L.SpectralNormalization)
