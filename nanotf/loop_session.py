@@ -399,7 +399,7 @@ class LoopRun:
                 continue
             result.values[index] = self._whole_values(kept, variables)
             if isinstance(root, tf.keras.layers.Layer):
-                result.layers[index] = root.get_build_config()
+                result.layers[index] = keras_names.build_config(root)
             if isinstance(root, tf.keras.Model):
                 result.compiled[index] = keras_compiled.built_state(root)
         return result

@@ -227,6 +227,22 @@ def set_adapted_state(layer: Any, state: dict[str, Any]) -> None:
         layer.finalize_state()
 
 
+def build_config(layer: Any) -> Any:
+    """What `build_from_config` needs to build another layer like this one.
+
+    In Keras 2.15 a layer of which `build()` was called, and not the layer itself, does not know
+    the shape any more. What inputs it asks for tells it.
+    """
+    config = layer.get_build_config()
+    spec = getattr(layer, "input_spec", None)
+    if config or not isinstance(spec, require_tensorflow().keras.layers.InputSpec):
+        return config
+    shape = [None] * (spec.ndim or spec.min_ndim or 0) if spec.shape is None else [*spec.shape]
+    for axis, size in (spec.axes or {}).items():
+        shape[axis] = size
+    return {"input_shape": tuple(shape)} if shape else config
+
+
 def unconfigured(metric: Any) -> dict[str, Any]:
     """Attributes that change what a metric of Keras's does, and that its configuration leaves out.
 

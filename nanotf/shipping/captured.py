@@ -31,7 +31,8 @@ from nanotf.errors import ModelError
 from nanotf.shipping import attributes, models, objects, pickling, programs
 
 _LATE = ("compile_arguments", "own_compile_arguments", "optimizer")
-_UNCOMPILED = ("compiled", "metrics", "optimizers")  # the parts that a model has not, before it is compiled
+# The parts that a model has not, before it is compiled.
+_UNCOMPILED = ("compiled", "metrics", "optimizers")
 
 
 def _is_root(value: Any) -> bool:

@@ -508,7 +508,7 @@ class BuiltState:
             return cls(None, (), (), keras_compiled.built_state(layer))
         layers = with_layers(layer)
         return cls(
-            plain(layer.get_build_config()) if layer.built else None,
+            plain(keras_names.build_config(layer)) if layer.built else None,
             tuple(bool(each.trainable) for each in layers),
             tuple(keras_names.adapted_state(each) for each in layers) if layer.built else (),
             {},
