@@ -85,6 +85,7 @@ def original_class(cls: type) -> type:
     original: type = vars(cls).get("_nanotf_original", cls)
     return original
 
+
 # Layers of Keras's own that Keras 2 cannot make from their configuration (2.15, tf_keras 2.21).
 _UNKNOWN_TO_KERAS_2 = ("SpectralNormalization",)
 
