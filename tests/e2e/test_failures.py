@@ -10,6 +10,7 @@ import pathlib
 import pickle
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -525,7 +526,7 @@ def test_logs_that_no_disk_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _print_and_exit() -> None:
-    print("last words of a worker", flush=True)
+    print("last words of a worker", file=sys.stderr, flush=True)
     os._exit(3)
 
 
