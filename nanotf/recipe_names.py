@@ -15,6 +15,7 @@ where the first one's are `dense` and `dense_1`. A recipe holds them, and refers
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import pickletools
 import re
@@ -33,7 +34,7 @@ def digest_of(recipe: bytes, others: Iterable[str] = ()) -> str:
     """A hash that is the same for all recipes of a model that is built again and again.
 
     Args:
-        recipe: bytes, a pickle.
+        recipe: bytes, one pickle or several of one pickler, as `shipping.captured.dump` returns.
         others: iterable of str, further texts that are hashed; names stand in them in quotes.
     """
     tokens = list(_tokens(recipe))
@@ -57,7 +58,7 @@ def _tokens(recipe: bytes) -> Iterator[Any]:
     memo: list[str | int] = []
     objects = itertools.count()
     last: Any = None
-    for opcode, argument, _ in pickletools.genops(recipe):
+    for opcode, argument in _operations(recipe):
         if opcode.name in ("PROTO", "FRAME"):
             continue
         if opcode.name == "MEMOIZE":
@@ -73,6 +74,13 @@ def _tokens(recipe: bytes) -> Iterator[Any]:
         else:
             last = (opcode.name, argument)
         yield last
+
+
+def _operations(recipe: bytes) -> Iterator[tuple[Any, Any]]:
+    """The opcodes and arguments of pickles that follow each other and share what they refer to."""
+    stream = io.BytesIO(recipe)
+    while stream.tell() < len(recipe):
+        yield from ((opcode, argument) for opcode, argument, _ in pickletools.genops(stream))
 
 
 def _new_names(tokens: list[Any]) -> dict[str, str]:
