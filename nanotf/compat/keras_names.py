@@ -362,7 +362,7 @@ def weights_assigned(model: Any) -> list[Any]:
         if any(_is_users(type(layer), name) for name in ("call", "train_step")):
             own = layer._non_trainable_variables if is_keras_3() else layer._non_trainable_weights
             found += [tf_variable(v) for v in own]
-    return [v for v in found if _holds_numbers(v) and v.synchronization != on_read]
+    return [v for v in found if holds_numbers(v) and v.synchronization != on_read]
 
 
 def _is_users(cls: type, method: str) -> bool:
@@ -716,7 +716,8 @@ def metric_variables(model: Any) -> list[Any]:
     return [v for metric in model.metrics for v in variables_of_metric(metric)]
 
 
-def _holds_numbers(value: Any) -> bool:
+def holds_numbers(value: Any) -> bool:
+    """Whether something is a `tf.Variable` of numbers, and of a known shape."""
     tf = require_tensorflow()
     is_variable = isinstance(value, tf.Variable) and value.shape.is_fully_defined()
     return is_variable and value.dtype not in (tf.string, tf.resource, tf.variant)
@@ -734,7 +735,7 @@ def variables_of_metric(metric: Any) -> list[Any]:
     found = [tf_variable(v) for v in metric.variables]
     if is_keras_3():
         tf = require_tensorflow()
-        found += [v for v in vars(metric).values() if _holds_numbers(v)]
+        found += [v for v in vars(metric).values() if holds_numbers(v)]
         metric_class = tf.keras.metrics.Metric
         inside = [*metric._metrics, *getattr(metric, "metrics", [])]  # a container has the latter
         for part in inside:

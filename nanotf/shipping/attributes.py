@@ -32,12 +32,7 @@ def is_variable(value: Any) -> bool:
     tf = require_tensorflow()
     if is_keras_3() and isinstance(value, tf.keras.Variable):
         return True
-    others = (tf.string, tf.resource, tf.variant)
-    return (
-        isinstance(value, tf.Variable)
-        and value.shape.is_fully_defined()
-        and value.dtype not in others
-    )
+    return keras_names.holds_numbers(value)
 
 
 def _is_tensor(value: Any) -> bool:

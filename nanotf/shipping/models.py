@@ -411,12 +411,17 @@ def build(recipe: ModelRecipe) -> Any:
                 build_as(model, recipe.build_config)
         except Exception as error:
             raise _cannot_rebuild(recipe.cls, f"rebuilding it raised {error!r}") from error
-    for layer, trainable in zip(keras_names.layers_below(model), recipe.trainable, strict=False):
-        if bool(layer.trainable) != trainable:
-            layer.trainable = trainable
-    for layer, adapted in zip(keras_names.layers_below(model), recipe.adapted, strict=False):
-        keras_names.set_adapted_state(layer, adapted)
+    _set_layers(keras_names.layers_below(model), recipe.trainable, recipe.adapted)
     return model
+
+
+def _set_layers(layers: list[Any], trainable: tuple[bool, ...], adapted: tuple[Any, ...]) -> None:
+    """Sets what layers' configurations do not have."""
+    for layer, flag in zip(layers, trainable, strict=False):
+        if bool(layer.trainable) != flag:
+            layer.trainable = flag
+    for layer, state in zip(layers, adapted, strict=False):
+        keras_names.set_adapted_state(layer, state)
 
 
 def compile_as(model: Any, recipe: ModelRecipe) -> None:
@@ -519,11 +524,7 @@ class BuiltState:
         """Brings a layer or model that is as new there."""
         if self.build_config and not layer.built:
             build_as(layer, self.build_config)
-        for each, trainable in zip(with_layers(layer), self.trainable, strict=False):
-            if bool(each.trainable) != trainable:
-                each.trainable = trainable
-        for each, adapted in zip(with_layers(layer), self.adapted, strict=False):
-            keras_names.set_adapted_state(each, adapted)
+        _set_layers(with_layers(layer), self.trainable, self.adapted)
         if self.compiled:
             keras_compiled.set_built_state(layer, self.compiled)
 
