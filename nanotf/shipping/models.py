@@ -158,7 +158,8 @@ def configured_by_name(obj: Any, custom_objects: dict[str, Any]) -> Iterator[Non
     layers = [
         layer
         for layer in keras_names.flat_layers(obj)
-        if is_foreign(type(layer))
+        if isinstance(layer, require_tensorflow().keras.layers.Layer)
+        and is_foreign(type(layer))
         and not has_own_get_config(type(layer))
         and not isinstance(layer, keras_names.model_class())
     ]

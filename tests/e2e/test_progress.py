@@ -105,7 +105,6 @@ def test_noise_of_workers_stays_in_their_logs(
 ) -> None:
     class Loud(tf.keras.layers.Dense):
         def call(self, inputs: Any) -> Any:
-            tf.print("loud", summarize=-1)
             print("traced in", os.environ.get("NANOTF_RANK"))
             return super().call(inputs)
 
@@ -119,13 +118,12 @@ def test_noise_of_workers_stays_in_their_logs(
     capfd.readouterr()
     model.fit(x, y, verbose=0, num_processes=2)
     shown = capfd.readouterr()
-    assert "traced in 0" not in shown.out
-    assert "loud" not in shown.err
-    assert not re.search(r"oneDNN|cpu_feature_guard|cuda", shown.err)
-    for rank, pid in enumerate(nanotf.worker_pids()):
-        log = pathlib.Path(f"/proc/{pid}/fd/2").read_text()
-        assert f"traced in {rank}" in log
-        assert re.search(r"oneDNN|cpu_feature_guard|cuda", log)
+    assert "traced in 0" in shown.out  # as in one process, where it says "None" once more
+    assert "traced in 1" not in shown.out
+    assert not re.search(r"oneDNN|cpu_feature_guard|cuda", shown.out + shown.err)
+    logs = [pathlib.Path(f"/proc/{pid}/fd/2").read_text() for pid in nanotf.worker_pids()]
+    assert all(re.search(r"oneDNN|cpu_feature_guard|cuda", log) for log in logs)
+    assert "traced in 1" in logs[1]
     nanotf.shutdown()  # the next test shall not get workers of this environment
 
 
