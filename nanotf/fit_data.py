@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nanotf import random_states
 from nanotf.compat import data_adapters
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import InvalidArgumentError, ShippingError
@@ -74,11 +75,14 @@ class Resume:
         first_epoch: int, the epoch at which it began.
         first_step: int, the step in it; 0 unless `BackupAndRestore` of Keras 2 resumed there.
         epoch: int, the epoch to run next.
+        random_states: where the random numbers stood when that epoch was begun to be read in this
+            process, see `random_states`; None if it was not.
     """
 
     first_epoch: int
     first_step: int
     epoch: int
+    random_states: random_states.States | None = None
 
     @property
     def epochs(self) -> int:
@@ -147,6 +151,7 @@ class FitData:
         self._seed = seed
         self._packings: list[Packing] = []
         self.streams: list[Stream] = []
+        self._read: data_adapters.Epochs | None = None  # of training, if they have to be read
         self.is_endless = False
         self.train: Input
         self.validation: Input | None = None
@@ -209,8 +214,10 @@ class FitData:
             ),
         )
         if isinstance(opened, data_adapters.Epochs):
-            if resume is not None and isinstance(x, require_tensorflow().data.Dataset):
-                opened.passed = resume.epochs
+            if resume is not None:
+                rewound = isinstance(x, require_tensorflow().data.Dataset)
+                opened.resume(resume.epochs if rewound else 0, resume.random_states)
+            self._read = opened
             self.train, self.specs = self._stream("x", opened, trains=True)
             # By files, an epoch may take more steps than the dataset has batches.
             self.steps = steps if self._sharding == "file" else opened.steps
@@ -228,6 +235,22 @@ class FitData:
         self.steps = steps or opened.size
         # A known number lets Keras keep one endless iterator over all epochs.
         self.steps_per_epoch = steps or opened.size
+
+    def random_states_of(self, epoch: int, first_epoch: int) -> random_states.States | None:
+        """Where the random numbers stood when an epoch of training was begun to be read.
+
+        Args:
+            epoch: int, the epoch that was not complete.
+            first_epoch: int, that of the call.
+
+        Returns:
+            None where this process does not read the data, or had not begun to.
+        """
+        if self._read is None or self._read.begun is None:
+            return None
+        begin = first_epoch if self._resume is None else self._resume.epoch
+        number, states = self._read.begun
+        return states if begin + number == epoch else None
 
     def _rewound(self, x: Any) -> Any:
         """A dataset as it was when training began; what is no dataset goes on where it is.

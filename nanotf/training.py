@@ -208,6 +208,7 @@ class _FitCall(calls.ModelCall):
         """Makes ready for new workers, which go on after the last completed epoch."""
         keras_callbacks.forget_open_evaluation(self.callbacks.list)
         if self.restarts > 0:
+            states = self.data.random_states_of(last.next_epoch, self.first[0])
             self.data = FitData(
                 self.model,
                 self.arguments,
@@ -215,7 +216,7 @@ class _FitCall(calls.ModelCall):
                 calls.STATE_BLOCK + 1,
                 self.size,
                 self.sharding,
-                resume=Resume(*self.first, last.next_epoch),
+                resume=Resume(*self.first, last.next_epoch, states),
             )
         self.turn = self.loaded = 0  # those of a new job
 

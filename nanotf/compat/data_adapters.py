@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from nanotf import random_states
 from nanotf.compat.keras_names import source_module
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ShippingError
@@ -93,11 +94,14 @@ class Epochs:
         dataset: `tf.data.Dataset` that is read, weights by class included, or None.
 
     Attributes:
-        passed: int, epochs of training that are complete: `training` goes through them first,
-            makes the iterators that Keras made, and reads no more than it has to.
+        begun: tuple of int and `random_states.States`, or None: the number of the epoch of
+            training that was begun last, counted from 0, and where the random numbers stood before
+            its first batch was read.
     """
 
-    passed = 0
+    _passed: int | None = None
+    _states: random_states.States | None = None
+    begun: tuple[int, random_states.States] | None = None
 
     def __init__(
         self, element_spec: Any, cardinality: int, steps: int | None, dataset: Any = None
@@ -108,11 +112,35 @@ class Epochs:
         self.steps = steps
         self._exhausted: Any = None
 
+    def resume(self, passed: int, states: random_states.States | None) -> None:
+        """Makes `training` go on in the middle.
+
+        Args:
+            passed: int, complete epochs, through which it has to go first: it makes the iterators
+                that Keras made, and reads no more than it has to. 0 for what goes on where it is.
+            states: where the random numbers stood when the next epoch was begun, or None.
+        """
+        self._passed, self._states = passed, states
+
     def training(self) -> Iterator[Iterator[tuple[Any, Any]]]:
         """Yields the epochs of training; each yields tuples of an iterator and its batch.
 
         Going on to the next epoch does what Keras does between two.
         """
+        for number, epoch in enumerate(self._epochs()):
+            yield self._noting_states(number, epoch)
+
+    def _noting_states(
+        self, number: int, epoch: Iterator[tuple[Any, Any]]
+    ) -> Iterator[tuple[Any, Any]]:
+        if self._states is not None:
+            random_states.put(self._states)
+            self._states = None
+        self.begun = (number, random_states.take())
+        yield from epoch
+
+    def _epochs(self) -> Iterator[Iterator[tuple[Any, Any]]]:
+        """As `training`."""
         raise NotImplementedError
 
     def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]:
@@ -291,9 +319,10 @@ class _Keras3Epochs(Epochs):
             dataset if isinstance(loop.data_adapter, datasets) else None,
         )
 
-    def training(self) -> Iterator[Iterator[tuple[Any, Any]]]:
-        self._loop.reset()
-        for _ in range(self.passed):
+    def _epochs(self) -> Iterator[Iterator[tuple[Any, Any]]]:
+        if self._passed is None:  # otherwise a `PyDataset` has heard of the begin
+            self._loop.reset()
+        for _ in range(self._passed or 0):
             self._pass_by()
         while True:
             yield self._epoch()
@@ -463,9 +492,9 @@ class _Keras2Epochs(Epochs):
             handler._dataset = _Raw(start, _finishing(keras, adapter, a.class_weight))
         super().__init__(spec, cardinality, handler.inferred_steps, dataset)
 
-    def training(self) -> Iterator[Iterator[tuple[Any, Any]]]:
+    def _epochs(self) -> Iterator[Iterator[tuple[Any, Any]]]:
         for number, (_, iterator) in enumerate(self._handler.enumerate_epochs()):
-            if number >= self.passed:
+            if number >= (self._passed or 0):
                 yield self._epoch(iterator)
             elif self.keeps(iterator) or self._handler.inferred_steps is None:
                 for _ in self._epoch(iterator):
@@ -473,7 +502,7 @@ class _Keras2Epochs(Epochs):
 
     def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]:
         while True:
-            yield itertools.chain.from_iterable(self.training())
+            yield itertools.chain.from_iterable(self._epochs())
 
     def _epoch(self, iterator: Any) -> Iterator[tuple[Any, Any]]:
         handler = self._handler

@@ -89,11 +89,11 @@ def to_graph(dataset: Any) -> bytes:
     return _graph(dataset, _FAIL_ON_STATE)
 
 
-def _graph(dataset: Any, policy: int) -> bytes:
+def _graph(dataset: Any, policy: int, strip_devices: bool = True) -> bytes:
     graph: bytes = tf.raw_ops.DatasetToGraphV2(
         input_dataset=dataset._variant_tensor,
         external_state_policy=policy,
-        strip_device_assignment=True,
+        strip_device_assignment=strip_devices,
     ).numpy()
     return graph
 
@@ -101,23 +101,28 @@ def _graph(dataset: Any, policy: int) -> bytes:
 def copy_of(dataset: Any) -> Any:
     """A dataset of the same graph that was never iterated, so that its shuffles begin anew.
 
+    It is for the same process, where the names of Python functions, tables and variables that stand
+    in the graph are known. `py_function` is not known without its device.
+
     Returns:
-        A `tf.data.Dataset`, or None where the graph does not say all, see `to_graph`.
+        A `tf.data.Dataset`, or None where TensorFlow cannot write the graph.
     """
     try:
-        graph = tf.compat.v1.GraphDef.FromString(to_graph(dataset))
-        for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
-            for node in nodes:
-                if "value" not in node.attr:  # and asking for it would make one
-                    continue
-                for handle in node.attr["value"].tensor.resource_handle_val:
-                    if "SeedGenerator" in handle.maybe_type_name:
-                        # The original's, with what it has drawn. Where it is not found, as in
-                        # another process, a shuffle makes a new one of the seeds in the graph.
-                        handle.name += "/copy"
-        return from_graph(graph.SerializeToString(), dataset.element_spec)
+        state = _graph(dataset, _IGNORE_STATE, strip_devices=False)
+        graph = tf.compat.v1.GraphDef.FromString(state)
+        for node in _nodes(graph):
+            if "value" not in node.attr:  # and asking for it would make one
+                continue
+            for handle in node.attr["value"].tensor.resource_handle_val:
+                if "SeedGenerator" in handle.maybe_type_name:
+                    # The original's, with what it has drawn. Where it is not found, as in
+                    # another process, a shuffle makes a new one of the seeds in the graph.
+                    handle.name += "/copy"
+        copy = from_graph(graph.SerializeToString(), dataset.element_spec)
     except tf.errors.OpError:
         return None
+    copy._nanotf_original = dataset  # which keeps its Python functions alive
+    return copy
 
 
 def from_graph(graph: bytes, element_spec: Any) -> Any:

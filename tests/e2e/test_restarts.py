@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +15,10 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, small_cnn
 
 import nanotf
+from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, WorkerDied
 
+_SEQUENCE: Any = tf.keras.utils.PyDataset if is_keras_3() else tf.keras.utils.Sequence
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2, "epochs": 4}
 
 
@@ -161,6 +164,58 @@ def test_a_shuffled_dataset_is_read_again(sharding: str, endless: bool) -> None:
     )
     assert_same_history(after.history, before.history)
     assert_same_state(found, expected)
+
+
+class _Batches(_SEQUENCE):  # type: ignore[misc, valid-type]
+    """Batches of a `PyDataset` or `Sequence`, altered at random; counts the ends of its epochs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._data = digits(200)
+        self.ended = 0
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = (rows[10 * index : 10 * (index + 1)] for rows in self._data)
+        return x + np.random.uniform(0, 0.1) + random.uniform(0, 0.1), y
+
+    def on_epoch_end(self) -> None:
+        self.ended += 1
+
+
+def _by_a_python_function() -> Any:
+    x, y = digits(200)
+
+    def rows(index: Any) -> Any:
+        return x[int(index)], y[int(index)]
+
+    def read(index: Any) -> Any:
+        image, label = tf.py_function(rows, [index], [x.dtype, y.dtype])
+        return tf.ensure_shape(image, x.shape[1:]), tf.ensure_shape(label, y.shape[1:])
+
+    return tf.data.Dataset.range(200).shuffle(200, seed=5).map(read).batch(50)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("make_data", [_Batches, _by_a_python_function])
+def test_what_the_parent_reads_at_random_is_read_again(make_data: Callable[[], Any]) -> None:
+    """In the order, and altered as, of the epoch that was not complete."""
+    expected, found = _adam(), _adam()
+    arguments = {**FIT, "shuffle": True}
+    arguments.pop("batch_size")
+    tf.keras.utils.set_random_seed(1)
+    data = [make_data(), make_data()]
+    before = expected.fit(data[0], **arguments)
+    tf.keras.utils.set_random_seed(1)
+    kill = _Kill("on_train_batch_end", 1)
+    after = found.fit(data[1], **arguments, callbacks=[kill], max_restarts=1)
+    assert kill.heard.count(("on_epoch_begin", 2)) == 2
+    assert_same_history(after.history, before.history)
+    assert_same_state(found, expected)
+    if make_data is _Batches:
+        assert data[1].ended == data[0].ended
 
 
 @pytest.mark.either_generation
