@@ -35,8 +35,8 @@ from nanotf import (
 from nanotf.compat import (
     eager_context,
     keras_compiled,
+    keras_metrics,
     keras_names,
-    keras_share,
     pipelines,
     shared_datasets,
 )
@@ -197,7 +197,7 @@ class _LoopCall(calls.Call):
             averaged=objects.moving_variables(roots),
             of_first=[
                 *objects.save_counters(roots),
-                *keras_share.whole_batch_variables(objects.metrics_of(roots)),
+                *keras_metrics.whole_batch_variables(objects.metrics_of(roots)),
             ],
         )
         self.complete = dict.fromkeys(range(len(self.sources)), 0)  # passes, at the last save

@@ -7,7 +7,7 @@ from typing import Any
 
 from nanotf import calls, gpu, jobs, messages, rejections, warm
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import data_adapters, keras_names, keras_share
+from nanotf.compat import data_adapters, keras_metrics, keras_names
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError
 from nanotf.fit_data import FitArguments
@@ -183,7 +183,7 @@ class _EvaluateCall(_Inference):
         combine_locals(
             keras_names.metric_variables(self.model),
             [result.metrics for result in results],
-            of_first=keras_share.whole_batch_variables(self.model.metrics),
+            of_first=keras_metrics.whole_batch_variables(self.model.metrics),
         )
         self.take_over(first)
         self.callbacks.list.on_test_end(first.logs)

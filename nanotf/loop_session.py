@@ -23,11 +23,12 @@ from nanotf.compat import (
     distribute,
     eager_context,
     keras_compiled,
+    keras_metrics,
     keras_names,
-    keras_share,
     shared_datasets,
 )
 from nanotf.errors import NanoError
+from nanotf.share import over_whole_batch
 from nanotf.shipping import objects, packing, programs, state, streams
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.inputs import share_of_rows, tuned
@@ -175,7 +176,7 @@ class _KeptProgram:
     def follow_metrics(self) -> None:
         """Makes metrics see the rows that they need, those that the last call has built, too."""
         found = objects.metrics_of(self.program.roots)
-        if keras_share.follow_share_in_metrics(found, self._share):
+        if keras_metrics.follow_share(found, self._share):
             self._bodies.clear()  # in which they do not
 
     def fits(self, counts: tuple[int, ...]) -> bool:
@@ -190,7 +191,7 @@ class _KeptProgram:
         """Those that differ between ranks until they are read."""
         roots = self.program.roots
         moving = {id(v) for v in objects.moving_variables(roots)}
-        alike = {id(v) for v in keras_share.whole_batch_variables(objects.metrics_of(roots))}
+        alike = {id(v) for v in keras_metrics.whole_batch_variables(objects.metrics_of(roots))}
         return [
             v
             for v in self.variables()
@@ -229,7 +230,7 @@ class _KeptProgram:
 
     def over_whole_batch(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A loss function whose scalar is that of all workers' rows."""
-        return keras_share.over_whole_batch(function, self._share, with_gradient=True)
+        return over_whole_batch(function, self._share, with_gradient=True)
 
 
 # What TensorFlow, and Keras 2's losses, say of code that stands outside of a replica.

@@ -24,7 +24,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from nanotf.compat import keras_names, keras_optimizers, keras_share
+from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import require_tensorflow
 
 # Element-wise ones that keep slots, by class name. Without slots there is little to divide;
@@ -67,7 +67,7 @@ class OptimizerShards:
             variables: sequence of `tf.Variable`, the job's state.
         """
         optimizer = model.optimizer
-        if not _is_known(type(optimizer)) or not keras_share.is_keras_own(type(model).train_step):
+        if not _is_known(type(optimizer)) or not keras_names.is_keras_own(type(model).train_step):
             return None
         if not keras_optimizers.updates_elements_apart(optimizer, ELEMENTWISE):
             return None
@@ -90,7 +90,7 @@ class OptimizerShards:
             tuple((name, tuple(slots[name][i] for i in divided)) for name in sorted(slots)),
             elements,
             not all(
-                keras_share.is_keras_own(type(layer))
+                keras_names.is_keras_own(type(layer))
                 for layer in [model, *keras_names.layers_below(model)]
             ),
         )
@@ -98,7 +98,7 @@ class OptimizerShards:
 
 def _is_known(optimizer: type) -> bool:
     """Whether a class of optimizers is Keras's own or nanotf's."""
-    return keras_share.is_keras_own(optimizer) or optimizer.__module__ == "nanotf.optimizers"
+    return keras_names.is_keras_own(optimizer) or optimizer.__module__ == "nanotf.optimizers"
 
 
 def _are_understood(
@@ -123,7 +123,7 @@ def _divisible_variables(model: Any) -> set[int]:
         ids = {id(keras_names.tf_variable(v)) for v in variables}
         if {cls.__name__ for cls in type(layer).__mro__} & set(UNDIVIDED_LAYERS):
             whole |= ids
-        elif keras_share.is_keras_own(type(layer)) and not keras_names.layers_below(layer):
+        elif keras_names.is_keras_own(type(layer)) and not keras_names.layers_below(layer):
             constrained = any(getattr(v, "constraint", None) for v in variables)
             (whole if constrained else divisible).update(ids)
     return divisible - whole

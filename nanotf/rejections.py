@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from nanotf.compat import keras_names, keras_optimizers, keras_share
+from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import NanoError
 from nanotf.shipping import inputs
@@ -51,7 +51,7 @@ def looks_wrong(model: Any, specs: Any, method: str = "fit") -> bool:
     tf = require_tensorflow()
     if isinstance(specs, tuple) and len(specs) > 3:
         return True
-    if not keras_share.is_keras_own(getattr(type(model), f"{_STEPS[method]}_step")):
+    if not keras_names.is_keras_own(getattr(type(model), f"{_STEPS[method]}_step")):
         return False  # its own step may do without
     x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(specs)
     trains = method == "fit"

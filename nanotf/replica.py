@@ -9,8 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf import timing
-from nanotf.compat import keras_names, keras_optimizers, keras_share
+from nanotf.compat import keras_metrics, keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3
+from nanotf.share import Share
 from nanotf.shipping.captured import Captured
 
 _LARGEST_AVERAGED = 2**14  # elements of a variable; a larger one is a table that is read
@@ -25,7 +26,7 @@ class ReplicaMixin:
     """
 
     # All are set on the class that `become_replica` makes, one for each model.
-    _nanotf_share: keras_share.Share
+    _nanotf_share: Share
     _nanotf_update: Any
     _nanotf_may_be_empty: bool
     _nanotf_own_steps: frozenset[str]
@@ -151,7 +152,7 @@ def _stamped(stopwatch: timing.Stopwatch, data: Any) -> Any:
 
 
 @tf.autograph.experimental.do_not_convert
-def _average(variables: list[Any], before: list[Any], share: keras_share.Share) -> None:
+def _average(variables: list[Any], before: list[Any], share: Share) -> None:
     """Makes variables that a step may have assigned what a single process would assign them.
 
     That is right for what does not depend on the rows, and for what is linear in a mean over
@@ -169,7 +170,7 @@ def _average(variables: list[Any], before: list[Any], share: keras_share.Share) 
 def _assigned(model: Any, captured: Captured, strategy: Any) -> list[Any]:
     """This rank's variables that a training step of the user's may assign."""
     layers = [model, *keras_names.flat_layers(model)]
-    if all(keras_share.is_keras_own(type(layer)) for layer in layers):
+    if all(keras_names.is_keras_own(type(layer)) for layer in layers):
         return []
     return [
         strategy.experimental_local_results(variable)[0]
@@ -187,7 +188,7 @@ def _variables_of_this_rank(model: Any) -> list[Any]:
     variables += keras_names.metric_variables(model)
     local = [v for v in variables if v.synchronization == tf.VariableSynchronization.ON_READ]
     shared = {id(v) for v in keras_names.synchronized_variables(model)}
-    shared |= {id(v) for v in keras_share.whole_batch_variables(model.metrics)}
+    shared |= {id(v) for v in keras_metrics.whole_batch_variables(model.metrics)}
     return [v for v in local + keras_names.moving_variables(model) if id(v) not in shared]
 
 
@@ -243,7 +244,7 @@ def _follow_results(model: Any, name: str) -> None:
     share = model._nanotf_share
     share.whole_results = share.has_results = False
     if name in model._nanotf_own_logs:
-        keras_share.follow_results(_metrics(model), share)
+        keras_metrics.follow_results(_metrics(model), share)
         needs = model._nanotf_needs_results.get(name, tf.executing_eagerly())
         share.whole_results = needs or not is_keras_3()
 
@@ -284,7 +285,7 @@ def _metrics(model: Any) -> list[Any]:
 class _LossOfShareMixin:
     """For Keras 2, whose own `train_step` takes the gradient of what this returns."""
 
-    _nanotf_share: keras_share.Share
+    _nanotf_share: Share
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)  # type: ignore[misc]
@@ -295,7 +296,7 @@ class _LossOfShareMixin:
 
 def become_replica(
     model: Any,
-    share: keras_share.Share,
+    share: Share,
     stopwatch: timing.Stopwatch,
     captured: Captured,
     strategy: Any,
@@ -313,10 +314,10 @@ def become_replica(
     own_steps = frozenset(
         name
         for name in ("train_step", "test_step")
-        if not keras_share.is_keras_own(getattr(cls, name))
+        if not keras_names.is_keras_own(getattr(cls, name))
     )
     own_logs = own_steps
-    if not keras_share.is_keras_own(cls.compute_metrics):  # its result is that of Keras's steps
+    if not keras_names.is_keras_own(cls.compute_metrics):  # its result is that of Keras's steps
         own_logs = frozenset(("train_step", "test_step"))
     of_loss = "train_step" not in own_steps and not is_keras_3()
     mixins: tuple[type, ...] = (ReplicaMixin, _LossOfShareMixin) if of_loss else (ReplicaMixin,)

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import keras_share
 from nanotf.errors import NanoError
+from nanotf.share import Share, rows_of_all
 
 _SEVERAL = (
     "A step that the workers share reads one batch, or several of which each worker has the same "
@@ -30,7 +30,7 @@ _COUNTED = (tf.int32, tf.int64)
 def body_of(
     function: Callable[..., Any],
     strategy: Any,
-    share: keras_share.Share,
+    share: Share,
     local_variables: Callable[[], Sequence[Any]],
 ) -> Callable[..., Any]:
     """The step as the worker runs it, in cross-replica context.
@@ -76,9 +76,7 @@ class _Batch:
         known: int or None, the same where it is known in tracing.
     """
 
-    def __init__(
-        self, share: keras_share.Share, local_variables: Callable[[], Sequence[Any]]
-    ) -> None:
+    def __init__(self, share: Share, local_variables: Callable[[], Sequence[Any]]) -> None:
         self._share = share
         self._local_variables = local_variables
         self._values: list[tuple[Any, Any]] = []  # from before the step, of a worker without rows
@@ -173,7 +171,7 @@ def _sum(tensors: Sequence[Any]) -> list[Any]:
     return summed
 
 
-def _of_whole_batch(result: Any, rows: Any, known: int | None, share: keras_share.Share) -> Any:
+def _of_whole_batch(result: Any, rows: Any, known: int | None, share: Share) -> Any:
     """What a single process would return; `known` is `rows` where it is known in tracing."""
     leaves = tf.nest.flatten(result)
     kinds = [_eager_kind(leaf) for leaf in leaves]
@@ -230,7 +228,7 @@ def _may_be_rows(value: Any, known: int | None) -> bool:
     return first is None or (known is not None and first == max(known, 1))
 
 
-def _rows_or_mean(values: Sequence[Any], known: int | None, share: keras_share.Share) -> list[Any]:
+def _rows_or_mean(values: Sequence[Any], known: int | None, share: Share) -> list[Any]:
     """The rows of all workers, of values that have this worker's; a mean of the others.
 
     A value has rows if that is what it seems to all workers. They say so when the step runs, since
@@ -247,13 +245,13 @@ def _rows_or_mean(values: Sequence[Any], known: int | None, share: keras_share.S
     ]
 
 
-def _one_of_whole_batch(value: Any, fits: bool, is_mean: Any, share: keras_share.Share) -> Any:
+def _one_of_whole_batch(value: Any, fits: bool, is_mean: Any, share: Share) -> Any:
     """One of the values; `fits` is what it seems here, `is_mean` a tensor, what it is."""
     is_floating = value.dtype.is_floating
     if not fits and (value.dtype == tf.string or value.shape.num_elements() == 0):
         return value  # strings cannot be gathered; TensorFlow crashes where all gather nothing
     part = share.of(value) if is_floating else value
-    gathered = keras_share.rows_of_all(tf.cond(is_mean, lambda: part, lambda: value), share)
+    gathered = rows_of_all(tf.cond(is_mean, lambda: part, lambda: value), share)
 
     def mean() -> Any:
         if not is_floating:

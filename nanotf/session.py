@@ -41,6 +41,7 @@ from nanotf.compat import (
 )
 from nanotf.loop_session import LoopRun
 from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate
+from nanotf.share import Share
 from nanotf.shipping import (
     captured,
     files,
@@ -77,7 +78,7 @@ class Session:
         self.rank = rank
         self.channel = channel
         self.says_written = setup.says_written
-        self.share = keras_share.Share()
+        self.share = Share()
         keras_share.install(self.share)
         keras_names.install_worker_overrides()
         keras_names.refuse_own_loops(lambda: self.share.in_loop)

@@ -11,7 +11,13 @@ import numpy as np
 
 from nanotf import calls, gpu, jobs, messages, rejections, warm
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import data_adapters, keras_callbacks, keras_names, keras_optimizers, keras_share
+from nanotf.compat import (
+    data_adapters,
+    keras_callbacks,
+    keras_metrics,
+    keras_names,
+    keras_optimizers,
+)
 from nanotf.errors import InvalidArgumentError, ModelError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.fit_data import FitArguments, FitData, Resume
 from nanotf.optimizer_shards import OptimizerShards
@@ -122,7 +128,7 @@ class _FitCall(calls.ModelCall):
         self.metrics_layout = StateLayout.of(
             keras_names.metric_state(model),
             size,
-            of_first=keras_share.whole_batch_variables(model.metrics),
+            of_first=keras_metrics.whole_batch_variables(model.metrics),
         )
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
@@ -153,7 +159,7 @@ class _FitCall(calls.ModelCall):
         nothing had changed since.
         """
         model, optimizer = self.model, self.model.optimizer
-        own_step = not keras_share.is_keras_own(type(model).train_step)
+        own_step = not keras_names.is_keras_own(type(model).train_step)
         if own_step or keras_optimizers.is_built_for(optimizer, model.trainable_variables):
             return
         rejections.trace_step(model, self.data.specs)

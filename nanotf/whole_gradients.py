@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat import keras_optimizers
-from nanotf.compat.keras_share import Share
+from nanotf.share import Share
 
 
 def install(share: Share) -> None:

@@ -151,6 +151,12 @@ def layers_below(layer: Any) -> list[Any]:
     return list(layer._flatten_layers(include_self=False))
 
 
+def is_keras_own(value: Any) -> bool:
+    """Whether a function or class is Keras's own."""
+    module = getattr(value, "__module__", None) or ""
+    return module.split(".")[0] in (keras_module_name(), "keras", "tf_keras")
+
+
 def flat_layers(obj: Any) -> list[Any]:
     """A layer or model and all layers inside of it; another object alone."""
     return list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else [obj]

@@ -22,165 +22,33 @@ The share enters the gradient in one place. Where Keras's own `train_step` runs 
 since that costs nothing. Where the user's runs it is the gradients, since nobody knows how the
 loss came about.
 
-The private names of both generations that this takes:
+Metrics are in `keras_metrics`. The private names of both generations that this takes:
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
 | `losses.loss.scale_loss_for_distribution`, `unscale_...` | 3; 3.10-3.15 | Keras divides a loss by the number of replicas, which is right only where all hold the same number of rows |
 | `losses.loss.apply_mask`, `reduce_values` | 3; 3.10-3.15 | masked means, sums |
 | `utils.losses_utils.scale_loss_for_distribution`, `apply_valid_mask`, `apply_mask`, `reduce_weighted_loss` | 2; 2.15, tf_keras 2.15-2.21 | same |
-| `CompileLoss._flat_losses`, `CompileMetrics.metrics`, `Model._loss_tracker` | 3; 3.10-3.15 | the loss and metric objects of a model |
-| `LossesContainer._losses`, `_total_loss_mean`, `_per_output_metrics`, `MetricsContainer.metrics` | 2; 2.15, tf_keras 2.15-2.21 | same |
+| `CompileLoss._flat_losses`, `Model._loss_tracker` | 3; 3.10-3.15 | the losses of a model, and their means |
+| `LossesContainer._losses`, `_total_loss_mean`, `_per_output_metrics` | 2; 2.15, tf_keras 2.15-2.21 | same |
 | `CompileLoss.__call__` / `LossesContainer.__call__` | 3 / 2 | tells the losses of `compile` from those that the user's code calls |
 | `Loss._get_reduction`, `_allow_sum_over_batch_size` | 2; 2.15, tf_keras 2.15-2.21 | under a strategy it refuses a mean in the user's own step, for which there is a share |
 | `backend.tensorflow.nn._compute_moments_sync` / `BatchNormalizationBase._sync_calculate_mean_and_var` | 3 / 2 | synchronized batch normalisation counts a row that stands in for none |
 | `Layer.activity_regularizer`, an attribute made a property | 3; 3.10-3.13 | see `_sum_activities` |
-| `LossFunctionWrapper.fn`, `MeanMetricWrapper._fn`, `_fn_kwargs` | 2 and 3 | the user's function in them, and the `axis` that Keras's own reduce over |
-| `DistributedVariable._aggregation` | TensorFlow 2.15-2.21 | Keras makes all state of metrics a sum over replicas |
+| `LossFunctionWrapper.fn` | 2 and 3 | the user's function in it |
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
-from nanotf.compat import keras_names
-from nanotf.compat.versions import (
-    is_keras_3,
-    keras_module_name,
-    keras_version,
-    require_tensorflow,
-)
-from nanotf.errors import NanoError
+from nanotf.compat import keras_metrics, keras_names
+from nanotf.compat.versions import is_keras_3, keras_version, require_tensorflow
+from nanotf.share import Share, over_whole_batch, widened
 
 _MEANS_OF_3 = ("mean", "sum_over_batch_size")
-
-
-class Share:
-    """The part of the global batch that this worker's rows are, while a step is traced or run.
-
-    Outside of a step it is None, and Keras's own rules hold.
-
-    Attributes:
-        current: scalar float tensor or None.
-        of_compile: bool, whether the losses of `compile` are being computed.
-        in_loop: bool, whether a `@nano` function runs.
-        applying: bool, whether an optimizer is updating, in a step of that function.
-        whole_results: bool, whether results of metrics, in a step, are those of all workers.
-        has_results: bool, whether a step has asked for any.
-        has_all_rows: bool, whether the code that runs sees the rows of all workers.
-    """
-
-    def __init__(self) -> None:
-        self.current: Any = None
-        self.of_compile = False
-        self.in_loop = False
-        self.applying = False
-        self.whole_results = False
-        self.has_results = False
-        self.has_all_rows = False
-        self._remembered: dict[int, Any] = {}
-        self._graph: Any = None  # that a step's own code is traced in; None for an eager step
-        self._whole: dict[int, Any] = {}
-        self.read: Callable[[Any], Any] | None = None  # what a step makes of elements it reads
-
-    @contextlib.contextmanager
-    def reading(self, read: Callable[[Any], Any]) -> Iterator[None]:
-        """In this context iterators hand out what `read` makes of their elements."""
-        before, self.read = self.read, read
-        try:
-            yield
-        finally:
-            self.read = before
-
-    def begin_step(self) -> None:
-        """A step of a `@nano` function begins."""
-        self._graph = _graph_here()
-
-    def end_step(self) -> None:
-        """It has ended; lets go of its gradients."""
-        self._graph = None
-        self._whole.clear()
-
-    def in_own_graph(self) -> bool:
-        """Whether the code of such a step runs, and no branch or function inside of it."""
-        return self.in_loop and self.current is not None and self._graph is _graph_here()
-
-    def note_whole(self, gradient: Any) -> None:
-        """Takes notice of a gradient that is that of the global batch."""
-        self._whole[id(gradient)] = gradient
-
-    def is_whole(self, gradient: Any) -> bool:
-        """Whether a gradient is one of those."""
-        return id(gradient) in self._whole
-
-    def set(self, share: Any) -> Any:
-        """Sets the share (a scalar float tensor or None) and returns the one before."""
-        before, self.current = self.current, share
-        return before
-
-    @contextlib.contextmanager
-    def of_all_rows(self) -> Iterator[None]:
-        """Code that runs in this context sees the rows of all workers: its share is 1."""
-        tf = require_tensorflow()
-        before = self.set(tf.ones([], tf.float64))
-        self.has_all_rows = True
-        try:
-            yield
-        finally:
-            self.has_all_rows = False
-            self.set(before)
-
-    def remember(self, variables: Any, values: Any) -> None:
-        """Takes the values from before a step whose rows may stand in for none."""
-        self._remembered = {id(v): value for v, value in zip(variables, values, strict=True)}
-
-    def counted(self, variable: Any) -> Any:
-        """The value of a variable of this rank, without what rows that stand in left in it."""
-        tf = require_tensorflow()
-        value = variable.read_value()
-        before = self._remembered.get(id(variable))
-        return value if before is None else tf.where(self.current > 0, value, before)
-
-    def of(self, value: Any) -> Any:
-        """`value * share`, and 0 where the share is 0, whatever the value."""
-        tf = require_tensorflow()
-        wide = _widened(value)
-        part = tf.cast(wide * tf.cast(self.current, wide.dtype), value.dtype)
-        return tf.where(self.current > 0, part, tf.zeros_like(part))
-
-    def undone(self, value: Any) -> Any:
-        """`value / share`, and 0 where the share is 0."""
-        tf = require_tensorflow()
-        wide = _widened(value)
-        return tf.cast(tf.math.divide_no_nan(wide, tf.cast(self.current, wide.dtype)), value.dtype)
-
-    def total(self, value: Any) -> Any:
-        """The sum over workers of a scalar; those with share 0 count nothing."""
-        tf = require_tensorflow()
-        context = tf.distribute.get_replica_context()
-        if self.has_all_rows:
-            return tf.stop_gradient(value)
-        present = tf.where(self.current > 0, value, tf.zeros_like(value))
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(present))
-
-
-def _graph_here() -> Any:
-    tf = require_tensorflow()
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-def _widened(value: Any) -> Any:
-    """A 16-bit float as float32, anything else as it is.
-
-    A share that is rounded to the 8 bits of bfloat16 is off by up to 0.2 %, and with it whatever
-    it weighs, in every step.
-    """
-    tf = require_tensorflow()
-    return tf.cast(value, tf.float32) if value.dtype in (tf.bfloat16, tf.float16) else value
 
 
 def install(share: Share) -> None:
@@ -214,7 +82,7 @@ def _install_in_3(share: Share, module: Any) -> None:
         values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size"
     ) -> Any:
         if share.of_compile and share.current is not None:
-            values = _widened(values)
+            values = widened(values)
         result = stock_reduce(values, sample_weight, reduction)
         if share.current is None or values.shape.rank == 0:
             return result
@@ -252,7 +120,7 @@ def _install_in_2(share: Share, module: Any) -> None:
         weighted_losses: Any, reduction: Any = reductions.SUM_OVER_BATCH_SIZE
     ) -> Any:
         if share.of_compile and share.current is not None:
-            weighted_losses = _widened(weighted_losses)
+            weighted_losses = widened(weighted_losses)
         result = stock_reduce(weighted_losses, reduction)
         of_scalar = weighted_losses.shape.rank == 0
         if share.current is None or of_scalar or reduction == reductions.SUM_OVER_BATCH_SIZE:
@@ -421,7 +289,6 @@ def _weigh_scalars_in_mean(share: Share) -> None:
     mean.update_state = update_state
 
 
-# ----------------------------------------------------------------- losses and metrics of a model
 def follow_share(model: Any, share: Share) -> None:
     """Makes a model's losses and metrics follow the table above.
 
@@ -429,7 +296,7 @@ def follow_share(model: Any, share: Share) -> None:
         model: a compiled model, for which `keras_optimizers.build_for_training` was called.
         share: `Share`.
     """
-    follow_share_in_metrics(model.metrics, share)
+    keras_metrics.follow_share(model.metrics, share)
     if is_keras_3():
         losses = model._compile_loss
         for entry in getattr(losses, "_flat_losses", None) or ():
@@ -448,139 +315,9 @@ def follow_share(model: Any, share: Share) -> None:
             _count_values_of_all(tracker, share)
 
 
-def follow_share_in_metrics(metrics: list[Any], share: Share) -> bool:
-    """Same, of metrics alone: those of a model or of a loop.
-
-    Returns:
-        Whether any did not follow it before.
-    """
-    has_changed = False
-    for part in [part for metric in metrics for part in _parts(metric)]:
-        if hasattr(part, "_nanotf_follows_share"):
-            continue
-        function = getattr(part, "_fn", None)
-        if takes_whole_batch(part):
-            update_with_all_rows(part, share)
-        elif function is not None and not is_keras_own(function):
-            part._fn = over_whole_batch(function, share, with_gradient=False)
-        else:
-            continue
-        part._nanotf_follows_share = has_changed = True
-    return has_changed
-
-
-def _parts(metric: Any) -> list[Any]:
-    """The metrics in one of Keras 3's container of metrics; or the metric."""
-    if is_keras_own(type(metric)):
-        return list(getattr(metric, "metrics", None) or [metric])
-    return [metric]
-
-
-def takes_whole_batch(metric: Any) -> bool:
-    """Whether a metric must see the rows of all workers at once.
-
-    The state of Keras's own metrics is a sum over rows, which workers can divide between them,
-    but for those that are told to reduce over the batch (`axis=0`). What another class makes of
-    its state nobody knows, if it has an `update_state` of its own: a maximum, a count of batches.
-    A class says with `nanotf_sums = True` that it is a sum over rows.
-    """
-    cls: Any = type(metric)
-    if getattr(cls, "nanotf_sums", False):
-        return False
-    if not is_keras_own(_owner_of(cls, "update_state")):
-        return True
-    options = getattr(metric, "_fn_kwargs", None) or {}
-    return is_keras_own(getattr(metric, "_fn", cls)) and options.get("axis", -1) != -1
-
-
-def _owner_of(cls: type, name: str) -> type:
-    return next(base for base in cls.__mro__ if name in vars(base))
-
-
-def whole_batch_variables(metrics: list[Any]) -> list[Any]:
-    """The variables of those among metrics that take the whole batch: all workers hold them alike.
-
-    Returns:
-        A list of `tf.Variable`.
-    """
-    parts = [part for metric in metrics for part in _parts(metric)]
-    return [
-        v
-        for part in parts
-        if takes_whole_batch(part)
-        for v in keras_names.variables_of_metric(part)
-    ]
-
-
-def update_with_all_rows(metric: Any, share: Share) -> None:
-    """Makes each worker update a metric with the rows of all.
-
-    Args:
-        metric: a metric for which `takes_whole_batch` holds.
-        share: `Share`.
-    """
-    stock = metric.update_state
-
-    @functools.wraps(stock)
-    def update_state(*args: Any, **kwargs: Any) -> Any:
-        if share.current is None or share.has_all_rows:
-            return stock(*args, **kwargs)
-        tf = require_tensorflow()
-        args, kwargs = tf.nest.map_structure(lambda v: _of_all(v, share), (args, kwargs))
-        with share.of_all_rows():
-            result = stock(*args, **kwargs)
-        _hold_alike(metric)  # those that the first update makes, too
-        return result
-
-    metric.update_state = update_state
-    _hold_alike(metric)
-
-
-def _hold_alike(metric: Any) -> None:
-    """Makes reading a metric's variables give this worker's value, and not a sum."""
-    first = require_tensorflow().VariableAggregation.ONLY_FIRST_REPLICA
-    for variable in keras_names.variables_of_metric(metric):
-        variable._aggregation = first
-
-
-def _of_all(value: Any, share: Share) -> Any:
-    """An argument of an update as a single process would pass it."""
-    tf = require_tensorflow()
-    if not tf.is_tensor(value) or hasattr(value, "assign") or not isinstance(value, tf.Tensor):
-        return value
-    if value.shape.rank == 0:
-        if not value.dtype.is_floating and not value.dtype.is_integer:
-            return value
-        counts = share.of(value) if value.dtype.is_floating else _present(value, share)
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, counts)
-    if value.dtype == tf.string:
-        raise NanoError(
-            "A metric that needs the rows of all workers cannot get strings. Received: a tensor of "
-            f"shape {value.shape}. If its state is a sum over rows, set nanotf_sums = True on its "
-            "class."
-        )
-    rows = rows_of_all(value, share)
-    mask = getattr(value, "_keras_mask", None)
-    if mask is not None:
-        rows._keras_mask = rows_of_all(mask, share)
-    return rows
-
-
-def _present(value: Any, share: Share) -> Any:
-    tf = require_tensorflow()
-    return tf.where(share.current > 0, value, tf.zeros_like(value))
-
-
-def is_keras_own(value: Any) -> bool:
-    """Whether a function or class is Keras's own."""
-    module = getattr(value, "__module__", None) or ""
-    return module.split(".")[0] in (keras_module_name(), "keras", "tf_keras")
-
-
 def _take_whole_batch_if_scalar(loss: Any, share: Share) -> None:
     """Replaces `call` of a loss object that the user wrote, or that holds the user's function."""
-    if is_keras_own(getattr(loss, "fn", type(loss))):
+    if keras_names.is_keras_own(getattr(loss, "fn", type(loss))):
         return
     loss.call = over_whole_batch(loss.call, share, with_gradient=True)
 
@@ -624,161 +361,3 @@ def _count_values_of_all(tracker: Any, share: Share) -> None:
         return stock(share.of(values), sample_weight=rows)
 
     tracker.update_state = update_state
-
-
-def follow_results(metrics: list[Any], share: Share) -> None:
-    """Makes results of metrics, in a step, follow `share.whole_results`."""
-    for metric in metrics:
-        if not hasattr(metric.result, "_nanotf_follows"):
-            metric.result = _following(metric, metric.result, share)
-
-
-def _following(metric: Any, stock: Any, share: Share) -> Callable[..., Any]:
-    """The method `result` of a metric."""
-
-    @functools.wraps(stock)
-    def result(*args: Any, **kwargs: Any) -> Any:
-        tf = require_tensorflow()
-        if share.current is None:
-            return stock(*args, **kwargs)
-        share.has_results = True
-        if not share.whole_results:
-            return stock(*args, **kwargs)
-        on_read = tf.VariableSynchronization.ON_READ
-        first = tf.VariableAggregation.ONLY_FIRST_REPLICA  # all have the same
-        variables = [keras_names.tf_variable(v) for v in metric.variables]
-        variables = [
-            v for v in variables if v.synchronization == on_read and v.aggregation != first
-        ]
-        own = [variable.read_value() for variable in variables]
-        whole = [share.counted(variable) for variable in variables]
-        if is_keras_3():  # Keras 2 sums them in `stock`
-            whole = _combined(variables, whole)
-        share.whole_results = False  # for metrics inside of this one
-        try:
-            _assign(variables, whole)
-            return tf.nest.map_structure(_read, stock(*args, **kwargs))
-        finally:
-            _assign(variables, own)
-            share.whole_results = True
-
-    result._nanotf_follows = True  # type: ignore[attr-defined]
-    return result
-
-
-def _combined(variables: list[Any], values: list[Any]) -> list[Any]:
-    """The values that variables of this rank have when they are read outside of steps."""
-    tf = require_tensorflow()
-    context = tf.distribute.get_replica_context()
-    combined = list(values)
-    for dtype in {value.dtype: None for value in values}:
-        places = [place for place, value in enumerate(values) if value.dtype == dtype]
-        parts = [values[place] for place in places]
-        sums = context.all_reduce(tf.distribute.ReduceOp.SUM, parts)
-        for place, total in zip(places, sums, strict=True):
-            mean = variables[place].aggregation == tf.VariableAggregation.MEAN
-            combined[place] = total / context.num_replicas_in_sync if mean else total
-    return combined
-
-
-def _assign(variables: list[Any], values: list[Any]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-
-
-def _read(value: Any) -> Any:
-    """A result that no later assignment changes."""
-    tf = require_tensorflow()
-    return tf.identity(value) if tf.is_tensor(value) or hasattr(value, "assign") else value
-
-
-def over_whole_batch(
-    function: Callable[..., Any], share: Share, with_gradient: bool
-) -> Callable[..., Any]:
-    """Makes a function of rows that returns a scalar see those of all workers.
-
-    The scalar may be anything, a ratio of sums among them, which is not to be had of the
-    scalars of the parts. A function that returns a value for each row is left alone.
-
-    Args:
-        function: of targets and predictions, or of other tensors. Those with as many rows as the
-            first are rows of the batch.
-        share: `Share`.
-        with_gradient: bool, whether the scalar is a loss.
-    """
-    tf = require_tensorflow()
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        values = function(*args, **kwargs)
-        if share.current is None or getattr(values, "shape", tf.TensorShape([])).rank != 0:
-            return values
-        given = tf.nest.flatten((args, kwargs))
-        rows = [_rows(leaf) for leaf in given]
-        if not any(rows):
-            return values
-        first = next(filter(None, rows))
-        whole_batch = [
-            rows_of_all(tf.convert_to_tensor(leaf), share) if found == first else leaf
-            for leaf, found in zip(given, rows)  # noqa: B905 - AutoGraph lacks `strict`
-        ]
-        whole_args, whole_kwargs = tf.nest.pack_sequence_as((args, kwargs), whole_batch)
-        whole = function(*whole_args, **whole_kwargs)
-        if not with_gradient:
-            return whole
-        # Every worker has the whole loss, but the gradient of its own rows only, which must
-        # come out whole when it is multiplied by the share.
-        gradient = whole - tf.stop_gradient(whole)
-        return tf.stop_gradient(whole) + share.undone(gradient)
-
-    return call
-
-
-def _rows(leaf: Any) -> tuple[Any, ...]:
-    """How many rows a tensor or array has, as a tuple: None where tracing does not know it.
-
-    Empty for what has none.
-    """
-    tf = require_tensorflow()
-    is_array = isinstance(leaf, tf.Tensor) or hasattr(leaf, "__array_interface__")
-    if not is_array or getattr(leaf.shape, "rank", 0) is None:
-        return ()
-    return tuple(leaf.shape[:1])
-
-
-def rows_of_all(value: Any, share: Share) -> Any:
-    """The rows of all workers in their order; a gradient reaches the worker's own alone."""
-    tf = require_tensorflow()
-    context = tf.distribute.get_replica_context()
-    own = tf.cond(share.current > 0, lambda: value, lambda: value[:0])
-    if own.dtype == tf.string:
-        whole = _strings_of_all(own, context)
-        whole.set_shape([None, *value.shape[1:]])
-        return whole
-    sent = tf.stop_gradient(tf.cast(own, tf.int32) if own.dtype == tf.bool else own)
-    rows = tf.cast(context.all_gather(sent, axis=0), own.dtype)
-    counts = context.all_gather(tf.shape(own)[:1], axis=0)
-    rank = context.replica_id_in_sync_group
-    first = tf.reduce_sum(counts[:rank])
-    whole = tf.concat([rows[:first], own, rows[first + counts[rank] :]], axis=0)
-    whole.set_shape([None, *value.shape[1:]])
-    return whole
-
-
-def _strings_of_all(own: Any, context: Any) -> Any:
-    """The rows of all workers of a tensor of strings: they are sent as bytes, and their lengths.
-
-    Each goes with a byte before it, since TensorFlow gathers no tensor that is empty everywhere.
-    """
-    tf = require_tensorflow()
-    texts = tf.strings.join([" ", tf.reshape(own, [-1])])
-    codes = tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8)
-    lengths = context.all_gather(tf.strings.length(texts), axis=0)
-    codes = context.all_gather(tf.cast(codes, tf.int32), axis=0)
-    characters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), codes)
-    ragged = tf.RaggedTensor.from_row_lengths(characters, lengths, validate=False)
-    joined = tf.strings.reduce_join(ragged, axis=-1)
-    whole = tf.strings.substr(joined, tf.ones_like(lengths), lengths - 1)
-    return tf.reshape(whole, tf.concat([[-1], tf.shape(own)[1:]], axis=0))
-
-
-# ------------------------------------------------------------------------------- gradients

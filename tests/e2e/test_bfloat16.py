@@ -18,10 +18,11 @@ from parity import digits, optimizer_state
 
 import nanotf
 from nanotf import processor
-from nanotf.compat import keras_names, keras_optimizers, keras_share
+from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Model, Sequential, nano, nano_bf16, nano_multiprocessing
 from nanotf.optimizer_shards import OptimizerShards
+from nanotf.share import Share
 
 L = tf.keras.layers
 BFLOAT16 = ml_dtypes.bfloat16
@@ -189,7 +190,7 @@ def test_own_steps(policy: str) -> None:
 
 
 def test_a_share_is_not_rounded_to_bfloat16() -> None:
-    share = keras_share.Share()
+    share = Share()
     share.set(tf.constant(1 / 3, tf.float64))
     hundred = tf.constant(100.0, tf.bfloat16)
     for found, exact in ((share.of(hundred), 100 / 3), (share.undone(hundred), 300.0)):
