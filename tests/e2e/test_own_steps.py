@@ -226,12 +226,8 @@ class OwnStepOfMetrics(Model):
         return self._logs(y, predicted, tf.reduce_mean(tf.square(predicted - y)))
 
 
-@pytest.mark.parametrize(
-    ("cls", "eagerly"), [(OwnLogs, False), (OwnStepOfMetrics, False), (OwnStepOfMetrics, True)]
-)
-def test_metrics_in_own_logs(float64: None, cls: Any, eagerly: bool) -> None:
-    """The last batch has no row for one of the workers."""
-    x, y = _data()
+def assert_same_logs(cls: Any, x: Any, y: Any, eagerly: bool) -> None:
+    """Compares what `fit`, validation and `evaluate` return with those of a single process."""
     histories, values = [], []
     for processes in (None, 2):
         tf.keras.utils.set_random_seed(3)
@@ -250,3 +246,11 @@ def test_metrics_in_own_logs(float64: None, cls: Any, eagerly: bool) -> None:
         )
     assert_same_history(histories[1], histories[0])
     assert_same_history(values[1], values[0])
+
+
+@pytest.mark.parametrize(
+    ("cls", "eagerly"), [(OwnLogs, False), (OwnStepOfMetrics, False), (OwnStepOfMetrics, True)]
+)
+def test_metrics_in_own_logs(float64: None, cls: Any, eagerly: bool) -> None:
+    """The last batch has no row for one of the workers."""
+    assert_same_logs(cls, *_data(), eagerly)

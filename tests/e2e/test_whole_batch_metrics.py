@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from parity import assert_same_history, fit_both
+from test_own_steps import OwnStepOfMetrics, assert_same_logs
 
 from nanotf.compat.versions import is_keras_3
-from nanotf.keras import Model, Sequential
+from nanotf.keras import Sequential
 
 L, M = tf.keras.layers, tf.keras.metrics
 IS_KERAS_3 = is_keras_3()
@@ -143,46 +144,6 @@ def test_weighted_metrics_and_declared_sums(float64: None) -> None:
         fit_both(lambda: model_of([Declared()]), **arguments)
 
 
-class OwnStep(Model):
-    """Updates metrics with rows and with a loss, and returns their results."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = L.Dense(2)
-        self.largest = Largest()
-        self.smoothed = Smoothed()
-
-    @property
-    def metrics(self) -> list[Any]:
-        return [self.largest, self.smoothed]
-
-    def call(self, inputs: Any) -> Any:
-        return self.out(inputs)
-
-    def _logs(self, y: Any, predicted: Any, loss: Any) -> Any:
-        self.largest.update_state(y, predicted)
-        self.smoothed.update_state(loss)
-        return {
-            "largest": self.largest.result(),
-            "smoothed": self.smoothed.result(),
-            "root": tf.sqrt(self.smoothed.result()),
-        }
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-        with tf.GradientTape() as tape:
-            predicted = self(x, training=True)
-            loss = tf.reduce_mean(tf.square(predicted - y))
-        gradients = tape.gradient(loss, self.trainable_variables)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return self._logs(y, predicted, loss)
-
-    def test_step(self, batch: Any) -> Any:
-        x, y = batch
-        predicted = self(x)
-        return self._logs(y, predicted, tf.reduce_mean(tf.square(predicted - y)))
-
-
 class Smoothed(M.Metric):
     """An exponential average of the losses of batches."""
 
@@ -197,22 +158,28 @@ class Smoothed(M.Metric):
         return self.level + 0.0
 
 
+class OwnStep(OwnStepOfMetrics):
+    """Updates metrics with rows and with a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = Largest()
+        self.smoothed = Smoothed()
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.largest, self.smoothed]
+
+    def _logs(self, y: Any, predicted: Any, loss: Any) -> Any:
+        self.largest.update_state(y, predicted)
+        self.smoothed.update_state(loss)
+        return {
+            "largest": self.largest.result(),
+            "smoothed": self.smoothed.result(),
+            "root": tf.sqrt(self.smoothed.result()),
+        }
+
+
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_metrics_of_own_steps(float64: None, eagerly: bool) -> None:
-    x, y = data()
-    histories, values = [], []
-    for processes in (None, 2):
-        tf.keras.utils.set_random_seed(3)
-        model = OwnStep()
-        model.compile(tf.keras.optimizers.SGD(0.01), run_eagerly=eagerly)
-        model(x[:1])
-        history = model.fit(
-            x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False, num_processes=processes,
-            validation_data=(x[:21], y[:21]),
-        )  # fmt: skip
-        histories.append(history.history)
-        values.append(
-            model.evaluate(x, y, BATCH, verbose=0, num_processes=processes, return_dict=True)
-        )
-    assert_same_history(histories[1], histories[0])
-    assert_same_history(values[1], values[0])
+    assert_same_logs(OwnStep, *data(), eagerly)
