@@ -23,8 +23,6 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-import cloudpickle
-
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ModelError
@@ -79,6 +77,7 @@ class _Pickler(pickling.Pickler):
         weights: set of int, the ids of the model's own variables: while what makes them is
             written, they are not captured, but copied.
         parts: dict of int to tuple, the places of the model's parts by id, once it is made.
+        modules: `pickling.ModulesByValue`.
     """
 
     def __init__(self, file: io.BytesIO, model: Any) -> None:
@@ -86,7 +85,7 @@ class _Pickler(pickling.Pickler):
         self.roots: list[Any] = []
         self.parts: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
-        self._modules: list[Any] = []
+        self.modules = pickling.ModulesByValue()
         self._seen: set[str] = set()
         optimizers = models.all_optimizers(model)
         inside = [*models.with_layers(model), *optimizers]
@@ -114,24 +113,13 @@ class _Pickler(pickling.Pickler):
         return super().reducer_override(obj)
 
     def _take_module(self, obj: Any) -> None:
-        """Makes a module whose globals are variables travel by value.
-
-        A worker that imported it would make variables of its own.
-        """
+        """Makes a module whose globals are variables travel by value."""
         module = sys.modules.get(obj.__module__ or "")
         if module is None or module.__name__ in self._seen or not models.is_foreign(obj):
             return
         self._seen.add(module.__name__)
-        by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
-        if module.__name__ in by_value or not any(map(attributes.is_variable, _globals(module))):
-            return
-        cloudpickle.register_pickle_by_value(module)
-        self._modules.append(module)
-
-    def release(self) -> None:
-        """Lets all modules travel by their names again."""
-        while self._modules:
-            cloudpickle.unregister_pickle_by_value(self._modules.pop())
+        if any(map(attributes.is_variable, _globals(module))):
+            self.modules.take(module)
 
     def _maker(self, obj: Any) -> Any:
         keras = require_tensorflow().keras
@@ -182,7 +170,7 @@ def dump(model: Any, recipe: models.ModelRecipe) -> tuple[bytes, Captured]:
     try:
         captured = _dump(pickler, model, recipe)
     finally:
-        pickler.release()
+        pickler.modules.release()
     return file.getvalue(), captured
 
 

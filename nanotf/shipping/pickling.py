@@ -165,6 +165,27 @@ def _rebuild_tensor(value: Any) -> Any:
     return require_tensorflow().constant(value)
 
 
+class ModulesByValue:
+    """Modules whose functions travel with their globals until `release`.
+
+    A worker that imported them would make objects of its own of what they hold.
+    """
+
+    def __init__(self) -> None:
+        self._taken: list[types.ModuleType] = []
+
+    def take(self, module: types.ModuleType) -> None:
+        """Makes what a module defines travel by value, if it does not already."""
+        if module.__name__ not in {"__main__", *cloudpickle.list_registry_pickle_by_value()}:
+            cloudpickle.register_pickle_by_value(module)
+            self._taken.append(module)
+
+    def release(self) -> None:
+        """Lets all modules travel by their names again."""
+        while self._taken:
+            cloudpickle.unregister_pickle_by_value(self._taken.pop())
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A cloudpickle that knows Keras's and TensorFlow's objects.
 

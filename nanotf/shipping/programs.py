@@ -26,8 +26,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import cloudpickle
-
 from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ShippingError
@@ -160,7 +158,7 @@ class Manifest:
         self.top: Any = None
         self.names: set[str] = set()  # that the code of the function and its steps refers to
         self._function, self._call = function, call
-        self._modules: list[Any] = []
+        self._modules = pickling.ModulesByValue()
         self._ids: dict[int, int] = {}
         self._step_ids: set[int] = set()
         title = getattr(function, "__qualname__", repr(function))
@@ -203,15 +201,11 @@ class Manifest:
     # ------------------------------------------------------------------- functions by value
     @contextlib.contextmanager
     def _by_value(self) -> Iterator[None]:
-        """Functions of modules that are noted in this context travel with their globals.
-
-        A worker that imported the module would get models and optimizers of its own.
-        """
+        """Functions of modules that are noted in this context travel with their globals."""
         try:
             yield
         finally:
-            while self._modules:
-                cloudpickle.unregister_pickle_by_value(self._modules.pop())
+            self._modules.release()
 
     def _take_module(self, function: Any) -> None:
         while (inner := _inside(function)) is not None:
@@ -220,15 +214,8 @@ class Manifest:
         if code is not None:
             self.names |= _names_in(code)
         module = sys.modules.get(getattr(function, "__module__", None) or "")
-        if module is None or models.is_foreign(function) is False:
-            return
-        if (
-            module.__name__ == "__main__"
-            or module.__name__ in cloudpickle.list_registry_pickle_by_value()
-        ):
-            return
-        cloudpickle.register_pickle_by_value(module)
-        self._modules.append(module)
+        if module is not None and models.is_foreign(function):
+            self._modules.take(module)
 
     # ------------------------------------------------------------------------------ pickles
     def _find_containers(self) -> dict[int, _Part]:
