@@ -462,7 +462,7 @@ class _Source:
         """Makes ready for a job that goes on after so many passes, in the order that they had."""
         self.passed = complete
         copy = pipelines.copy_of(self._source)
-        if copy is None:  # it has state outside of its graph, which goes on
+        if copy is None:  # TensorFlow cannot write its graph: it goes on
             return
         self._source = copy
         for _ in range(complete):

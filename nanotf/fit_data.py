@@ -363,7 +363,7 @@ class FitData:
         result, packing = inputs.pack_arrays(
             data.structure,
             self._first_block + len(self._packings),
-            _batch_size(data.batch_size),
+            int(data.batch_size),
             shuffle,
             self._seed,
             passes,
@@ -431,15 +431,6 @@ def _shuffles(shuffle: Any) -> bool | str:
     if isinstance(shuffle, str):
         return "batch" if shuffle.lower() == "batch" else True
     return bool(np.all(shuffle))
-
-
-def _batch_size(size: Any) -> int:
-    """Refuses sizes that Keras 3 passes on to TensorFlow, whose words are hard to understand."""
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise InvalidArgumentError(
-            f"`batch_size` must be an int above 0. Received: batch_size={size!r}."
-        )
-    return int(size)
 
 
 def _short(value: Any) -> str:

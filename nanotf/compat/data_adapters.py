@@ -276,6 +276,8 @@ def _open_in_keras_3(model: Any, a: DataArguments) -> Arrays | Epochs:
     tf = require_tensorflow()
     for leaf in tf.nest.flatten(adapter._inputs, expand_composites=False):
         _refuse_what_is_not_dense(leaf)
+    if not _is_size(adapter._batch_size):
+        next(iter(adapter.get_tf_dataset()))  # raises what TensorFlow says to it
     sliceables = source_module("trainers.data_adapters.array_slicing").convert_to_sliceable(
         adapter._inputs, target_backend="numpy"
     )
@@ -283,6 +285,10 @@ def _open_in_keras_3(model: Any, a: DataArguments) -> Arrays | Epochs:
         lambda s: None if s is None else np.asarray(s.convert_to_numpy(s.array)), sliceables
     )
     return Arrays(structure, adapter._batch_size, adapter._size)
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and bool(value > 0)
 
 
 def _loop_class() -> Any:
@@ -403,11 +409,13 @@ def _arrays_in_keras_2(keras: Any, kind: Any, model: Any, a: DataArguments) -> A
     data: tuple[Any, ...] = (a.x, a.y, a.sample_weight)
     if kind is keras.ListsOfScalarsDataAdapter:
         data = tuple(None if value is None else np.asarray(value) for value in data)
-    first = [
-        tf.nest.map_structure(lambda v: v[:1] if getattr(v, "shape", ()) else v, value)
-        for value in data
-    ]
-    _handler(keras, model, a, *first)
+    looked_at = data
+    if a.batch_size is None or _is_size(a.batch_size):  # otherwise TensorFlow's words name the rows
+        looked_at = tuple(
+            tf.nest.map_structure(lambda v: v[:1] if getattr(v, "shape", ()) else v, value)
+            for value in data
+        )
+    _handler(keras, model, a, *looked_at)
     x, y, weights = (
         tf.nest.map_structure(lambda v: _as_keras_2_converts(keras, v), value) for value in data
     )
