@@ -87,6 +87,9 @@ class ReplicaMixin:
     def _nanotf_step(self, name: str, step: Any, data: Any) -> Any:
         rows, share = _stamped(self._nanotf_stopwatch, data)
         before = self._nanotf_share.set(share)
+        own = name == "train_step" and name in self._nanotf_own_steps
+        if own:
+            self._nanotf_share.begin_step()
         whole = self._nanotf_share.whole_results
         assigned = self._nanotf_assigned if name == "train_step" else []
         values = [variable.read_value() for variable in assigned]
@@ -99,6 +102,8 @@ class ReplicaMixin:
             _average(assigned, values, self._nanotf_share)
             return _of_whole_batch(self, name, result) if name in self._nanotf_own_logs else result
         finally:
+            if own:
+                self._nanotf_share.end_step()
             self._nanotf_share.set(before)
             self._nanotf_share.whole_results = whole
 
@@ -340,20 +345,25 @@ def become_replica(
     object.__setattr__(model, "__class__", type(cls.__name__, (*mixins, cls), body))
 
 
-def weigh_steps(model: Any, update: Any) -> None:
+def weigh_steps(model: Any, update: Any, strategy: Any) -> None:
     """Makes training steps weigh what they sum over workers by the share.
+
+    In the user's own step optimizers do so by themselves, see
+    `keras_optimizers.install_in_optimizers`.
 
     Args:
         model: a replica, its optimizers built.
         update: `optimizer_shards.ShardedUpdate`, or None where each worker updates everything.
+        strategy: `strategy.WorkerStrategy`.
     """
-    share = model._nanotf_share
     type(model)._nanotf_update = update
     if "train_step" in model._nanotf_own_steps:
+        return
+    if update is None:
         for optimizer in keras_optimizers.optimizers_of(model):
-            keras_optimizers.weigh_gradients(optimizer, share)
-    elif is_keras_3():
-        keras_optimizers.weigh_loss(model.optimizer, share)
+            keras_optimizers.update_in_branches(optimizer, strategy)
+            keras_optimizers.sum_gradients_first(optimizer)
+    keras_optimizers.weigh_loss(model.optimizer, model._nanotf_share)
 
 
 def average_before_validation(model: Any, strategy: Any) -> None:

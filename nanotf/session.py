@@ -225,11 +225,7 @@ class Session:
             update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
         share = tf.TensorSpec([], tf.float64)  # what the step of a replica takes beside the data
         keras_optimizers.build_optimizers(model, (specs, share), self.strategy)
-        if update is None:
-            for optimizer in keras_optimizers.optimizers_of(model):
-                keras_optimizers.update_in_branches(optimizer, self.strategy)
-                keras_optimizers.sum_gradients_first(optimizer)
-        replica.weigh_steps(model, update)
+        replica.weigh_steps(model, update, self.strategy)
         replica.average_before_validation(model, self.strategy)
         kept.has_optimizer, kept.shards = True, shards
 

@@ -22,7 +22,9 @@ class Share:
         current: scalar float tensor or None.
         of_compile: bool, whether the losses of `compile` are being computed.
         in_loop: bool, whether a `@nano` function runs.
-        applying: bool, whether an optimizer is updating, in a step of that function.
+        in_own_step: bool, whether a step of the user's runs: of such a function, or a model's own
+            `train_step`.
+        applying: bool, whether an optimizer is updating where gradients follow the share.
         whole_results: bool, whether results of metrics, in a step, are those of all workers.
         has_results: bool, whether a step has asked for any.
         has_all_rows: bool, whether the code that runs sees the rows of all workers.
@@ -32,6 +34,7 @@ class Share:
         self.current: Any = None
         self.of_compile = False
         self.in_loop = False
+        self.in_own_step = False
         self.applying = False
         self.whole_results = False
         self.has_results = False
@@ -51,17 +54,24 @@ class Share:
             self.read = before
 
     def begin_step(self) -> None:
-        """A step of a `@nano` function begins."""
+        """A step of the user's begins."""
+        self.in_own_step = True
         self._graph = _graph_here()
 
     def end_step(self) -> None:
         """It has ended; lets go of its gradients."""
+        self.in_own_step = False
         self._graph = None
         self._whole.clear()
 
     def in_own_graph(self) -> bool:
         """Whether the code of such a step runs, and no branch or function inside of it."""
-        return self.in_loop and self.current is not None and self._graph is _graph_here()
+        return self.in_own_step and self.current is not None and self._graph is _graph_here()
+
+    @property
+    def weighs_gradients(self) -> bool:
+        """Whether optimizers weigh gradients by the share: where the user's code makes them."""
+        return self.current is not None and (self.in_own_step or self.in_loop)
 
     def note_whole(self, gradient: Any) -> None:
         """Takes notice of a gradient that is that of the global batch."""

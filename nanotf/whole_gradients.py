@@ -1,4 +1,6 @@
-"""Gradients in the steps of a `@nano` function are those of the global batch at once.
+"""Gradients in steps of the user's are those of the global batch at once.
+
+In those of a `@nano` function, and in a model's own `train_step`.
 
 Whatever the step does with them then, clip them, add them up in variables, print their norms, is
 what it is in one process. An optimizer takes them as they are. What has become of them on the way

@@ -474,9 +474,9 @@ def update_in_branches(optimizer: Any, strategy: Any) -> None:
 
 
 def install_in_optimizers(share: Share, strategy: Any) -> None:
-    """Makes all optimizers follow the share in the steps of a `@nano` function.
+    """Makes all optimizers follow the share in steps of the user's.
 
-    Those that the function makes itself among them, which is why classes are changed here.
+    Those that such code makes itself among them, which is why classes are changed here.
 
     Args:
         share: `Share`.
@@ -522,7 +522,7 @@ def _follow_share_in_apply(cls: Any, share: Share, strategy: Any) -> None:
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         _check_place(share)
-        if share.current is None or not share.in_loop or share.applying:
+        if not share.weighs_gradients or share.applying:
             return stock(self, grads, trainable_variables)
         share.applying = True
         try:
@@ -541,7 +541,7 @@ def _follow_share_in_apply_gradients(cls: Any, share: Share) -> None:
 
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         _check_place(share)
-        if share.current is None or not share.in_loop or share.applying:
+        if not share.weighs_gradients or share.applying:
             return stock(self, grads_and_vars, *args, **kwargs)
         share.applying = True
         try:
@@ -611,26 +611,3 @@ def weigh_loss(optimizer: Any, share: Share) -> None:
         return stock(loss if share.current is None else share.of(loss))
 
     optimizer.scale_loss = scale_loss
-
-
-def weigh_gradients(optimizer: Any, share: Share) -> None:
-    """Makes an optimizer multiply gradients by the share, before they are summed over workers.
-
-    Args:
-        optimizer: an optimizer that the user's own `train_step` may call.
-        share: `Share`.
-    """
-    if is_keras_3():
-        stock = optimizer.apply
-
-        def apply(grads: Any, trainable_variables: Any = None) -> Any:
-            return stock([_weighed(gradient, share) for gradient in grads], trainable_variables)
-
-        optimizer.apply = apply
-        return
-    stock_gradients = optimizer.apply_gradients
-
-    def apply_gradients(grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        return stock_gradients(_weighed_pairs(grads_and_vars, kwargs, share), *args, **kwargs)
-
-    optimizer.apply_gradients = apply_gradients

@@ -19,8 +19,8 @@ and the sum of `share * gradient` its gradient. What is no mean over rows is mad
 | a loss of `compile` in bfloat16 or float16 | the same mean, in float32: the share has no place in their bits |
 
 The share enters the gradient in one place. Where Keras's own `train_step` runs it is the loss,
-since that costs nothing. Where the user's runs it is the gradients, since nobody knows how the
-loss came about.
+since that costs nothing. Where the user's runs it is the gradients (`whole_gradients`), since
+nobody knows how the loss came about.
 
 Metrics are in `keras_metrics`. The private names of both generations that this takes:
 

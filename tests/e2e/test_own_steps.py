@@ -226,6 +226,49 @@ class OwnStepOfMetrics(Model):
         return self._logs(y, predicted, tf.reduce_mean(tf.square(predicted - y)))
 
 
+class OwnStepOfGradients(OwnStepOfMetrics):
+    """Clips gradients, adds them up, applies the sum at every other step, and says their norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = tf.keras.metrics.Mean(name="norm")
+        self.steps = tf.Variable(0, trainable=False)
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [*super().metrics, self.norm]
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
+        self.out.build(shape)
+        self.sums = [
+            tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
+            for v in self.trainable_variables
+        ]
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        weights = self.trainable_variables
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                predicted = self(x, training=True)
+                loss = tf.reduce_mean(tf.square(predicted - y))
+            inner = tape.gradient(loss, weights)
+            penalty = tf.linalg.global_norm(inner)
+        second = outer.gradient(penalty, weights)
+        gradients = [a + 0.1 * b for a, b in zip(inner, second, strict=True)]
+        clipped, norm = tf.clip_by_global_norm(gradients, 0.2)
+        for total, gradient in zip(self.sums, clipped, strict=True):
+            total.assign_add(gradient)
+        self.steps.assign_add(1)
+        applied = [t * tf.cast(self.steps % 2 == 0, t.dtype) for t in self.sums]
+        self.optimizer.apply_gradients(zip(applied, weights, strict=True))
+        for total, gradient in zip(self.sums, applied, strict=True):
+            total.assign_sub(gradient)
+        self.norm.update_state(norm)
+        return self._logs(y, predicted, loss)
+
+
 def assert_same_logs(cls: Any, x: Any, y: Any, eagerly: bool) -> None:
     """Compares what `fit`, validation and `evaluate` return with those of a single process."""
     histories, values = [], []
@@ -249,7 +292,14 @@ def assert_same_logs(cls: Any, x: Any, y: Any, eagerly: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cls", "eagerly"), [(OwnLogs, False), (OwnStepOfMetrics, False), (OwnStepOfMetrics, True)]
+    ("cls", "eagerly"),
+    [
+        (OwnLogs, False),
+        (OwnStepOfMetrics, False),
+        (OwnStepOfMetrics, True),
+        (OwnStepOfGradients, False),
+        (OwnStepOfGradients, True),
+    ],
 )
 def test_metrics_in_own_logs(float64: None, cls: Any, eagerly: bool) -> None:
     """The last batch has no row for one of the workers."""
