@@ -216,7 +216,11 @@ class FitData:
         if isinstance(opened, data_adapters.Epochs):
             if resume is not None:
                 rewound = isinstance(x, require_tensorflow().data.Dataset)
-                opened.resume(resume.epochs if rewound else 0, resume.random_states)
+                is_read_again = rewound or hasattr(x, "__getitem__")  # as a `PyDataset`
+                opened.resume(
+                    resume.epochs if rewound else 0,
+                    resume.random_states if is_read_again else None,
+                )
             self._read = opened
             self.train, self.specs = self._stream("x", opened, trains=True)
             # By files, an epoch may take more steps than the dataset has batches.
