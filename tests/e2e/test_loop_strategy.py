@@ -21,7 +21,10 @@ L = tf.keras.layers
 BATCH = 16
 
 
-@pytest.fixture(scope="module", params=["shm", "grpc"])
+@pytest.fixture(
+    scope="module",
+    params=["shm", pytest.param("grpc", marks=pytest.mark.either_generation)],
+)
 def run_on(request: pytest.FixtureRequest) -> Any:
     """`nano` for two workers on one of the transports."""
     return functools.partial(nano, num_processes=2, transport=request.param)

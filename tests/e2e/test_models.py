@@ -17,6 +17,7 @@ from nanotf.shipping import models as recipes
 L = tf.keras.layers
 
 
+@pytest.mark.either_generation
 def test_accelerate_takes_a_model_of_keras_applications() -> None:
     original = tf.keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3), classes=10)
     model = nanotf.accelerate(original)

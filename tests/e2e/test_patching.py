@@ -216,6 +216,7 @@ def test_models_of_all_makers_train_as_in_one_process(make: Any) -> None:
     assert_same_state(models[1], models[0])
 
 
+@pytest.mark.either_generation
 @pytest.mark.usefixtures("patched")
 def test_keras_applications_take_num_processes() -> None:
     model = tf.keras.applications.MobileNetV2(

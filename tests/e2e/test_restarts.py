@@ -145,6 +145,7 @@ def test_endless_arrays_go_on_in_the_middle_of_a_pass() -> None:
     _same_as_undisturbed(_Kill("on_train_batch_end", 0), steps_per_epoch=2, shuffle=True)
 
 
+@pytest.mark.either_generation
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("sharding", ["parent", "data"])
 @pytest.mark.parametrize("endless", [False, True])

@@ -133,6 +133,7 @@ print(json.dumps({"size": found.size, "alone": alone}))
 """
 
 
+@pytest.mark.either_generation
 def test_auto_measures_for_every_fit(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, AUTO, ("-n", "auto"), XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
@@ -184,6 +185,7 @@ def test_the_generation_that_a_script_chooses_is_patched(tmp_path: pathlib.Path)
     assert done.stdout.split() == ["True", "False", "tf_keras"], done.stderr
 
 
+@pytest.mark.either_generation
 @pytest.mark.parametrize("sparse", [True, False])
 def test_sparse(tmp_path: pathlib.Path, sparse: bool) -> None:
     source = """
@@ -321,6 +323,7 @@ def test_a_missing_script(tmp_path: pathlib.Path) -> None:
     assert "sub/script.py (a directory)" in _run(tmp_path, None).stderr
 
 
+@pytest.mark.either_generation
 def test_an_error_in_training_is_shown_with_the_scripts_traceback(tmp_path: pathlib.Path) -> None:
     source = """
     import numpy as np

@@ -465,6 +465,7 @@ def _over_grpc() -> Iterator[None]:
     nanotf.shutdown()
 
 
+@pytest.mark.either_generation
 @pytest.mark.usefixtures("_over_grpc")
 def test_over_grpc(float64: None) -> None:
     x, y = data()

@@ -288,6 +288,7 @@ def test_transfer_learning(float64: None) -> None:
     assert_same_state(*models)
 
 
+@pytest.mark.either_generation
 def test_models_that_are_gone_leave_workers_and_this_process() -> None:
     """Workers keep two models; this process keeps none, nor its data."""
     width = 1_500_000  # a model's variables are 60 MB in a worker, slots included

@@ -139,6 +139,7 @@ def test_one_process_is_as_without(
     assert nanotf.last_report() is last  # not that of a trial
 
 
+@pytest.mark.either_generation
 def test_two_processes_are_as_without(
     float64: None, monkeypatch: pytest.MonkeyPatch, tries: list[int]
 ) -> None:
@@ -402,6 +403,7 @@ class EndlessInWorkers(L.Layer):  # type: ignore[misc]
         return {"several": self.several}
 
 
+@pytest.mark.either_generation
 @pytest.mark.parametrize("several", [False, True])
 def test_a_trial_that_is_too_slow_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
