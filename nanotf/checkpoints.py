@@ -83,17 +83,18 @@ class CheckpointManager:
             The path that rank 0 has written, on every rank; None if it is not time yet.
         """
         path: str | None
+        _wait_for_all()
+        if context.current is not None:
+            context.current.before_save()
         if context.is_chief():
             self._look_again()
             path = self._manager.save(checkpoint_number, check_interval, options)
+            if context.current is not None and path is not None:
+                context.current.saved(path)
         else:
             path = self._take_part(checkpoint_number, check_interval, options)
         _wait_for_all()
-        if path is None:
-            return None
-        if context.is_chief():
-            if context.current is not None:
-                context.current.saved()
+        if path is None or context.is_chief():
             return path
         return str(pathlib.Path(self.directory) / pathlib.Path(path).name)
 
@@ -121,6 +122,8 @@ class CheckpointManager:
         _wait_for_all()
         self._look_again()
         path: str | None = self._manager.restore_or_initialize()
+        if context.current is not None:
+            context.current.restored(path)
         return path
 
 

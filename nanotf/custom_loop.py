@@ -200,7 +200,10 @@ class _LoopCall(calls.Call):
                 *keras_metrics.whole_batch_variables(objects.metrics_of(roots)),
             ],
         )
-        self.complete = dict.fromkeys(range(len(self.sources)), 0)  # passes, at the last save
+        # Passes over each source that were complete: at the last save that was begun, and by the
+        # path of a checkpoint. Of the last, files may be there that no worker could tell of.
+        self.complete = [0] * len(self.sources)
+        self.complete_at: dict[str, list[int]] = {}
         self.clock.prepared = timing.now()
 
     def _check_reach(self) -> None:
@@ -267,8 +270,25 @@ class _LoopCall(calls.Call):
             self.restarts,
             self.max_restarts,
         )
-        for number, source in enumerate(self.sources):
-            source.begin_again(self.complete[number])
+        self._rewind(self.complete)
+
+    def _rewind(self, complete: Sequence[int]) -> None:
+        for source, passes in zip(self.sources, complete, strict=True):
+            source.begin_again(passes)
+
+    def _complete(self) -> list[int]:
+        """The passes over each source that all workers have ended, those before a restart too."""
+        count = len(self.sources)
+        closed = collections.Counter(n % count for n, c in self._closed.items() if c == self.size)
+        return [source.passed + closed[number] for number, source in enumerate(self.sources)]
+
+    def _go_on_from(self, path: str) -> None:
+        """The workers have restored a checkpoint of this call, or one from before it."""
+        if not self.restarts:
+            self.complete_at.setdefault(path, self._complete())
+        elif not self._passes:  # the first after a restart, and nothing was read
+            self.complete_at.setdefault(path, self.complete)
+            self._rewind(self.complete_at[path])
 
     def begin(self) -> list[Block]:
         self.returned: Delivery | None = None
@@ -309,14 +329,18 @@ class _LoopCall(calls.Call):
         if isinstance(message, messages.Reached):
             self.partings.hear(message)
         elif isinstance(message, messages.Saved):
-            closed = collections.Counter(
-                n % len(self.sources) for n, c in self._closed.items() if c
-            )
-            for number, source in enumerate(self.sources):
-                self.complete[number] = source.passed + closed[number]
+            self.complete_at[message.path] = self.complete
+        elif isinstance(message, messages.Restored):
+            self._go_on_from(message.path)
         else:
             assert isinstance(message, Delivery), message
             self.returned = message
+
+    def answer(self, first: messages.Waiting) -> messages.Proceed:
+        """All workers save, or have restored."""
+        if first.hook == "save":
+            self.complete = self._complete()
+        return messages.Proceed(self.number)
 
     def hear_stream(self, message: Any) -> None:
         number = message.stream

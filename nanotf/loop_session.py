@@ -167,7 +167,7 @@ class _KeptProgram:
         self._stopwatch = session.stopwatch
         self.source = _Source(job.data, strategy.rank, strategy.size, session.share)
         self._bodies: dict[Any, Any] = {}
-        self.saved: Callable[[], None] = lambda: None  # set for every job
+        self.run: LoopRun  # the call; set for each
         with strategy.known_values():
             self.program = programs.Program(job.shipment, block, self.source.open)
             objects.exclude_from_decay(self.program.roots, job.excluded)
@@ -200,6 +200,23 @@ class _KeptProgram:
         ]
 
     # What `context.Loop` asks for.
+    def before_save(self) -> None:
+        """All workers are about to save: the parent notes which passes over the data are complete.
+
+        It must know before the files are there, since a worker may die at any moment after.
+        """
+        self.run.agree("save")
+
+    def saved(self, path: str) -> None:
+        """Rank 0 has written a checkpoint."""
+        self.run.tell(messages.Saved(self.run.number, path))
+
+    def restored(self, path: str | None) -> None:
+        """All workers have restored a checkpoint, if there is one: the data go on from there."""
+        if path is not None:
+            self.run.tell(messages.Restored(self.run.number, path))
+        self.run.agree("restored")
+
     def run_step(
         self, step: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -270,10 +287,21 @@ class LoopRun:
         self, session: Any, inbox: Any, number: int, job: jobs.LoopJob, blocks: list[Block]
     ) -> None:
         self.session = session
+        self.inbox = inbox
         self.number = number
         self.job = job
         self.blocks = blocks
         self.reader = session.reader
+
+    def agree(self, hook: str) -> None:
+        """Waits until all ranks are at this hook, and the parent has taken notice."""
+        self.session.channel.send(messages.Waiting(self.number, self.session.rank, hook))
+        self.inbox.answer()
+
+    def tell(self, message: messages.Message) -> None:
+        """Tells the parent, if this is rank 0."""
+        if self.session.rank == 0:
+            self.session.channel.send(message)
 
     def run(self) -> jobs.LoopEnd:
         """Calls the user's function; returns how it ended."""
@@ -284,7 +312,7 @@ class LoopRun:
         arrays = None if job.array_block is None else self.blocks[job.array_block]
         kept = self._program(arrays)
         kept.source.begin(self.reader, job)
-        kept.saved = lambda: session.channel.send(messages.Saved(self.number))
+        kept.run = self
         self._load(kept)
         args, kwargs = kept.program.arguments(job.shipment.arguments, arrays)
         session.stopwatch.ready()

@@ -18,7 +18,7 @@ The life of a pool, from top to bottom:
       |  <- EpochEnd                             |   every rank, its state in the shared block
       |  Proceed (stop?, new state?) ->          |   every rank, so that all decide alike
       |  <- Outputs                              |   every rank, in predict
-      |  <- Printed, Saved, Returned             |   rank 0, in a @nano function
+      |  <- Printed, Saved, Restored, Returned   |   rank 0, in a @nano function
       |  <- Reached                              |   every rank there, with "grpc"
       |  <- JobDone | JobFailed                  |
       |  Stop ->                                 |
@@ -294,6 +294,15 @@ class Saved(Message):
     """Worker -> parent, rank 0: a `CheckpointManager` has saved; a restart goes on from there."""
 
     job: int
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored(Message):
+    """Worker -> parent, rank 0: a `CheckpointManager` has restored what was saved there."""
+
+    job: int
+    path: str
 
 
 @dataclasses.dataclass(frozen=True)
