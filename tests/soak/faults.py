@@ -36,6 +36,7 @@ TOLERANCE = 1e-10  # relative, in float64
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM)
 PROMISED_SECONDS = 2.0  # from a worker's death to the error, or to the restart
 LEFT_SECONDS = 10.0  # for threads and processes that are ending
+SHUTDOWN_LEAD = 0.003  # seconds from the phase's begin to the call
 PHASES = (
     "start",
     "transfer",
@@ -326,6 +327,7 @@ class _Pass(_Call):
 class _Shutdown(_Call):
     def run(self) -> list[Any]:
         self.killer.begin()
+        time.sleep(SHUTDOWN_LEAD)  # workers take less than that to end
         nanotf.shutdown()
         self.killer.end()
         return []
