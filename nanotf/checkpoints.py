@@ -83,7 +83,7 @@ class CheckpointManager:
             The path that rank 0 has written, on every rank; None if it is not time yet.
         """
         path: str | None
-        _wait_for_all()
+        _wait_for_all()  # a rank that does not come is found here, and not in the parent
         if context.current is not None:
             context.current.before_save()
         if context.is_chief():

@@ -287,8 +287,9 @@ class _LoopCall(calls.Call):
         if not self.restarts:
             self.complete_at.setdefault(path, self._complete())
         elif not self._passes:  # the first after a restart, and nothing was read
-            self.complete_at.setdefault(path, self.complete)
-            self._rewind(self.complete_at[path])
+            complete = self.complete_at.setdefault(path, self.complete)
+            if complete != self.complete:  # to which `prepare_restart` has rewound them
+                self._rewind(complete)
 
     def begin(self) -> list[Block]:
         self.returned: Delivery | None = None

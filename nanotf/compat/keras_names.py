@@ -373,9 +373,9 @@ def weights_assigned(model: Any) -> list[Any]:
 
 def _is_users(cls: type, method: str) -> bool:
     """Whether the user wrote a method of a layer, or nobody did."""
-    owners = [base.__module__ for base in cls.__mro__ if method in vars(base)]
-    owners = [name for name in owners if not name.startswith("nanotf.")]  # a replica's own step
-    return bool(owners) and owners[0].split(".")[0] not in ("keras", "tf_keras")
+    owners = [base for base in cls.__mro__ if method in vars(base)]
+    owners = [c for c in owners if not c.__module__.startswith("nanotf.")]  # a replica's own step
+    return bool(owners) and not is_keras_own(owners[0])
 
 
 def synchronized_variables(model: Any) -> list[Any]:
@@ -451,7 +451,7 @@ def _has_own_step(model: Any) -> bool:
     own = getattr(model, "_nanotf_own_steps", None)
     if own is not None:  # a replica, whose class has a train_step anyway
         return "train_step" in own
-    return type(model).train_step.__module__.split(".")[0] not in ("keras", "tf_keras")
+    return not is_keras_own(type(model).train_step)
 
 
 def unused_losses(model: Any) -> set[str]:
