@@ -1,8 +1,8 @@
 # Everything that a fresh clone needs: Python 3.10 to 3.13, gcc and make.
 #
 #   make demo                train a small CNN on two worker processes, next to one process
-#   make test                lint, then every test, with the newest supported TensorFlow
-#   make test-all            same, and with legacy Keras also what does not depend on the generation
+#   make test                lint, then every test; of parametrised end-to-end tests one case
+#   make test-all            same, with all cases, and with legacy Keras also what no generation decides
 #   make test TF=2.15.1      same, with another TensorFlow, in a virtual environment of its own
 #   make lint                ruff, mypy, shellcheck, clang-format
 #   make format              let ruff and clang-format rewrite the files
@@ -36,13 +36,14 @@ demo: $(STAMP)
 # TensorFlow 2.15 has one Keras generation; later versions have Keras 3 and, as tf_keras, Keras 2.
 # The generation is fixed when TensorFlow is imported, hence one run for each.
 test test-all: lint
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest tests $(SAMPLE) $(ARGS)
 ifeq ($(filter 2.15%,$(TF)),)
-	TF_USE_LEGACY_KERAS=1 $(BIN)/python -m pytest tests/e2e -m '$(LEGACY)' $(ARGS)
+	TF_USE_LEGACY_KERAS=1 $(BIN)/python -m pytest tests/e2e $(LEGACY_SAMPLE) $(ARGS)
 endif
 
-test: LEGACY := not slow and not either_generation
-test-all: LEGACY := not slow
+# All cases take two hours on 2 cores, these samples one.
+test: SAMPLE := --cases 1
+test: LEGACY_SAMPLE := --cases 1 -m 'not slow and not either_generation'
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest tests/unit $(ARGS)

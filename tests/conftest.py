@@ -3,13 +3,18 @@
 After each test the environment variables, the working directory and the threads are what they
 were. After each module, when the warm pool has been shut down, so are the child processes, the
 file descriptors, the temporary files and the segments in /dev/shm.
+
+`--cases N` runs N cases of a parametrised end-to-end test instead of all, the same ones each time;
+those marked `every_case` are left whole.
 """
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import pathlib
+import random
 import signal
 import sys
 import tempfile
@@ -29,6 +34,36 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Set by libraries when they are imported, which may happen inside any test.
 _LIBRARY_VARIABLES = ("KMP_", "TF2_BEHAVIOR", "TF_", "PYTEST_", "CUDA_MODULE_LOADING", "TPU_")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cases",
+        type=int,
+        metavar="N",
+        help="of a parametrised end-to-end test, run N cases (default: all)",
+    )
+
+
+@pytest.hookimpl(trylast=True)  # among what -m and -k have left
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    number = config.getoption("--cases")
+    if number is None:
+        return
+    end_to_end = pathlib.Path(__file__).parent / "e2e"
+    cases = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("every_case") or end_to_end not in item.path.parents:
+            continue
+        if hasattr(item, "callspec"):
+            cases[item.path, getattr(item, "originalname", None)].append(item)
+    left_out = set[pytest.Item]()
+    for (path, name), each in cases.items():
+        # Drawn by name: of all tests that run over both transports, half run over each.
+        draw = random.Random(f"{path.name}::{name}")
+        left_out.update(draw.sample(each, max(len(each) - number, 0)))
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def _environment() -> dict[str, str]:

@@ -379,6 +379,7 @@ def _text(error: BaseException) -> str:
     return re.sub(r"_\d+|0x[0-9a-f]+", "", str(error))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(REJECTED))
 def test_rejected_as_by_keras(name: str) -> None:
     if name in (TAKEN_BY_KERAS_3 if KERAS_3 else TAKEN_BY_KERAS_2):

@@ -95,6 +95,7 @@ LOSSES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(float64: None, name: str) -> None:
     if name == "weighted_mean" and not IS_KERAS_3:
@@ -477,6 +478,7 @@ def test_variables_without_weight_decay(float64: None, scaled: bool) -> None:
     fit_both(make, x=features(), y=binary(), batch_size=BATCH)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(float64: None, name: str) -> None:
     if name.startswith("accumulating") and not IS_KERAS_3:

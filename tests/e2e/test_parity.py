@@ -20,6 +20,7 @@ L = tf.keras.layers
 SIZES = [(200, 50), (210, 50), (201, 50), (50, 50), (3, 1), (30, 64)]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("rows", "batch_size"), SIZES)
 def test_arrays_float64(float64: None, rows: int, batch_size: int) -> None:
     x, y = digits(rows)
@@ -67,6 +68,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(float64: None, name: str) -> None:
     x, y = digits(201)

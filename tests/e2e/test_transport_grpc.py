@@ -98,6 +98,7 @@ def _default_transport(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports, "DEFAULT_TRANSPORT", "grpc")
 
 
+@pytest.mark.every_case
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.either_generation
 @pytest.mark.parametrize("case", CASES, ids=_name)
