@@ -1,7 +1,8 @@
 # Everything that a fresh clone needs: Python 3.10 to 3.13, gcc and make.
 #
 #   make demo                train a small CNN on two worker processes, next to one process
-#   make test                lint, then every test; of parametrised end-to-end tests one case
+#   make test                lint, then every test, with the newest supported TensorFlow; of
+#                            parametrised end-to-end tests one case
 #   make test-all            same, with all cases, and with legacy Keras also what no generation decides
 #   make test TF=2.15.1      same, with another TensorFlow, in a virtual environment of its own
 #   make lint                ruff, mypy, shellcheck, clang-format
@@ -38,12 +39,12 @@ demo: $(STAMP)
 test test-all: lint
 	$(BIN)/python -m pytest tests $(SAMPLE) $(ARGS)
 ifeq ($(filter 2.15%,$(TF)),)
-	TF_USE_LEGACY_KERAS=1 $(BIN)/python -m pytest tests/e2e $(LEGACY_SAMPLE) $(ARGS)
+	TF_USE_LEGACY_KERAS=1 $(BIN)/python -m pytest tests/e2e $(SAMPLE) $(LEGACY) $(ARGS)
 endif
 
 # All cases take two hours on 2 cores, these samples one.
 test: SAMPLE := --cases 1
-test: LEGACY_SAMPLE := --cases 1 -m 'not slow and not either_generation'
+test: LEGACY := -m 'not slow and not either_generation'
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest tests/unit $(ARGS)

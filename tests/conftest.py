@@ -53,10 +53,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     end_to_end = pathlib.Path(__file__).parent / "e2e"
     cases = collections.defaultdict(list)
     for item in items:
-        if item.get_closest_marker("every_case") or end_to_end not in item.path.parents:
-            continue
-        if hasattr(item, "callspec"):
-            cases[item.path, getattr(item, "originalname", None)].append(item)
+        sampled = end_to_end in item.path.parents and not item.get_closest_marker("every_case")
+        if sampled and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            cases[item.path, item.originalname].append(item)
     left_out = set[pytest.Item]()
     for (path, name), each in cases.items():
         # Drawn by name: of all tests that run over both transports, half run over each.
