@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import os
 import pathlib
 import re
@@ -334,6 +335,7 @@ class CountsDescriptors(tf.keras.callbacks.Callback):
 def test_no_file_stays_open_for_a_batch() -> None:
     x, _ = digits(60)
     counts = CountsDescriptors()
+    gc.collect()  # what earlier tests have left open is not closed in the middle of this one
     found = small_cnn().predict(x, 2, verbose=0, num_processes=2, callbacks=[counts])
     np.testing.assert_allclose(found, small_cnn().predict(x, 2, verbose=0), rtol=1e-4)
     assert len(counts.counts) == 30
