@@ -256,6 +256,7 @@ class Call:
             body = pickling.dumps(self.job())
             sizes = tuple(block.nbytes for block in blocks)
             clock.shipped, clock.written = len(body) + sum(sizes), timing.now()
+            workers.usable = False  # until all have ended the job
             workers.send(messages.Job(self.number, body, sizes), blocks)
             self.sent()
             _close_descriptors(blocks)
@@ -402,6 +403,7 @@ class Call:
                     waiting.clear()
             elif not (isinstance(message, messages.Event) and self._is_over(message.hook)):
                 self.hear(message)
+        self.workers.usable = True
         self.times = tuple(times[rank] for rank in range(self.size))
         return [done[rank] for rank in range(self.size)]
 

@@ -97,16 +97,23 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive_fds(self, count: int) -> list[int]:
-        """Takes the descriptors that follow a message, which the caller has to close."""
-        fds = []
+        """Takes the descriptors that follow a message, which the caller has to close.
+
+        Raises:
+            ChannelClosed: The other end has gone.
+            OSError: This process has no file descriptors left.
+        """
+        fds: list[int] = []
         try:
             for _ in range(count):
                 fd = reduction.recv_handle(self._connection)
                 os.set_inheritable(fd, False)
                 fds.append(fd)
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, RuntimeError) as error:
             for fd in fds:
                 os.close(fd)
+            if isinstance(error, RuntimeError):  # the byte has come, and the kernel gave none
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
             raise ChannelClosed(str(error)) from error
         return fds
 

@@ -250,9 +250,12 @@ class FitData:
         Returns:
             None where this process does not read the data, or had not begun to.
         """
-        if self._read is None or self._read.begun is None:
+        if self._read is None:
             return None
-        begin = first_epoch if self._resume is None else self._resume.epoch
+        resume = self._resume
+        if self._read.begun is None:  # workers that went on with the epoch have died before it
+            return resume.random_states if resume is not None and resume.epoch == epoch else None
+        begin = first_epoch if resume is None else resume.epoch
         number, states = self._read.begun
         return states if begin + number == epoch else None
 

@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from multiprocessing import connection
 from typing import Any
 
-from nanotf import backends, collectives, heartbeat, messages, stalls
+from nanotf import backends, collectives, heartbeat, interrupts, messages, stalls
 from nanotf.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packed
 from nanotf.errors import NanoError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.outbox import END_SECONDS, Outbox, Parcel
@@ -107,7 +107,8 @@ class Pool:
         self.transport = transport
         self.size = plan.size
         self.owner = os.getpid()
-        self.usable = True
+        self.usable = True  # not so while a job runs: what it leaves would answer the next one
+        self._closed = False
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._readers: list[threading.Thread] = []
         self._outboxes: list[Outbox] = []  # by rank
@@ -133,7 +134,8 @@ class Pool:
                     self._greet(worker, key, deadline)
                 self._set_up(deadline)
         except BaseException:
-            self.kill()
+            with interrupts.held_back():
+                self.kill()
             raise
         for worker in self.workers:
             self._readers.append(
@@ -278,6 +280,7 @@ class Pool:
 
         Raises:
             WorkerDied: A worker has gone. The pool is not usable any more.
+            NanoError: All have, since `close` was called.
             queue.Empty: Nothing is there, and the timeout has passed since the last message or
                 since `check_progress` was called.
         """
@@ -287,8 +290,7 @@ class Pool:
             raise queue.Empty  # of many workers one has always just said something
         rank, message = self._inbox.get(timeout=timeout)
         if isinstance(message, _Gone):
-            self.usable = False
-            raise self.workers[rank].died("a job ran")
+            raise self._lost(self.workers[rank])
         now = self._now()
         if not isinstance(message, messages.Stalled):
             self._silence.heard(rank, now)
@@ -296,6 +298,18 @@ class Pool:
         if not isinstance(message, messages.Progress):
             self._heard[rank] = now
         return rank, message
+
+    def _lost(self, worker: Worker) -> NanoError:
+        """The error for a worker that has ended in the middle of a job."""
+        self.usable = False
+        if self._closed:
+            return NanoError(
+                "The workers have to stay until the call that uses them has returned. Received: "
+                "nanotf.shutdown() in the middle of it, in a callback or a signal's handler. Call "
+                "it later."
+            )
+        died: WorkerDied = worker.died("a job ran")
+        return died
 
     def _now(self) -> float:
         """A clock in seconds for which time does not count in which this process does not look.
@@ -330,8 +344,7 @@ class Pool:
         now, self._checked = self._now(), time.monotonic()
         for worker in self.workers:
             if worker.process.poll() is not None:
-                self.usable = False
-                raise worker.died("a job ran")
+                raise self._lost(worker)
             if not worker.is_stopped():
                 self._stopped.pop(worker.rank, None)
             elif now - self._stopped.setdefault(worker.rank, now) > self.stall_seconds:
@@ -452,20 +465,22 @@ class Pool:
 
     # ----------------------------------------------------------------------- ending
     def is_alive(self) -> bool:
-        """Whether all workers run and the pool can take a job."""
+        """Whether all workers run, and none has a job."""
         return self.usable and all(w.process.poll() is None for w in self.workers)
 
     def close(self) -> None:
         """Asks the workers to end, and ends those that do not."""
         if self.owner != os.getpid():  # after a fork, the workers belong to the parent
             return
-        self.usable = False
-        self.send(messages.Stop())
-        deadline = time.monotonic() + STOP_SECONDS
-        for worker in self.workers:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        self.kill()
+        self.usable, self._closed = False, True
+        try:
+            self.send(messages.Stop())
+            deadline = time.monotonic() + STOP_SECONDS
+            for worker in self.workers:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        finally:
+            self.kill()
 
     def kill(self) -> None:
         """Ends the workers at once."""

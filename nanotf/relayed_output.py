@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import io
@@ -35,12 +36,14 @@ class _Relay(io.TextIOBase):
         super().__init__()
         self._send = send
         self._is_terminal = is_terminal
-        self._text = ""
-        self._lock = threading.Lock()  # user code may print from several threads
+        self._texts: collections.deque[str] = collections.deque()
+        # User code may print from several threads; and again in the thread that prints: in the
+        # destructor of what Python collects meanwhile.
+        self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
         with self._lock:
-            self._text += text
+            self._texts.append(text)
             if "\n" in text or "\r" in text:
                 self._pass_on()
         return len(text)
@@ -50,7 +53,9 @@ class _Relay(io.TextIOBase):
             self._pass_on()
 
     def _pass_on(self) -> None:
-        text, self._text = self._text, ""
+        text = ""
+        while self._texts:
+            text += self._texts.popleft()
         if text:
             self._send(text)
 

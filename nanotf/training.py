@@ -313,8 +313,9 @@ class _FitCall(calls.ModelCall):
         look = self.callbacks.look_at_model
         at_end = first.hook == "on_train_end"
         if first.state:
+            # Where an interrupt comes in between, the last turn is still whole.
+            self.state.combine(self.turn + 1)
             self.turn += 1
-            self.state.combine(self.turn)
         if at_end or (first.state and look):
             self.state.load(self.turn)
             self.loaded = self.turn

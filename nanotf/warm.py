@@ -158,8 +158,10 @@ def _end_pool() -> None:
     global _pool
     pool, _pool = _pool, None
     if pool is not None:
-        pool.close()
-        neighbours.forget()
+        try:
+            pool.close()
+        finally:
+            neighbours.forget()
 
 
 def _stop_idle_timer() -> None:
@@ -212,9 +214,10 @@ def _at_exit() -> None:
 
 
 def _after_fork() -> None:
-    """The thread that held the lock is not there in a child."""
+    """The thread that held the lock is not there in a child, and the cores are the parent's."""
     global _lock, _lent_to
     _lock, _lent_to = threading.RLock(), None
+    neighbours.forget()
 
 
 atexit.register(_at_exit)

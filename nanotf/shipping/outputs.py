@@ -26,8 +26,10 @@ from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.blocks import Block
 
 PIECE_NBYTES = 64 * 1024**2  # what a worker collects before it hands it over
-# Less is copied: each mapping has a file descriptor, and a callback may ask for every batch.
+# Each mapping has a file descriptor, and a callback may ask for every batch: smaller pieces are
+# copied, and so are all beyond a number.
 KEPT_NBYTES = 2**20
+KEPT_BLOCKS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,12 +182,12 @@ class OutputReader:
         self._seen = 0
 
     def take(self, rank: int, structure: bytes, arrays: Sequence[ArrayRef], block: Block) -> None:
-        """Takes what a rank handed over; a large block is kept until `discard`."""
+        """Takes what a rank handed over; some large blocks are kept until `discard`."""
         if self._structure is None:
             self._structure = pickle.loads(structure)
             self._leaves = require_tensorflow().nest.flatten(self._structure)
         parts = [view(block, ref) for ref in arrays]
-        if block.nbytes < KEPT_NBYTES:
+        if block.nbytes < KEPT_NBYTES or len(self._blocks) == KEPT_BLOCKS:
             parts = [np.array(part) for part in parts]
         else:
             self._blocks.append(block)
@@ -234,5 +236,6 @@ class OutputReader:
 
     def discard(self) -> None:
         """Gives the memory back."""
-        for block in self._blocks:
-            block.discard()
+        self._steps = []
+        while self._blocks:
+            self._blocks.pop().discard()
