@@ -112,6 +112,8 @@ class Channel:
         except (EOFError, OSError, RuntimeError) as error:
             for fd in fds:
                 os.close(fd)
+            if isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
+                raise
             if isinstance(error, RuntimeError):  # the byte has come, and the kernel gave none
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
             raise ChannelClosed(str(error)) from error

@@ -7,6 +7,7 @@ process is started.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -270,12 +271,23 @@ class FitData:
         if resume is None or not isinstance(x, tf.data.Dataset):
             return x
         copy = pipelines.copy_of(x)
-        copy = x if copy is None else copy
-        steps = self._arguments.steps_per_epoch
-        if self._sharding == "data" and steps is not None:  # one iterator for all epochs
-            taken = resume.epochs * steps - resume.first_step
-            return copy.skip(max(0, taken))
-        return copy
+        return x if copy is None else copy
+
+    def _place(self, cardinality: int) -> dict[str, Any]:
+        """Where workers go on in a dataset that they read: `iterated` and `taken` of their input.
+
+        Args:
+            cardinality: int, what their Keras is told.
+        """
+        resume, steps = self._resume, self._arguments.steps_per_epoch
+        if resume is None:
+            return {}
+        if steps is None:
+            each = data_adapters.iterators_per_epoch(cardinality)
+            return {"iterated": resume.epochs * each}
+        if is_keras_3() and cardinality > 0:  # an iterator for each pass, of which it begins one
+            return {"iterated": resume.epochs // math.ceil(cardinality / steps)}
+        return {"taken": max(0, resume.epochs * steps - resume.first_step)}
 
     def _passes_of_training(self, size: int) -> int | None:
         """How often an iterator over arrays goes through them; None is without end.
@@ -344,13 +356,11 @@ class FitData:
             made = pipelines.pipeline_input(
                 data.dataset, signature, data.cardinality, data.steps, what, alike
             )
-            if self._resume is not None and trains and self._arguments.steps_per_epoch is None:
-                each = data_adapters.iterators_per_epoch(data.cardinality)
-                made = dataclasses.replace(made, iterated=self._resume.epochs * each)
-            return made, signature
+            place = self._place(data.cardinality) if trains else {}
+            return dataclasses.replace(made, **place), signature
         if self._sharding == "file":
             try:
-                return self._files(data, what), signature
+                return self._files(data, what, trains), signature
             except ShippingError:
                 if trains:
                     raise
@@ -358,11 +368,12 @@ class FitData:
         number = len(self.streams) - 1
         return streams.StreamInput(number, signature, data.cardinality, data.steps), signature
 
-    def _files(self, data: data_adapters.Epochs, what: str) -> files.FilesInput:
+    def _files(self, data: data_adapters.Epochs, what: str, trains: bool) -> files.FilesInput:
         block = self._first_block + len(self._packings)
         made, packing = files.files_input(data.dataset, data.cardinality, what, self._size, block)
         self._packings.append(packing)
-        return made
+        place = self._place(made.cardinality) if trains else {}
+        return dataclasses.replace(made, **place)
 
     def _arrays(
         self, data: data_adapters.Arrays, shuffle: bool | str, passes: int | None

@@ -346,12 +346,15 @@ class _Keras3Epochs(Epochs):
 
     def _pass_by(self) -> None:
         loop = self._loop
+        if loop.steps_per_epoch is None:
+            # Each epoch has an iterator of its own, and their number is all that counts.
+            for _ in range(iterators_per_epoch(self.cardinality)):
+                iter(loop._get_iterator())
+            return
         with loop.catch_stop_iteration():
             for *_, iterator in loop:
-                # Where each epoch has an iterator of its own, their number is all that counts.
-                if loop.steps_per_epoch is not None or loop.num_batches is None:
-                    for _ in range(loop.steps_per_execution):
-                        self._next(iterator)
+                for _ in range(loop.steps_per_execution):
+                    self._next(iterator)
 
     def keeps(self, iterator: Any) -> bool:
         loop = self._loop

@@ -44,7 +44,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.blocks import Block
-from nanotf.shipping.inputs import UNKNOWN_CARDINALITY, rows_of_rank, tuned
+from nanotf.shipping.inputs import UNKNOWN_CARDINALITY, resumed, rows_of_rank, tuned
 from nanotf.shipping.state import SEED_DISTANCE
 
 _TAGS, _ROWS, _CLOSED = slice(0, 2), slice(2, 4), 4  # the columns of a rank's row
@@ -69,6 +69,7 @@ class FilesInput:
         block: int, which of the job's blocks holds the numbers of rows.
         rows: `ArrayRef`, where they lie.
         steps: None; nobody knows how many there are.
+        iterated, taken: int, as in `pipelines.PipelineInput`.
     """
 
     graph: bytes
@@ -78,6 +79,14 @@ class FilesInput:
     block: int
     rows: ArrayRef
     steps: int | None = None
+    iterated: int = 0
+    taken: int = 0
+
+    @property
+    def cardinality(self) -> int:
+        """What Keras is told: TensorFlow's code for endless or for unknown."""
+        endless: int = require_tensorflow().data.INFINITE_CARDINALITY
+        return endless if self.is_endless else UNKNOWN_CARDINALITY
 
     def may_be_empty(self, size: int) -> bool:
         """Whether some batch may have fewer rows than there are workers."""
@@ -89,6 +98,8 @@ class FilesInput:
         rows = _Rows(view(blocks[self.block], self.rows), rank)
         numbers = itertools.count()
         batches = self._batches(rank, size)
+        for _ in range(self.iterated):
+            iter(tuned(batches))
 
         def turn() -> Iterator[int]:
             number = next(numbers)
@@ -114,8 +125,8 @@ class FilesInput:
 
         turns = tf.data.Dataset.from_generator(turn, output_signature=tf.TensorSpec([], tf.int64))
         made = tuned(turns.flat_map(one_turn).map(with_share).prefetch(2))
-        cardinality = tf.data.INFINITE_CARDINALITY if self.is_endless else UNKNOWN_CARDINALITY
-        return made.apply(tf.data.experimental.assert_cardinality(cardinality)), made
+        made = resumed(made, self.taken)
+        return made.apply(tf.data.experimental.assert_cardinality(self.cardinality)), made
 
     def _batches(self, rank: int, size: int) -> Any:
         """Endless: flat batches of this rank's rows and their number, 0 after the last."""

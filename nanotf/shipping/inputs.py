@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -209,6 +210,23 @@ def tuned(dataset: Any) -> Any:
     # tf.data's default rewrites copy every captured tensor, the whole of the shared arrays.
     options.experimental_optimization.apply_default_optimizations = False
     return dataset.with_options(options)
+
+
+def resumed(dataset: Any, taken: int) -> Any:
+    """A dataset of which the first iterator goes on after `taken` elements; others begin anew."""
+    if taken == 0:
+        return dataset
+    tf, iterators = require_tensorflow(), itertools.count()
+
+    def skips() -> Iterator[int]:
+        yield taken if next(iterators) == 0 else 0
+
+    @tf.autograph.experimental.do_not_convert
+    def rest(count: Any) -> Any:
+        return dataset.skip(count)
+
+    counts = tf.data.Dataset.from_generator(skips, output_signature=tf.TensorSpec([], tf.int64))
+    return tuned(counts.flat_map(rest))
 
 
 def without_lists(structure: Any) -> Any:

@@ -36,7 +36,7 @@ import numpy as np
 from nanotf.choices import check_choice
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
-from nanotf.shipping.inputs import share_of_rows, tuned
+from nanotf.shipping.inputs import resumed, share_of_rows, tuned
 
 SHARDINGS = ("auto", "data", "file", "parent")
 
@@ -64,6 +64,7 @@ class PipelineInput:
         steps: int or None, batches per epoch, where that is known.
         iterated: int, how many iterators to make and drop first: a shuffle draws an order for
             each, and those of the epochs that an earlier pool has run are taken.
+        taken: int, batches of the next that this pool has run.
     """
 
     graph: bytes
@@ -72,6 +73,7 @@ class PipelineInput:
     cardinality: int
     steps: int | None
     iterated: int = 0
+    taken: int = 0
 
     def may_be_empty(self, size: int) -> bool:
         """Whether some batch may have fewer rows than there are workers."""
@@ -94,6 +96,7 @@ class PipelineInput:
         made = tuned(shipped.map(share_of).prefetch(2))
         for _ in range(self.iterated):
             iter(made)
+        made = resumed(made, self.taken)
         return made.apply(tf.data.experimental.assert_cardinality(self.cardinality)), made
 
 

@@ -28,6 +28,8 @@ from waiting import wait_until
 import nanotf
 from nanotf import outbox, pool, worker_process
 from nanotf.errors import NanoError, WorkerDied, WorkerError
+from nanotf.keras import Sequential
+from nanotf.shipping import state
 
 pytestmark = pytest.mark.either_generation
 
@@ -235,6 +237,42 @@ def test_keyboard_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt):
         small_cnn().fit(x, y, **FIT, epochs=50, callbacks=[callback])
     _next_fit_works(tuple(pids) if set(pids) != set(nanotf.worker_pids()) else ())
+
+
+def test_an_interrupt_while_an_epoch_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The epoch is not complete then, and the model has nothing of it."""
+    stock = state._combined
+
+    def interrupted(*arguments: Any) -> Any:
+        monkeypatch.setattr(state, "_combined", stock)
+        signal.raise_signal(signal.SIGINT)
+        return stock(*arguments)
+
+    monkeypatch.setattr(state, "_combined", interrupted)
+    x, y = digits(100)
+    layers = tf.keras.layers
+    model = Sequential(
+        [
+            layers.Input(x.shape[1:]),
+            layers.BatchNormalization(),
+            layers.Flatten(),
+            layers.Dense(10, "softmax"),
+        ]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    before = model.get_weights()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, **FIT, epochs=2)
+    for now, then in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_shutdown_in_a_callback() -> None:
+    x, y = digits(100)
+    callback = tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: nanotf.shutdown())
+    with pytest.raises(NanoError, match=r"stay until .* Received: nanotf.shutdown\(\)"):
+        small_cnn().fit(x, y, **FIT, epochs=2, callbacks=[callback])
+    _next_fit_works(())
 
 
 def test_a_second_interrupt_while_the_first_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:

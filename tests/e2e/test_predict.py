@@ -332,7 +332,10 @@ class CountsDescriptors(tf.keras.callbacks.Callback):
 
 
 @pytest.mark.skipif(not OPEN_FILES.is_dir(), reason="/proc is Linux's")
-def test_no_file_stays_open_for_a_batch() -> None:
+@pytest.mark.parametrize("kept", [outputs.KEPT_NBYTES, 0], ids=["small", "large"])
+def test_no_file_stays_open_for_a_batch(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "KEPT_NBYTES", kept)
+    monkeypatch.setattr(outputs, "KEPT_BLOCKS", 4)
     x, _ = digits(60)
     counts = CountsDescriptors()
     gc.collect()  # what earlier tests have left open is not closed in the middle of this one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pathlib
 import random
 import signal
 from collections.abc import Callable
@@ -15,8 +16,10 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, small_cnn
 
 import nanotf
+from nanotf import training
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, WorkerDied
+from nanotf.keras import Sequential
 
 _SEQUENCE: Any = tf.keras.utils.PyDataset if is_keras_3() else tf.keras.utils.Sequence
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2, "epochs": 4}
@@ -199,10 +202,59 @@ def _by_a_python_function() -> Any:
     return tf.data.Dataset.range(200).shuffle(200, seed=5).map(read).batch(50)
 
 
+@pytest.mark.every_case
+@pytest.mark.either_generation
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("sharding", ["parent", "file"])
+def test_shuffled_files_are_read_again(sharding: str, tmp_path: pathlib.Path) -> None:
+    """Nobody knows how many batches they have."""
+    for number in range(2):
+        with tf.io.TFRecordWriter(str(tmp_path / str(number))) as file:
+            for row in np.random.default_rng(number).normal(size=(70, 4)):
+                file.write(row.tobytes())
+
+    def parsed(record: Any) -> Any:
+        row = tf.ensure_shape(tf.io.decode_raw(record, tf.float64), (4,))
+        return row, tf.reduce_sum(row**2, keepdims=True)
+
+    def data() -> Any:
+        files = tf.data.TFRecordDataset([str(tmp_path / "0"), str(tmp_path / "1")])
+        return files.map(parsed).shuffle(200, seed=5).batch(32)
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(1)
+        model = Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+        model.compile(tf.keras.optimizers.SGD(0.02), "mse")
+        return model
+
+    expected, found = make(), make()
+    arguments = {**FIT, "batch_size": None, "sharding": sharding}
+    before = expected.fit(data(), **arguments)
+    kill = _Kill("on_train_batch_end", 1)
+    after = found.fit(data(), **arguments, callbacks=[kill], max_restarts=1)
+    assert kill.heard.count(("on_epoch_begin", 2)) == 2
+    assert_same_history(after.history, before.history)
+    assert_same_state(found, expected)
+
+
+def _kill_the_first_new_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before they have read anything."""
+    stock = training._FitCall.sent
+
+    def sent(call: Any) -> None:
+        stock(call)
+        if call.restarts == 1:
+            os.kill(nanotf.worker_pids()[0], signal.SIGKILL)
+
+    monkeypatch.setattr(training._FitCall, "sent", sent)
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("make_data", [_Batches, _by_a_python_function])
-def test_what_the_parent_reads_at_random_is_read_again(make_data: Callable[[], Any]) -> None:
-    """In the order, and altered as, of the epoch that was not complete."""
+def test_what_the_parent_reads_at_random_is_read_again(
+    make_data: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order, and altered as, of the epoch that was not complete; workers die twice."""
     expected, found = _adam(), _adam()
     arguments = {**FIT, "shuffle": True}
     arguments.pop("batch_size")
@@ -210,8 +262,9 @@ def test_what_the_parent_reads_at_random_is_read_again(make_data: Callable[[], A
     data = [make_data(), make_data()]
     before = expected.fit(data[0], **arguments)
     tf.keras.utils.set_random_seed(1)
+    _kill_the_first_new_workers(monkeypatch)
     kill = _Kill("on_train_batch_end", 1)
-    after = found.fit(data[1], **arguments, callbacks=[kill], max_restarts=1)
+    after = found.fit(data[1], **arguments, callbacks=[kill], max_restarts=2)
     assert kill.heard.count(("on_epoch_begin", 2)) == 2
     assert_same_history(after.history, before.history)
     assert_same_state(found, expected)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import inspect
 import os
 import pickle
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -185,3 +187,23 @@ def test_both_ends_show_the_key(ends: tuple[Channel, Channel], key: bytes) -> No
         thread.join(10)
         assert failures
     assert not thread.is_alive()
+
+
+def test_no_descriptor_is_left_for_one_that_comes(ends: tuple[Channel, Channel]) -> None:
+    ours, theirs = ends
+    ours.send(messages.Stop(), [0])
+    assert theirs.receive() == messages.Stop()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+        with pytest.raises(OSError, match="open files"):
+            while True:
+                taken.append(os.dup(0))
+        with pytest.raises(OSError, match="open files") as raised:
+            theirs.receive_fds(1)
+        assert raised.value.errno == errno.EMFILE
+    finally:
+        for fd in taken:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nanotf import neighbours, topology
+from nanotf import neighbours, topology, warm
 from nanotf.errors import InvalidArgumentTypeError, PlacementError
 
 EIGHT = topology.Machine(tuple(topology.LogicalCpu(n, n) for n in range(8)))
@@ -83,3 +83,12 @@ def test_cores_that_are_named(taken: dict[int, tuple[int, ...]]) -> None:
         neighbours.plan(2, cores=[1, 99])
     with pytest.raises(InvalidArgumentTypeError, match="cores=2"):
         neighbours.plan(2, cores=2)  # type: ignore[arg-type]
+
+
+def test_a_fork_looks_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not take its parent's plan for its own."""
+    monkeypatch.setattr(neighbours, "_last", object())
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if warm.neighbours._last is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
