@@ -355,34 +355,61 @@ def _names_in(code: types.CodeType) -> set[str]:
 class Program:
     """A function, its steps and its roots, in a worker.
 
+    Roots and what `tf.function` has made, with its graphs, outlive a call. All else is loaded
+    anew for each, as the parent has it: a list that the last call has filled is empty again.
+
     Args:
         shipment: `Shipment`.
-        block: `Block` or None, that holds the arrays of the pickles.
         open_data: callable of a number, makes what a root that the parent reads is here.
 
     Attributes:
-        function: the user's function.
+        function: the user's function; once `begin` was called.
+        graphs: list of the `tf.function`s that outlive a call.
         roots: list of objects.
     """
 
-    def __init__(
-        self, shipment: Shipment, block: Block | None, open_data: Callable[[int], Any]
-    ) -> None:
+    function: Callable[..., Any]
+
+    def __init__(self, shipment: Shipment, open_data: Callable[[int], Any]) -> None:
         self._bodies = shipment.roots
         self._open_data = open_data
         self._made: dict[int, Any] = {}
         self._steps: list[Any] = []
+        self.graphs: list[Any] = []
         self.roots = [self._root(i) for i in range(len(shipment.roots))]
-        self.function, self._steps = self._load(shipment.program, block)
+
+    def begin(self, pickled: Pickled, block: Block | None) -> None:
+        """Begins a call.
+
+        Args:
+            pickled: `Pickled`, the program, the same for every call.
+            block: `Block` or None, that holds its arrays.
+        """
+        fresh: list[Any] = []  # Python functions: a pickle always asks for them in one order
+
+        def rebuild(python_function: Any) -> Any:
+            fresh.append(python_function)
+            if len(fresh) > len(self.graphs):
+                self.graphs.append(pickling.rebuild_function(python_function))
+            return self.graphs[len(fresh) - 1]
+
+        self.function, self._steps = self._load(pickled, block, rebuild)
+        for graph, python_function in zip(self.graphs, fresh, strict=True):
+            _refer_alike(graph.python_function, python_function)
 
     def arguments(self, pickled: Pickled, block: Block | None) -> Any:
         """The arguments of a call: a tuple and a dict."""
         return self._load(pickled, block)
 
-    def _load(self, pickled: Pickled, block: Block | None) -> Any:
+    def _load(
+        self,
+        pickled: Pickled,
+        block: Block | None,
+        rebuild: Callable[[Any], Any] = pickling.rebuild_function,
+    ) -> Any:
         buffers = [] if block is None else pickled.arrays(block)
         unpickler = RootUnpickler(io.BytesIO(pickled.body), buffers=buffers)
-        unpickler.find = self._find
+        unpickler.find, unpickler.rebuild = self._find, rebuild
         return unpickler.load()
 
     def _find(self, kind: str, number: int) -> Any:
@@ -401,8 +428,23 @@ class Program:
         return self._made[index]
 
 
+def _refer_alike(kept: Any, fresh: Any) -> None:
+    """Lets a function that was kept, if it is traced again, see what this call's code sees."""
+    if kept is fresh or not isinstance(kept, types.FunctionType):
+        return
+    kept.__globals__.update(fresh.__globals__)
+    for cell, other in zip(kept.__closure__ or (), fresh.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it is empty
+            cell.cell_contents = other.cell_contents
+
+
 class RootUnpickler(pickle.Unpickler):
     find: Callable[[str, int], Any]
+    rebuild: Callable[[Any], Any] = staticmethod(pickling.rebuild_function)
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return self.rebuild if found is pickling.rebuild_function else found
 
     def persistent_load(self, pid: Any) -> Any:
         return self.find(*pid)

@@ -203,6 +203,47 @@ def test_second_call_goes_on(run_on: Any, float64: None) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
 
 
+def test_second_call_finds_what_this_process_has(run_on: Any, float64: None) -> None:
+    """What a call changes in its copies is gone, and steps are not traced again."""
+    history: list[float] = []
+    state = {"scale": 1.0, "traced": 0}
+    factor = tf.Variable(tf.constant(2.0, tf.float64))
+
+    @nano_multiprocessing
+    def log(x: Any) -> None:
+        history.append(float(factor * tf.reduce_mean(x)))
+
+    @nano_multiprocessing
+    @tf.function
+    def step(x: Any) -> Any:
+        state["traced"] += 1
+        return factor * state["scale"] * tf.reduce_mean(x)
+
+    @tf.function
+    def epoch(data: Any) -> Any:
+        state["traced"] += 1
+        total = tf.constant(0.0, tf.float64)
+        for x, _ in data:
+            total += step(x)
+        return total
+
+    @run_on()
+    def train(data: Any, shared: Any, columns: int) -> Any:
+        state["scale"] += columns
+        for x, _ in data:
+            shared(x[:, :columns])
+            log(x)
+        return list(history), float(epoch(data)), dict(state)
+
+    data = loops.dataset(32, 16)
+    first = train(data, step, 8)
+    assert len(first[0]) == 2
+    assert first[2]["traced"] >= 3  # the step, the epoch, the step in it
+    assert train(data, step, 8) == (*first[:2], {"scale": 9.0, "traced": 0})
+    assert train(data, step, 4)[2] == {"scale": 5.0, "traced": 1}
+    assert (history, state) == ([], {"scale": 1.0, "traced": 0})
+
+
 def test_a_rank_that_begins_a_call_later(run_on: Any) -> None:
     """The other asks for batches, and they come to a rank that has not begun the call yet.
 
