@@ -681,12 +681,16 @@ def test_datasets_derived_inside(run_on: Any, float64: None) -> None:
 
         @run
         def train(data: Any, samples: Any) -> Any:
+            sample = tf.data.Dataset.sample_from_datasets
             derived = [
                 data.unbatch().filter(lambda x, y: y > 0).batch(5),
                 data.shuffle(10, seed=4),
                 data.map(lambda x, y: (x - tf.reduce_mean(x), y)).take(2).prefetch(1),
                 data.concatenate(data.skip(1)).enumerate().map(lambda i, batch: batch),
                 samples.shuffle(40, seed=1).batch(6, drop_remainder=True),
+                sample([data, data.skip(1)], weights=[0.5, 0.5], seed=3),
+                sample([samples, samples.skip(20)], seed=4).batch(7).take(4),
+                sample([data, tf.data.Dataset.from_tensors(loops.rows(9))], seed=5),
             ]
             rows = [step(rows, model, loss_object, optimizer) for d in derived for rows in d]
             return [*rows, epoch(data), epoch(data)]
