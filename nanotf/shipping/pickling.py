@@ -181,6 +181,11 @@ class ModulesByValue:
             cloudpickle.register_pickle_by_value(module)
             self._taken.append(module)
 
+    def holds(self, module: types.ModuleType) -> bool:
+        """Whether a module, or a package that it is in, travels by value."""
+        taken = cloudpickle.list_registry_pickle_by_value()
+        return any(f"{module.__name__}.".startswith(f"{name}.") for name in taken)
+
     def release(self) -> None:
         """Lets all modules travel by their names again."""
         while self._taken:

@@ -6,9 +6,11 @@ import builtins
 import contextlib
 import functools
 import gc
+import importlib
 import io
 import linecache
 import os
+import pathlib
 import random
 import sys
 import time
@@ -298,6 +300,56 @@ def test_everything_captured(run_on: Any, float64: None) -> None:
     ours, theirs = both(run_on(), nano_multiprocessing), both(as_it_is, as_it_is)
     np.testing.assert_allclose(ours[0], theirs[0], rtol=loops.tolerance())
     loops.assert_same_variables(ours[1], theirs[1])
+
+
+def test_objects_in_modules(
+    run_on: Any, float64: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reached by attribute and by helpers; what cannot be sent, and is not used, stays there."""
+    package = tmp_path / "package_of_mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import net, data\n")
+    (package / "net.py").write_text(
+        "import threading, loops, tensorflow as tf\n"
+        "model, lock = loops.dense(), threading.Lock()\n"
+        "made = {'mean': tf.keras.metrics.Mean()}\n"
+        "def forward(x): return model(x, training=True)\n"
+    )
+    (package / "data.py").write_text(
+        "import loops\nbatches = loops.dataset()\nsamples = loops.dataset().unbatch()\n"
+    )
+    (package / "helpers.py").write_text(
+        "from . import net\ndef penalty(): return 0.1 * sum(map(size, net.model.weights))\n"
+        "def size(weight):\n    import tensorflow as tf\n    return tf.norm(weight)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("package_of_mine")
+    penalty = importlib.import_module("package_of_mine.helpers").penalty
+    weights = mine.net.model.get_weights()
+
+    def program(run: Any, share: Any) -> Any:
+        mine.net.model.set_weights(weights)
+        mine.net.made["mean"].reset_state()
+        optimizer, loss_object = tf.keras.optimizers.SGD(0.1), cross_entropy()
+
+        @run
+        def train() -> Any:
+            @share
+            @tf.function
+            def step(x: Any, y: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = loss_object(y, mine.net.forward(x)) + penalty()
+                variables = mine.net.model.trainable_variables
+                gradients = tape.gradient(loss, variables)
+                optimizer.apply_gradients(zip(gradients, variables, strict=True))
+                mine.net.made["mean"].update_state(loss)
+                return loss
+
+            return [step(x, y) for x, y in mine.data.batches]
+
+        return train(), mine.net.made["mean"].result().numpy(), mine.net.model.get_weights()
+
+    _same(run_on, program)
 
 
 def _trainer(run: Any) -> Any:
