@@ -691,6 +691,38 @@ def test_gradients_are_those_of_the_batch(run_on: Any, float64: None) -> None:
 
 
 @pytest.mark.parametrize("graph", [True, False])
+def test_gradients_that_a_step_returns(run_on: Any, float64: None, graph: bool) -> None:
+    """They are as long as a worker's 8 rows, and another step applies them."""
+
+    def program(run: Any, share: Any) -> Any:
+        model, loss_object = dense(), cross_entropy()
+        optimizer = tf.keras.optimizers.Adam(0.01, global_clipnorm=0.1)
+        weights = model.trainable_variables
+
+        def compute(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_object(y, model(x))
+            return loss, tape.gradient(loss, weights)
+
+        def apply(gradients: Any) -> None:
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+        first, second = (share(tf.function(f) if graph else f) for f in (compute, apply))
+
+        @run
+        def train(data: Any) -> Any:
+            found = []
+            for x, y in data:
+                found.append(first(x, y))
+                second(found[-1][1])
+            return found
+
+        return train(loops.dataset(47, 16)), model.get_weights()
+
+    _same(run_on, program)
+
+
+@pytest.mark.parametrize("graph", [True, False])
 def test_steps_that_read_their_batch(run_on: Any, float64: None, graph: bool) -> None:
     """Of 17, 17 and 1 rows; generators are read by steps without a graph alone."""
 
