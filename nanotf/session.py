@@ -83,6 +83,7 @@ class Session:
         keras_share.install(self.share)
         keras_names.install_worker_overrides()
         keras_names.refuse_own_loops(lambda: self.share.in_loop)
+        keras_names.refuse_clear_session(lambda: self.share.in_loop)
         keras_names.call_metrics_here(lambda: self.share.in_loop)
         shared_datasets.sample_alike()
         autograph.leave_tf_keras_alone()

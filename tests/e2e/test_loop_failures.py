@@ -315,6 +315,18 @@ def test_keras_own_loops_inside() -> None:
     _works()
 
 
+def test_clear_session_inside() -> None:
+    @two()
+    def train(model: Any, data: Any, clear: Any) -> None:
+        for _ in data:
+            clear()
+
+    for clear in (tf.keras.backend.clear_session, lambda: tf.keras.backend.clear_session()):
+        with pytest.raises(errors.WorkerError, match=r"Received: a call of clear_session\(\)"):
+            train(dense(), loops.dataset(), clear)
+    _works()
+
+
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
 def test_workers_inside(method: str) -> None:
     @two()
