@@ -121,6 +121,8 @@ def nano(
                 "@nano(...) decorates a function. Received: an object of class "
                 f"{type(function).__qualname__}."
             )
+        if has_workers:
+            _check_returns(function)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -141,6 +143,18 @@ def nano(
         return call
 
     return decorate
+
+
+def _check_returns(function: Callable[..., Any]) -> None:
+    """Raises `InvalidArgumentTypeError` where a call only makes what runs the function's code."""
+    yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if yields or inspect.iscoroutinefunction(function):
+        kind, word = ("generator", "yield") if yields else ("coroutine", "async")
+        raise InvalidArgumentTypeError(
+            "A @nano function runs to its end in the workers, and returns. Received: the "
+            f"{kind} function {getattr(function, '__qualname__', function)!r}. Write it without "
+            f"{word!r}, and return what it finds in a list."
+        )
 
 
 def _run(

@@ -157,11 +157,10 @@ class _KeptProgram:
 
     Args:
         job: `jobs.LoopJob`.
-        block: `Block` or None, the arrays of its pickles.
         session: `session.Session`.
     """
 
-    def __init__(self, job: jobs.LoopJob, block: Block | None, session: Any) -> None:
+    def __init__(self, job: jobs.LoopJob, session: Any) -> None:
         self.strategy = strategy = session.strategy
         self._share = session.share
         self._stopwatch = session.stopwatch
@@ -169,9 +168,20 @@ class _KeptProgram:
         self._bodies: dict[Any, Any] = {}
         self.run: LoopRun  # the call; set for each
         with strategy.known_values():
-            self.program = programs.Program(job.shipment, block, self.source.open)
+            self.program = programs.Program(job.shipment, self.source.open)
             objects.exclude_from_decay(self.program.roots, job.excluded)
             objects.build_optimizers(self.program.roots, job.optimizers)
+
+    def begin(self, run: LoopRun, arrays: Block | None) -> tuple[Any, Any]:
+        """Begins a call; returns its arguments. `arrays` holds the arrays of its pickles."""
+        self.run, shipped = run, run.job.shipment
+        self.source.begin(run.reader, run.job)
+        with self.strategy.known_values():
+            self.program.begin(shipped.program, arrays)
+        kept = set(map(id, self.program.graphs))  # all other functions are new ones
+        self._bodies = {key: found for key, found in self._bodies.items() if key[0] in kept}
+        args, kwargs = self.program.arguments(shipped.arguments, arrays)
+        return args, kwargs
 
     def follow_metrics(self) -> None:
         """Makes metrics see the rows that they need, those that the last call has built, too."""
@@ -224,12 +234,12 @@ class _KeptProgram:
         python = getattr(function, "python_function", function)
         if not tf.distribute.in_cross_replica_context():
             return python(*args, **kwargs)  # a step inside of a step
-        key = (id(step), tf.executing_eagerly())
+        key = (id(function), tf.executing_eagerly())
         if key not in self._bodies:
             body = replica_step.body_of(python, self.strategy, self._share, self.local_variables)
             if is_tf_function(function) and tf.executing_eagerly():
                 body = tf.function(body, reduce_retracing=keras_names.reduces_retracing(function))
-            self._bodies[key] = (step, body)  # which keeps the step's id its own
+            self._bodies[key] = (function, body)  # which keeps the function's id its own
         with self._stopwatch.stepping(), self._named(step):
             return self._bodies[key][1](*args, **kwargs)
 
@@ -311,10 +321,8 @@ class LoopRun:
             tf.keras.mixed_precision.set_global_policy(job.dtype_policy)
         arrays = None if job.array_block is None else self.blocks[job.array_block]
         kept = self._program(arrays)
-        kept.source.begin(self.reader, job)
-        kept.run = self
         self._load(kept)
-        args, kwargs = kept.program.arguments(job.shipment.arguments, arrays)
+        args, kwargs = kept.begin(self, arrays)
         session.stopwatch.ready()
         # Alike on all ranks: what a loop decides by chance, all must decide alike.
         random_states.put(job.random_states)
@@ -339,7 +347,7 @@ class LoopRun:
             del kept[key]  # the user has made some of its objects anew
         if key not in kept:
             tf.random.set_seed(job.seed + self.session.rank * state.SEED_DISTANCE)
-            kept[key] = _KeptProgram(job, arrays, self.session)
+            kept[key] = _KeptProgram(job, self.session)
         kept.move_to_end(key)
         kept[key].follow_metrics()
         while len(kept) > PROGRAMS_KEPT:

@@ -185,6 +185,8 @@ def _of_whole_batch(result: Any, rows: Any, known: int | None, share: Share) -> 
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, tf.Variable) or not isinstance(leaf, tf.Tensor):
             continue
+        if share.is_whole(leaf):  # a gradient, which may happen to be as long as the rows
+            continue
         if leaf.shape.rank == 0 and leaf.dtype.is_floating:
             means.setdefault(leaf.dtype, []).append(place)
         elif leaf.shape.rank == 0 and leaf.dtype in _COUNTED:

@@ -38,6 +38,7 @@ from nanotf.compat import (
     keras_names,
     keras_optimizers,
     keras_share,
+    shared_datasets,
 )
 from nanotf.loop_session import LoopRun
 from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate
@@ -82,7 +83,9 @@ class Session:
         keras_share.install(self.share)
         keras_names.install_worker_overrides()
         keras_names.refuse_own_loops(lambda: self.share.in_loop)
+        keras_names.refuse_clear_session(lambda: self.share.in_loop)
         keras_names.call_metrics_here(lambda: self.share.in_loop)
+        shared_datasets.sample_alike()
         autograph.leave_tf_keras_alone()
         autograph.keep_no_files()
         group = None

@@ -25,6 +25,7 @@
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
 | `Model._steps_per_execution` | 2 | steps of one execution |
+| `backend.common.global_state.clear_session` / `backend.clear_session` | 3 / 2 | see `refuse_clear_session` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 | `saving.object_registration.GLOBAL_CUSTOM_NAMES` / `_GLOBAL_CUSTOM_NAMES` | 3 / 2 | see `save_as` |
 | `mixed_precision.policy._global_policy` | 2; 2.15, tf_keras 2.15-2.21 | None as long as the policy follows `floatx` |
@@ -41,6 +42,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -616,6 +618,33 @@ def refuse_own_loops(in_loop: Any) -> None:
 
     for name in _INSTEAD:
         setattr(cls, name, refusing(name, getattr(cls, name)))
+
+
+def refuse_clear_session(in_loop: Any) -> None:
+    """Makes Keras's `clear_session` raise `NanoError` inside of `@nano` functions.
+
+    It would also clear TensorFlow's stack of scopes, on which the workers' strategy is.
+
+    Args:
+        in_loop: callable, whether such a function runs.
+    """
+    path = "backend.common.global_state" if is_keras_3() else "backend"
+    stock = source_module(path).clear_session
+
+    @functools.wraps(stock)
+    def clear_session(*args: Any, **kwargs: Any) -> Any:
+        if in_loop():
+            raise NanoError(
+                "Inside of a @nano function Keras's state stays: the workers' strategy is part of "
+                "it. Received: a call of clear_session(). Call it outside of @nano, or leave it "
+                "out."
+            )
+        return stock(*args, **kwargs)
+
+    for module in list(sys.modules.values()):  # the public ones hold it, too
+        names = getattr(module, "__dict__", {})  # what stands there need be no module
+        if names.get("clear_session") is stock:
+            names["clear_session"] = clear_session
 
 
 def call_metrics_here(in_loop: Any) -> None:

@@ -181,6 +181,35 @@ def _deriving(name: str) -> Callable[..., Any]:
     return derive
 
 
+def sample_alike() -> None:
+    """Makes `sample_from_datasets` pick the same on all workers of a `@nano` function.
+
+    With picks of their own they would wait for each other's steps for ever.
+    """
+    stock = tf.data.Dataset.sample_from_datasets
+
+    @functools.wraps(stock)
+    def sample(
+        datasets: Any, weights: Any = None, seed: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        shared = [each for each in datasets if isinstance(each, SharedDataset)]
+        if not shared:
+            return stock(datasets, weights, seed, *args, **kwargs)
+        weights = _whole_of(weights)
+        seed, alike = shared[0].seeds(seed)
+        with alike():
+            rows = stock(datasets, weights, seed, *args, **kwargs)
+            if len(shared) < len(datasets):
+                return rows  # with one that each worker has as a whole
+            whole = stock([each.whole for each in shared], weights, seed, *args, **kwargs)
+        is_batched = all(each.is_batched for each in shared)
+        if not is_batched:
+            rows = shared[0].divide(whole, False)
+        return shared[0].with_faces(rows, whole, is_batched)
+
+    tf.data.Dataset.sample_from_datasets = staticmethod(sample)
+
+
 def _whole_of(value: Any) -> Any:
     return value.whole if isinstance(value, SharedDataset) else value
 

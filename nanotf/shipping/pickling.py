@@ -153,7 +153,8 @@ def _differs(value: Any, other: Any) -> bool:
     return _is_plain(other) and bool(other != value)
 
 
-def _rebuild_function(python_function: Any) -> Any:
+def rebuild_function(python_function: Any) -> Any:
+    """Makes a `tf.function`, as a `Pickler` has described it."""
     return require_tensorflow().function(python_function)
 
 
@@ -179,6 +180,11 @@ class ModulesByValue:
         if module.__name__ not in {"__main__", *cloudpickle.list_registry_pickle_by_value()}:
             cloudpickle.register_pickle_by_value(module)
             self._taken.append(module)
+
+    def holds(self, module: types.ModuleType) -> bool:
+        """Whether a module, or a package that it is in, travels by value."""
+        taken = cloudpickle.list_registry_pickle_by_value()
+        return any(f"{module.__name__}.".startswith(f"{name}.") for name in taken)
 
     def release(self) -> None:
         """Lets all modules travel by their names again."""
@@ -266,7 +272,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self._tf.is_tensor(obj) and hasattr(obj, "numpy") and not hasattr(obj, "assign"):
             return _rebuild_tensor, (obj.numpy(),)
         if is_tf_function(obj):
-            return _rebuild_function, (obj.python_function,)
+            return rebuild_function, (obj.python_function,)
         reduced = super().reducer_override(obj)
         if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
             reduced[2][1]["__globals__"].update(_for_autograph(obj))

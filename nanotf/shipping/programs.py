@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import io
 import pickle
@@ -29,7 +28,7 @@ from typing import Any
 from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ShippingError
-from nanotf.shipping import models, objects, pickling
+from nanotf.shipping import models, objects, pickling, user_modules
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.steps import Step, is_tf_function
@@ -99,14 +98,18 @@ class RootPickler(pickling.Pickler):
         file: io.BytesIO,
         numbers: Mapping[int, Any],
         packer: Packer | None = None,
+        manifest: Manifest | None = None,
     ) -> None:
         super().__init__(file, packer.add if packer is not None else None)
         self._numbers = numbers
+        self._manifest = manifest
 
     def persistent_id(self, obj: Any) -> Any:
         return self._numbers.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
+        if self._manifest is not None and self._manifest.takes(obj):
+            return user_modules.by_value(obj, self._manifest.used)
         reduced = super().reducer_override(obj)
         keras = require_tensorflow().keras
         # In Keras 2 a metric is a layer.
@@ -136,6 +139,13 @@ class _Collector(pickling.Pickler):
             self._manifest.add_step(obj)
         return None
 
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (types.ModuleType, types.FunctionType, type)):
+            self._manifest.add_code(obj)
+        if self._manifest.takes(obj):
+            return user_modules.by_value(obj, self._manifest.used)
+        return super().reducer_override(obj)
+
 
 class Manifest:
     """Everything that a call refers to.
@@ -158,17 +168,24 @@ class Manifest:
         self.top: Any = None
         self.names: set[str] = set()  # that the code of the function and its steps refers to
         self._function, self._call = function, call
+        self.used: set[str] = set()  # names that any code refers to that was found
         self._modules = pickling.ModulesByValue()
+        self._taken: list[types.ModuleType] = []
+        self._sends_modules = False
         self._ids: dict[int, int] = {}
         self._step_ids: set[int] = set()
         title = getattr(function, "__qualname__", repr(function))
         with self._by_value():
             self._take_module(function)
-            with pickling.naming(f"The function {title}"):
-                self._collect(function)
-            for name, value in call.arguments.items():
-                with pickling.naming(f"The argument `{name}` of {title}"):
-                    self._collect(value)
+            known = -1
+            # Of modules that travel by value more goes along, once more code is known.
+            while known < 0 or (self._sends_modules and known < len(self.used)):
+                known = len(self.used)
+                with pickling.naming(f"The function {title}"):
+                    self._collect(function)
+                for name, value in call.arguments.items():
+                    with pickling.naming(f"The argument `{name}` of {title}"):
+                        self._collect(value)
         self.data = [root for root in self.roots if objects.is_data(root)]
         self._containers = self._find_containers()
 
@@ -201,21 +218,44 @@ class Manifest:
     # ------------------------------------------------------------------- functions by value
     @contextlib.contextmanager
     def _by_value(self) -> Iterator[None]:
-        """Functions of modules that are noted in this context travel with their globals."""
+        """Modules that were taken, or are in this context, travel with what they hold."""
         try:
+            for module in self._taken:
+                self._modules.take(module)
             yield
         finally:
             self._modules.release()
 
     def _take_module(self, function: Any) -> None:
-        while (inner := _inside(function)) is not None:
-            function = inner
-        code = getattr(function, "__code__", None)
-        if code is not None:
-            self.names |= _names_in(code)
+        function = user_modules.unwrapped(function)
+        self.names |= user_modules.names_of(function)
         module = sys.modules.get(getattr(function, "__module__", None) or "")
         if module is not None and models.is_foreign(function):
-            self._modules.take(module)
+            self._take(module)
+
+    def _take(self, module: types.ModuleType) -> None:
+        self._taken.append(module)
+        self._modules.take(module)
+
+    def add_code(self, found: Any) -> None:
+        """Takes the module of code that was found, or that was found as such, for a root in it."""
+        module = found
+        if not isinstance(found, types.ModuleType):
+            module = sys.modules.get(found.__module__ or "")
+        if module is not None and not user_modules.is_users(module):
+            return
+        self.used |= user_modules.names_of(found)
+        if module is None or self._modules.holds(module):
+            return
+        if user_modules.leads_to_root(found, self.used):
+            self._take(module)
+
+    def takes(self, found: Any) -> bool:
+        """Whether something is a module that travels by value."""
+        if not isinstance(found, types.ModuleType) or not self._modules.holds(found):
+            return False
+        self._sends_modules = True
+        return True
 
     # ------------------------------------------------------------------------------ pickles
     def _find_containers(self) -> dict[int, _Part]:
@@ -254,12 +294,10 @@ class Manifest:
         packer = Packer()
         numbers: dict[int, Any] = {id(root): ("root", i) for i, root in enumerate(self.roots)}
         with self._by_value():
-            for step in [function, *self.steps]:
-                self._take_module(step)
             roots = tuple(self._root(i, numbers) for i in range(len(self.roots)))
-            program = _pickled((function, self.steps), numbers, packer)
+            program = self._pickled((function, self.steps), numbers, packer)
             steps = {id(step): ("step", i) for i, step in enumerate(self.steps)}
-            arguments = _pickled((call.args, call.kwargs), {**numbers, **steps}, packer)
+            arguments = self._pickled((call.args, call.kwargs), {**numbers, **steps}, packer)
         return Shipment(roots, program, arguments), packer
 
     def _root(self, index: int, numbers: Mapping[int, Any]) -> bytes:
@@ -272,16 +310,13 @@ class Manifest:
         inside = {id(root), *map(id, objects.parts_of(root).values())}
         others = {key: value for key, value in numbers.items() if key not in inside}
         with pickling.naming(f"An object of class {type(root).__name__}"):
-            return _pickled(recipe_of_root(root), others, None).body
+            return self._pickled(recipe_of_root(root), others, None).body
 
-
-def _inside(function: Any) -> Any:
-    """The function in a step, in a `tf.function` or in a partial one; None for another."""
-    if isinstance(function, functools.partial):
-        return function.func
-    if isinstance(function, Step):
-        return function.function
-    return function.python_function if is_tf_function(function) else None
+    def _pickled(self, value: Any, numbers: Mapping[int, Any], packer: Packer | None) -> Pickled:
+        file = io.BytesIO()
+        since = 0 if packer is None else len(packer)
+        pickling.dump(RootPickler(file, numbers, packer, self), value)
+        return Pickled(file.getvalue(), () if packer is None else packer.places(since))
 
 
 def _is_opaque(root: Any) -> bool:
@@ -335,54 +370,65 @@ class _Made:
         return maker(*self.args, **self.kwargs)
 
 
-def _pickled(value: Any, numbers: Mapping[int, Any], packer: Packer | None) -> Pickled:
-    file = io.BytesIO()
-    since = 0 if packer is None else len(packer)
-    pickling.dump(RootPickler(file, numbers, packer), value)
-    return Pickled(file.getvalue(), () if packer is None else packer.places(since))
-
-
-def _names_in(code: types.CodeType) -> set[str]:
-    """The names that a function's code, and that of the functions in it, refers to."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names_in(constant)
-    return names
-
-
 # --------------------------------------------------------------------------- in a worker
 class Program:
     """A function, its steps and its roots, in a worker.
 
+    Roots and what `tf.function` has made, with its graphs, outlive a call. All else is loaded
+    anew for each, as the parent has it: a list that the last call has filled is empty again.
+
     Args:
         shipment: `Shipment`.
-        block: `Block` or None, that holds the arrays of the pickles.
         open_data: callable of a number, makes what a root that the parent reads is here.
 
     Attributes:
-        function: the user's function.
+        function: the user's function; once `begin` was called.
+        graphs: list of the `tf.function`s that outlive a call.
         roots: list of objects.
     """
 
-    def __init__(
-        self, shipment: Shipment, block: Block | None, open_data: Callable[[int], Any]
-    ) -> None:
+    function: Callable[..., Any]
+
+    def __init__(self, shipment: Shipment, open_data: Callable[[int], Any]) -> None:
         self._bodies = shipment.roots
         self._open_data = open_data
         self._made: dict[int, Any] = {}
         self._steps: list[Any] = []
+        self.graphs: list[Any] = []
         self.roots = [self._root(i) for i in range(len(shipment.roots))]
-        self.function, self._steps = self._load(shipment.program, block)
+
+    def begin(self, pickled: Pickled, block: Block | None) -> None:
+        """Begins a call.
+
+        Args:
+            pickled: `Pickled`, the program, the same for every call.
+            block: `Block` or None, that holds its arrays.
+        """
+        fresh: list[Any] = []  # Python functions: a pickle always asks for them in one order
+
+        def rebuild(python_function: Any) -> Any:
+            fresh.append(python_function)
+            if len(fresh) > len(self.graphs):
+                self.graphs.append(pickling.rebuild_function(python_function))
+            return self.graphs[len(fresh) - 1]
+
+        self.function, self._steps = self._load(pickled, block, rebuild)
+        for graph, python_function in zip(self.graphs, fresh, strict=True):
+            _refer_alike(graph.python_function, python_function)
 
     def arguments(self, pickled: Pickled, block: Block | None) -> Any:
         """The arguments of a call: a tuple and a dict."""
         return self._load(pickled, block)
 
-    def _load(self, pickled: Pickled, block: Block | None) -> Any:
+    def _load(
+        self,
+        pickled: Pickled,
+        block: Block | None,
+        rebuild: Callable[[Any], Any] = pickling.rebuild_function,
+    ) -> Any:
         buffers = [] if block is None else pickled.arrays(block)
         unpickler = RootUnpickler(io.BytesIO(pickled.body), buffers=buffers)
-        unpickler.find = self._find
+        unpickler.find, unpickler.rebuild = self._find, rebuild
         return unpickler.load()
 
     def _find(self, kind: str, number: int) -> Any:
@@ -401,8 +447,23 @@ class Program:
         return self._made[index]
 
 
+def _refer_alike(kept: Any, fresh: Any) -> None:
+    """Lets a function that was kept, if it is traced again, see what this call's code sees."""
+    if kept is fresh or not isinstance(kept, types.FunctionType):
+        return
+    kept.__globals__.update(fresh.__globals__)
+    for cell, other in zip(kept.__closure__ or (), fresh.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # it is empty
+            cell.cell_contents = other.cell_contents
+
+
 class RootUnpickler(pickle.Unpickler):
     find: Callable[[str, int], Any]
+    rebuild: Callable[[Any], Any] = staticmethod(pickling.rebuild_function)
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return self.rebuild if found is pickling.rebuild_function else found
 
     def persistent_load(self, pid: Any) -> Any:
         return self.find(*pid)

@@ -6,9 +6,11 @@ import builtins
 import contextlib
 import functools
 import gc
+import importlib
 import io
 import linecache
 import os
+import pathlib
 import random
 import sys
 import time
@@ -203,6 +205,47 @@ def test_second_call_goes_on(run_on: Any, float64: None) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
 
 
+def test_second_call_finds_what_this_process_has(run_on: Any, float64: None) -> None:
+    """What a call changes in its copies is gone, and steps are not traced again."""
+    history: list[float] = []
+    state = {"scale": 1.0, "traced": 0}
+    factor = tf.Variable(tf.constant(2.0, tf.float64))
+
+    @nano_multiprocessing
+    def log(x: Any) -> None:
+        history.append(float(factor * tf.reduce_mean(x)))
+
+    @nano_multiprocessing
+    @tf.function
+    def step(x: Any) -> Any:
+        state["traced"] += 1
+        return factor * state["scale"] * tf.reduce_mean(x)
+
+    @tf.function
+    def epoch(data: Any) -> Any:
+        state["traced"] += 1
+        total = tf.constant(0.0, tf.float64)
+        for x, _ in data:
+            total += step(x)
+        return total
+
+    @run_on()
+    def train(data: Any, shared: Any, columns: int) -> Any:
+        state["scale"] += columns
+        for x, _ in data:
+            shared(x[:, :columns])
+            log(x)
+        return list(history), float(epoch(data)), dict(state)
+
+    data = loops.dataset(32, 16)
+    first = train(data, step, 8)
+    assert len(first[0]) == 2
+    assert first[2]["traced"] >= 3  # the step, the epoch, the step in it
+    assert train(data, step, 8) == (*first[:2], {"scale": 9.0, "traced": 0})
+    assert train(data, step, 4)[2] == {"scale": 5.0, "traced": 1}
+    assert (history, state) == ([], {"scale": 1.0, "traced": 0})
+
+
 def test_a_rank_that_begins_a_call_later(run_on: Any) -> None:
     """The other asks for batches, and they come to a rank that has not begun the call yet.
 
@@ -257,6 +300,56 @@ def test_everything_captured(run_on: Any, float64: None) -> None:
     ours, theirs = both(run_on(), nano_multiprocessing), both(as_it_is, as_it_is)
     np.testing.assert_allclose(ours[0], theirs[0], rtol=loops.tolerance())
     loops.assert_same_variables(ours[1], theirs[1])
+
+
+def test_objects_in_modules(
+    run_on: Any, float64: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reached by attribute and by helpers; what cannot be sent, and is not used, stays there."""
+    package = tmp_path / "package_of_mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import net, data\n")
+    (package / "net.py").write_text(
+        "import threading, loops, tensorflow as tf\n"
+        "model, lock = loops.dense(), threading.Lock()\n"
+        "made = {'mean': tf.keras.metrics.Mean()}\n"
+        "def forward(x): return model(x, training=True)\n"
+    )
+    (package / "data.py").write_text(
+        "import loops\nbatches = loops.dataset()\nsamples = loops.dataset().unbatch()\n"
+    )
+    (package / "helpers.py").write_text(
+        "from . import net\ndef penalty(): return 0.1 * sum(map(size, net.model.weights))\n"
+        "def size(weight):\n    import tensorflow as tf\n    return tf.norm(weight)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("package_of_mine")
+    penalty = importlib.import_module("package_of_mine.helpers").penalty
+    weights = mine.net.model.get_weights()
+
+    def program(run: Any, share: Any) -> Any:
+        mine.net.model.set_weights(weights)
+        mine.net.made["mean"].reset_state()
+        optimizer, loss_object = tf.keras.optimizers.SGD(0.1), cross_entropy()
+
+        @run
+        def train() -> Any:
+            @share
+            @tf.function
+            def step(x: Any, y: Any) -> Any:
+                with tf.GradientTape() as tape:
+                    loss = loss_object(y, mine.net.forward(x)) + penalty()
+                variables = mine.net.model.trainable_variables
+                gradients = tape.gradient(loss, variables)
+                optimizer.apply_gradients(zip(gradients, variables, strict=True))
+                mine.net.made["mean"].update_state(loss)
+                return loss
+
+            return [step(x, y) for x, y in mine.data.batches]
+
+        return train(), mine.net.made["mean"].result().numpy(), mine.net.model.get_weights()
+
+    _same(run_on, program)
 
 
 def _trainer(run: Any) -> Any:
@@ -598,6 +691,38 @@ def test_gradients_are_those_of_the_batch(run_on: Any, float64: None) -> None:
 
 
 @pytest.mark.parametrize("graph", [True, False])
+def test_gradients_that_a_step_returns(run_on: Any, float64: None, graph: bool) -> None:
+    """They are as long as a worker's 8 rows, and another step applies them."""
+
+    def program(run: Any, share: Any) -> Any:
+        model, loss_object = dense(), cross_entropy()
+        optimizer = tf.keras.optimizers.Adam(0.01, global_clipnorm=0.1)
+        weights = model.trainable_variables
+
+        def compute(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_object(y, model(x))
+            return loss, tape.gradient(loss, weights)
+
+        def apply(gradients: Any) -> None:
+            optimizer.apply_gradients(zip(gradients, weights, strict=True))
+
+        first, second = (share(tf.function(f) if graph else f) for f in (compute, apply))
+
+        @run
+        def train(data: Any) -> Any:
+            found = []
+            for x, y in data:
+                found.append(first(x, y))
+                second(found[-1][1])
+            return found
+
+        return train(loops.dataset(47, 16)), model.get_weights()
+
+    _same(run_on, program)
+
+
+@pytest.mark.parametrize("graph", [True, False])
 def test_steps_that_read_their_batch(run_on: Any, float64: None, graph: bool) -> None:
     """Of 17, 17 and 1 rows; generators are read by steps without a graph alone."""
 
@@ -640,12 +765,16 @@ def test_datasets_derived_inside(run_on: Any, float64: None) -> None:
 
         @run
         def train(data: Any, samples: Any) -> Any:
+            sample = tf.data.Dataset.sample_from_datasets
             derived = [
                 data.unbatch().filter(lambda x, y: y > 0).batch(5),
                 data.shuffle(10, seed=4),
                 data.map(lambda x, y: (x - tf.reduce_mean(x), y)).take(2).prefetch(1),
                 data.concatenate(data.skip(1)).enumerate().map(lambda i, batch: batch),
                 samples.shuffle(40, seed=1).batch(6, drop_remainder=True),
+                sample([data, data.skip(1)], weights=[0.5, 0.5], seed=3),
+                sample([samples, samples.skip(20)], seed=4).batch(7).take(4),
+                sample([data, tf.data.Dataset.from_tensors(loops.rows(9))], seed=5),
             ]
             rows = [step(rows, model, loss_object, optimizer) for d in derived for rows in d]
             return [*rows, epoch(data), epoch(data)]

@@ -144,6 +144,19 @@ def test_nano_without_parentheses() -> None:
             pass
 
 
+def test_functions_that_yield_or_await(no_workers: None) -> None:
+    def yields(data: Any) -> Any:
+        yield from data
+
+    async def awaits(data: Any) -> None:
+        pass
+
+    for function, what in ((yields, "generator function"), (awaits, "coroutine function")):
+        with pytest.raises(errors.InvalidArgumentTypeError, match=f"Received: the {what}"):
+            two()(function)
+    assert list(nano()(yields)([1, 2])) == [1, 2]  # without workers it is what it was
+
+
 @pytest.mark.parametrize("value", [0, -1, 1.5, "two"])
 def test_num_processes(value: Any) -> None:
     with pytest.raises((errors.InvalidArgumentError, errors.InvalidArgumentTypeError)):
@@ -299,6 +312,18 @@ def test_keras_own_loops_inside() -> None:
         assert f"Received: a call of {name}()." in text
         assert "@nano_multiprocessing" in text
         assert "outside of @nano" in text
+    _works()
+
+
+def test_clear_session_inside() -> None:
+    @two()
+    def train(model: Any, data: Any, clear: Any) -> None:
+        for _ in data:
+            clear()
+
+    for clear in (tf.keras.backend.clear_session, lambda: tf.keras.backend.clear_session()):
+        with pytest.raises(errors.WorkerError, match=r"Received: a call of clear_session\(\)"):
+            train(dense(), loops.dataset(), clear)
     _works()
 
 
