@@ -597,6 +597,56 @@ def test_gradients_are_those_of_the_batch(run_on: Any, float64: None) -> None:
     _same(run_on, program)
 
 
+def test_optimizers_inside_of_steps(run_on: Any, float64: None) -> None:
+    """In a branch, in a loop of the graph, and in a function; of the last batch one has no row."""
+
+    def program(run: Any, share: Any) -> Any:
+        model, loss_object = dense(), cross_entropy()
+        optimizers = [OPTIMIZERS["clipped"]() for _ in range(3)]
+        weights = model.trainable_variables
+        sums = [tf.Variable(tf.zeros_like(w), trainable=False) for w in weights]
+        count = tf.Variable(0, trainable=False)
+        for optimizer in optimizers:
+            optimizer.build(weights)  # in a branch it could not make its slots
+
+        def gradients(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_object(y, model(x))
+            return loss, tape.gradient(loss, weights)
+
+        @share
+        @tf.function
+        def step(x: Any, y: Any) -> Any:
+            @tf.function
+            def update() -> Any:
+                loss, found = gradients(x, y)
+                optimizers[2].apply_gradients(zip(found, weights))  # noqa: B905 - AutoGraph
+                return loss
+
+            loss, found = gradients(x, y)
+            for total, gradient in zip(sums, found):  # noqa: B905 - AutoGraph lacks `strict`
+                total.assign_add(gradient)
+            count.assign_add(1)
+            if count % 2 == 0:
+                optimizers[0].apply_gradients(zip(sums, weights))  # noqa: B905
+                for total in sums:
+                    total.assign(tf.zeros_like(total))
+            for _ in tf.range(2):
+                loss, found = gradients(x, y)
+                optimizers[1].apply_gradients(zip(found, weights))  # noqa: B905
+            return loss, update()
+
+        @run
+        def train(data: Any) -> Any:
+            return [step(x, y) for x, y in data]
+
+        found = train(loops.dataset(35, 17))
+        counts = [int(optimizer.iterations.numpy()) for optimizer in optimizers]
+        return found, counts, [v.numpy() for v in weights]
+
+    _same(run_on, program)
+
+
 @pytest.mark.parametrize("graph", [True, False])
 def test_steps_that_read_their_batch(run_on: Any, float64: None, graph: bool) -> None:
     """Of 17, 17 and 1 rows; generators are read by steps without a graph alone."""
