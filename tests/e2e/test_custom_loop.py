@@ -597,6 +597,46 @@ def test_gradients_are_those_of_the_batch(run_on: Any, float64: None) -> None:
     _same(run_on, program)
 
 
+@pytest.mark.parametrize("graph", [True, False])
+def test_gradients_of_losses_of_rows(run_on: Any, float64: None, graph: bool) -> None:
+    """TensorFlow differentiates the sum of their rows. Means as long as those rows are no rows."""
+
+    def program(run: Any, share: Any) -> Any:
+        model, loss_object = dense(), cross_entropy(reduction="none")
+        optimizer, weights = tf.keras.optimizers.SGD(0.01), model.trainable_variables
+
+        def step(x: Any, y: Any) -> Any:
+            with tf.GradientTape(persistent=True) as outer:
+                with tf.GradientTape() as tape:
+                    outputs = model(x)
+                    losses = loss_object(y, outputs)
+                    penalty = 0.1 * tf.reduce_sum(weights[0] ** 2)
+                found = tape.gradient([losses, penalty], weights)
+                means = tf.reduce_mean(outputs, axis=0)
+            of_means = outer.gradient(means, weights)
+            with tf.GradientTape() as tape:
+                second = loss_object(y, model(x))
+            seeded = tape.gradient(second, weights, output_gradients=2.0 * tf.ones_like(second))
+            second_order = outer.gradient(found, weights, output_gradients=weights)
+            for gradients in (found, seeded):
+                optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            return (
+                losses,
+                [tf.reduce_sum(g**2) for g in [*found, *of_means, *seeded]],
+                [tf.reduce_sum(g**2) for g in second_order if g is not None],
+            )
+
+        step = share(tf.function(step) if graph else step)
+
+        @run
+        def train(data: Any) -> Any:
+            return [step(x, y) for x, y in data]
+
+        return train(loops.dataset(8, 5)), [v.numpy() for v in weights]
+
+    _same(run_on, program)
+
+
 def test_optimizers_inside_of_steps(run_on: Any, float64: None) -> None:
     """In a branch, in a loop of the graph, and in a function; of the last batch one has no row."""
 

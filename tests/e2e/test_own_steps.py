@@ -56,6 +56,10 @@ def _average_of_the_rows(y: Any, p: Any) -> Any:
     return tf.nn.compute_average_loss(_mse(UNREDUCED)(y, p), sample_weight=tf.abs(y[:, 0]))
 
 
+def _values_of_rows(y: Any, p: Any) -> Any:
+    return _mse(UNREDUCED)(y, p)
+
+
 REDUCTIONS = {
     f.__name__.strip("_"): f
     for f in (
@@ -66,6 +70,7 @@ REDUCTIONS = {
         _function,
         _average,
         _average_of_the_rows,
+        _values_of_rows,
     )
 }
 
@@ -89,7 +94,7 @@ class OwnStep(Model):
             loss += tf.nn.scale_regularization_loss(tf.add_n(self.losses))
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss}
+        return {"loss": tf.reduce_mean(loss)}
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
