@@ -176,6 +176,7 @@ class _KeptProgram:
     def follow_metrics(self) -> None:
         """Makes metrics see the rows that they need, those that the last call has built, too."""
         found = objects.metrics_of(self.program.roots)
+        keras_metrics.follow_results(found, self._share)
         if keras_metrics.follow_share(found, self._share):
             self._bodies.clear()  # in which they do not
 

@@ -49,6 +49,7 @@ def body_of(
     def replica_step(*args: Any, **kwargs: Any) -> Any:
         before = share.set(None)
         batch = _Batch(share, local_variables)
+        share.whole_results = True
         try:
             args, kwargs = batch.begin((args, kwargs))
             with share.reading(batch.read):
@@ -56,6 +57,8 @@ def body_of(
             batch.leave_no_trace()
             return _of_whole_batch(result, batch.rows, share)
         finally:
+            share.whole_results = False
+            share.remember([], [])
             share.end_step()
             share.set(before)
 
@@ -113,6 +116,8 @@ class _Batch:
         if self._share.known_rows:
             return structure
         self._values = [(v, v.read_value()) for v in self._local_variables()]
+        variables, values = [v for v, _ in self._values], [value for _, value in self._values]
+        self._share.remember(variables, values)
         return tf.nest.map_structure(self._filled, structure)
 
     def _weigh(self, rows: Any, known: int | None) -> None:

@@ -410,6 +410,34 @@ def test_metrics_and_validation_steps(run_on: Any, float64: None) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
+def test_results_of_metrics_in_steps(run_on: Any, float64: None) -> None:
+    """They are those of all workers, of whom one has no row of the last batch."""
+
+    def program(run: Any, share: Any) -> Any:
+        model = dense()
+        accuracy, mean = tf.keras.metrics.SparseCategoricalAccuracy(), tf.keras.metrics.Mean()
+        largest = of_metrics.Largest()
+
+        @share
+        @tf.function
+        def step(x: Any, y: Any) -> Any:
+            outputs = model(x)
+            accuracy.update_state(y, outputs)
+            mean.update_state(outputs)
+            largest.update_state(tf.one_hot(y, 3, dtype=outputs.dtype), outputs)
+            in_branch = accuracy.result() if tf.reduce_sum(y) >= 0 else tf.zeros_like(outputs[0, 0])
+            return accuracy.result(), mean.result(), largest.result(), in_branch
+
+        @run
+        def train(data: Any) -> Any:
+            found = [step(x, y) for x, y in data]
+            return found, accuracy.result(), mean.result(), largest.result()
+
+        return train(loops.dataset(35, 17)), float(mean.result())
+
+    _same(run_on, program)
+
+
 def test_metrics_that_see_the_whole_batch(run_on: Any, float64: None) -> None:
     def both(run: Any) -> list[float]:
         model = dense()
