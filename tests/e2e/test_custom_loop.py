@@ -138,6 +138,29 @@ def test_loss_of_a_plain_function(run_on: Any, float64: None) -> None:
         _train_both(run_on, loss=lambda loss=loss: loss)
 
 
+def test_loss_objects_that_return_a_number_for_the_batch(run_on: Any, float64: None) -> None:
+    class Overlap(tf.keras.losses.Loss):  # type: ignore[misc]
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            found, wanted = tf.nn.softmax(y_pred)[:, 1], tf.cast(y_true > 0, y_pred.dtype)
+            total = tf.reduce_sum(wanted) + tf.reduce_sum(found)
+            return 1 - 2 * tf.reduce_sum(wanted * found) / total
+
+    class Mean(tf.keras.losses.Loss):  # type: ignore[misc]
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return tf.reduce_mean(tf.square(tf.cast(y_true, y_pred.dtype)[:, None] - y_pred))
+
+    data = functools.partial(loops.dataset, 35, 17)
+    _train_both(run_on, loss=Overlap, data=data)
+
+    def step(inputs: Any, model: Any, loss_object: Any, optimizer: Any) -> Any:
+        loss = tf.constant(0.0, tf.float64)
+        for _ in tf.range(2):
+            loss = plain_step(inputs, model, loss_object, optimizer)
+        return loss
+
+    _train_both(run_on, loss=Mean, data=data, step=step)
+
+
 def test_sparse_gradients(run_on: Any, float64: None) -> None:
     def model() -> Any:
         tf.keras.utils.set_random_seed(3)
