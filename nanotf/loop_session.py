@@ -25,6 +25,7 @@ from nanotf.compat import (
     keras_compiled,
     keras_metrics,
     keras_names,
+    keras_share,
     shared_datasets,
 )
 from nanotf.errors import NanoError
@@ -183,9 +184,12 @@ class _KeptProgram:
         args, kwargs = self.program.arguments(shipped.arguments, arrays)
         return args, kwargs
 
-    def follow_metrics(self) -> None:
-        """Makes metrics see the rows that they need, those that the last call has built, too."""
+    def follow_share(self) -> None:
+        """Makes losses and metrics see the rows that they need; all that the roots have by now."""
+        losses = [r for r in self.program.roots if isinstance(r, tf.keras.losses.Loss)]
+        keras_share.follow_losses(losses, self._share)
         found = objects.metrics_of(self.program.roots)
+        keras_metrics.follow_results(found, self._share)
         if keras_metrics.follow_share(found, self._share):
             self._bodies.clear()  # in which they do not
 
@@ -349,7 +353,7 @@ class LoopRun:
             tf.random.set_seed(job.seed + self.session.rank * state.SEED_DISTANCE)
             kept[key] = _KeptProgram(job, self.session)
         kept.move_to_end(key)
-        kept[key].follow_metrics()
+        kept[key].follow_share()
         while len(kept) > PROGRAMS_KEPT:
             kept.popitem(last=False)
         found: _KeptProgram = kept[key]

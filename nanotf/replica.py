@@ -90,6 +90,7 @@ class ReplicaMixin:
         own = name == "train_step" and name in self._nanotf_own_steps
         if own:
             self._nanotf_share.begin_step()
+            self._nanotf_share.known_rows = _known_rows(rows)
         whole = self._nanotf_share.whole_results
         assigned = self._nanotf_assigned if name == "train_step" else []
         values = [variable.read_value() for variable in assigned]
@@ -154,6 +155,13 @@ def _stamped(stopwatch: timing.Stopwatch, data: Any) -> Any:
         return rows, share
     with tf.control_dependencies([stamp]):
         return tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), rows), share
+
+
+@tf.autograph.experimental.do_not_convert
+def _known_rows(batch: Any) -> int | None:
+    """How many rows a batch has, where tracing knows it."""
+    shapes = [leaf.shape for leaf in tf.nest.flatten(batch) if tf.is_tensor(leaf)]
+    return next((shape[0] for shape in shapes if shape.rank), None)
 
 
 @tf.autograph.experimental.do_not_convert

@@ -49,13 +49,16 @@ def body_of(
     def replica_step(*args: Any, **kwargs: Any) -> Any:
         before = share.set(None)
         batch = _Batch(share, local_variables)
+        share.whole_results = True
         try:
             args, kwargs = batch.begin((args, kwargs))
             with share.reading(batch.read):
                 result = function(*args, **kwargs)
             batch.leave_no_trace()
-            return _of_whole_batch(result, batch.rows, batch.known, share)
+            return _of_whole_batch(result, batch.rows, share)
         finally:
+            share.whole_results = False
+            share.remember([], [])
             share.end_step()
             share.set(before)
 
@@ -73,7 +76,6 @@ class _Batch:
 
     Attributes:
         rows: scalar int64 tensor, how many.
-        known: int or None, the same where it is known in tracing.
     """
 
     def __init__(self, share: Share, local_variables: Callable[[], Sequence[Any]]) -> None:
@@ -111,13 +113,15 @@ class _Batch:
 
     def _take(self, batch: Any, structure: Any) -> Any:
         self._weigh(_rows_of(batch), batch.shape[0])
-        if self.known:
+        if self._share.known_rows:
             return structure
         self._values = [(v, v.read_value()) for v in self._local_variables()]
+        variables, values = [v for v, _ in self._values], [value for _, value in self._values]
+        self._share.remember(variables, values)
         return tf.nest.map_structure(self._filled, structure)
 
     def _weigh(self, rows: Any, known: int | None) -> None:
-        self.rows, self.known = rows, known
+        self.rows, self._share.known_rows = rows, known
         self._share.set(_share_of_rows(rows))
 
     def _filled(self, leaf: Any) -> Any:
@@ -171,8 +175,8 @@ def _sum(tensors: Sequence[Any]) -> list[Any]:
     return summed
 
 
-def _of_whole_batch(result: Any, rows: Any, known: int | None, share: Share) -> Any:
-    """What a single process would return; `known` is `rows` where it is known in tracing."""
+def _of_whole_batch(result: Any, rows: Any, share: Share) -> Any:
+    """What a single process would return."""
     leaves = tf.nest.flatten(result)
     kinds = [_eager_kind(leaf) for leaf in leaves]
     leaves = [
@@ -201,7 +205,7 @@ def _of_whole_batch(result: Any, rows: Any, known: int | None, share: Share) -> 
         for place, value in zip(places, _sum(present), strict=True):
             leaves[place] = value
     for place, value in zip(
-        of_rows, _rows_or_mean([leaves[i] for i in of_rows], known, share), strict=True
+        of_rows, _rows_or_mean([leaves[i] for i in of_rows], share), strict=True
     ):
         leaves[place] = value
     leaves = [k(v.numpy()) if k else v for v, k in zip(leaves, kinds, strict=True)]
@@ -221,16 +225,7 @@ def _eager_kind(leaf: Any) -> Callable[[Any], Any] | None:
     return type(leaf) if is_number else None
 
 
-def _may_be_rows(value: Any, known: int | None) -> bool:
-    """Whether, to this worker, a value seems to have one entry for each row of the batch.
-
-    Another worker, which has more rows or fewer, or a graph for any number, may see it otherwise.
-    """
-    first = value.shape[0]
-    return first is None or (known is not None and first == max(known, 1))
-
-
-def _rows_or_mean(values: Sequence[Any], known: int | None, share: Share) -> list[Any]:
+def _rows_or_mean(values: Sequence[Any], share: Share) -> list[Any]:
     """The rows of all workers, of values that have this worker's; a mean of the others.
 
     A value has rows if that is what it seems to all workers. They say so when the step runs, since
@@ -239,7 +234,7 @@ def _rows_or_mean(values: Sequence[Any], known: int | None, share: Share) -> lis
     """
     if not values:
         return []
-    seems = [_may_be_rows(value, known) for value in values]
+    seems = [share.may_be_rows(value) for value in values]
     against = _sum([tf.constant([not fits for fits in seems], tf.float64)])[0]
     return [
         _one_of_whole_batch(value, fits, against[place] > 0, share)

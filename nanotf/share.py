@@ -24,6 +24,7 @@ class Share:
         in_loop: bool, whether a `@nano` function runs.
         in_own_step: bool, whether a step of the user's runs: of such a function, or a model's own
             `train_step`.
+        known_rows: int or None, how many rows this worker has in such a step, where tracing knows.
         applying: bool, whether an optimizer is updating where gradients follow the share.
         whole_results: bool, whether results of metrics, in a step, are those of all workers.
         has_results: bool, whether a step has asked for any.
@@ -35,6 +36,7 @@ class Share:
         self.of_compile = False
         self.in_loop = False
         self.in_own_step = False
+        self.known_rows: int | None = None
         self.applying = False
         self.whole_results = False
         self.has_results = False
@@ -61,6 +63,7 @@ class Share:
     def end_step(self) -> None:
         """It has ended; lets go of its gradients."""
         self.in_own_step = False
+        self.known_rows = None
         self._graph = None
         self._whole.clear()
 
@@ -72,6 +75,15 @@ class Share:
     def weighs_gradients(self) -> bool:
         """Whether optimizers weigh gradients by the share: where the user's code makes them."""
         return self.current is not None and (self.in_own_step or self.in_loop)
+
+    def may_be_rows(self, value: Any) -> bool:
+        """Whether, to this worker, a tensor seems to have one entry for each row of the batch.
+
+        Another worker, which has more rows or fewer, or a graph for any number, may see it
+        otherwise.
+        """
+        first, known = value.shape[0], self.known_rows
+        return first is None or (known is not None and bool(first == max(known, 1)))
 
     def note_whole(self, gradient: Any) -> None:
         """Takes notice of a gradient that is that of the global batch."""

@@ -56,7 +56,8 @@ class _Extended(distribute.Extended):  # type: ignore[misc]
     tally: Any = None
 
     def _use_merge_call(self) -> bool:
-        return self.merges and bool(super()._use_merge_call())
+        merges = self.merges and not distribute.in_inner_graph()
+        return merges and bool(super()._use_merge_call())
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
@@ -174,7 +175,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         """Variables updated in this context are updated where the code stands.
 
         Otherwise a replica's code is left for the update and entered again after it, which
-        TensorFlow cannot do from inside a branch of `tf.cond`.
+        TensorFlow cannot do from inside a branch of `tf.cond`; there nothing is merged anyway.
         """
         before = self.extended.merges
         self.extended.merges = False
@@ -182,6 +183,10 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             yield
         finally:
             self.extended.merges = before
+
+    def in_inner_graph(self) -> bool:
+        """Whether a branch, a graph's loop or a function inside of a replica's code is traced."""
+        return distribute.in_inner_graph()
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """As in TensorFlow, except that a worker's own share is returned as it is."""

@@ -15,6 +15,7 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | `trackable.base.CheckpointInitialValue`, its `wrapped_value` | what a variable is made of that a checkpoint restores when it is made |
 | `Dataset._inputs` | the datasets that a dataset is made of |
 | `iterator_ops.OwnedIterator`, its `_next_internal`, `_iterator_resource`, `Dataset._variant_tensor` | iterators whose elements a step reads, and that begin again |
+| `mirrored_run._MirroredReplicaThread.graph` | see `in_inner_graph` |
 | `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
 | `values.DistributedVariable` | see `read_as_numbers` |
 | `values.SyncOnReadVariable` | see `add_outside_of_replicas` |
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,6 +84,12 @@ def function_graph() -> Any:
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
     return graph
+
+
+def in_inner_graph() -> bool:
+    """Whether a branch, a graph's loop or a function inside of a replica's code is being traced."""
+    graph = getattr(threading.current_thread(), "graph", None)  # the replica's
+    return graph is not None and graph is not tf.compat.v1.get_default_graph()
 
 
 def initial_tensor(value: Any, dtype: Any) -> Any:

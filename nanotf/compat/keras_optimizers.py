@@ -15,6 +15,7 @@ and where the share (`keras_share`) enters the gradients.
 | `Optimizer._trainable_variables` / `_index_dict`, legacy `_slots`, `tf.Variable._unique_id` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | see `built_with` |
 | `mixed_precision.loss_scale_optimizer.LossScaleOptimizer`, `LossScaleOptimizerV3` | 2; 2.15, tf_keras 2.15-2.21 | their `apply_gradients` |
 | `Optimizer._clip_gradients`, `_deduplicate_sparse_grad` | 2 and 3 / 2 | see `SummedRows` |
+| `DistributedVariable._aggregation` | TensorFlow 2.15-2.21 | see `_updating` |
 | `optimizers.adam.Adam`, its `_momentums`, `_velocities`, `_velocity_hats` | 2 and 3 | see `adam_class`, `adam_slots` |
 """
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nanotf.compat import keras_names
@@ -495,7 +496,7 @@ def install_in_optimizers(share: Share, strategy: Any) -> None:
         scaling.LossScaleOptimizer,
         scaling.LossScaleOptimizerV3,
     ):
-        _follow_share_in_apply_gradients(cls, share)
+        _follow_share_in_apply_gradients(cls, share, strategy)
 
 
 def _check_place(share: Share) -> None:
@@ -526,16 +527,18 @@ def _follow_share_in_apply(cls: Any, share: Share, strategy: Any) -> None:
             return stock(self, grads, trainable_variables)
         share.applying = True
         try:
-            summed = weighed_sum(grads, share, self)
-            with strategy.without_merging() if _has_branches(self) else contextlib.nullcontext():
-                return stock(self, summed, trainable_variables)
+            if strategy.in_inner_graph() and not self.built:  # a branch keeps no variables
+                with require_tensorflow().init_scope():
+                    self.build(trainable_variables)
+            with _updating(self, strategy):
+                return stock(self, weighed_sum(grads, share, self), trainable_variables)
         finally:
             share.applying = False
 
     cls.apply = apply
 
 
-def _follow_share_in_apply_gradients(cls: Any, share: Share) -> None:
+def _follow_share_in_apply_gradients(cls: Any, share: Share, strategy: Any) -> None:
     stock = cls.apply_gradients
     options = inspect.signature(stock).parameters
 
@@ -545,17 +548,40 @@ def _follow_share_in_apply_gradients(cls: Any, share: Share) -> None:
             return stock(self, grads_and_vars, *args, **kwargs)
         share.applying = True
         try:
-            pairs = list(grads_and_vars)
-            if all(gradient is None or share.is_whole(gradient) for gradient, _ in pairs):
-                given = next((n for n in _SUMMED if n in options), None)
-                if given is not None:
-                    return stock(self, pairs, *args, **{**kwargs, given: _SUMMED[given]})
-            pairs = _weighed_pairs(pairs, kwargs, share)
-            return stock(self, pairs, *args, **kwargs)
+            with _updating(self, strategy):
+                pairs = list(grads_and_vars)
+                if all(gradient is None or share.is_whole(gradient) for gradient, _ in pairs):
+                    given = next((n for n in _SUMMED if n in options), None)
+                    if given is not None:
+                        return stock(self, pairs, *args, **{**kwargs, given: _SUMMED[given]})
+                pairs = _weighed_pairs(pairs, kwargs, share)
+                return stock(self, pairs, *args, **kwargs)
         finally:
             share.applying = False
 
     cls.apply_gradients = apply_gradients
+
+
+@contextlib.contextmanager
+def _updating(optimizer: Any, strategy: Any) -> Iterator[None]:
+    """Lets an optimizer update variables wherever the code stands, in a branch, too.
+
+    A replica cannot leave a branch for the update, nor to take the first worker's value of the
+    optimizer's own variables, its count of steps among them: they are alike on all.
+    """
+    if not strategy.in_inner_graph():
+        with strategy.without_merging() if _has_branches(optimizer) else contextlib.nullcontext():
+            yield
+        return
+    variables = [v for v in optimizer_variables(optimizer) if hasattr(v, "_aggregation")]
+    before = [v._aggregation for v in variables]
+    for variable in variables:
+        variable._aggregation = require_tensorflow().VariableAggregation.NONE
+    try:
+        yield
+    finally:
+        for variable, aggregation in zip(variables, before, strict=True):
+            variable._aggregation = aggregation
 
 
 # Keras 2's options that say that gradients are summed already.

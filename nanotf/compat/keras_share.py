@@ -322,6 +322,28 @@ def _take_whole_batch_if_scalar(loss: Any, share: Share) -> None:
     loss.call = over_whole_batch(loss.call, share, with_gradient=True)
 
 
+def follow_losses(losses: list[Any], share: Share) -> None:
+    """Makes the user's losses in a loop, those that return a scalar, see the rows of all workers.
+
+    In a branch or a function inside of a step TensorFlow gathers no rows: there the scalar stays
+    one of the worker's rows, which is right for a mean.
+    """
+    for loss in losses:
+        if not hasattr(loss, "_nanotf_follows_share"):
+            stock = loss.call
+            _take_whole_batch_if_scalar(loss, share)
+            loss.call = _where_rows_are_gathered(loss.call, stock, share)
+            loss._nanotf_follows_share = True
+
+
+def _where_rows_are_gathered(whole: Any, own: Any, share: Share) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        inside = share.in_own_step and not share.in_own_graph()
+        return own(*args, **kwargs) if inside else whole(*args, **kwargs)
+
+    return call
+
+
 def _as_mean(loss: Any, share: Share) -> Any:
     """A loss object of Keras 2 that is a mean also to what looks at its `reduction`."""
     if loss is None:

@@ -140,6 +140,29 @@ def test_loss_of_a_plain_function(run_on: Any, float64: None) -> None:
         _train_both(run_on, loss=lambda loss=loss: loss)
 
 
+def test_loss_objects_that_return_a_number_for_the_batch(run_on: Any, float64: None) -> None:
+    class Overlap(tf.keras.losses.Loss):  # type: ignore[misc]
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            found, wanted = tf.nn.softmax(y_pred)[:, 1], tf.cast(y_true > 0, y_pred.dtype)
+            total = tf.reduce_sum(wanted) + tf.reduce_sum(found)
+            return 1 - 2 * tf.reduce_sum(wanted * found) / total
+
+    class Mean(tf.keras.losses.Loss):  # type: ignore[misc]
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return tf.reduce_mean(tf.square(tf.cast(y_true, y_pred.dtype)[:, None] - y_pred))
+
+    data = functools.partial(loops.dataset, 35, 17)
+    _train_both(run_on, loss=Overlap, data=data)
+
+    def step(inputs: Any, model: Any, loss_object: Any, optimizer: Any) -> Any:
+        loss = tf.constant(0.0, tf.float64)
+        for _ in tf.range(2):
+            loss = plain_step(inputs, model, loss_object, optimizer)
+        return loss
+
+    _train_both(run_on, loss=Mean, data=data, step=step)
+
+
 def test_sparse_gradients(run_on: Any, float64: None) -> None:
     def model() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -503,6 +526,34 @@ def test_metrics_and_validation_steps(run_on: Any, float64: None) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
+def test_results_of_metrics_in_steps(run_on: Any, float64: None) -> None:
+    """They are those of all workers, of whom one has no row of the last batch."""
+
+    def program(run: Any, share: Any) -> Any:
+        model = dense()
+        accuracy, mean = tf.keras.metrics.SparseCategoricalAccuracy(), tf.keras.metrics.Mean()
+        largest = of_metrics.Largest()
+
+        @share
+        @tf.function
+        def step(x: Any, y: Any) -> Any:
+            outputs = model(x)
+            accuracy.update_state(y, outputs)
+            mean.update_state(outputs)
+            largest.update_state(tf.one_hot(y, 3, dtype=outputs.dtype), outputs)
+            in_branch = accuracy.result() if tf.reduce_sum(y) >= 0 else tf.zeros_like(outputs[0, 0])
+            return accuracy.result(), mean.result(), largest.result(), in_branch
+
+        @run
+        def train(data: Any) -> Any:
+            found = [step(x, y) for x, y in data]
+            return found, accuracy.result(), mean.result(), largest.result()
+
+        return train(loops.dataset(35, 17)), float(mean.result())
+
+    _same(run_on, program)
+
+
 def test_metrics_that_see_the_whole_batch(run_on: Any, float64: None) -> None:
     def both(run: Any) -> list[float]:
         model = dense()
@@ -718,6 +769,94 @@ def test_gradients_that_a_step_returns(run_on: Any, float64: None, graph: bool) 
             return found
 
         return train(loops.dataset(47, 16)), model.get_weights()
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_gradients_of_losses_of_rows(run_on: Any, float64: None, graph: bool) -> None:
+    """TensorFlow differentiates the sum of their rows. Means as long as those rows are no rows."""
+
+    def program(run: Any, share: Any) -> Any:
+        model, loss_object = dense(), cross_entropy(reduction="none")
+        optimizer, weights = tf.keras.optimizers.SGD(0.01), model.trainable_variables
+
+        def step(x: Any, y: Any) -> Any:
+            with tf.GradientTape(persistent=True) as outer:
+                with tf.GradientTape() as tape:
+                    outputs = model(x)
+                    losses = loss_object(y, outputs)
+                    penalty = 0.1 * tf.reduce_sum(weights[0] ** 2)
+                found = tape.gradient([losses, penalty], weights)
+                means = tf.reduce_mean(outputs, axis=0)
+            of_means = outer.gradient(means, weights)
+            with tf.GradientTape() as tape:
+                second = loss_object(y, model(x))
+            seeded = tape.gradient(second, weights, output_gradients=2.0 * tf.ones_like(second))
+            second_order = outer.gradient(found, weights, output_gradients=weights)
+            for gradients in (found, seeded):
+                optimizer.apply_gradients(zip(gradients, weights, strict=True))
+            return (
+                losses,
+                [tf.reduce_sum(g**2) for g in [*found, *of_means, *seeded]],
+                [tf.reduce_sum(g**2) for g in second_order if g is not None],
+            )
+
+        step = share(tf.function(step) if graph else step)
+
+        @run
+        def train(data: Any) -> Any:
+            return [step(x, y) for x, y in data]
+
+        return train(loops.dataset(8, 5)), [v.numpy() for v in weights]
+
+    _same(run_on, program)
+
+
+def test_optimizers_inside_of_steps(run_on: Any, float64: None) -> None:
+    """In a branch, in a loop of the graph, and in a function; of the last batch one has no row."""
+
+    def program(run: Any, share: Any) -> Any:
+        model, loss_object = dense(), cross_entropy()
+        optimizers = [OPTIMIZERS["clipped"]() for _ in range(3)]
+        weights = model.trainable_variables
+        sums = [tf.Variable(tf.zeros_like(w), trainable=False) for w in weights]
+        count = tf.Variable(0, trainable=False)
+        for optimizer in optimizers:
+            optimizer.build(weights)  # in a branch it could not make its slots
+
+        def gradients(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = loss_object(y, model(x))
+            return loss, tape.gradient(loss, weights)
+
+        @share
+        @tf.function
+        def step(x: Any, y: Any) -> Any:
+            @tf.function
+            def update() -> Any:
+                loss, found = gradients(x, y)
+                optimizers[2].apply_gradients(zip(found, weights))  # noqa: B905 - AutoGraph
+                return loss
+
+            loss, found = gradients(x, y)
+            for total, gradient in zip(sums, found):  # noqa: B905 - AutoGraph lacks `strict`
+                total.assign_add(gradient)
+            count.assign_add(1)
+            if count % 2 == 0:
+                optimizers[0].apply_gradients(zip(sums, weights))  # noqa: B905
+                for total in sums:
+                    total.assign(tf.zeros_like(total))
+            for _ in tf.range(2):
+                loss, found = gradients(x, y)
+                optimizers[1].apply_gradients(zip(found, weights))  # noqa: B905
+            return loss, update()
+
+        @run
+        def train(data: Any) -> Any:
+            return [step(x, y) for x, y in data]
+
+        found = train(loops.dataset(35, 17))
+        counts = [int(optimizer.iterations.numpy()) for optimizer in optimizers]
+        return found, counts, [v.numpy() for v in weights]
 
     _same(run_on, program)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,10 @@ def _average_of_the_rows(y: Any, p: Any) -> Any:
     return tf.nn.compute_average_loss(_mse(UNREDUCED)(y, p), sample_weight=tf.abs(y[:, 0]))
 
 
+def _values_of_rows(y: Any, p: Any) -> Any:
+    return _mse(UNREDUCED)(y, p)
+
+
 REDUCTIONS = {
     f.__name__.strip("_"): f
     for f in (
@@ -65,6 +70,7 @@ REDUCTIONS = {
         _function,
         _average,
         _average_of_the_rows,
+        _values_of_rows,
     )
 }
 
@@ -88,7 +94,7 @@ class OwnStep(Model):
             loss += tf.nn.scale_regularization_loss(tf.add_n(self.losses))
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss}
+        return {"loss": tf.reduce_mean(loss)}
 
 
 @pytest.mark.parametrize("name", REDUCTIONS)
@@ -304,3 +310,44 @@ def assert_same_logs(cls: Any, x: Any, y: Any, eagerly: bool) -> None:
 def test_metrics_in_own_logs(float64: None, cls: Any, eagerly: bool) -> None:
     """The last batch has no row for one of the workers."""
     assert_same_logs(cls, *_data(), eagerly)
+
+
+class OwnStepInside(OwnStep):
+    """Takes its step in a branch, or in a function of its own."""
+
+    def __init__(self, in_branch: bool) -> None:
+        super().__init__("default", 3)
+        self.in_branch = in_branch
+
+    @tf.function
+    def _update(self, data: Any) -> Any:
+        return super().train_step(data)["loss"]
+
+    def train_step(self, data: Any) -> Any:
+        if not self.in_branch:
+            return {"loss": self._update(data)}
+        update = functools.partial(super().train_step, data)
+        skip = functools.partial(tf.constant, 0.0, tf.float64)
+        counts = self.optimizer.iterations % 2 == 0
+
+        def skips() -> Any:
+            self.optimizer.iterations.assign_add(1)
+            return skip()
+
+        return {"loss": tf.cond(counts, lambda: update()["loss"], skips)}
+
+
+@pytest.mark.parametrize("in_branch", [True, False])
+def test_optimizer_inside_of_an_own_step(float64: None, in_branch: bool) -> None:
+    x, y = _data()
+    models = []
+    for processes in (None, 2):
+        tf.keras.utils.set_random_seed(3)
+        model = OwnStepInside(in_branch)
+        model.compile(tf.keras.optimizers.SGD(0.01, momentum=0.9))
+        model(x[:1])
+        model.fit(
+            x, y, batch_size=BATCH, epochs=2, verbose=0, shuffle=False, num_processes=processes
+        )
+        models.append(model)
+    assert_same_state(models[1], models[0])
