@@ -157,6 +157,22 @@ def is_keras_own(value: Any) -> bool:
     return module.split(".")[0] in (keras_module_name(), "keras", "tf_keras")
 
 
+# Of one-dimensional outputs they return one number for the batch, as all of Keras's own do.
+_MEANS_OVER_ROWS = frozenset({
+    "binary_accuracy", "binary_crossentropy", "binary_focal_crossentropy", "huber", "log_cosh",
+    "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error",
+    "mean_squared_logarithmic_error", "poisson",
+})  # fmt: skip
+
+
+def is_mean_over_rows(function: Any) -> bool:
+    """Whether a loss or metric function of Keras's own is a mean over rows, whatever its inputs.
+
+    The mean over all rows is then to be had of those of workers, without gathering the rows.
+    """
+    return is_keras_own(function) and getattr(function, "__name__", "") in _MEANS_OVER_ROWS
+
+
 def flat_layers(obj: Any) -> list[Any]:
     """A layer or model and all layers inside of it; another object alone."""
     return list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else [obj]
