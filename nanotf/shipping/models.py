@@ -171,6 +171,7 @@ def configured_by_name(obj: Any, custom_objects: dict[str, Any]) -> Iterator[Non
         with (
             keras_names.functions_by_name(),
             keras_names.with_vocabularies(obj),
+            lenient(custom_objects),
             constructors.by_value(layers, custom_objects),
         ):
             yield

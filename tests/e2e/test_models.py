@@ -10,7 +10,7 @@ import tensorflow as tf
 from parity import digits, fit_both, small_cnn
 
 import nanotf
-from nanotf.errors import InvalidArgumentTypeError
+from nanotf.errors import InvalidArgumentTypeError, ModelError
 from nanotf.keras import Model, Sequential
 from nanotf.shipping import models as recipes
 
@@ -264,3 +264,51 @@ def test_layers_and_metrics_whose_arguments_no_configuration_can_hold(
 
     x = np.random.default_rng(0).normal(size=(50, 4))
     fit_both(make, x=x, y=x.sum(axis=1, keepdims=True), batch_size=20)
+
+
+class Block(L.Layer):
+    """Takes layers, a list of them among others, and has no `get_config()`."""
+
+    def __init__(
+        self, units: int, inner: Any, act: Any = None, more: Any = (), out: Any = 3
+    ) -> None:
+        super().__init__()
+        self.units = units
+        self.dense = L.Dense(units)
+        self.inner = inner
+        self.act = act
+        self.more = list(more)
+        self.out = L.Dense(out)
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+        shape = (shape[0], self.units)
+        for layer in (self.inner, *self.more, self.out):
+            layer.build(shape)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        outputs = self.inner(self.dense(inputs))
+        for layer in self.more:
+            outputs = layer(outputs)
+        return self.out(outputs if self.act is None else self.act(outputs))
+
+
+@pytest.mark.parametrize("out", [3, 4])
+def test_layers_that_are_arguments_of_layers(float64: None, out: int) -> None:
+    """`out` is none, though its name is that of a layer: only its default can be known again."""
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(4)
+        arguments: dict[str, Any] = {"act": L.LeakyReLU(), "more": [L.Dense(5, activation="tanh")]}
+        model = Sequential([L.Input((4,)), Block(5, L.Dense(5), **arguments, out=out), L.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(50, 4))
+    data = {"x": x, "y": x.sum(axis=1, keepdims=True), "batch_size": 20}
+    if out == 3:
+        fit_both(make, **data)
+        return
+    with pytest.raises(ModelError, match=r"Block|Sequential"):
+        make().fit(**data, verbose=0, num_processes=2)
