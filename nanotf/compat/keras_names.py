@@ -34,6 +34,7 @@
 | `distribute.distributed_training_utils.call_replica_local_fn` | 2; 2.15, tf_keras 2.15-2.21 | see `call_metrics_here` |
 | `saving.saving_lib.get_attr_skipset` | 3; 3.10-3.15 | see `save_alone` |
 | `DistributedVariable._get` | TensorFlow 2.15-2.21 | see `variable_here` |
+| `Layer._tracker`, its `locked`, `lock`, `unlock` | 3; 3.10-3.15 | see `unlocked` |
 """
 
 from __future__ import annotations
@@ -171,6 +172,20 @@ def is_mean_over_rows(function: Any) -> bool:
     The mean over all rows is then to be had of those of workers, without gathering the rows.
     """
     return is_keras_own(function) and getattr(function, "__name__", "") in _MEANS_OVER_ROWS
+
+
+@contextlib.contextmanager
+def unlocked(model: Any) -> Iterator[None]:
+    """Lets a model that is built get metrics, as one can that is compiled before it is built."""
+    tracker: Any = getattr(model, "_tracker", None)  # Keras 3's
+    before = getattr(tracker, "locked", False)
+    if before:
+        tracker.unlock()
+    try:
+        yield
+    finally:
+        if before:
+            tracker.lock()
 
 
 def flat_layers(obj: Any) -> list[Any]:
