@@ -11,6 +11,7 @@ from typing import Any
 from nanotf import iterators, run_default
 from nanotf.compat import keras_names
 from nanotf.errors import InvalidArgumentTypeError
+from nanotf.shipping.models import copied
 
 _KerasModel: Any = keras_names.model_class()
 _KerasSequential: Any = keras_names.sequential_class()
@@ -325,7 +326,8 @@ def _remember_arguments(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """Keeps what a user's `__init__` is called with; not the tensors that Keras's own takes."""
     own = (Model.__init__, _KerasModel.__init__, _KerasFunctional.__init__)
     if "_nanotf_arguments" not in vars(model) and type(model).__init__ not in own:
-        object.__setattr__(model, "_nanotf_arguments", (args, kwargs))
+        # Copies: `__init__` may take items out of a dict.
+        object.__setattr__(model, "_nanotf_arguments", copied((args, kwargs)))
 
 
 def _is_functional_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -165,7 +165,8 @@ def over_whole_batch(
     """Makes a function of rows that returns a scalar see those of all workers.
 
     The scalar may be anything, a ratio of sums among them, which is not to be had of the
-    scalars of the parts. A function that returns a value for each row is left alone.
+    scalars of the parts. A function that returns a value for each row is left alone. Whether
+    `tf.py_function` returns a scalar only the step itself finds out.
 
     Args:
         function: of targets and predictions, or of other tensors. Those with as many rows as the
@@ -177,7 +178,9 @@ def over_whole_batch(
 
     def call(*args: Any, **kwargs: Any) -> Any:
         values = function(*args, **kwargs)
-        if share.current is None or getattr(values, "shape", tf.TensorShape([])).rank != 0:
+        rank = getattr(values, "shape", tf.TensorShape([])).rank
+        # One of these functions may call another, which then sees all rows already.
+        if share.current is None or share.has_all_rows or rank not in (0, None):
             return values
         given = tf.nest.flatten((args, kwargs))
         rows = [_rows(leaf) for leaf in given]
@@ -189,13 +192,16 @@ def over_whole_batch(
             for leaf, found in zip(given, rows)  # noqa: B905 - AutoGraph lacks `strict`
         ]
         whole_args, whole_kwargs = tf.nest.pack_sequence_as((args, kwargs), whole_batch)
-        whole = function(*whole_args, **whole_kwargs)
-        if not with_gradient:
-            return whole
-        # Every worker has the whole loss, but the gradient of its own rows only, which must
-        # come out whole when it is multiplied by the share.
-        gradient = whole - tf.stop_gradient(whole)
-        return tf.stop_gradient(whole) + share.undone(gradient)
+        with share.of_all_rows():
+            whole = function(*whole_args, **whole_kwargs)
+        if with_gradient:
+            # Every worker has the whole loss, but the gradient of its own rows only, which must
+            # come out whole when it is multiplied by the share.
+            gradient = whole - tf.stop_gradient(whole)
+            whole = tf.stop_gradient(whole) + share.undone(gradient)
+        if rank is None:
+            return tf.cond(tf.equal(tf.rank(values), 0), lambda: whole, lambda: values)
+        return whole
 
     return call
 

@@ -37,7 +37,7 @@ def follow_share(metrics: list[Any], share: Share) -> bool:
         function = getattr(part, "_fn", None)
         if takes_whole_batch(part):
             update_with_all_rows(part, share)
-        elif function is not None and not keras_names.is_keras_own(function):
+        elif function is not None and not keras_names.is_mean_over_rows(function):
             part._fn = over_whole_batch(function, share, with_gradient=False)
         else:
             continue

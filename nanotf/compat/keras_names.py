@@ -35,6 +35,7 @@
 | `distribute.distributed_training_utils.call_replica_local_fn` | 2; 2.15, tf_keras 2.15-2.21 | see `call_metrics_here` |
 | `saving.saving_lib.get_attr_skipset` | 3; 3.10-3.15 | see `save_alone` |
 | `DistributedVariable._get` | TensorFlow 2.15-2.21 | see `variable_here` |
+| `Layer._tracker`, its `locked`, `lock`, `unlock` | 3; 3.10-3.15 | see `unlocked` |
 """
 
 from __future__ import annotations
@@ -157,6 +158,36 @@ def is_keras_own(value: Any) -> bool:
     """Whether a function or class is Keras's own."""
     module = getattr(value, "__module__", None) or ""
     return module.split(".")[0] in (keras_module_name(), "keras", "tf_keras")
+
+
+# Of one-dimensional outputs they return one number for the batch, as all of Keras's own do.
+_MEANS_OVER_ROWS = frozenset({
+    "binary_accuracy", "binary_crossentropy", "binary_focal_crossentropy", "huber", "log_cosh",
+    "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error",
+    "mean_squared_logarithmic_error", "poisson",
+})  # fmt: skip
+
+
+def is_mean_over_rows(function: Any) -> bool:
+    """Whether a loss or metric function of Keras's own is a mean over rows, whatever its inputs.
+
+    The mean over all rows is then to be had of those of workers, without gathering the rows.
+    """
+    return is_keras_own(function) and getattr(function, "__name__", "") in _MEANS_OVER_ROWS
+
+
+@contextlib.contextmanager
+def unlocked(model: Any) -> Iterator[None]:
+    """Lets a model that is built get metrics, as one can that is compiled before it is built."""
+    tracker: Any = getattr(model, "_tracker", None)  # Keras 3's
+    before = getattr(tracker, "locked", False)
+    if before:
+        tracker.unlock()
+    try:
+        yield
+    finally:
+        if before:
+            tracker.lock()
 
 
 def flat_layers(obj: Any) -> list[Any]:

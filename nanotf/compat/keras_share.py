@@ -35,7 +35,7 @@ Metrics are in `keras_metrics`. The private names of both generations that this 
 | `Loss._get_reduction`, `_allow_sum_over_batch_size` | 2; 2.15, tf_keras 2.15-2.21 | under a strategy it refuses a mean in the user's own step, for which there is a share |
 | `backend.tensorflow.nn._compute_moments_sync` / `BatchNormalizationBase._sync_calculate_mean_and_var` | 3 / 2 | synchronized batch normalisation counts a row that stands in for none |
 | `Layer.activity_regularizer`, an attribute made a property | 3; 3.10-3.13 | see `_sum_activities` |
-| `LossFunctionWrapper.fn` | 2 and 3 | the user's function in it |
+| `LossFunctionWrapper.call`, `fn` | 2 and 3 | the function in it |
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from typing import Any
 
 from nanotf.compat import keras_metrics, keras_names
 from nanotf.compat.versions import is_keras_3, keras_version, require_tensorflow
+from nanotf.errors import ModelError
 from nanotf.share import Share, over_whole_batch, widened
 
 _MEANS_OF_3 = ("mean", "sum_over_batch_size")
@@ -67,6 +68,7 @@ def _install_in_3(share: Share, module: Any) -> None:
     _leave_losses_alone(share, module, "unscale_loss_for_distribution")
     _tell_losses_of_compile(share, keras_names.source_module("trainers.compile_utils").CompileLoss)
     _leave_stand_ins_out(share, keras_names.source_module("backend.tensorflow.nn"))
+    _see_whole_batch(share, keras_names.source_module("losses.losses").LossFunctionWrapper)
     if keras_version() < (3, 14):
         _sum_activities(share)
     stock_mask, stock_reduce = module.apply_mask, module.reduce_values
@@ -104,6 +106,7 @@ def _install_in_2(share: Share, module: Any) -> None:
     )
     _allow_means(share, tf.keras.losses.Loss)
     _leave_stand_ins_out_in_2(share)
+    _see_whole_batch(share, keras_names.source_module("losses").LossFunctionWrapper)
     stock_mask, stock_reduce = module.apply_valid_mask, module.reduce_weighted_loss
     reductions = tf.keras.losses.Reduction
 
@@ -277,13 +280,17 @@ def _counts(share: Share, mask: Any) -> tuple[Any, Any]:
 
 
 def _weigh_scalars_in_mean(share: Share) -> None:
-    mean = require_tensorflow().keras.metrics.Mean
+    tf = require_tensorflow()
+    mean = tf.keras.metrics.Mean
     stock = mean.update_state
 
     def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        is_scalar = getattr(getattr(values, "shape", None), "rank", 0) == 0
-        if share.current is not None and sample_weight is None and is_scalar:
+        rank = getattr(getattr(values, "shape", None), "rank", 0)
+        if share.current is not None and sample_weight is None and rank in (0, None):
             sample_weight = share.current
+            if rank is None:  # known in the step
+                one = tf.ones_like(share.current)
+                sample_weight = tf.where(tf.equal(tf.rank(values), 0), share.current, one)
         return stock(self, values, sample_weight=sample_weight)
 
     mean.update_state = update_state
@@ -316,10 +323,35 @@ def follow_share(model: Any, share: Share) -> None:
 
 
 def _take_whole_batch_if_scalar(loss: Any, share: Share) -> None:
-    """Replaces `call` of a loss object that the user wrote, or that holds the user's function."""
-    if keras_names.is_keras_own(getattr(loss, "fn", type(loss))):
-        return
-    loss.call = over_whole_batch(loss.call, share, with_gradient=True)
+    """Replaces `call` of a loss object that the user wrote; Keras's own do it by themselves."""
+    if not keras_names.is_keras_own(type(loss)):
+        loss.call = over_whole_batch(loss.call, share, with_gradient=True)
+
+
+def _see_whole_batch(share: Share, wrapper: Any) -> None:
+    """Makes losses that hold a function see the rows of all workers where it needs them.
+
+    Those of Keras's own do, and any function that `compile` is given. Of Keras's own functions
+    some are one ratio for the batch (Dice, Tversky), and all are one number of outputs of one
+    dimension.
+    """
+    stock = wrapper.call
+
+    @functools.wraps(stock)
+    def call(self: Any, y_true: Any, y_pred: Any) -> Any:
+        sees_all = share.current is None or share.has_all_rows
+        if sees_all or keras_names.is_mean_over_rows(self.fn):
+            return stock(self, y_true, y_pred)
+        if keras_names.is_keras_own(self.fn) and self.fn.__name__ == "circle":
+            raise ModelError(
+                "Workers share the rows of a batch, and a loss that compares each row with all "
+                "others needs them in one process. Received: the loss Circle. Leave num_processes "
+                "out, or write the loss as a function that returns one number for the batch."
+            )
+        of_rows = functools.partial(stock, self)
+        return over_whole_batch(of_rows, share, with_gradient=True)(y_true, y_pred)
+
+    wrapper.call = call
 
 
 def follow_losses(losses: list[Any], share: Share) -> None:

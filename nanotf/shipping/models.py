@@ -41,6 +41,8 @@ class ModelRecipe:
             names and Keras does not know.
         build_config: dict or None, the input shapes that the model was built with.
         trainable: tuple of bool, of every layer below the model, in order.
+        trainable_variables: tuple of bool, of every variable of the model, in order: Keras 3 lets
+            users freeze single ones.
         adapted: tuple of dict of str to object, what each of these layers keeps elsewhere than
             in its configuration; see `keras_names.adapted_state`.
         changed: tuple of dict of str to object, of the model and every layer below it, in order,
@@ -63,6 +65,7 @@ class ModelRecipe:
     custom_objects: dict[str, Any]
     build_config: dict[str, Any] | None
     trainable: tuple[bool, ...]
+    trainable_variables: tuple[bool, ...]
     adapted: tuple[dict[str, Any], ...]
     changed: tuple[dict[str, Any], ...]
     compile_arguments: dict[str, Any] | None
@@ -171,6 +174,7 @@ def configured_by_name(obj: Any, custom_objects: dict[str, Any]) -> Iterator[Non
         with (
             keras_names.functions_by_name(),
             keras_names.with_vocabularies(obj),
+            lenient(custom_objects),
             constructors.by_value(layers, custom_objects),
         ):
             yield
@@ -227,6 +231,7 @@ def recipe_of(model: Any) -> ModelRecipe:
         custom_objects=custom_objects,
         build_config=build_config,
         trainable=_trainable_flags(model),
+        trainable_variables=_trainable_variables(model),
         adapted=tuple(
             keras_names.adapted_state(layer) for layer in keras_names.layers_below(model)
         ),
@@ -309,6 +314,13 @@ def exclude_from_decay(model: Any, recipe: ModelRecipe) -> None:
             keras_optimizers.exclude_places(optimizer, variables, places)
 
 
+def copied(value: Any) -> Any:
+    """The same objects in lists and dicts of their own."""
+    if type(value) is dict:
+        return {key: copied(item) for key, item in value.items()}
+    return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+
+
 def plain(value: Any) -> Any:
     """Lists and dicts without Keras's tracking, which cannot be unpickled."""
     if isinstance(value, dict):
@@ -332,6 +344,10 @@ def _with_graph(model: Any, arguments: Any) -> tuple[Any, Any]:
 
 def _trainable_flags(model: Any) -> tuple[bool, ...]:
     return tuple(bool(layer.trainable) for layer in keras_names.layers_below(model))
+
+
+def _trainable_variables(model: Any) -> tuple[bool, ...]:
+    return tuple(bool(v.trainable) for v in model.variables) if is_keras_3() else ()
 
 
 def _compile_arguments(model: Any) -> dict[str, Any] | None:
@@ -399,9 +415,9 @@ def build(recipe: ModelRecipe) -> Any:
     ):
         try:
             if recipe.arguments is not None:
-                args, kwargs = recipe.arguments
+                args, kwargs = copied(recipe.arguments)  # a class may empty what it is given
                 if recipe.graph is not None:
-                    args, kwargs = _on_graph(recipe.graph, recipe.arguments)
+                    args, kwargs = _on_graph(recipe.graph, (args, kwargs))
                 model = recipe.cls(*args, **kwargs)
             elif recipe.attributes is not None:
                 model = _with_attributes(recipe.cls, recipe.attributes)
@@ -428,9 +444,14 @@ def _set_layers(layers: list[Any], trainable: tuple[bool, ...], adapted: tuple[A
 def compile_as(model: Any, recipe: ModelRecipe) -> None:
     """Compiles a model that was built of a recipe, and sets what was set after it was made."""
     set_attributes(model, recipe.changed)
+    if recipe.trainable_variables:
+        for variable, flag in zip(model.variables, recipe.trainable_variables, strict=False):
+            if bool(variable.trainable) != flag:
+                variable.trainable = flag
     if recipe.own_compile_arguments is not None:
         args, kwargs = recipe.own_compile_arguments
-        model.compile(*args, **kwargs)
+        with keras_names.unlocked(model):
+            model.compile(*args, **kwargs)
         set_attributes(model, recipe.changed)  # those that it has set, too
     elif recipe.compile_arguments is not None:
         model.compile(optimizer=recipe.optimizer, **recipe.compile_arguments)
@@ -613,8 +634,7 @@ def checked(model: Any, recipe: ModelRecipe) -> ModelRecipe:
         twin = rebuild(bare)
     changed = attributes.changed(model, twin)
     set_attributes(twin, changed)  # Keras 2 counts variables among them as weights
-    ours = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(model)]
-    theirs = [(tuple(v.shape), v.dtype) for v in keras_names.model_variables(twin)]
+    ours, theirs = _variables_to_compare(model), _variables_to_compare(twin)
     if ours != theirs:
         raise _cannot_rebuild(
             recipe.cls,
@@ -622,6 +642,19 @@ def checked(model: Any, recipe: ModelRecipe) -> ModelRecipe:
             f"copy {len(theirs)} of shapes {[s for s, _ in theirs][:8]}...",
         )
     return dataclasses.replace(recipe, changed=changed, held=attributes.held(model, twin))
+
+
+def _variables_to_compare(model: Any) -> list[Any]:
+    """Shapes and types, but for metrics: the user's `compile`, which the copy lacks, may make some.
+
+    In Keras 2 the variables of those in attributes are the model's.
+    """
+    metric = require_tensorflow().keras.metrics.Metric
+    kept = [value for layer in keras_names.flat_layers(model) for value in vars(layer).values()]
+    metrics = [value for value in kept if isinstance(value, metric)]
+    left_out = {id(v) for m in metrics for v in m.variables}
+    variables = keras_names.model_variables(model)
+    return [(tuple(v.shape), v.dtype) for v in variables if id(v) not in left_out]
 
 
 def set_attributes(model: Any, changed: tuple[dict[str, Any], ...]) -> None:

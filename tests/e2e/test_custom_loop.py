@@ -91,6 +91,15 @@ def test_reductions_and_regularizers(run_on: Any, float64: None, reduction: str)
     )
 
 
+def test_loss_object_that_is_a_ratio_of_the_batch(run_on: Any, float64: None) -> None:
+    def cosine(y_true: Any, y_pred: Any) -> Any:
+        return tf.keras.losses.CosineSimilarity()(tf.cast(y_true, y_pred.dtype), y_pred[:, 0])
+
+    _train_both(run_on, loss=lambda: cosine)
+    if is_keras_3():
+        _train_both(run_on, loss=lambda: lambda y, p: tf.keras.losses.Dice()(tf.one_hot(y, 3), p))
+
+
 def test_no_reduction(run_on: Any, float64: None) -> None:
     def step(inputs: Any, model: Any, loss_object: Any, optimizer: Any) -> Any:
         x, y = inputs

@@ -10,7 +10,8 @@ import tensorflow as tf
 from parity import digits, fit_both, small_cnn
 
 import nanotf
-from nanotf.errors import InvalidArgumentTypeError
+from nanotf.compat.versions import is_keras_3
+from nanotf.errors import InvalidArgumentTypeError, ModelError
 from nanotf.keras import Model, Sequential
 from nanotf.shipping import models as recipes
 
@@ -264,3 +265,123 @@ def test_layers_and_metrics_whose_arguments_no_configuration_can_hold(
 
     x = np.random.default_rng(0).normal(size=(50, 4))
     fit_both(make, x=x, y=x.sum(axis=1, keepdims=True), batch_size=20)
+
+
+class Block(L.Layer):
+    """Takes layers, a list of them among others, and has no `get_config()`."""
+
+    def __init__(
+        self, units: int, inner: Any, act: Any = None, more: Any = (), out: Any = 3
+    ) -> None:
+        super().__init__()
+        self.units = units
+        self.dense = L.Dense(units)
+        self.inner = inner
+        self.act = act
+        self.more = list(more)
+        self.out = L.Dense(out)
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+        shape = (shape[0], self.units)
+        for layer in (self.inner, *self.more, self.out):
+            layer.build(shape)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        outputs = self.inner(self.dense(inputs))
+        for layer in self.more:
+            outputs = layer(outputs)
+        return self.out(outputs if self.act is None else self.act(outputs))
+
+
+@pytest.mark.parametrize("out", [3, 4])
+def test_layers_that_are_arguments_of_layers(float64: None, out: int) -> None:
+    """`out` is none, though its name is that of a layer: only its default can be known again."""
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(4)
+        arguments: dict[str, Any] = {"act": L.LeakyReLU(), "more": [L.Dense(5, activation="tanh")]}
+        model = Sequential([L.Input((4,)), Block(5, L.Dense(5), **arguments, out=out), L.Dense(1)])
+        model.compile("sgd", "mse")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(50, 4))
+    data = {"x": x, "y": x.sum(axis=1, keepdims=True), "batch_size": 20}
+    if out == 3:
+        fit_both(make, **data)
+        return
+    with pytest.raises(ModelError, match=r"Block|Sequential"):
+        make().fit(**data, verbose=0, num_processes=2)
+
+
+class Popping(Model):
+    """Empties what it is given, makes a metric when it is compiled, and has its own step."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        super().__init__()
+        fixed = tf.keras.initializers.GlorotUniform(seed=1)
+        self.hidden = L.Dense(options.pop("units"), kernel_initializer=fixed)
+        self.out = L.Dense(1, kernel_initializer=fixed)
+
+    def compile(self, **arguments: Any) -> None:
+        super().compile(**arguments)
+        self.tracker = tf.keras.metrics.Mean(name="error")
+
+    @property
+    def metrics(self) -> list[Any]:
+        return [self.tracker]
+
+    def call(self, x: Any) -> Any:
+        return self.out(self.hidden(x))
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.abs(y - self(x, training=True)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        self.tracker.update_state(loss)
+        return {"error": self.tracker.result()}
+
+
+@pytest.mark.parametrize("built", ["before compile", "after compile", "by fit"])
+def test_init_that_empties_its_argument_and_compile_that_makes_a_metric(
+    float64: None, built: str
+) -> None:
+    x = np.random.default_rng(0).normal(size=(50, 4))
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(4)
+        model = Popping({"units": 3})
+        if built == "before compile":
+            model.build((None, 4))
+        model.compile(optimizer=tf.keras.optimizers.SGD(0.1))
+        if built == "after compile":
+            model(x[:1])
+        return model
+
+    if built == "before compile" and is_keras_3():
+        with pytest.raises(ValueError, match="already built"):  # in a single process
+            make()
+        return
+    fit_both(make, x=x, y=x.sum(axis=1, keepdims=True), batch_size=20)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_variables_that_are_frozen_one_by_one(float64: None, optimizer: str) -> None:
+    if not is_keras_3():
+        pytest.skip("Keras 2 freezes layers alone")
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(4)
+        model = Sequential([L.Input((4,)), L.Dense(3), L.Dense(1)])
+        model.layers[0].kernel.trainable = False
+        model.compile(optimizer, "mse")
+        return model
+
+    x = np.random.default_rng(0).normal(size=(50, 4))
+    before = np.asarray(make().layers[0].kernel)
+    data = {"x": x, "y": x.sum(axis=1, keepdims=True), "batch_size": 20}
+    found, _ = fit_both(make, **data)
+    np.testing.assert_array_equal(found.layers[0].kernel, before)

@@ -15,6 +15,7 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, fit_both
 
 from nanotf.compat.versions import is_keras_3
+from nanotf.errors import ModelError
 from nanotf.keras import Model, Sequential
 
 L = tf.keras.layers
@@ -136,6 +137,38 @@ def test_losses_with_sample_weights(float64: None, name: str) -> None:
         y=binary(),
         sample_weight=weights,
     )
+
+
+@pytest.mark.parametrize("name", ["Dice", "Tversky"])
+def test_losses_of_keras_that_are_a_ratio_of_the_batch(float64: None, name: str) -> None:
+    if not IS_KERAS_3:
+        pytest.skip("Keras 2 has none")
+    losses = tf.keras.losses
+    loss, metric = getattr(losses, name)(), getattr(losses, name.lower())
+    compare(lambda: dense(3, "sigmoid", loss=loss, metrics=[metric, "mae"]), y=one_hot())
+
+
+def test_loss_that_compares_all_rows_is_refused() -> None:
+    if not IS_KERAS_3:
+        pytest.skip("Keras 2 has none")
+    model = dense(3, loss=tf.keras.losses.Circle())
+    with pytest.raises(ModelError, match=r"Received: the loss Circle.*num_processes"):
+        model.fit(features(), one_hot().argmax(1), verbose=0, num_processes=2)
+
+
+@pytest.mark.parametrize("loss", ["mse", "cosine_similarity", "kl_divergence"])
+def test_outputs_of_one_dimension(float64: None, loss: str) -> None:
+    """Keras's own losses and metrics are one number for the batch then."""
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(4)
+        kl = tf.keras.losses.kl_divergence
+        layers = [L.Dense(5, activation="tanh"), L.Dense(1, activation="sigmoid"), L.Reshape(())]
+        model = Sequential([L.Input((6,)), *layers])
+        model.compile(tf.keras.optimizers.SGD(0.1), loss, metrics=["mae", kl])
+        return model
+
+    compare(make, y=binary()[:, 0] + 0.1)
 
 
 # ------------------------------------------------------------------------------------ metrics

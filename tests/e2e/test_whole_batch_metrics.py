@@ -130,6 +130,21 @@ def test_metrics_of_compile(float64: None) -> None:
         assert_same_history(*[{k: float(v) for k, v in r.items()} for r in results])
 
 
+def test_metric_of_unknown_rank(float64: None) -> None:
+    """Keras 3 takes none in a single process."""
+    if IS_KERAS_3:
+        pytest.skip("a metric of unknown rank is an error of Keras's")
+
+    def spread(y: Any, predicted: Any) -> Any:
+        return tf.py_function(lambda p: np.std(p), [predicted], tf.float64)
+
+    def errors(y: Any, predicted: Any) -> Any:
+        return tf.py_function(lambda a, p: np.abs(a - p)[:, 0], [y, predicted], tf.float64)
+
+    x, y = data()
+    fit_both(lambda: model_of([spread, errors]), x=x, y=y, batch_size=BATCH)
+
+
 def test_weighted_metrics_and_declared_sums(float64: None) -> None:
     class Declared(Largest):
         """Says of itself what is not so, which shows that it is believed."""
