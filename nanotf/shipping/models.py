@@ -41,7 +41,7 @@ class ModelRecipe:
             names and Keras does not know.
         build_config: dict or None, the input shapes that the model was built with.
         trainable: tuple of bool, of every layer below the model, in order.
-        trainable_variables: tuple of bool, of every variable of the model, in order: Keras 3 lets
+        trainable_variables: tuple of bool, of every weight of the model, in order: Keras 3 lets
             users freeze single ones.
         adapted: tuple of dict of str to object, what each of these layers keeps elsewhere than
             in its configuration; see `keras_names.adapted_state`.
@@ -347,7 +347,7 @@ def _trainable_flags(model: Any) -> tuple[bool, ...]:
 
 
 def _trainable_variables(model: Any) -> tuple[bool, ...]:
-    return tuple(bool(v.trainable) for v in model.variables) if is_keras_3() else ()
+    return tuple(bool(v.trainable) for v in model.weights) if is_keras_3() else ()
 
 
 def _compile_arguments(model: Any) -> dict[str, Any] | None:
@@ -445,7 +445,7 @@ def compile_as(model: Any, recipe: ModelRecipe) -> None:
     """Compiles a model that was built of a recipe, and sets what was set after it was made."""
     set_attributes(model, recipe.changed)
     if recipe.trainable_variables:
-        for variable, flag in zip(model.variables, recipe.trainable_variables, strict=False):
+        for variable, flag in zip(model.weights, recipe.trainable_variables, strict=False):
             if bool(variable.trainable) != flag:
                 variable.trainable = flag
     if recipe.own_compile_arguments is not None:
