@@ -162,7 +162,7 @@ def test_outputs_of_one_dimension(float64: None, loss: str) -> None:
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(4)
-        kl = tf.keras.losses.kl_divergence
+        kl = tf.keras.losses.get("kl_divergence")
         layers = [L.Dense(5, activation="tanh"), L.Dense(1, activation="sigmoid"), L.Reshape(())]
         model = Sequential([L.Input((6,)), *layers])
         model.compile(tf.keras.optimizers.SGD(0.1), loss, metrics=["mae", kl])
