@@ -234,6 +234,8 @@ def test_shuffled_files_are_read_again(sharding: str, tmp_path: pathlib.Path) ->
     after = found.fit(data(), **arguments, callbacks=[kill], max_restarts=1)
     assert kill.heard.count(("on_epoch_begin", 2)) == 2
     assert_same_history(after.history, before.history)
+    if not is_keras_3():  # new workers find out the length anew, and Keras 2 counts a step for that
+        expected.optimizer.iterations.assign_add(1)
     assert_same_state(found, expected)
 
 
