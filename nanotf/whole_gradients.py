@@ -58,8 +58,7 @@ def _weighed_rows(target: Any, given: Any, share: Share) -> Any:
     places = [i for i, value in enumerate(targets) if _may_have_rows(value, share)]
     if not places:
         return given
-    votes = tf.constant([not share.may_be_rows(targets[i]) for i in places])
-    against = tf.cast(votes, tf.float64)
+    against = tf.constant([not share.may_be_rows(targets[i]) for i in places], tf.float64)
     if share.in_own_graph():
         context = tf.distribute.get_replica_context()
         against = context.all_reduce(tf.distribute.ReduceOp.SUM, against)

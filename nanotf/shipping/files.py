@@ -98,8 +98,9 @@ class FilesInput:
         rows = _Rows(view(blocks[self.block], self.rows), rank)
         numbers = itertools.count()
         batches = self._batches(rank, size)
+        drawn = tuned(batches)
         for _ in range(self.iterated):
-            iter(tuned(batches))
+            iter(drawn)
 
         def turn() -> Iterator[int]:
             number = next(numbers)
