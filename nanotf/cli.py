@@ -17,6 +17,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn, TypeVar
 
 from nanotf import __version__, doctor, environment, run_default, shell, topology, tuning_cache
+from nanotf.console import say
 from nanotf.errors import NanoError
 from nanotf.installed import find_installed
 from nanotf.picture import count
@@ -45,6 +46,17 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell says of a command whose reader has gone
 
 
+class _NotHere(argparse.Action):
+    """A short option that means something else in `nanotf doctor`, `env` and `run`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Refuses it."""
+        parser.error(
+            "-n is the number of processes in all commands, which this one does not take. "
+            "Received: -n. Write --disable-onednn to switch oneDNN off"
+        )
+
+
 class _Parser(argparse.ArgumentParser):
     """Raises instead of printing the usage and exiting: a sourced script says one clear line."""
 
@@ -62,20 +74,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # What the sourced scripts call. Their options are parsed apart from those of `nanotf env`:
-    # -n is the number of processes here and --disable-onednn there.
-    scripts = {"init": ("nanotf-init", _init), "unset": ("nanotf-unset", _unset)}
+    # What the sourced scripts call. Their options are parsed apart from those of `nanotf env`.
+    scripts = {"init": _init, "unset": _unset}
     if arguments[:2] == ["env", "--shell"] and arguments[2:3] and arguments[2] in scripts:
-        name, function = scripts[arguments[2]]
-        return _report(name, lambda: _write_code(function(arguments[3:], os.environ)))
-    done = _report("nanotf", lambda: _nanotf(arguments))
+        function = scripts[arguments[2]]
+        return _report(lambda: _write_code(function(arguments[3:], os.environ)))
+    done = _report(lambda: _nanotf(arguments))
     if isinstance(done, Script):
         done.run()  # what it raises is the script's, also a `NanoError`
         return 0
     return done
 
 
-def _report(name: str, command: Callable[[], _Done]) -> _Done | int:
+def _report(command: Callable[[], _Done]) -> _Done | int:
     try:
         done = command()
         if sys.stdout is not None:  # closed by who has started this process
@@ -88,10 +99,10 @@ def _report(name: str, command: Callable[[], _Done]) -> _Done | int:
         if error.errno not in DISK_FULL:
             raise
         _drop_output()
-        print(f"{name}: the output cannot be written: {error.strerror}", file=sys.stderr)
+        say(f"the output cannot be written: {error.strerror}", sys.stderr)
         return 1
     except (NanoError, _ArgumentError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        say(error, sys.stderr)
         return 2
 
 
@@ -110,7 +121,8 @@ def _write_code(code: str) -> int:
 # -------------------------------------------------------------------- the sourced scripts
 def _init(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     parser = _script_parser("nanotf-init", _INIT_ABOUT, _INIT_NOTES)
-    _add_options(parser, onednn=("-n", "--disable-onednn"))
+    _add_options(parser)
+    parser.add_argument("-n", action=_NotHere, nargs=0, help=argparse.SUPPRESS)
     parser.add_argument("-q", "--quiet", action="store_true", help="print warnings only")
     parser.add_argument("-d", "--debug", action="store_true", help="say what was found, on stderr")
     parsed = _parse_script(parser, arguments)
@@ -120,9 +132,9 @@ def _init(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     if parsed.debug:
         found = {"python": sys.executable, "machine": machine, "installed": find_installed()}
         for name, value in {**found, "before": environment.read_state(environ)}.items():
-            print(f"nanotf-init: {name}: {value}", file=sys.stderr)
+            say(f"{name}: {value}", sys.stderr)
     code, made = shell.init_code(machine, environ, _options(parsed), quiet=parsed.quiet)
-    _warn("nanotf-init", made)
+    _warn(made)
     return code
 
 
@@ -164,12 +176,15 @@ def _parse_script(parser: _Parser, arguments: Sequence[str]) -> argparse.Namespa
 def _nanotf(arguments: Sequence[str]) -> int | Script:
     parser = _Parser(prog="nanotf", description="Multi-instance CPU acceleration for TensorFlow.")
     parser.add_argument("--version", action="version", version=f"nanotf {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    commands = parser.add_subparsers(dest="command", parser_class=_Parser)
     _add_doctor(commands)
     _add_env(commands)
     _add_run(commands)
     _add_tune(commands)
     parsed = parser.parse_args(arguments)
+    if parsed.command is None:
+        parser.print_help()
+        return 0
     done: int | Script = parsed.run(parsed)
     return done
 
@@ -208,10 +223,11 @@ def _doctor(parsed: argparse.Namespace) -> int:
 def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
-        help="run an unchanged script, with several processes in every fit",
+        help="run an unchanged script or module, with several processes in every fit",
         usage="nanotf run [-h] [-n N] [--precision PRECISION] [--no-sparse] "
-        "script.py [arguments ...]",
-        description="Runs a script as `python script.py arguments ...` does, after "
+        "{script.py | -m MODULE} [arguments ...]",
+        description="Runs a script as `python script.py arguments ...` does, or a module as "
+        "`python -m MODULE arguments ...` does, after "
         "nanotf.patch_tensorflow(): its Keras models take num_processes, and with -n every fit "
         "that does not say otherwise uses N processes.",
         allow_abbrev=False,
@@ -235,7 +251,13 @@ def _add_run(commands: Any) -> None:
         action="store_false",
         help="leave Keras's Embedding and Adam as they are, as in nanotf.patch_tensorflow",
     )
-    run.add_argument("script", help="a Python file")
+    run.add_argument(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="what follows is the name of a module or package, as after `python -m`",
+    )
+    run.add_argument("script", help="a Python file, or the module")
     run.add_argument(
         "arguments", nargs=argparse.REMAINDER, help="what the script finds in sys.argv"
     )
@@ -255,8 +277,9 @@ def _processes(text: str) -> int | str:
 
 def _run(parsed: argparse.Namespace) -> Script:
     script = Script(
-        path=parsed.script,
+        name=parsed.script,
         arguments=tuple(parsed.arguments),
+        is_module=parsed.is_module,
         num_processes=parsed.num_processes,
         precision=parsed.precision,
         sparse=parsed.sparse,
@@ -277,7 +300,7 @@ def _add_env(commands: Any) -> None:
     env.add_argument(
         "-n", "--num-processes", type=int, metavar="N", help="the variables of N workers"
     )
-    _add_options(env, onednn=("--disable-onednn",))
+    _add_options(env)
     env.set_defaults(run=_env)
 
 
@@ -294,7 +317,7 @@ def _add_tune(commands: Any) -> None:
 
 def _tune(parsed: argparse.Namespace) -> int:
     if parsed.clear:
-        print(f"Forgot {count(tuning_cache.clear(), 'measurement')} of {tuning_cache.path()}.")
+        say(f"Forgot {count(tuning_cache.clear(), 'measurement')} of {tuning_cache.path()}.")
         return 0
     file, entries = tuning_cache.path(), tuning_cache.entries()
     print(f"{count(len(entries), 'measurement')} in {file}")
@@ -337,7 +360,7 @@ def _env(parsed: argparse.Namespace) -> int:
         print(f"worker {placement.rank}: cores {list(placement.cores)}{where}")
         print(shell.table(variables))
     for found in [made, *(variables for _, variables in workers[:1])]:
-        _warn("nanotf", found)
+        _warn(found)
     return 0
 
 
@@ -351,7 +374,7 @@ def _as_json(
 
 
 # ------------------------------------------------------------------------- shared
-def _add_options(parser: argparse.ArgumentParser, onednn: tuple[str, ...]) -> None:
+def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "-o",
@@ -379,7 +402,7 @@ def _add_options(parser: argparse.ArgumentParser, onednn: tuple[str, ...]) -> No
         help="preload no allocator",
     )
     add("-p", "--perf", action="store_true", help=environment.PERF_HELP)
-    add(*onednn, action="store_true", help="set TF_ENABLE_ONEDNN_OPTS=0 instead of 1")
+    add("--disable-onednn", action="store_true", help="set TF_ENABLE_ONEDNN_OPTS=0 instead of 1")
     add("-r", "--cores", type=int, metavar="N", help="use N cores in all, default all usable ones")
 
 
@@ -393,6 +416,6 @@ def _options(parsed: argparse.Namespace) -> environment.Options:
     )
 
 
-def _warn(name: str, made: environment.Environment) -> None:
+def _warn(made: environment.Environment) -> None:
     for warning in made.warnings:
-        print(f"{name}: warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}", sys.stderr)

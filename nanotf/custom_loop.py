@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
-import logging
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +40,7 @@ from nanotf.compat import (
     shared_datasets,
 )
 from nanotf.compat.versions import require_tensorflow
+from nanotf.console import logger, say
 from nanotf.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -58,8 +58,6 @@ from nanotf.shipping.blocks import Block
 from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
-
-logger = logging.getLogger("nanotf")
 
 _SAME = 1e-3  # relative; what rounding may make of a sum of magnitudes that should be equal
 # A function whose code names one of these divides the work itself.
@@ -133,8 +131,8 @@ def nano(
             method = f"{name} under @nano"
             plan = calls.plan_for(method, size, cores_per_process, cores, backend)
             if plan is None:
-                print(
-                    f"nanotf: TensorFlow sees GPUs; {name}() under @nano(num_processes={size}) "
+                say(
+                    f"TensorFlow sees GPUs; {name}() under @nano(num_processes={size}) "
                     "runs in this process."
                 )
                 return function(*args, **kwargs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nanotf import jobs
+from nanotf import console, jobs
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import require_tensorflow
@@ -35,8 +35,8 @@ def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: i
     Returns:
         What Keras's method returns.
     """
-    print(
-        f"nanotf: TensorFlow sees {len(devices())} GPU(s); {method}(num_processes={num_processes}) "
+    console.say(
+        f"TensorFlow sees {len(devices())} GPU(s); {method}(num_processes={num_processes}) "
         "falls back to Keras's own, in this process."
     )
     return getattr(model, method)(**given)
@@ -64,8 +64,8 @@ def fit(
         The `keras.callbacks.History` of the user's model.
     """
     tf = require_tensorflow()
-    print(
-        f"nanotf: TensorFlow sees {len(names)} GPU(s); num_processes={num_processes} falls back "
+    console.say(
+        f"TensorFlow sees {len(names)} GPU(s); num_processes={num_processes} falls back "
         "to tf.distribute.MirroredStrategy over them, in this process."
     )
     strategy = tf.distribute.MirroredStrategy(names)

@@ -8,19 +8,17 @@ killed gives its cores free at once. Pools that start in the same moment may mis
 from __future__ import annotations
 
 import dataclasses
-import logging
 import operator
 import os
 import pathlib
 from collections.abc import Sequence
 
 from nanotf import topology
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentTypeError, PlacementError
 
 WORKER_MODULE = "nanotf.worker"
 _FIELDS = 6  # FD RANK CORES NUMA_NODE TRANSPORT PARENT
-
-logger = logging.getLogger("nanotf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +33,7 @@ class _Request:
 _last: tuple[_Request, topology.Plan] | None = None
 _NAMED = 3  # processes that a warning lists
 
-_warned: set[frozenset[int]] = set()  # the other pools' processes of which was spoken
+_warned = False  # whether this process has been told that its workers share cores
 
 
 def taken_cores(proc: pathlib.Path = pathlib.Path("/proc")) -> dict[int, tuple[int, ...]]:
@@ -70,8 +68,8 @@ def plan(
 ) -> topology.Plan:
     """A plan for this machine that leaves other pools' cores alone, where enough are left.
 
-    Where they are not, the cores are shared, and a warning says so. Cores that were named are
-    taken as they are.
+    Where they are not, the cores are shared, and a warning says so once. Cores that were named
+    are taken as they are.
 
     Args:
         num_processes, cores_per_process, cores: as in `topology.plan`.
@@ -108,6 +106,7 @@ def forget() -> None:
 def _beside(
     alone: topology.Plan, num_processes: int, cores_per_process: int | None
 ) -> topology.Plan:
+    global _warned
     taken = taken_cores()
     theirs = {core for cores in taken.values() for core in cores}
     if not theirs:
@@ -116,8 +115,8 @@ def _beside(
         return topology.plan(num_processes, cores_per_process, avoid=theirs)
     except PlacementError:
         shared = sorted(theirs & set(alone.cores()))
-        if shared and frozenset(taken) not in _warned:
-            _warned.add(frozenset(taken))
+        if shared and not _warned:
+            _warned = True
             logger.warning(
                 "The workers share the logical CPUs %s with those of %s: too few are left. All "
                 "will be slow. Call nanotf.shutdown() there, or name cores=[...] here.",

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import require_tensorflow
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
 from nanotf.models import Kind
 
 __all__ = ["SparseAdam"]
-
-logger = logging.getLogger("nanotf")
 
 _KerasAdam: Any = keras_optimizers.adam_class()
 _tf: Any = require_tensorflow()

@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import logging
 import os
 import queue
 import secrets
@@ -36,6 +35,7 @@ from typing import Any
 
 from nanotf import backends, collectives, heartbeat, interrupts, messages, stalls
 from nanotf.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packed
+from nanotf.console import logger
 from nanotf.errors import NanoError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.outbox import END_SECONDS, Outbox, Parcel
 from nanotf.shipping.blocks import Block
@@ -50,8 +50,6 @@ SILENT_SECONDS = 10.0  # a node that has not answered for so long has gone
 GRACE_SECONDS = 1.0
 REMOTE_GRACE_SECONDS = 5.0
 STALL_LOOKS = 3  # ranks begin a step, and look at the clock, not all at the same time
-
-logger = logging.getLogger("nanotf")
 
 _start_seconds: contextvars.ContextVar[float] = contextvars.ContextVar(
     "_start_seconds", default=START_SECONDS

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import pathlib
 import re
 from dataclasses import dataclass
 
 from nanotf.cgroups import read_text
-
-logger = logging.getLogger("nanotf")
+from nanotf.console import logger
 
 _warned = False  # whether this process has been told that bfloat16 is slow here
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from nanotf.console import prefixed
 from nanotf.environment import (
     STATE_VARIABLE,
     Environment,
@@ -52,7 +53,7 @@ def init_code(
     lines += [_assign(name, value) for name, value in found.variables.items()]
     lines.append(_assign(STATE_VARIABLE, state))
     if not quiet:
-        lines.append(say(f"nanotf-init: {machine.explain()}.\n{table(found)}"))
+        lines.append(say(prefixed(f"{machine.explain()}.") + f"\n{table(found)}"))
     return "\n".join(lines) + "\n", found
 
 
@@ -65,7 +66,7 @@ def unset_code(environ: Mapping[str, str], *, quiet: bool = False) -> str:
         InvalidArgumentError: `NANOTF_ENV` is not what `nanotf-init` wrote.
     """
     if STATE_VARIABLE not in environ:
-        return "" if quiet else say("nanotf-unset: nanotf-init has set nothing here.") + "\n"
+        return "" if quiet else say(prefixed("nanotf-init has set nothing here.")) + "\n"
     state = read_state(environ)
     if state is None:
         raise InvalidArgumentError(
@@ -77,10 +78,10 @@ def unset_code(environ: Mapping[str, str], *, quiet: bool = False) -> str:
     lines = [*restored.values(), f"unset {STATE_VARIABLE}"]
     changed = [name for name in state.values if name not in restored]
     if not quiet:
-        text = f"nanotf-unset: restored {', '.join(restored) or 'nothing'}."
+        text = f"restored {', '.join(restored) or 'nothing'}."
         if changed:
             text += f" Changed by you since, and left alone: {', '.join(changed)}."
-        lines.append(say(text))
+        lines.append(say(prefixed(text)))
     return "\n".join(lines) + "\n"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from nanotf.compat import (
     keras_names,
     keras_optimizers,
 )
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, ModelError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.fit_data import FitArguments, FitData, Resume
 from nanotf.optimizer_shards import OptimizerShards
@@ -26,8 +26,6 @@ from nanotf.shipping.files import FilesInput
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
-
-logger = logging.getLogger("nanotf")
 
 
 def fit(

@@ -26,7 +26,6 @@ import dataclasses
 import datetime
 import hashlib
 import itertools
-import logging
 import math
 import os
 import pathlib
@@ -54,6 +53,7 @@ from nanotf import (
 )
 from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
+from nanotf.console import logger, say
 from nanotf.errors import ModelError, NanoError, PlacementError, ShippingError, WorkerError
 from nanotf.fit_data import FitArguments
 from nanotf.shipping import inputs
@@ -66,8 +66,6 @@ TRIAL_SHARE = 0.05  # this part of the job, as one process would run it, whichev
 MEASURED_SECONDS = 1.0  # of steps after the first two, in each trial
 MOST_STEPS = 50
 WORTH = 0.95  # several processes have to take less than this part of one process's time
-
-logger = logging.getLogger("nanotf")
 
 _now = time.monotonic  # of the time for trials
 
@@ -259,7 +257,7 @@ def _say(given: Mapping[str, Any], text: str, chosen: int) -> int:
     if given.get("verbose", "auto") == 0:
         logger.info('num_processes="auto": %s', text)
     else:
-        print(f'nanotf: num_processes="auto": {text}', flush=True)
+        say(f'num_processes="auto": {text}')
     return chosen
 
 

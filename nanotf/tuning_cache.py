@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import pathlib
 import tempfile
 from typing import Any
 
+from nanotf.console import logger
 from nanotf.errors import NanoError
 
 VERSION = 1  # of the file; one of another version is not read
 _OPTIONAL = {"start_up": 0.0, "note": "", "stopped": 0.0}  # fields of `tuning.Measured`
 _LONGEST = 1e9  # seconds
-
-logger = logging.getLogger("nanotf")
 
 
 class NoHomeError(NanoError):

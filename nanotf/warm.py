@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
 
 from nanotf import backends, neighbours, settings
+from nanotf.console import logger
 from nanotf.errors import NanoError
 from nanotf.pool import Pool, SetupError
 from nanotf.transports import check_transport
 
 IDLE_SECONDS = 600.0
 START_TRIES = 3  # a port that was free may be taken before TensorFlow binds it
-
-logger = logging.getLogger("nanotf")
 
 _lock = threading.RLock()
 _pool: Pool | None = None

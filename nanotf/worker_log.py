@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import tempfile
 
 from nanotf.channel import NO_DESCRIPTORS
+from nanotf.console import logger
 from nanotf.memory_files import above_standard, anonymous_file
 
 TAIL_LINES = 20
 CRASH = "Fatal Python error:"  # as faulthandler begins
 MAX_BYTES = 2**24  # of a log; a worker may print at every step, for days
 KEPT_BYTES = 2**16  # of one that has grown beyond; more than anybody reads in an error
-
-logger = logging.getLogger("nanotf")
 
 
 class WorkerLog:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import logging
 import os
 import pathlib
 import queue
@@ -23,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 from nanotf import environment, stalls, topology
 from nanotf.channel import Channel
+from nanotf.console import logger
 from nanotf.errors import WorkerDied, WorkerError, describe_exit
 from nanotf.memory_files import above_standard
 from nanotf.worker_log import WorkerLog
@@ -32,8 +32,6 @@ KILL_SECONDS = 20.0  # one that holds tens of gigabytes takes seconds to end
 STACK_SIGNAL = signal.SIGQUIT  # makes a worker write its Python stacks to its log
 STACK_SECONDS = 5.0
 STACK_LOOKS = 4  # a dump is complete when the log has not grown for so many looks
-
-logger = logging.getLogger("nanotf")
 
 _Error = TypeVar("_Error", bound=WorkerError)
 

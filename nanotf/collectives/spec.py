@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import mmap
 import os
 import secrets
@@ -25,10 +24,9 @@ from types import TracebackType
 
 from nanotf.collectives import layout
 from nanotf.collectives.native_library import PYTHON_WANTED, native_status
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
 from nanotf.memory_files import anonymous_file
-
-logger = logging.getLogger("nanotf")
 
 IMPLEMENTATIONS = ("native", "python")
 REDUCTIONS = ("sum", "min", "max")

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,10 +33,9 @@ import numpy as np
 from nanotf import random_states
 from nanotf.compat.keras_names import source_module
 from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.console import logger
 from nanotf.errors import ShippingError
 from nanotf.shipping.inputs import UNKNOWN_CARDINALITY
-
-logger = logging.getLogger("nanotf")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from typing import Any
 
 from nanotf.compat import keras_names
 from nanotf.compat.versions import is_keras_3
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
 from nanotf.models import Kind, in_place_of
 
 __all__ = ["Embedding"]
-
-logger = logging.getLogger("nanotf")
 
 _KerasEmbedding: Any = keras_names.embedding_class()
 _SIGNATURE = inspect.signature(_KerasEmbedding.__init__)

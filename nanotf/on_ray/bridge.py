@@ -18,7 +18,6 @@ Bytes that all workers get are put into Ray's object store once (`Payloads`).
 from __future__ import annotations
 
 import dataclasses
-import logging
 import pickle
 import socket
 import threading
@@ -28,10 +27,9 @@ from typing import Any
 
 from nanotf import messages
 from nanotf.channel import Channel, ChannelClosed
+from nanotf.console import logger
 from nanotf.on_ray.relay import Key, Said, as_bytes, read
 from nanotf.shipping.blocks import Block
-
-logger = logging.getLogger("nanotf")
 
 PULL_SECONDS = 1.0  # how long a relay waits for something to say; also, how stale `stopped` is
 PIECE_NBYTES = 64 * 1024**2  # what is copied at once, so that the object store need not hold all

@@ -12,8 +12,6 @@ from typing import Any
 from nanotf.errors import NanoError, PlacementError
 from nanotf.worker_process import in_lasting_thread
 
-logger = logging.getLogger("nanotf")
-
 _started = ""  # the session that `connect` has begun, if it has
 _at_exit = False
 

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import logging
 import queue
 import sys
 import threading
@@ -41,6 +40,7 @@ import numpy as np
 
 from nanotf import iterators, messages, timing
 from nanotf.compat.versions import require_tensorflow
+from nanotf.console import logger
 from nanotf.errors import ShippingError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.blocks import Block
@@ -48,8 +48,6 @@ from nanotf.shipping.inputs import rows_of_rank, tuned
 
 SLOTS = 3
 STOP_SECONDS = 5.0  # for user code that is in the middle of making a batch
-
-logger = logging.getLogger("nanotf")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -109,6 +109,132 @@ def test_an_unchanged_script_uses_workers(tmp_path: pathlib.Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+MODULE = """
+import atexit, json, pickle, sys
+import numpy as np
+import tensorflow as tf
+from . import beside
+from .beside import SCALE
+
+@tf.keras.utils.register_keras_serializable()
+class Scaled(tf.keras.layers.Layer):  # of __main__: travels by value
+    def call(self, inputs):
+        from .beside import SCALE  # in the worker
+        return inputs * SCALE
+
+def own_loss(y_true, y_pred):
+    return tf.reduce_mean(tf.square(y_true - y_pred) * SCALE * beside.SCALE, axis=-1)
+
+def train(**arguments):
+    tf.keras.utils.set_random_seed(1)
+    model = tf.keras.Sequential([tf.keras.layers.Input((4,)), Scaled(), tf.keras.layers.Dense(1)])
+    model.compile("sgd", own_loss)
+    x = np.random.default_rng(0).normal(size=(41, 4)).astype("float32")
+    fit = dict(epochs=1, batch_size=20, shuffle=False, verbose=0)
+    return model.fit(x, x.sum(1, keepdims=True), **fit, **arguments)
+
+history = train()
+main = sys.modules["__main__"]
+told = {
+    "single": train(num_processes=1).history["loss"],
+    "loss": history.history["loss"],
+    "size": history.nanotf.size,
+    "main": vars(main) is globals() and pickle.loads(pickle.dumps(train)) is train,
+}
+atexit.register(lambda: print(json.dumps(told)))
+"""
+
+
+@pytest.mark.either_generation
+def test_a_module_with_relative_imports_uses_workers(tmp_path: pathlib.Path) -> None:
+    _package(tmp_path, MODULE)
+    done = _run_module(tmp_path, "package.module", ("-n", "2"))
+    assert done.returncode == 0, done.stderr
+    told = last_json(done)
+    assert (told["size"], told["main"]) == (2, True)
+    assert told["loss"] == pytest.approx(told["single"], rel=1e-4)
+
+
+SEEN = """
+import json, sys
+print(json.dumps([sys.argv, sys.path[0], __name__, __package__, __spec__.name, __file__]))
+print(sys.modules["__main__"].__dict__ is globals(), __cached__, __annotations__, __doc__)
+"""
+FAILS = "def fails():\n    raise ValueError('of its own')\n\nfails()\n"
+MODULES = {
+    "module": ("package.module", SEEN),
+    "package": ("package", "from .module import *"),
+    "package_in_package": ("package.inner", ""),
+    "exit_code": ("package.module", "import sys\nsys.exit(7)"),
+    "exception": ("package.module", FAILS),
+    "exception_of_package": ("package.broken.module", ""),
+    "import_of_package": ("package.lacks.module", ""),
+}
+
+
+def _package(directory: pathlib.Path, source: str) -> None:
+    """Writes packages that have `package.module`."""
+    files = {
+        "package/__init__.py": "import sys\nprint(sys.argv)\n",
+        "package/__main__.py": SEEN,
+        "package/module.py": source,
+        "package/beside.py": "SCALE = 2.0\n",
+        "package/inner/__init__.py": "",
+        "package/inner/__main__.py": SEEN + "from .. import beside",
+        "package/broken/__init__.py": FAILS,
+        "package/lacks/__init__.py": "import no_such_module",
+        "package/empty/__init__.py": "",
+    }
+    for name, text in files.items():
+        path = directory / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(textwrap.dedent(text))
+
+
+def _run_module(
+    directory: pathlib.Path,
+    name: str,
+    options: tuple[str, ...] = (),
+    nanotf_run: tuple[str, ...] = ("-m", "nanotf", "run"),
+) -> subprocess.CompletedProcess[str]:
+    """`nanotf run OPTIONS -m NAME` with arguments that look like options, or `python -m NAME`."""
+    return subprocess.run(
+        [sys.executable, *nanotf_run, *options, "-m", name, "-n", "7", "-m", "--", "a b"],
+        cwd=directory,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+
+@pytest.mark.every_case
+@pytest.mark.either_generation
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_runs_as_by_python(tmp_path: pathlib.Path, name: str) -> None:
+    module, source = MODULES[name]
+    _package(tmp_path, source)
+    plain = _run_module(tmp_path, module, nanotf_run=())
+    done = _run_module(tmp_path, module)
+    assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
+    told = [line for line in done.stderr.splitlines() if "never called fit" not in line]
+    # Python shows how it came to the module, in frames of one line.
+    assert told == [line for line in plain.stderr.splitlines() if "<frozen runpy>" not in line]
+
+
+@pytest.mark.every_case
+@pytest.mark.either_generation
+@pytest.mark.parametrize("name", ["no_such", "package.none", "package.empty", ".x", "os.y", "time"])
+def test_a_module_that_cannot_be_run(tmp_path: pathlib.Path, name: str) -> None:
+    _package(tmp_path, "")
+    done = _run_module(tmp_path, name, ("-n", "2"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("nanotf: `nanotf run -m` takes the name of a module")
+    assert f"Received: -m {name} (" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 AUTO = """
 import json
 import numpy as np

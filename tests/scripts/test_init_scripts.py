@@ -16,9 +16,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHELLS = {"bash": ["bash", "--norc", "-c"], "zsh": ["zsh", "-f", "-c"]}
 OPTIONS = [
     *([], ["-o"], ["--disable-openmp"], ["-j"], ["--enable-jemalloc"], ["-t"]),
-    *(["--enable-tcmalloc"], ["-c"], ["--disable-allocator"], ["-p"], ["--perf"], ["-n"]),
+    *(["--enable-tcmalloc"], ["-c"], ["--disable-allocator"], ["-p"], ["--perf"]),
     *(["--disable-onednn"], ["-r", "1"], ["--cores", "1"], ["-q"], ["--quiet"], ["-d"]),
-    *(["--debug"], ["-oc", "-pnq", "-r1"]),
+    *(["--debug"], ["-oc", "-pq", "-r1"]),
 ]
 # Values that a shell could mangle, the empty one among them.
 AWKWARD = {
@@ -121,6 +121,7 @@ def test_init_exports_the_configuration_and_prints_it(shell: Shell) -> None:
     for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_ENABLE_ONEDNN_OPTS"):
         assert f"  {name} " in done.out
     assert "NANOTF_ENV" in after
+    assert done.out.startswith("nanotf: ")
     assert done.err == ""
 
 
@@ -157,7 +158,9 @@ def test_an_old_value_that_was_changed_comes_back_to_the_byte(shell: Shell) -> N
 
 
 def test_options_do_what_they_say(shell: Shell) -> None:
-    done = shell.run("source nanotf-init -q -o -c; dump; source nanotf-init -q -n -r 1 -c -p; dump")
+    done = shell.run(
+        "source nanotf-init -q -o -c; dump; source nanotf-init -q --disable-onednn -r 1 -cp; dump"
+    )
     first, second = done.environments
     assert not {"OMP_NUM_THREADS", "KMP_AFFINITY", "LD_PRELOAD"} & set(first)
     assert first["TF_ENABLE_ONEDNN_OPTS"] == "1"
@@ -221,6 +224,7 @@ def test_a_missing_allocator_is_one_warning_line(shell: Shell, option: str, pack
     done = shell.run(f"source nanotf-init {option}; dump", {"LD_PRELOAD": ""})
     assert done.code == 0
     assert done.environments[0]["LD_PRELOAD"] == ""
+    assert done.err.startswith("nanotf: warning: ")
     assert package in done.err
     assert done.err.count("\n") == 1
 
@@ -237,6 +241,7 @@ def test_a_missing_allocator_is_one_warning_line(shell: Shell, option: str, pack
         ("-r many", "many"),
         ("-r 0", "cores_per_process=0"),
         ("-r 1000000", "cores_per_process=1000000"),
+        ("-qn", "number of processes in all commands"),
     ],
 )
 def test_a_wrong_option_leaves_the_shell_untouched(
@@ -246,6 +251,7 @@ def test_a_wrong_option_leaves_the_shell_untouched(
     before, after = done.environments
     assert after == before
     assert done.out == "code 2\n"
+    assert done.err.startswith("nanotf: ")
     assert message in done.err
     assert done.err.count("\n") == 1
 
@@ -264,7 +270,7 @@ def test_unset_without_init_says_so(shell: Shell) -> None:
     done = shell.run("dump; source nanotf-unset; dump")
     before, after = done.environments
     assert (done.code, after) == (0, before)
-    assert "has set nothing" in done.out
+    assert done.out == "nanotf: nanotf-init has set nothing here.\n"
 
 
 def test_a_state_that_is_not_ours_is_refused(shell: Shell) -> None:
@@ -280,7 +286,7 @@ def test_an_executed_script_refuses(shell: Shell, script: str) -> None:
         done = shell.run(code)
         assert done.code == 2
         assert done.out == ""
-        assert done.err == f"{script}: must be sourced, not executed: source {script}\n"
+        assert done.err == f"nanotf: {script} must be sourced, not executed: source {script}\n"
 
 
 def test_another_shell_is_refused(tmp_path: pathlib.Path) -> None:
@@ -289,7 +295,7 @@ def test_another_shell_is_refused(tmp_path: pathlib.Path) -> None:
     code = f'. "{ROOT}/scripts/nanotf-init"; echo goes on'
     done = subprocess.run(["dash", "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "goes on\n"
-    assert done.stderr == "nanotf-init: needs bash or zsh\n"
+    assert done.stderr == "nanotf: nanotf-init needs bash or zsh\n"
 
 
 # -------------------------------------------------------------------- the user's shell

@@ -380,7 +380,7 @@ def test_env_prints_each_workers_variables(capsys: pytest.CaptureFixture[str]) -
         (["env", "-r", "0"], "Received: cores_per_process=0"),
         (["env", "--bogus"], "--bogus"),
         (["env", "-j", "-t"], "not allowed with"),
-        ([], "command"),
+        (["run", "-m"], "required: script"),
     ],
 )
 @pytest.mark.usefixtures("clean")
@@ -392,6 +392,14 @@ def test_wrong_arguments_are_one_line(
     assert printed.out == ""
     assert message in printed.err
     assert printed.err.count("\n") == 1
+
+
+def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    alone = capsys.readouterr()
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert (alone.out, alone.err) == (capsys.readouterr().out, "")
 
 
 def test_neither_importing_nor_env_imports_tensorflow() -> None:

@@ -64,13 +64,18 @@ def test_pool_keeps_its_cores_while_others_come_and_go(taken: dict[int, tuple[in
 
 
 def test_too_few_cores_are_shared_knowingly(
-    taken: dict[int, tuple[int, ...]], caplog: pytest.LogCaptureFixture
+    taken: dict[int, tuple[int, ...]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(neighbours, "_warned", False)
     taken[4711] = tuple(range(7))
     with caplog.at_level(logging.WARNING, logger="nanotf"):
         assert neighbours.plan(2) == topology.plan(2, machine=EIGHT)
         neighbours.forget()
+        taken[4712] = (7,)  # once in all, not once for each who comes
         neighbours.plan(2)
+        neighbours.plan(3)
     (record,) = caplog.records
     assert "share the logical CPUs [0, 1, 2, 3, 4, 5, 6]" in record.getMessage()
     assert "4711" in record.getMessage()

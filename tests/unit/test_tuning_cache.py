@@ -146,5 +146,5 @@ def test_command(capsys: pytest.CaptureFixture[str], cache: pathlib.Path) -> Non
     assert str(cache) in said
     assert "digits: ms per step by processes: 1: 12.30" in said
     assert cli.main(["tune", "--clear"]) == 0
-    assert "Forgot 1 measurement" in capsys.readouterr().out
+    assert "nanotf: Forgot 1 measurement" in capsys.readouterr().out
     assert tuning_cache.entries() == {}
