@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nanotf import run_default
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, PlacementError
 from nanotf.machine import LogicalCpu, Machine, describe_machine
 
@@ -100,7 +101,12 @@ def check_num_processes(value: Any) -> int:
         InvalidArgumentTypeError: It is not an integer (bool and float are not).
         InvalidArgumentError: It is below 1.
     """
-    return _positive_integer("num_processes", value, "Pass the number of workers to start")
+    return _positive_integer(
+        "num_processes",
+        value,
+        "Pass the number of workers to start",
+        f" Only fit() takes num_processes={run_default.AUTO!r}, which measures what is fastest.",
+    )
 
 
 def check_cores_per_process(value: Any) -> int | None:
@@ -174,7 +180,7 @@ def _cap_of_environment(environ: Mapping[str, str]) -> int | None:
     return environment.cores_cap(environ)
 
 
-def _positive_integer(name: str, value: Any, remedy: str) -> int:
+def _positive_integer(name: str, value: Any, remedy: str, more: str = "") -> int:
     try:
         # NumPy's integers are as good as Python's; True is an int that nobody means as one.
         number = None if isinstance(value, bool) else operator.index(value)
@@ -183,7 +189,7 @@ def _positive_integer(name: str, value: Any, remedy: str) -> int:
     if number is None:
         raise InvalidArgumentTypeError(
             f"`{name}` must be an integer. Received: {name}={value!r} "
-            f"({type(value).__name__}). {remedy}, such as {name}=2."
+            f"({type(value).__name__}). {remedy}, such as {name}=2.{more}"
         )
     if number < 1:
         raise InvalidArgumentError(

@@ -40,7 +40,7 @@ NUMBERS = [
     (-1, ValueError, "num_processes=-1"),
     (True, TypeError, "num_processes=True"),
     (2.0, TypeError, r"num_processes=2\.0"),
-    ("four", (TypeError, ValueError), "num_processes='four'"),
+    ("2", (TypeError, ValueError), "num_processes='2'.* Only fit.. takes num_processes='auto'"),
     (10**6, errors.PlacementError, "1000000"),
 ]
 

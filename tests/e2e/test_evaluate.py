@@ -239,6 +239,9 @@ def test_bad_arguments_start_no_process() -> None:
     x, y = digits(20)
     with pytest.raises(TypeError, match=r"num_processes=2\.0"):
         small_cnn().evaluate(x, y, num_processes=2.0)
+    for method in (small_cnn().evaluate, small_cnn().predict):
+        with pytest.raises(TypeError, match=r"='auto' \(str\).* Only fit\(\) takes"):
+            method(x, num_processes="auto")
     with pytest.raises(ValueError, match="same number of samples"):
         small_cnn().evaluate(x, y[:7], num_processes=2)
     with pytest.raises(ValueError, match=r"never ends|infinite dataset"):
