@@ -13,10 +13,16 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "CheckpointManager": "nanotf.checkpoints",
+    "Model": "nanotf.keras",
+    "Sequential": "nanotf.keras",
     "accelerate": "nanotf.models",
     "get_strategy": "nanotf.context",
-    "last_report": "nanotf.report",
     "is_chief": "nanotf.context",
+    "last_report": "nanotf.report",
+    "nano": "nanotf.keras",
+    "nano_bf16": "nanotf.keras",
+    "nano_multiprocessing": "nanotf.keras",
+    "nano_multiprocessing_loss": "nanotf.keras",
     "patch_tensorflow": "nanotf.patching",
     "plan": "nanotf.topology",
     "rank": "nanotf.context",

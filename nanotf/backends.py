@@ -1,8 +1,9 @@
 """The names of the back ends: who starts the workers.
 
-"local": this process, on this machine. "ray": Ray, on this machine or on the nodes of a cluster;
-see `on_ray`. A back end is a kind of plan, which says what workers are wanted, and a kind of crew
-(`worker_process.Crew`), which starts them; the rest of nanotf knows `Pool` alone.
+"local": this process, on this machine. "multiprocessing": the same, as BigDL-Nano calls it. "ray":
+Ray, on this machine or on the nodes of a cluster; see `on_ray`. A back end is a kind of plan, which
+says what workers are wanted, and a kind of crew (`worker_process.Crew`), which starts them; the
+rest of nanotf knows `Pool` alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
 if TYPE_CHECKING:
     from nanotf.worker_process import Crew
 
-BACKENDS = ("local", "ray")
+BACKENDS = {"local": "local", "multiprocessing": "local", "ray": "ray"}  # by accepted name
 DEFAULT_BACKEND = "local"
 
 
@@ -41,7 +42,10 @@ AnyPlan = topology.Plan | RayPlan
 
 
 def check_backend(backend: str | None) -> str:
-    """The back end to use for an argument `backend`; None means the default.
+    """The back end to use for an argument `backend`: "local" or "ray".
+
+    Args:
+        backend: str, one of `BACKENDS`, or None for the default.
 
     Raises:
         InvalidArgumentError: There is no such back end.
@@ -49,13 +53,13 @@ def check_backend(backend: str | None) -> str:
     """
     if backend is None:
         return DEFAULT_BACKEND
-    check_choice("backend", backend, BACKENDS)
+    check_choice("backend", backend, tuple(BACKENDS))
     if backend == "ray" and importlib.util.find_spec("ray") is None:
         raise UnsupportedVersionError(
             "backend='ray' needs the package ray. Received: backend='ray', and ray is not "
             "installed in this Python. Install it: pip install 'nanotf[ray]'."
         )
-    return backend
+    return BACKENDS[backend]
 
 
 def check_can_measure(backend: str | None) -> None:

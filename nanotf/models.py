@@ -107,7 +107,8 @@ class Accelerated:
                 and from the last completed epoch, after a worker has died or was stuck. Without
                 workers nothing is restarted, nor where one dies before training has begun.
             backend: str or None, who starts the workers: "local", the default, this process on this
-                machine; "ray", Ray on this machine or a cluster, see `on_ray`.
+                machine, also called "multiprocessing"; "ray", Ray on this machine or a cluster,
+                see `on_ray`.
             **kwargs: as in Keras's `fit`.
 
         Returns:

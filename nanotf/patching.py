@@ -79,12 +79,19 @@ def patch_tensorflow(precision: str = "float32", sparse: bool = True) -> None:
     _set_policy(precision)
 
 
-def unpatch_tensorflow() -> None:
+def unpatch_tensorflow(precision: str | None = None) -> None:
     """Undoes `patch_tensorflow`. Does nothing where nothing is patched.
 
-    The global dtype policy of before is put back, unless it was changed since.
+    Args:
+        precision: str or None, one of `precision.PRECISIONS`, Keras's global dtype policy from now
+            on. None, the default, puts back the one of before, unless it was changed since.
+
+    Raises:
+        InvalidArgumentError: There is no such precision.
     """
     global _keras_new
+    if precision is not None:
+        check_precision(precision)
     _set_policy("float32")
     _leave_sparse()
     if _keras_new is not None:
@@ -92,6 +99,8 @@ def unpatch_tensorflow() -> None:
         _keras_new = None
         _rename(models.in_place_of)
         models.in_place_of.clear()
+    if precision is not None:
+        require_tensorflow().keras.mixed_precision.set_global_policy(precision)
 
 
 def is_patched() -> bool:

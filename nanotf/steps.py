@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nanotf import context, processor
@@ -100,26 +100,37 @@ def nano_multiprocessing(function: Callable[..., Any]) -> Step:
 
 
 class _Loss:
-    """A plain function of rows, as a loss; see `nano_multiprocessing_loss`."""
+    """A plain function of rows, as a loss; see `nano_multiprocessing_loss`.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    Args:
+        function: callable, of targets and predictions.
+        options: mapping of str to object, arguments of `tf.function`; none for no `tf.function`.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self.function = function
+        self.options = options
         functools.update_wrapper(self, function)
         del vars(self)["__wrapped__"]  # AutoGraph would call that instead
+        # A copy in a worker makes its own: a `tf.function` travels without its arguments.
+        self.compiled = function
+        if options:
+            python = getattr(function, "python_function", function)
+            self.compiled = require_tensorflow().function(python, **options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tf = require_tensorflow()
-        function = self.function
+        function = self.compiled
         if context.current is not None:
             function = context.current.over_whole_batch(function)
         values = tf.convert_to_tensor(function(*args, **kwargs))
         return values if values.shape.rank == 0 else tf.reduce_mean(values)
 
     def __reduce__(self) -> Any:
-        return _Loss, (self.function,)
+        return _Loss, (self.function, self.options)
 
 
-def nano_multiprocessing_loss() -> Callable[[Callable[..., Any]], Any]:
+def nano_multiprocessing_loss(function: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
     """Turns a plain function of targets and predictions into a loss for a step.
 
     A function that returns a value for each row becomes their mean over the global batch. One
@@ -128,8 +139,17 @@ def nano_multiprocessing_loss() -> Callable[[Callable[..., Any]], Any]:
     has as many rows as the first tensor is the batch's, like sample weights, and all else is
     passed on as it is.
 
+    Args:
+        function: callable, where the decorator is written without parentheses.
+        **kwargs: arguments of `tf.function`, such as `jit_compile`, under which the function then
+            runs. Without any it runs as it is.
+
     Returns:
-        A decorator.
+        The loss, or without `function` a decorator that makes one.
+
+    Raises:
+        InvalidArgumentTypeError: What is decorated is not callable, or `tf.function` does not take
+            the arguments.
 
     Example:
         >>> @nano_multiprocessing_loss()
@@ -143,9 +163,16 @@ def nano_multiprocessing_loss() -> Callable[[Callable[..., Any]], Any]:
                 "@nano_multiprocessing_loss() decorates a function of targets and predictions. "
                 f"Received: an object of class {type(function).__qualname__}."
             )
-        return _Loss(function)
+        try:
+            return _Loss(function, kwargs)
+        except TypeError as error:
+            raise InvalidArgumentTypeError(
+                "nano_multiprocessing_loss() takes the arguments of tf.function. Received: "
+                f"{', '.join(f'{name}={value!r}' for name, value in kwargs.items())}, of which "
+                f"TensorFlow says: {str(error).rstrip('.')}. Leave out what it does not take."
+            ) from error
 
-    return decorate
+    return decorate if function is None else decorate(function)
 
 
 def nano_bf16(function: Callable[..., Any]) -> Callable[..., Any]:

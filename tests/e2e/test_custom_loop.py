@@ -119,12 +119,13 @@ def test_step_without_tf_function(run_on: Any, float64: None) -> None:
 
 
 def test_loss_of_a_plain_function(run_on: Any, float64: None) -> None:
-    @nano_multiprocessing_loss()
+    @nano_multiprocessing_loss
     def of_rows(y_true: Any, y_pred: Any) -> Any:
         return tf.reduce_sum(tf.square(tf.one_hot(y_true, 3, dtype=y_pred.dtype) - y_pred), axis=-1)
 
-    @nano_multiprocessing_loss()
+    @nano_multiprocessing_loss(reduce_retracing=True)
     def of_batch(y_true: Any, y_pred: Any) -> Any:
+        assert tf.inside_function()  # also where the step is not, here and in workers
         errors = tf.abs(tf.one_hot(y_true, 3, dtype=y_pred.dtype) - y_pred)
         return tf.reduce_sum(errors**2) / tf.reduce_sum(errors)
 
@@ -145,8 +146,9 @@ def test_loss_of_a_plain_function(run_on: Any, float64: None) -> None:
     y = loops.rows(4)[1]
     assert of_rows(y, np.zeros((4, 3))).shape == ()
     _train_both(run_on, loss=lambda: with_more)
-    for loss in (of_rows, of_batch):
-        _train_both(run_on, loss=lambda loss=loss: loss)
+    _train_both(run_on, loss=lambda: of_rows)
+    for graph in (True, False):
+        _train_both(run_on, loss=lambda: of_batch, graph=graph)
 
 
 def test_loss_objects_that_return_a_number_for_the_batch(run_on: Any, float64: None) -> None:

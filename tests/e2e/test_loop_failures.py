@@ -127,13 +127,22 @@ def test_samples_that_no_batch_holds(no_workers: None) -> None:
         train(dense(), samples)
 
 
-DECORATORS = [nano_multiprocessing, nano_bf16, nano_multiprocessing_loss(), two()]
+DECORATORS = [
+    *(nano_multiprocessing, nano_bf16, nano_multiprocessing_loss, nano_multiprocessing_loss()),
+    two(),
+]
 
 
 @pytest.mark.parametrize("decorator", DECORATORS)
 def test_decorating_something_else(decorator: Any) -> None:
     with pytest.raises(errors.InvalidArgumentTypeError, match=r"Received: an object of class int"):
         decorator(3)
+
+
+def test_loss_with_what_tf_function_does_not_take() -> None:
+    rule = r"takes the arguments of tf\.function\. Received: reduction='sum', .*reduction"
+    with pytest.raises(errors.InvalidArgumentTypeError, match=rule):
+        nano_multiprocessing_loss(reduction="sum")(len)
 
 
 def test_nano_without_parentheses() -> None:

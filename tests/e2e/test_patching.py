@@ -275,6 +275,11 @@ def test_precision_sets_keras_policy_and_puts_back_the_old_one(before: str) -> N
     nanotf.patch_tensorflow(precision="mixed_bfloat16")
     nanotf.unpatch_tensorflow()
     assert policy.global_policy().name == before
+    nanotf.patch_tensorflow()
+    nanotf.unpatch_tensorflow(precision="mixed_bfloat16")
+    assert policy.global_policy().name == "mixed_bfloat16"
+    nanotf.unpatch_tensorflow(precision="float32")
+    assert policy.global_policy().name == "float32"
 
 
 def test_a_policy_that_was_set_since_is_kept() -> None:
@@ -289,4 +294,7 @@ def test_a_policy_that_was_set_since_is_kept() -> None:
 def test_unknown_precision(precision: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"'float32', .*Received: precision="):
         nanotf.patch_tensorflow(precision=precision)
+    if precision is not None:
+        with pytest.raises(InvalidArgumentError, match=r"'float32', .*Received: precision="):
+            nanotf.unpatch_tensorflow(precision=precision)
     assert not patching.is_patched()

@@ -18,6 +18,8 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 PUBLIC = {
     "nanotf": [
         "CheckpointManager",
+        "Model",
+        "Sequential",
         "__version__",
         "accelerate",
         "errors",
@@ -25,6 +27,10 @@ PUBLIC = {
         "is_chief",
         "last_report",
         "keras",
+        "nano",
+        "nano_bf16",
+        "nano_multiprocessing",
+        "nano_multiprocessing_loss",
         "optimizers",
         "patch_tensorflow",
         "plan",
@@ -68,6 +74,15 @@ def _run(code: str) -> str:
 def test_public_names(module: str) -> None:
     code = f"import {module} as m; print(*sorted(m.__all__)); [getattr(m, n) for n in m.__all__]"
     assert _run(code).split() == sorted(PUBLIC[module])
+
+
+def test_names_of_keras_are_those_of_the_package() -> None:
+    code = """
+from nanotf import Model, Sequential, nano, nano_multiprocessing
+import nanotf, nanotf.keras as k
+print([n for n in k.__all__ if n != "layers" and getattr(nanotf, n) is not getattr(k, n)])
+"""
+    assert _run(code) == "[]"
 
 
 def test_saved_models_with_sparse_adam_load() -> None:
@@ -140,6 +155,12 @@ def test_private_names_stand_in_compat_alone(path: pathlib.Path) -> None:
         return
     private = ("tensorflow.python", "tensorflow.core", "keras.src", "tf_keras.src")
     assert [name for name in _imports(path) if name.startswith(private)] == []
+
+
+def test_one_logger() -> None:
+    """Without logging configured, its lines begin with nanotf's prefix; see `console`."""
+    found = [path for path in SOURCES if "getLogger" in path.read_text()]
+    assert found == [PACKAGE / "console.py"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
