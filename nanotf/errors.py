@@ -175,6 +175,9 @@ def describe_exit(returncode: int | None) -> tuple[str, int | None, int | None]:
     """
     if returncode is None:
         return "is still running but closed its channel", None, None
+    # Nobody is told then how a child ended, and `subprocess` makes a 0 of that.
+    if returncode == 0 and signals.getsignal(signals.SIGCHLD) == signals.SIG_IGN:
+        return "has ended (how is unknown: this process ignores SIGCHLD)", None, None
     if returncode >= 0:
         return f"exited with code {returncode}", returncode, None
     number = -returncode

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import resource
 import tempfile
+
+from nanotf.errors import NanoError
 
 STANDARD = (0, 1, 2)  # the descriptors of standard input, output and error
 
@@ -41,6 +45,9 @@ def anonymous_file(nbytes: int, *, fixed: bool) -> int:
 
     Returns:
         int, a descriptor that child processes do not inherit.
+
+    Raises:
+        NanoError: The limit on the size of files, which holds for memory files too, is lower.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("nanotf", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -53,10 +60,21 @@ def anonymous_file(nbytes: int, *, fixed: bool) -> int:
         os.ftruncate(fd, nbytes)
         if fixed:
             _seal_size(fd)
-    except BaseException:
+    except BaseException as error:
         os.close(fd)
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            raise _limited(nbytes) from error
         raise
     return fd
+
+
+def _limited(nbytes: int) -> NanoError:
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return NanoError(
+        "The memory that processes share consists of files in memory, for which the limit on the "
+        f"size of files holds (RLIMIT_FSIZE). Received: a limit of {soft} bytes, where {nbytes} "
+        "are needed. Raise it before Python starts: `ulimit -f unlimited`."
+    )
 
 
 def _seal_size(fd: int) -> None:

@@ -8,7 +8,7 @@ socket as ancillary data, in the order that the message names them.
 The life of a pool, from top to bottom:
 
     parent                                     worker `rank`
-      |  <- Hello (pid, address it could serve)  |   started by `python -m nanotf.worker`
+      |  <- Hello (pid, address it could serve)  |   started by `worker_process`
       |  Setup (paths, cluster) ->               |   imports TensorFlow, makes its strategy
       |  <- Ready                                |
       |  Job (a model, data, arguments) ->       |

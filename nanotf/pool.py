@@ -1,7 +1,7 @@
 """A pool: start, supervise and stop its workers.
 
     parent process                                   worker process (one per rank)
-      Pool(plan, transport)                            python -m nanotf.worker
+      Pool(plan, transport)                            nanotf.worker
         socketpair, secret key on stdin      ---->     pins itself, then imports TensorFlow
         one thread per worker reads its channel        one thread reads the channel
         and puts what it says into `Pool._inbox`       and ends the process when it closes
@@ -126,6 +126,8 @@ class Pool:
         self._crew = backends.crew_of(plan, transport, key)
         try:
             with explaining_few_descriptors(self.size):
+                if transport != "grpc":  # before the workers: its limits are known at once
+                    self.group = collectives.create_group(self.size, deadline=self.stall_seconds)
                 self._crew.start()
                 deadline = time.monotonic() + _start_seconds.get()
                 for worker in self.workers:
@@ -217,7 +219,7 @@ class Pool:
                 logger.warning("Worker %d: %s", worker.rank, warning)
         setup = messages.Setup(tuple(sys.path), tuple(sys.argv), self.size, self.stall_seconds)
         fds = []
-        if self.transport == "grpc":
+        if self.group is None:
             cluster = tuple(
                 f"{worker.host}:{hello.port}"
                 for worker, hello in zip(self.workers, hellos, strict=True)
@@ -225,7 +227,6 @@ class Pool:
             setup = dataclasses.replace(setup, cluster=cluster)
             _warn_of_listeners(cluster)
         else:
-            self.group = collectives.create_group(self.size, deadline=self.stall_seconds)
             setup = dataclasses.replace(setup, group=self.group.spec)
             fds = [self.group.fd]
         for worker in self.workers:

@@ -1,7 +1,7 @@
 """What `source nanotf-init` and `source nanotf-unset` evaluate: lines for bash and zsh.
 
-The scripts do nothing but run `python -m nanotf env --shell init` (or `unset`) and evaluate what
-it prints, if it succeeds. So a shell changes as a whole or not at all.
+The scripts do nothing but run `nanotf env --shell init` (or `unset`) and evaluate what it prints,
+if it succeeds. So a shell changes as a whole or not at all.
 """
 
 from __future__ import annotations

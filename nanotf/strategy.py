@@ -133,6 +133,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             distribute.move_in_float32(extended, size)
             self.tally = extended.tally = Tally()
             distribute.count_collectives(extended, self.tally)
+        distribute.reduce_without_semaphores(extended)
         tf.distribute.Strategy.__init__(self, extended)
         self.rank = rank
         self.size = size

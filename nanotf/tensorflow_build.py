@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
-import pathlib
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nanotf.errors import describe_exit
+from nanotf.interpreter import python_command
 
 SECONDS = 120.0  # TensorFlow's import takes 2 s, and minutes from a cold network file system
 
@@ -60,12 +58,10 @@ def read_build(environ: Mapping[str, str]) -> TensorFlowBuild:
         environ: mapping, the environment of that process.
     """
     packages = installed_packages()
-    root = str(pathlib.Path(__file__).resolve().parent.parent)
-    paths = [root, *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     try:
         asked = subprocess.run(
-            [sys.executable, "-m", "nanotf.compat.build_facts"],
-            env={**environ, "PYTHONPATH": os.pathsep.join(paths)},
+            python_command("nanotf.compat.build_facts"),
+            env=environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -1,4 +1,4 @@
-"""What `nanotf doctor --test` tries: `python -m nanotf.trial` trains, and sums, on two workers.
+"""What `nanotf doctor --test` tries: this module, run, trains, and sums, on two workers.
 
 A process of its own, so that a crash of TensorFlow is an answer too.
 """
@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from nanotf.errors import describe_exit
+from nanotf.interpreter import python_command
 
 SECONDS = 300.0  # three imports of TensorFlow, from a cold network file system
 WORKERS = 2
@@ -40,13 +39,10 @@ class Check:
 
 def run_trial() -> tuple[Check, ...]:
     """Runs the checks in a process of their own."""
-    root = str(pathlib.Path(__file__).resolve().parent.parent)
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     process = subprocess.Popen(
-        [sys.executable, "-m", "nanotf.trial"],
+        python_command("nanotf.trial"),
         env={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
             "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "3"),
         },
         stdin=subprocess.DEVNULL,

@@ -1,8 +1,8 @@
-"""A worker's main: `python -m nanotf.worker FD RANK CORES NUMA_NODE TRANSPORT PARENT`.
+"""A worker's main; its arguments are FD RANK CORES NUMA_NODE TRANSPORT PARENT.
 
-Started by `pool.Worker`, which passes the inherited socket's descriptor and writes the secret
-key to standard input. Nothing of TensorFlow is imported before the process is pinned, since
-TensorFlow sizes its thread pools, and the kernel places its memory, by what it finds then.
+Started by `worker_process.WorkerProcess`, which passes the inherited socket's descriptor and writes
+the secret key to standard input. Nothing of TensorFlow is imported before the process is pinned,
+since TensorFlow sizes its thread pools, and the kernel places its memory, by what it finds then.
 """
 
 from __future__ import annotations
@@ -65,14 +65,26 @@ def write_stacks() -> None:
         faulthandler.register(signal.SIGQUIT, all_threads=True)
 
 
+def leave_interrupts_to_parent() -> None:
+    """Makes SIGINT do nothing here: schedulers send it to every process, and one has to decide.
+
+    It was blocked when this process was started. A handler, other than `SIG_IGN`, is not inherited
+    by programs that the user's code starts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored as it is
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+        signal.siginterrupt(signal.SIGINT, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 class _LogFile(io.FileIO):
-    """A standard stream to which a full disk is no reason to stop training."""
+    """A standard stream to which a full disk, or `ulimit -f`, is no reason to stop training."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
             return len(memoryview(data).cast("B"))
 
@@ -192,6 +204,7 @@ def _setup(
 
 def main(arguments: list[str]) -> int:
     """Runs a worker until its parent says stop or goes away. Returns the exit code."""
+    leave_interrupts_to_parent()
     end_with_parent(int(arguments[5]))
     write_log()
     write_stacks()

@@ -9,12 +9,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
-import pathlib
 import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +22,7 @@ from nanotf import environment, stalls, topology
 from nanotf.channel import Channel
 from nanotf.console import logger
 from nanotf.errors import WorkerDied, WorkerError, describe_exit
+from nanotf.interpreter import python_command
 from nanotf.memory_files import above_standard
 from nanotf.worker_log import WorkerLog
 
@@ -234,23 +233,20 @@ class WorkerProcess(Worker):
             socket.socket(fileno=above_standard(sock.detach()))
             for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         )
-        command = [sys.executable, "-m", "nanotf.worker", str(theirs.fileno()), str(self.rank)]
         pinned = placement.cores if placement.pin else ()
-        command.append(",".join(map(str, pinned)))
-        command.append("" if placement.numa_node is None else str(placement.numa_node))
-        command += [transport, str(os.getpid())]
         try:
-            # A session of its own: Ctrl-C in the terminal is for the parent to handle.
+            command = python_command(
+                "nanotf.worker",
+                str(theirs.fileno()),
+                str(self.rank),
+                ",".join(map(str, pinned)),
+                "" if placement.numa_node is None else str(placement.numa_node),
+                transport,
+                str(os.getpid()),
+            )
+            variables = _variables(placement, os.environ if environ is None else environ)
             self.process = process = in_lasting_thread(
-                lambda: subprocess.Popen(
-                    command,
-                    env=_variables(placement, os.environ if environ is None else environ),
-                    stdin=subprocess.PIPE,
-                    stdout=self.log.fileno(),
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
+                lambda: self._spawn(command, variables, theirs.fileno())
             )
         except BaseException:
             ours.close()
@@ -262,6 +258,25 @@ class WorkerProcess(Worker):
         with contextlib.suppress(BrokenPipeError):  # died already; the channel will tell
             process.stdin.write(key)
             process.stdin.close()
+
+    def _spawn(
+        self, command: list[str], variables: Mapping[str, str], fd: int
+    ) -> subprocess.Popen[bytes]:
+        # Inherited: no SIGINT reaches a worker before it has seen to that itself.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            # A session of its own: Ctrl-C in the terminal is for the parent to handle.
+            return subprocess.Popen(
+                command,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=self.log.fileno(),
+                stderr=subprocess.STDOUT,
+                pass_fds=[fd],
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stacks(workers: Sequence[Worker]) -> list[str]:
@@ -317,8 +332,4 @@ def _variables(placement: topology.Placement, environ: Mapping[str, str]) -> dic
             logger.info("Workers keep %s=%s, which you have set.", name, value)
     variables = found.apply(environ)
     variables["NANOTF_RANK"] = str(placement.rank)
-    root = str(pathlib.Path(__file__).resolve().parent.parent)
-    paths = [p for p in variables.get("PYTHONPATH", "").split(os.pathsep) if p]
-    if root not in paths:
-        variables["PYTHONPATH"] = os.pathsep.join([root, *paths])
     return variables

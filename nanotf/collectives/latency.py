@@ -17,7 +17,6 @@ import os
 import pickle
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +27,7 @@ from nanotf.collectives import native_library as native
 from nanotf.collectives.native_engine import NativeEngine
 from nanotf.collectives.python_engine import PythonEngine
 from nanotf.collectives.spec import IMPLEMENTATIONS, GroupSpec, create_group
+from nanotf.interpreter import python_command
 
 SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 94 << 20)
 _SECONDS_PER_SIZE = 0.7
@@ -108,7 +108,7 @@ def run(size: int, implementation: str | None, sizes: Sequence[int], **options: 
     """Spawns the ranks and prints rank 0's table."""
     with create_group(size, implementation=implementation, deadline=60.0, **options) as owner:
         task = base64.b64encode(pickle.dumps((owner.spec, owner.fd, list(sizes))))
-        command = [sys.executable, "-m", "nanotf.collectives.latency", "--task", task.decode()]
+        command = python_command("nanotf.collectives.latency", "--task", task.decode())
         ranks = [
             subprocess.Popen(
                 [*command, "--rank", str(rank)],

@@ -1,6 +1,6 @@
-"""What the installed TensorFlow says about itself: `python -m nanotf.compat.build_facts`.
+"""What the installed TensorFlow says about itself.
 
-Prints one line of JSON. A process of its own, since TensorFlow takes seconds to import, and may
+Run, it prints one line of JSON. A process of its own, since TensorFlow takes seconds to import, and may
 crash on a processor that it was not built for.
 
 | name | versions seen | why |

@@ -11,6 +11,7 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | its `_use_merge_call` | see `WorkerStrategy.without_merging` |
 | its `_get_variable_creator_initial_value` | variables whose values are known need no broadcast |
 | `cross_device_ops.CollectiveAllReduce`, its `_launchers`, `_devices` | holds the launcher of each device |
+| its `_all_reduce_per_replica_values`, `_all_reduce`, `_lock`, and `distribute_utils.regroup`, `values.Mirrored` | see `reduce_without_semaphores` |
 | `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass, reductions through its `all_reduce`, gathers through its `_all_gather` |
 | `trackable.base.CheckpointInitialValue`, its `wrapped_value` | what a variable is made of that a checkpoint restores when it is made |
 | `Dataset._inputs` | the datasets that a dataset is made of |
@@ -24,6 +25,7 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import threading
@@ -37,6 +39,7 @@ from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
     cross_device_utils,
+    distribute_utils,
     values,
 )
 from tensorflow.python.distribute.cluster_resolver import cluster_resolver
@@ -177,6 +180,34 @@ def use_launcher(extended: Any, size: int, make: Callable[[str], Any]) -> None:
         )
         operations._launchers = [make(launcher._device) for launcher in operations._launchers]
         setattr(extended, name, operations)
+
+
+def reduce_without_semaphores(extended: Any) -> None:
+    """Makes eager reductions launch their collectives from a plain thread.
+
+    TensorFlow makes a `multiprocessing.pool.ThreadPool` for each of them, which needs semaphores,
+    and those a /dev/shm that can be written (AWS Lambda has none). A worker has one device.
+
+    Args:
+        extended: the strategy's implementation, with its launchers.
+    """
+    for operations in (extended._cross_device_ops, extended._host_cross_device_ops):
+        stock = operations._all_reduce_per_replica_values
+        operations._all_reduce_per_replica_values = functools.partial(
+            _reduce_in_thread, operations, stock
+        )
+
+
+def _reduce_in_thread(
+    operations: Any, stock: Any, reduce_op: Any, per_replica: Any, options: Any
+) -> Any:
+    if not tf.executing_eagerly():
+        return stock(reduce_op, per_replica, options)
+    mine = [value.values[0] for value in per_replica]
+    # A thread, as TensorFlow's: the caller's gradient tape and device do not reach into it.
+    with operations._lock, concurrent.futures.ThreadPoolExecutor(1) as thread:
+        reduced = thread.submit(operations._all_reduce, reduce_op, mine, 0, options).result()
+    return [distribute_utils.regroup((value,), wrap_class=values.Mirrored) for value in reduced]
 
 
 def move_in_float32(extended: Any, size: int) -> None:

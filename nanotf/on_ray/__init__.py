@@ -2,7 +2,7 @@
 
     parent                          node of a Ray cluster
       Pool                            Relay, an actor, holds the node's cores (num_cpus)
-        RayCrew ---- actor calls --->   starts `python -m nanotf.worker`, as a pool does
+        RayCrew ---- actor calls --->   starts `nanotf.worker`, as a pool does
         RayWorker                       (pinning, log, crashes, death with the parent: the same)
 
 Where the actor runs on the parent's node, it hands the worker's channel and log to the parent

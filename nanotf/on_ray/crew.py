@@ -9,7 +9,7 @@ import pathlib
 import secrets
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import nanotf
@@ -30,6 +30,14 @@ CLOCK_LOOKS = 5  # the quickest of so many answers says best what time it is the
 
 # The parent's variables that limit the cores of workers on its own node; see `topology.plan`.
 LIMITS = ("OMP_NUM_THREADS", "NANOTF_ENV")
+
+# Of the parent's variables, those that workers on all nodes get; see `taken_over`.
+TAKEN_OVER = (
+    *("TF_", "TF2_", "KERAS_", "XLA_", "ONEDNN_", "DNNL_", "NANOTF_", "PYTHONHASHSEED"),
+    *("OMP_", "KMP_", "MKL_", "TCMALLOC_", "MALLOC_CONF", "GLIBC_TUNABLES"),
+)
+# Terraform's, which holds credentials in such variables, and not TensorFlow's.
+FOREIGN = ("TF_VAR_", "TF_TOKEN_", "TF_CLI_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +116,7 @@ class RayCrew:
                     post.placement,
                     self._key,
                     self._transport,
-                    dict(os.environ),
+                    taken_over(os.environ),
                     directory,
                     (name, post.token) if post.node == home else None,
                 )
@@ -226,6 +234,24 @@ class RayCrew:
             after = timing.now()
             looks.append((after - before, (before + after) // 2 - there))
         return min(looks)[1]
+
+
+def taken_over(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of the parent's environment that goes to the nodes of a cluster.
+
+    A variable goes if its name begins as one that changes how TensorFlow, Keras or nanotf compute
+    (`TAKEN_OVER`), so that all workers compute alike. No other one leaves this process, passwords
+    and cloud credentials among them: the environment of a worker is that of its node, where Ray
+    was started. What user code in workers reads has to be set there.
+
+    Args:
+        environ: mapping, the parent's environment.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(TAKEN_OVER) and not name.startswith(FOREIGN)
+    }
 
 
 def _part(count: int, share: int, cpus: int) -> float:

@@ -27,8 +27,6 @@ from nanotf.worker_process import WorkerProcess
 CONCURRENCY_GROUPS = {"down": 1, "up": 1, "life": 1, "control": 1}
 
 HANDOVER_BYTES = 32  # a token by which the parent knows the worker whose channel arrives
-# What a worker on another node takes over from the parent's environment; the rest is the node's.
-TAKEN_OVER = ("TF_", "KERAS_", "NANOTF_", "OMP_", "KMP_", "TCMALLOC_", "MALLOC_CONF")
 # What Ray sets for its own processes, beside OMP_NUM_THREADS.
 RAYS_OWN = ("RAY_", "SPT_NOENV", "PYTHONBREAKPOINT")
 
@@ -119,18 +117,15 @@ class Relay:
             placement: its rank and cores.
             key: bytes, the pool's secret key.
             transport: str.
-            environ: the parent's environment.
+            environ: what its environment takes over from the parent's; the rest is the node's.
             directory: str, the parent's working directory.
             handover: where the parent is on this node: the name of a Unix socket on which it
                 waits for the channel, and the token to show there.
         """
-        if handover is None:
-            ours = {k: v for k, v in os.environ.items() if not k.startswith(RAYS_OWN)}
-            theirs = {k: v for k, v in environ.items() if k.startswith(TAKEN_OVER)}
-            environ = {**ours, **theirs}
+        ours = {k: v for k, v in os.environ.items() if not k.startswith(RAYS_OWN)}
         if os.path.isdir(directory):  # noqa: PTH112, another node may not have it
             os.chdir(directory)
-        self._worker = worker = WorkerProcess(placement, key, transport, environ)
+        self._worker = worker = WorkerProcess(placement, key, transport, {**ours, **environ})
         direct = handover is not None and _hand_over(worker, *handover)
         if not direct:
             reader = threading.Thread(target=self._read, args=(key,), name="nanotf-relay")

@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -21,16 +22,22 @@ def run_script(
     with_nanotf: bool = True,
     check: bool = True,
     seconds: float = SECONDS,
+    directory_at_start: pathlib.Path | None = None,
+    command: Sequence[str] = (),
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Writes a script and runs it.
 
     Args:
-        directory: where the script is put, and the working directory.
+        directory: where the script is put.
         source: its text.
         *arguments: of the command line.
         with_nanotf: whether nanotf can be imported in it.
         check: whether it has to end with exit code 0.
         seconds: how long it may take.
+        directory_at_start: the working directory; default `directory`.
+        command: words that go before Python's.
+        **variables: environment variables.
 
     Returns:
         What it printed, and its exit code.
@@ -45,9 +52,9 @@ def run_script(
         block = "import sys; sys.modules['nanotf'] = None\n"
         script.write_text(block + textwrap.dedent(source))
     done = subprocess.run(
-        [sys.executable, str(script), *arguments],
-        cwd=directory,
-        env=environment,
+        [*command, sys.executable, str(script), *arguments],
+        cwd=directory_at_start or directory,
+        env={**environment, **variables},
         capture_output=True,
         text=True,
         timeout=seconds,

@@ -113,6 +113,20 @@ def test_actor_that_is_killed() -> None:
     assert len(history.history["loss"]) == 1
 
 
+def test_the_parents_variables_stay_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that its node does not have, and that do not set up TensorFlow."""
+    nanotf.shutdown()
+    monkeypatch.setenv("SOME_SERVICE_TOKEN", "hunter2")
+    monkeypatch.setenv("TF_SOME_OPTION", "1")
+
+    @nano(transport="grpc", **ON_RAY)
+    def variables() -> tuple[Any, ...]:
+        assert nanotf.rank() in (0, 1)
+        return tuple(map(os.environ.get, ("SOME_SERVICE_TOKEN", "TF_SOME_OPTION")))
+
+    assert variables() == (None, "1")
+
+
 def test_shutdown_gives_everything_back() -> None:
     x, y = digits(100)
     small_cnn().fit(x, y, verbose=0, transport="grpc", **ON_RAY)

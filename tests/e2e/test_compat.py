@@ -113,6 +113,32 @@ def test_collectives_are_rebuilt_with_another_launcher() -> None:
     assert len(devices) == len(operations._devices) + 1, "the host's collectives as well"
 
 
+def test_eager_reductions_make_no_pool_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(
+        cluster_resolver=distribute.empty_cluster()
+    )
+    made: list[int] = []
+
+    def refuse(threads: int) -> Any:
+        made.append(threads)
+        raise OSError("no semaphores")
+
+    monkeypatch.setattr(_module("cross_device_ops").multiprocessing.pool, "ThreadPool", refuse)
+    operations = strategy.extended._cross_device_ops
+    options = strategy.extended._communication_options
+
+    def reduced(value: Any) -> Any:
+        three = _module("values").PerReplica((value,))
+        return operations.reduce_implementation(tf.distribute.ReduceOp.SUM, three, three, options)
+
+    with pytest.raises(OSError, match="no semaphores"):
+        reduced(tf.constant(3.0))
+    distribute.reduce_without_semaphores(strategy.extended)
+    assert float(reduced(tf.constant(3.0))) == 3.0
+    assert float(tf.function(reduced)(tf.constant(3.0))) == 3.0
+    assert made == [1]
+
+
 def test_graph_of_the_function_behind_a_loop() -> None:
     graphs: list[Any] = []
 

@@ -28,7 +28,7 @@ from waiting import wait_until
 import nanotf
 from nanotf import outbox, pool, worker_process
 from nanotf.errors import NanoError, WorkerDied, WorkerError
-from nanotf.keras import Sequential
+from nanotf.keras import Sequential, nano
 from nanotf.shipping import state
 
 pytestmark = pytest.mark.either_generation
@@ -237,6 +237,28 @@ def test_keyboard_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt):
         small_cnn().fit(x, y, **FIT, epochs=50, callbacks=[callback])
     _next_fit_works(tuple(pids) if set(pids) != set(nanotf.worker_pids()) else ())
+
+
+def test_interrupts_of_workers_alone() -> None:
+    """Schedulers signal every process, and the parent decides; programs in workers hear it."""
+    x, y = digits(100)
+
+    def interrupt(number: int, logs: Any) -> None:
+        for pid in nanotf.worker_pids():
+            os.kill(pid, signal.SIGINT)
+
+    callback = tf.keras.callbacks.LambdaCallback(
+        on_epoch_begin=interrupt, on_epoch_end=interrupt, on_train_batch_end=interrupt
+    )
+    history = small_cnn().fit(x, y, **FIT, epochs=3, callbacks=[callback])
+    assert history.epoch == [0, 1, 2]
+
+    @nano(num_processes=2)
+    def program() -> int:
+        assert nanotf.rank() in (0, 1)
+        return subprocess.run(["sh", "-c", "kill -INT $$"], check=False).returncode
+
+    assert program() == -signal.SIGINT
 
 
 def test_an_interrupt_while_an_epoch_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:

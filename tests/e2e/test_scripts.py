@@ -82,6 +82,90 @@ def test_a_process_without_standard_streams(tmp_path: pathlib.Path) -> None:
     assert before == after
 
 
+IN_A_SHARED_FOLDER = """
+import json, os, sys
+sys.path.append(os.environ["PACKAGES"])
+import numpy as np, tensorflow as tf
+import nanotf
+from nanotf.keras import Sequential, nano
+from nanotf.tensorflow_build import read_build
+
+x = np.arange(40.0).reshape(20, 2) / 40
+model = Sequential([tf.keras.layers.Input((2,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x[:, :1], batch_size=10, verbose=0, num_processes=2)
+
+@nano(num_processes=2)
+def paths():
+    assert nanotf.rank() in (0, 1)
+    return sys.path, os.environ.get("PYTHONPATH")
+
+print(json.dumps({
+    "build": read_build(os.environ).error,
+    "same": paths() == (sys.path, os.environ.get("PYTHONPATH")),
+}))
+"""
+
+
+def test_a_script_in_a_folder_of_others(tmp_path: pathlib.Path) -> None:
+    """Neither what lies there is imported, nor what lies beside nanotf, unless the script does."""
+    shared, packages = tmp_path / "shared", tmp_path / "packages"
+    for folder in (shared, packages):
+        folder.mkdir()
+    for name in ("heapq", "queue", "pathlib", "tensorflow", "nanotf"):
+        (shared / f"{name}.py").write_text("raise SystemExit('others run their code here')")
+    (packages / "pathlib.py").write_text("raise SystemExit('the old pathlib')")
+    (packages / "nanotf").symlink_to(ROOT / "nanotf")
+    done = run_script(
+        tmp_path, IN_A_SHARED_FOLDER, directory_at_start=shared, PACKAGES=str(packages)
+    )
+    assert last_json(done) == {"build": "", "same": True}
+
+
+WITHOUT_SEMAPHORES = """
+import numpy as np, tensorflow as tf
+from nanotf.keras import Sequential, nano
+try:
+    import multiprocessing
+    multiprocessing.Lock()
+except OSError:
+    print("NO SEMAPHORES")
+x = np.arange(40.0).reshape(20, 2) / 40
+model = Sequential([tf.keras.layers.Input((2,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse", metrics=["mae"])
+options = {"verbose": 0, "num_processes": 2}
+model.fit(x, x[:, :1], batch_size=10, validation_data=(x, x[:, :1]), **options)
+model.evaluate(x, x[:, :1], **options)
+model.predict(x, **options)
+
+@nano(num_processes=2)
+def total():
+    strategy = tf.distribute.get_strategy()
+    one = strategy.run(lambda: tf.constant(1.0))
+    return float(strategy.reduce("SUM", one, axis=None))
+
+print("TOTAL", total())
+"""
+
+
+def test_without_dev_shm(tmp_path: pathlib.Path) -> None:
+    """As on AWS Lambda."""
+    bare = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        'mount -t tmpfs -o ro none /dev/shm && exec "$@"',
+        "-",
+    ]
+    try:
+        subprocess.run([*bare, "true"], capture_output=True, check=True, timeout=60)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no mount namespace of its own for a test: {error}")
+    lines = run_script(tmp_path, WITHOUT_SEMAPHORES, command=bare).stdout.splitlines()
+    assert lines == ["NO SEMAPHORES", "TOTAL 2.0"]
+
+
 def _cores_of_list(text: str) -> list[int]:
     """The kernel's list format: "0-2,5" is [0, 1, 2, 5]."""
     cores: list[int] = []

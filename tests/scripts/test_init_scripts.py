@@ -359,6 +359,15 @@ def test_the_python_beside_the_script_is_used(shell: Shell, tmp_path: pathlib.Pa
     assert "NANOTF_ENV" in done.environments[0]
 
 
+def test_what_lies_in_the_current_folder_is_not_run(shell: Shell) -> None:
+    for name in ("argparse", "json", "runpy", "nanotf"):
+        (shell.directory / f"{name}.py").write_text(
+            "raise SystemExit('others run their code here')"
+        )
+    done = shell.run("source nanotf-init -q; source nanotf-unset -q; dump")
+    assert (done.code, done.err) == (0, "")
+
+
 def test_a_link_to_the_script_finds_its_python(shell: Shell, tmp_path: pathlib.Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -11,6 +11,7 @@ import pytest
 
 from nanotf import neighbours, topology, warm
 from nanotf.errors import InvalidArgumentTypeError, PlacementError
+from nanotf.interpreter import python_command
 
 EIGHT = topology.Machine(tuple(topology.LogicalCpu(n, n) for n in range(8)))
 
@@ -21,7 +22,7 @@ def _process(proc: pathlib.Path, pid: int, *words: str) -> None:
 
 
 def _worker(proc: pathlib.Path, pid: int, cores: str, parent: int) -> None:
-    _process(proc, pid, "/x/python", "-m", "nanotf.worker", "5", "0", cores, "", "shm", str(parent))
+    _process(proc, pid, *python_command("nanotf.worker", "5", "0", cores, "", "shm", str(parent)))
 
 
 def test_process_table_says_which_cores_are_taken(tmp_path: pathlib.Path) -> None:

@@ -1,11 +1,11 @@
-"""How many of a cluster's CPUs each worker gets; no Ray is needed."""
+"""What of a cluster's CPUs, and of the parent's variables, each worker gets; no Ray is needed."""
 
 from __future__ import annotations
 
 import pytest
 
 from nanotf.errors import PlacementError
-from nanotf.on_ray import cluster
+from nanotf.on_ray import cluster, crew
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,18 @@ def test_share(cpus: list[int], size: int, wanted: int | None, expected: int) ->
 def test_too_few(cpus: list[int], size: int, wanted: int | None) -> None:
     with pytest.raises(PlacementError, match=f"num_processes={size}.* nodes with .* CPUs"):
         cluster.share(cpus, size, wanted)
+
+
+def test_variables_that_leave_the_parent() -> None:
+    going = {
+        "TF_USE_LEGACY_KERAS": "1",
+        "KERAS_BACKEND": "tensorflow",
+        "NANOTF_NATIVE": "0",
+        "OMP_NUM_THREADS": "4",
+        "PYTHONHASHSEED": "7",
+        "XLA_FLAGS": "",
+    }
+    staying = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "TF_TOKEN_app_terraform_io", "TF_VAR_password")
+    others = ("HOME", "PATH", "PYTHONPATH", "LD_PRELOAD")
+    parent = {**going, **dict.fromkeys((*staying, *others), "hunter2")}
+    assert crew.taken_over(parent) == going

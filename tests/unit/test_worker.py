@@ -45,6 +45,17 @@ def test_a_full_disk_is_no_reason_to_stop() -> None:
     assert done.returncode == 3
 
 
+def test_nor_is_a_limit_on_the_size_of_files(tmp_path: pathlib.Path) -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); "
+        "from nanotf import worker; worker.write_log(); print('first'); print('x' * 100_000)"
+    )
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        subprocess.run([sys.executable, "-c", code], stdout=file, timeout=60, check=True)
+    assert log.read_text() == "first\nxxx"
+
+
 def test_lines_are_written_before_a_process_is_killed() -> None:
     code = "from nanotf import worker; worker.write_log(); print('last words'); worker.os._exit(0)"
     done = subprocess.run(

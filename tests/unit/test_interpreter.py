@@ -1,0 +1,104 @@
+"""What child interpreters import: what this process would, and nothing from where they start."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import nanotf
+from nanotf.errors import NanoError
+from nanotf.interpreter import python_command
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# A parent: `show`, which is on its path alone, prints what a child sees; then the parent prints it.
+PARENT = """
+import sys
+sys.path[:] = filter(None, sys.path)  # `-c` has put the current folder there
+import json, os, pathlib, shutil, subprocess
+sys.path.insert(0, os.environ["PACKAGES"])
+import nanotf
+del sys.path[0]
+sys.path += [os.environ["PROJECT"], os.environ["PACKAGES"], "not there: \\udc80 'a' {0}", ""]
+from nanotf.interpreter import python_command
+done = subprocess.run(python_command("show", "-c", "a b"), capture_output=True, text=True)
+assert done.returncode == 0, done.stderr
+print(done.stdout)
+assert nanotf.__file__.startswith(os.environ["PACKAGES"])
+here = [sys.path, nanotf.__file__, list(sys.flags), os.environ.get("PYTHONPATH")]
+print(json.dumps([*here, ["-c", "a b"], "__main__"]))
+"""
+
+SHOW = """
+import heapq, json, os, pathlib, queue, runpy, sys
+import nanotf, nanotf.errors
+here = [sys.path, nanotf.__file__, list(sys.flags), os.environ.get("PYTHONPATH")]
+print(json.dumps([*here, sys.argv[1:], __name__]))
+"""
+
+
+@pytest.fixture
+def shared(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder that belongs to others, and one of packages with nanotf and a stranger beside it."""
+    for name in ("shared", "packages", "project"):
+        (tmp_path / name).mkdir()
+    for name in ("heapq", "queue", "runpy", "pathlib", "importlib", "json", "nanotf"):
+        (tmp_path / "shared" / f"{name}.py").write_text(f"raise SystemExit('{name} of others')")
+    (tmp_path / "packages" / "nanotf").symlink_to(pathlib.Path(nanotf.__file__).parent)
+    (tmp_path / "packages" / "pathlib.py").write_text("raise SystemExit('the old pathlib')")
+    (tmp_path / "project" / "show.py").write_text(SHOW)
+    return tmp_path / "shared"
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("-I", "-O"), ("-s", "-E", "-Xutf8"), ("-P",)], ids=" ".join
+)
+def test_a_child_imports_what_its_parent_does(
+    shared: pathlib.Path, options: tuple[str, ...]
+) -> None:
+    if "-P" in options and sys.version_info < (3, 11):
+        pytest.skip("-P came with Python 3.11")
+    project, packages = shared.parent / "project", shared.parent / "packages"
+    environ = {**os.environ, "PROJECT": str(project), "PACKAGES": str(packages)}
+    environ["PYTHONPATH"] = str(project)
+    done = subprocess.run(
+        [sys.executable, *options, "-c", PARENT],
+        cwd=shared,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    child, _, parent = done.stdout.splitlines()
+    assert json.loads(child) == json.loads(parent)
+
+
+@pytest.mark.parametrize("value", ["", None, "/nowhere/python", "/"])
+def test_an_interpreter_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, value: str | None
+) -> None:
+    monkeypatch.setattr(sys, "executable", value)
+    with pytest.raises(
+        NanoError, match=rf"Received: sys.executable={value!r}, which is no program"
+    ):
+        python_command("nanotf.worker")
+
+
+def test_nobody_else_starts_an_interpreter() -> None:
+    """In nanotf's modules no command has "-m" in it, and its scripts do not name it."""
+    for path in pathlib.Path(nanotf.__file__).parent.rglob("*.py"):
+        constants = [
+            n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)
+        ]
+        assert "-m" not in constants, path
+    for script in ("nanotf-init", "nanotf-unset"):
+        lines = (ROOT / "scripts" / script).read_text().splitlines()
+        assert not [line for line in lines if " -m " in line and not line.startswith("#")]

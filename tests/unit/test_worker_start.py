@@ -1,0 +1,109 @@
+"""A worker's start and end, as its parent sees them; TensorFlow is not imported yet."""
+
+from __future__ import annotations
+
+import os
+import resource
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from waiting import SECONDS
+
+from nanotf import messages, topology, worker_process
+from nanotf.channel import KEY_NBYTES
+from nanotf.errors import NanoError
+from nanotf.pool import Pool
+from nanotf.worker_process import WorkerProcess
+
+UNPINNED = topology.Placement(0, (), pin=False)
+KEY = secrets.token_bytes(KEY_NBYTES)
+
+
+class Started:
+    """Starts workers, and ends them."""
+
+    def __init__(self) -> None:
+        self.workers: list[WorkerProcess] = []
+
+    def __call__(self) -> WorkerProcess:
+        self.workers.append(WorkerProcess(UNPINNED, KEY, "shm"))
+        return self.workers[-1]
+
+
+@pytest.fixture
+def start() -> Iterator[Started]:
+    started = Started()
+    yield started
+    for worker in started.workers:
+        worker.process.kill()
+        worker.wait_killed()
+        worker.close()
+
+
+def _is_there(worker: WorkerProcess) -> bool:
+    """Whether it says hello."""
+    worker.channel.show_key_second(KEY)
+    return isinstance(worker.channel.receive(), messages.Hello)
+
+
+def test_interrupts_are_for_the_parent_from_the_first_moment(
+    start: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Schedulers send SIGINT to every process, at any time."""
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.send_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker_process.subprocess, "Popen", Interrupted)
+        worker = start()
+    assert _is_there(worker), worker.log_tail()
+    worker.process.send_signal(signal.SIGINT)
+    worker.channel.close()
+    assert worker.process.wait(SECONDS) == 1, "it ends with its channel, and by nothing else"
+
+
+def test_who_ignores_sigchld_does_not_learn_how_a_worker_has_ended(start: Started) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        worker = start()
+        assert _is_there(worker)
+        os.kill(worker.process.pid, signal.SIGKILL)
+        error = worker.died("starting")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert "has ended (how is unknown: this process ignores SIGCHLD) while" in str(error)
+    assert (error.exit_code, error.signal) == (None, None)
+
+
+@pytest.fixture
+def no_child() -> Iterator[None]:
+    children = psutil.Process().children()
+    yield
+    assert psutil.Process().children() == children
+
+
+@pytest.mark.usefixtures("no_child")
+def test_the_limit_on_the_size_of_files_is_found_before_a_worker_starts() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(NanoError, match=r"a limit of 10000 bytes, .* `ulimit -f unlimited`"):
+            Pool(topology.Plan((UNPINNED,)), "shm")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("no_child")
+def test_an_interpreter_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    with pytest.raises(NanoError, match=r"Received: sys\.executable=''"):
+        Pool(topology.Plan((UNPINNED,)), "shm")
