@@ -152,6 +152,7 @@ class Session:
             )
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
+            reader.end()  # before the error, which may hold the last reference to an iterator
         reader.end()
         try:
             self.channel.send(answer)

@@ -501,6 +501,14 @@ def test_batches_of_unequal_rows_are_rejected_as_by_keras() -> None:
     assert nanotf.worker_pids() == pids
 
 
+def test_a_step_that_raises_while_batches_are_still_to_come() -> None:
+    """Workers report it, whoever in them waits for the next batch of a generator."""
+    x, y = _table(16)
+    batches = itertools.chain([(x, y)], itertools.repeat((x, y + 99)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label value"):
+        _linear().fit((b for b in batches), steps_per_epoch=50, verbose=0, num_processes=2)
+
+
 def test_unequal_rows_that_keras_takes() -> None:
     """Targets that nobody reads stay what they are; rows that cannot be divided are an error."""
     model = _linear()
