@@ -34,7 +34,7 @@ from nanotf import (
 )
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import keras_names
-from nanotf.compat.versions import check_keras
+from nanotf.compat.versions import check_keras, require_tensorflow
 from nanotf.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
@@ -47,6 +47,7 @@ from nanotf.fit_data import FitArguments, FitData, Stream
 from nanotf.pool import LOOK_SECONDS, Pool, explaining_few_descriptors
 from nanotf.shipping import captured, models, pickling, streams
 from nanotf.shipping.blocks import Block
+from nanotf.shipping.inputs import RowsDiffer
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.transports import check_transport
@@ -179,6 +180,14 @@ class Call:
     def data_streams(self) -> list[Stream]:
         """The data that this process reads for the workers, by stream number."""
         return []
+
+    def divided(self, stream: Stream) -> Any:
+        """The part of a stream's signature of which each worker gets its rows."""
+        return stream.signature
+
+    def data_error(self, failed: messages.DataFailed) -> BaseException:
+        """The exception for data that failed, when workers have ended the job."""
+        return failed.error
 
     def open_writers(self) -> Sequence[streams.StreamWriter]:
         """Those that read data for the workers now."""
@@ -315,6 +324,7 @@ class Call:
             self.size,
             send,
             lambda error: workers.post(messages.DataFailed(job, number, error)),
+            len(require_tensorflow().nest.flatten(self.divided(stream))),
         )
 
     def _reading(self) -> list[str]:
@@ -331,7 +341,7 @@ class Call:
         else:
             self._abandoned = self._data_failed is not None
         if self._data_failed is not None:
-            raise self._data_failed.error
+            raise self.data_error(self._data_failed)
         return results
 
     def _data_have_failed(self, failed: messages.DataFailed) -> None:
@@ -343,7 +353,8 @@ class Call:
             raise failed.error
         if self._data_failed is None:
             self._data_failed, self._failed_at = failed, time.monotonic()
-            self.writers[failed.stream].end_in_failure()
+            if failed.stream is not None:
+                self.writers[failed.stream].end_in_failure()
 
     def _check_abandoned(self) -> None:
         failed = self._data_failed
@@ -518,6 +529,17 @@ class ModelCall(Call):
                 if rejected is not None:
                     rejected.__cause__ = error
                     return rejected
+        return error
+
+    def data_error(self, failed: messages.DataFailed) -> BaseException:
+        error = failed.error
+        if isinstance(error, RowsDiffer):
+            specs, validates = self.data.specs_of(failed)
+            method = "evaluate" if validates else self.method
+            try:
+                rejections.trace_step(self.model, specs, method, error.shapes)
+            except Exception as found:  # as in a single process
+                return found
         return error
 
     def state_and_blocks(self) -> list[Block]:

@@ -355,6 +355,9 @@ class _LoopCall(calls.Call):
             self.complete = self._complete()
         return messages.Proceed(self.number)
 
+    def divided(self, stream: Stream) -> Any:
+        return stream.signature if stream.is_batched else ()
+
     def hear_stream(self, message: Any) -> None:
         number = message.stream
         if isinstance(message, messages.OpenStream) and number not in self._open:
@@ -509,7 +512,7 @@ class _Source:
         """One pass over it."""
         source = self._source if self.data.kind == "dataset" else self._rest()
         whole = self.data.whole if self.data.kind == "dataset" else self.data.signature
-        return Stream(_OnePass(source), whole, trains=False)
+        return Stream(_OnePass(source), whole, trains=False, is_batched=self.data.is_batched)
 
     def _rest(self) -> Iterator[Any]:
         """The batches of what can be read once; closing this leaves the user's generator open."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from nanotf import random_states
-from nanotf.compat import data_adapters
+from nanotf import messages, random_states
+from nanotf.compat import data_adapters, keras_names
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import InvalidArgumentError, ShippingError
 from nanotf.shipping import files, inputs, pipelines, streams
@@ -65,7 +66,22 @@ class FitArguments:
                 f"fit(num_processes=...) does not know `{name}`. Received: "
                 f"{name}={_short(given[name])}. Leave it out, or train with one process."
             )
-        return cls(**given)
+        return cls(**given)._limited()
+
+    def _limited(self) -> FitArguments:
+        """These within `keras_names.run_limits`, as Keras cuts them and warns of it."""
+        most_epochs, most_steps = keras_names.run_limits()
+        changed: dict[str, int] = {}
+        if most_epochs and most_epochs < self.epochs:
+            warnings.warn(f"Limiting epochs to {most_epochs}", stacklevel=2)
+            changed["epochs"] = most_epochs
+        validates = bool(self.validation_split) or self.validation_data is not None
+        for name in ("steps_per_epoch", "validation_steps") if validates else ("steps_per_epoch",):
+            steps = getattr(self, name)
+            if most_steps and (not steps or most_steps < steps):
+                warnings.warn(f"Limiting steps_per_epoch to {most_steps}", stacklevel=2)
+                changed[name] = most_steps
+        return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,14 +106,15 @@ class Resume:
         """How many epochs are complete."""
         return self.epoch - self.first_epoch
 
-    def place(self, steps: int, size: int) -> tuple[int, int]:
+    def place(self, steps: int, size: int, at_once: int) -> tuple[int, int]:
         """How many passes over the data are complete, and how many batches of the next are taken.
 
         Args:
             steps: int, of an epoch.
             size: int, batches of one pass.
+            at_once: int, steps of one execution.
         """
-        if is_keras_3() and size % steps:
+        if is_keras_3() and (size % steps or steps % at_once):
             return self.epochs, 0  # they differ in length there; the next begins a pass
         return divmod(self.epochs * steps - self.first_step, size)
 
@@ -230,7 +247,7 @@ class FitData:
             return
         passes, first = self._passes_of_training(opened.size), None
         if resume is not None:
-            complete, taken = resume.place(steps or opened.size, opened.size)
+            complete, taken = resume.place(steps or opened.size, opened.size, self._steps_at_once())
             first = (resume.first_epoch + complete, taken)
             if passes is not None and not is_keras_3():  # one iterator, which ends training
                 passes = max(1, passes - complete)
@@ -300,14 +317,20 @@ class FitData:
         if steps is None:
             return None
         if is_keras_3():
-            if 0 < steps <= size and size % steps == 0:
+            # An execution of several steps makes all of them, beyond the end of the epoch, too.
+            at_once = self._steps_at_once()
+            if 0 < steps <= size and size % steps == 0 and steps % at_once == 0:
                 return None
-            self._cut = _epochs_cut_short(steps, size, epochs)
+            self._cut = _epochs_cut_short(-(-steps // at_once), -(-size // at_once), epochs)
             return 1
         if 0 < steps <= size:
             return None
         self._cut = [(epoch + 1) * steps > size * epochs for epoch in range(epochs)]
         return epochs
+
+    def _steps_at_once(self) -> int:
+        """Steps that an execution makes, whatever is left of the epoch: 1 in Keras 2."""
+        return keras_names.steps_per_execution(self._model) if is_keras_3() else 1
 
     def _open_validation(self, x: Any, y: Any, sample_weight: Any) -> None:
         a = self._arguments
@@ -320,21 +343,18 @@ class FitData:
             self.validation_specs = specs
             return
         self.validation_specs = _specs(opened.structure)
-        runs_out = steps is not None and not 0 < steps <= opened.size
+        at_once = self._steps_at_once()
+        runs_out = steps is not None and not 0 < -(-steps // at_once) * at_once <= opened.size
         self.validation = self._arrays(opened, False, 1 if runs_out else None)
         if not runs_out:
             self.validation_steps = steps or opened.size
 
     def batch_specs(self) -> Any:
         """As `specs`, with the rows of the first batch where Keras's `predict` knows them."""
-        tf, train = require_tensorflow(), self.train
+        train = self.train
         if not (is_keras_3() and isinstance(train, inputs.ArrayInput)):
             return self.specs
-        rows = min(train.batch_size, train.rows)
-        return tf.nest.map_structure(
-            lambda s: None if s is None else tf.TensorSpec([rows, *s.shape[1:]], s.dtype),
-            inputs.without_lists(self.specs),
-        )
+        return _with_rows(inputs.without_lists(self.specs), min(train.batch_size, train.rows))
 
     def _reading(self) -> dict[str, Any]:
         a = self._arguments
@@ -364,7 +384,7 @@ class FitData:
             except ShippingError:
                 if trains:
                     raise
-        self.streams.append(Stream(data, signature, trains))
+        self.streams.append(Stream(data, signature, trains, data.element_spec))
         number = len(self.streams) - 1
         return streams.StreamInput(number, signature, data.cardinality, data.steps), signature
 
@@ -399,6 +419,24 @@ class FitData:
         self._packings = []  # nothing refers to the user's arrays beyond this point
         return blocks
 
+    def specs_of(self, failed: messages.DataFailed) -> tuple[Any, bool]:
+        """The specs that Keras has of data that failed, and whether they are for validation."""
+        validates = failed.validates
+        if failed.stream is not None:
+            source = self.validation
+            validates = isinstance(source, streams.StreamInput) and source.stream == failed.stream
+        return self.keras_specs(self.validation if validates else self.train), validates
+
+    def keras_specs(self, source: Input | None) -> Any:
+        """The specs of a batch of `train` or `validation` as Keras has them, with known rows."""
+        if isinstance(source, streams.StreamInput):
+            return self.streams[source.stream].specs
+        if not isinstance(source, inputs.ArrayInput):
+            return None if source is None else source.element_spec
+        specs = self.specs if source is self.train else self.validation_specs
+        whole = is_keras_3() and source.rows % source.batch_size == 0
+        return _with_rows(specs, source.batch_size) if whole else specs
+
     def warn_of_pass(self) -> None:
         """Says what Keras says of `evaluate` and `predict` for which there are too few arrays."""
         steps = self._arguments.steps_per_epoch
@@ -421,15 +459,25 @@ class Stream:
         data: `compat.data_adapters.Epochs`.
         signature: nested structure of `tf.TensorSpec`, of one batch.
         trains: bool, whether they are those of training.
+        specs: as `signature`, as Keras has it.
+        is_batched: bool, whether elements are batches, of which workers get their rows.
     """
 
     data: streams.Epochs
     signature: Any
     trains: bool
+    specs: Any = None
+    is_batched: bool = True
 
 
 def _epochs_cut_short(steps: int, size: int, epochs: int) -> list[bool]:
-    """Which epochs of Keras 3 end before `steps` steps, since a pass over the data ends."""
+    """Which epochs of Keras 3 end before their last step, since a pass over the data ends.
+
+    Args:
+        steps: int, executions of an epoch.
+        size: int, executions of one pass.
+        epochs: int.
+    """
     cut, seen = [], 0
     for _ in range(epochs):
         cut.append(seen + steps > size)
@@ -441,6 +489,13 @@ def _specs(structure: Any) -> Any:
     tf = require_tensorflow()
     return tf.nest.map_structure(
         lambda a: None if a is None else tf.TensorSpec([None, *a.shape[1:]], a.dtype), structure
+    )
+
+
+def _with_rows(specs: Any, rows: int) -> Any:
+    tf = require_tensorflow()
+    return tf.nest.map_structure(
+        lambda s: None if s is None else tf.TensorSpec([rows, *s.shape[1:]], s.dtype), specs
     )
 
 

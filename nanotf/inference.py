@@ -10,7 +10,7 @@ from nanotf.callbacks import ParentCallbacks
 from nanotf.compat import data_adapters, keras_metrics, keras_names
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError
-from nanotf.fit_data import FitArguments
+from nanotf.fit_data import FitArguments, Stream
 from nanotf.pool import Delivery
 from nanotf.shipping import outputs
 from nanotf.shipping.blocks import Block
@@ -168,6 +168,8 @@ class _EvaluateCall(_Inference):
         with rejections.in_words_of_keras(self.model, self.data.specs, self.method):
             super().build()
             keras_names.build_metrics(self.model, self.data.specs)
+        specs = self.data.keras_specs(self.data.train)
+        rejections.refuse_weights(self.model, specs, self.method)
 
     def on_begin(self) -> None:
         self.callbacks.list.on_test_begin()
@@ -203,6 +205,12 @@ class _PredictCall(_Inference):
 
     def traced(self) -> list[tuple[Any, str]]:
         return [(self.data.batch_specs(), self.method)]
+
+    def divided(self, stream: Stream) -> Any:
+        signature = stream.signature
+        own_step = not keras_names.is_keras_own(type(self.model).predict_step)
+        # Keras's own takes the inputs alone.
+        return signature if own_step or not isinstance(signature, tuple) else signature[0]
 
     def begin(self) -> list[Block]:
         self.outputs = outputs.OutputReader(self.size)

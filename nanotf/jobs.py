@@ -7,6 +7,7 @@ import shutil
 import sys
 from typing import Any
 
+from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.optimizer_shards import OptimizerShards
 from nanotf.shipping.state import StateLayout
@@ -40,17 +41,24 @@ class KerasSettings:
         floatx: str, the default float type.
         epsilon: float, what losses and metrics keep away from zero.
         image_data_format: str.
+        limits: tuple of int or None, see `keras_names.run_limits`.
     """
 
     floatx: str
     epsilon: float
     image_data_format: str
+    limits: tuple[int | None, int | None]
 
     @classmethod
     def taken(cls) -> KerasSettings:
         """Those of this process."""
         backend = require_tensorflow().keras.backend
-        return cls(backend.floatx(), backend.epsilon(), backend.image_data_format())
+        return cls(
+            backend.floatx(),
+            backend.epsilon(),
+            backend.image_data_format(),
+            keras_names.run_limits(),
+        )
 
     def put(self) -> None:
         """Makes them those of this process."""
@@ -58,6 +66,7 @@ class KerasSettings:
         backend.set_floatx(self.floatx)
         backend.set_epsilon(self.epsilon)
         backend.set_image_data_format(self.image_data_format)
+        keras_names.set_run_limits(*self.limits)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -406,11 +406,22 @@ class EndOfStream(Message):
 
 @dataclasses.dataclass(frozen=True)
 class DataFailed(Message):
-    """Within the parent: the user's data raised in the thread that reads them for a job."""
+    """The user's data raised in the parent's thread that reads them for a job.
+
+    Worker -> parent, rank 0: a batch that workers read themselves cannot be used. All of them
+    abandon the job at the same step.
+
+    Args:
+        job: int.
+        stream: int, or None for data that workers read.
+        error: the exception.
+        validates: bool, of the latter, whether they are those of validation.
+    """
 
     job: int
-    stream: int
+    stream: int | None
     error: BaseException
+    validates: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

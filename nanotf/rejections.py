@@ -8,7 +8,7 @@ so that the user gets the exception that a single process raises.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
@@ -66,24 +66,74 @@ def looks_wrong(model: Any, specs: Any, method: str = "fit") -> bool:
     )
 
 
+def refuse_weights(model: Any, specs: Any, method: str) -> None:
+    """Raises what Keras says to sample weights of a shape that losses of its own do not have.
+
+    Several weights for a row are right where a loss has as many values. Whether it has, a step
+    tells: where Keras does not know the rows, of a batch with a number of rows that no other
+    dimension has, since a worker's part may have as many rows as weights for each.
+
+    Args:
+        model, specs, method: as in `in_words_of_keras`, the model built, the rows as Keras knows
+            them.
+    """
+    tf = require_tensorflow()
+    shapes = [spec.shape for spec in tf.nest.flatten(specs) if spec is not None]
+    if not _weights_look_wrong(model, specs, method):
+        return
+    if all(shape.rank and shape[1:].is_fully_defined() for shape in shapes):
+        rows = 1 + max(d for shape in shapes for d in [1, *shape[1:].as_list()])
+        trace_step(model, specs, method, [(s[0] or rows, *s[1:]) for s in shapes])
+
+
+def _weights_look_wrong(model: Any, specs: Any, method: str) -> bool:
+    tf = require_tensorflow()
+    if not keras_names.is_keras_own(getattr(type(model), f"{_STEPS[method]}_step")):
+        return False
+    _, y, weights = tf.keras.utils.unpack_x_y_sample_weight(specs)
+    outputs = tf.nest.flatten(getattr(model, "outputs", None) or ())
+    usual = [tf.TensorShape(one.shape)[1:-1] for one in outputs]
+    if not usual:
+        usual = [
+            spec.shape[1:end]
+            for spec in tf.nest.flatten(y)
+            if spec is not None and spec.shape.rank
+            for end in range(1, spec.shape.rank + 1)
+        ]
+    for spec in tf.nest.flatten(weights):
+        if spec is None or not spec.shape.rank:
+            continue
+        own = spec.shape[1:]
+        own = own[:-1] if own.rank and own[-1] == 1 else own
+        if own.rank and not any(own.is_compatible_with(shape) for shape in usual):
+            return True
+    return False
+
+
 def _has_no_loss(model: Any) -> bool:
     return keras_names.compile_arguments(model).get("loss") is None
 
 
-def trace_step(model: Any, specs: Any, method: str = "fit") -> None:
-    """Traces the step of a method, without a batch, and raises what that raises.
+def trace_step(
+    model: Any, specs: Any, method: str = "fit", shapes: Sequence[tuple[int, ...]] | None = None
+) -> None:
+    """Traces the step of a method, and raises what that raises.
 
     Args:
         model, specs, method: as in `in_words_of_keras`.
+        shapes: sequence of tuple of int, of the arrays of a batch, flattened: it makes the step
+            with zeros of these shapes, too. None for no batch.
     """
     tf = require_tensorflow()
     name = f"{_STEPS[method]}_function"
     step = getattr(model, f"make_{name}")() or getattr(model, name)  # Keras 3 returns None
     if method == "predict" and is_keras_3():  # its function takes batches
-        if not model.run_eagerly:
+        if shapes is not None:
+            step([next(iter(_batches(specs, shapes)))])
+        elif not model.run_eagerly:
             step.get_concrete_function([specs])
         return
-    iterator = iter(_no_batches(specs))
+    iterator = iter(_batches(specs, shapes))
     # What does not depend on a batch happens nevertheless, such as the counting of steps and the
     # gradients of regularizers.
     kept = []
@@ -93,6 +143,9 @@ def trace_step(model: Any, specs: Any, method: str = "fit") -> None:
         counters = [optimizer.iterations for optimizer in keras_optimizers.optimizers_of(model)]
         variables = [*keras_optimizers.training_variables(model), *counters]
         kept = [(v, v.numpy()) for v in variables]
+    if shapes is not None:
+        changed = [*keras_names.metric_variables(model), *keras_names.seed_variables(model)]
+        kept += [(v, v.numpy()) for v in changed]
     try:
         step(iterator)
     except (StopIteration, tf.errors.OutOfRangeError):
@@ -102,13 +155,16 @@ def trace_step(model: Any, specs: Any, method: str = "fit") -> None:
             variable.assign(value)
 
 
-def _no_batches(specs: Any) -> Any:
-    """An empty dataset of batches as Keras would make them of arrays."""
+def _batches(specs: Any, shapes: Sequence[tuple[int, ...]] | None) -> Any:
+    """A dataset of one batch, or of none, as Keras would make them of arrays."""
     tf = require_tensorflow()
     given = tuple(spec for spec in tf.nest.flatten(specs) if spec is not None)
 
-    def nothing() -> Iterator[Any]:
-        yield from ()
+    def flat_batches() -> Iterator[Any]:
+        if shapes is not None:
+            yield tuple(
+                tf.zeros(shape, spec.dtype) for shape, spec in zip(shapes, given, strict=True)
+            )
 
     @tf.autograph.experimental.do_not_convert
     def batch(*flat: Any) -> Any:
@@ -117,7 +173,7 @@ def _no_batches(specs: Any) -> Any:
             tf.nest.map_structure(lambda spec: None if spec is None else next(arrays), specs)
         )
 
-    return tf.data.Dataset.from_generator(nothing, output_signature=given).map(batch)
+    return tf.data.Dataset.from_generator(flat_batches, output_signature=given).map(batch)
 
 
 def rejection(

@@ -152,6 +152,7 @@ class Session:
             )
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
+            reader.end()  # before the error, which may hold the last reference to an iterator
         reader.end()
         try:
             self.channel.send(answer)
@@ -301,6 +302,7 @@ class _ModelRun:
         self._last_progress = 0.0
         self._held: dict[str, tuple[int | None, Any]] = {}  # events of the last batch
         self.reader = session.reader
+        self._refused: dict[int, Exception] = {}  # by source, the error of its last batch
 
     def run(self) -> Any:
         """Does the job; returns its result, see `jobs`."""
@@ -330,7 +332,8 @@ class _ModelRun:
         if isinstance(source, streams.StreamInput):
             return mark_as_share(*source.datasets(self.reader, rank, size))
         if isinstance(source, pipelines.PipelineInput):
-            return mark_as_share(*source.datasets(rank, size))
+            refuse = functools.partial(self._refused.__setitem__, id(source))
+            return mark_as_share(*source.datasets(rank, size, refuse))
         if isinstance(source, files.FilesInput):
             return mark_as_share(*source.datasets(self.blocks, rank, size))
         return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
@@ -346,8 +349,14 @@ class _ModelRun:
         )
 
     def _end_if_broken(self, source: Any) -> None:
-        """Where data have ended: abandons the job if it is because the user's raised."""
+        """Where data have ended: abandons the job if it is since they raised or are refused."""
         if isinstance(source, streams.StreamInput) and self.reader.is_broken(source.stream):
+            raise _Abandoned
+        error = self._refused.get(id(source))
+        if error is not None:
+            if self.session.rank == 0:
+                validates = source is not getattr(self.job, "train", source)
+                self.session.channel.send(messages.DataFailed(self.number, None, error, validates))
             raise _Abandoned
 
     def _seeds(self) -> list[Any]:

@@ -142,6 +142,7 @@ class _FitCall(calls.ModelCall):
             super().build()
             self._check_optimizer()
             keras_optimizers.build_for_training(model, specs)
+        rejections.refuse_weights(model, self.data.keras_specs(self.data.train), "fit")
         validation = self.data.validation_specs
         if validation is not None:
             a = self.arguments
@@ -149,6 +150,9 @@ class _FitCall(calls.ModelCall):
             data_adapters.check_validation(model, given, a.validation_freq)
             if rejections.looks_wrong(model, validation, "evaluate"):
                 rejections.trace_step(model, validation, "evaluate")
+            rejections.refuse_weights(
+                model, self.data.keras_specs(self.data.validation), "evaluate"
+            )
 
     def _check_optimizer(self) -> None:
         """Refuses an optimizer that has slots for other variables than those to be trained.

@@ -553,6 +553,25 @@ def forget_validation_data(model: Any) -> None:
             delattr(model, name)
 
 
+def run_limits() -> tuple[int | None, int | None]:
+    """The most epochs and the most steps of an epoch that Keras 3 may run; None is no limit.
+
+    Newer versions have both, in public: `keras.config.set_max_epochs`, `set_max_steps_per_epoch`.
+    """
+    config: Any = getattr(require_tensorflow().keras, "config", None)
+    if not hasattr(config, "max_epochs"):
+        return None, None
+    return config.max_epochs(), config.max_steps_per_epoch()
+
+
+def set_run_limits(epochs: int | None, steps: int | None) -> None:
+    """Sets what `run_limits` returns, where this version has it."""
+    config: Any = getattr(require_tensorflow().keras, "config", None)
+    if hasattr(config, "max_epochs"):
+        config.set_max_epochs(epochs)
+        config.set_max_steps_per_epoch(steps)
+
+
 def runs_several_steps(model: Any) -> bool:
     """Whether one execution of Keras 3's step function is several steps."""
     return is_keras_3() and bool(model.steps_per_execution > 1)

@@ -44,7 +44,14 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.blocks import Block
-from nanotf.shipping.inputs import UNKNOWN_CARDINALITY, resumed, rows_of_rank, tuned
+from nanotf.shipping.inputs import (
+    UNKNOWN_CARDINALITY,
+    RowsDiffer,
+    resumed,
+    rows_of_rank,
+    tuned,
+    until_rows_differ,
+)
 from nanotf.shipping.state import SEED_DISTANCE
 
 _TAGS, _ROWS, _CLOSED = slice(0, 2), slice(2, 4), 4  # the columns of a rank's row
@@ -151,7 +158,8 @@ class FilesInput:
 
         graph = pipelines.with_seeds_of(self.graph, rank, SEED_DISTANCE)
         shipped = pipelines.from_graph(graph, self.element_spec)
-        own = _cut(pipelines.files_of(shipped, rank, size), self.batch_size, rank, size).map(flat)
+        whole = until_rows_differ(pipelines.files_of(shipped, rank, size), _refuse)
+        own = _cut(whole, self.batch_size, rank, size).map(flat)
         # One row of zeros, for a worker whose files are empty.
         nothing = tuple(
             tf.zeros([1, *[1 if d is None else d for d in spec.shape[1:]]], spec.dtype)
@@ -159,6 +167,10 @@ class FilesInput:
         )
         ended = tf.data.Dataset.from_tensors((nothing, np.int64(0))).repeat()
         return own.concatenate(ended).scan(nothing, or_last_row)
+
+
+def _refuse(error: RowsDiffer) -> None:
+    raise error  # a worker's error: the others are at other batches, and could not abandon the job
 
 
 def _with_shape(tensor: Any, spec: Any) -> Any:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,58 @@ from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.blocks import Block
 
 UNKNOWN_CARDINALITY = -2  # tf.data's code
+
+
+class RowsDiffer(InvalidArgumentError):
+    """The arrays of a batch differ in rows, so that no worker could get its part of them.
+
+    Args:
+        shapes: list of tuple of int, those of the batch's arrays, flattened.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(
+            "All arrays of a batch must have the same number of rows to be divided between "
+            f"workers. Received: a batch of arrays of shapes {list(shapes)}. Give every array a "
+            "row for each sample, or leave num_processes out."
+        )
+        self.shapes = list(shapes)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return type(self), (self.shapes,)
+
+
+def check_rows(shapes: Sequence[tuple[int, ...]], divided: int) -> None:
+    """Raises `RowsDiffer` unless the first `divided` arrays of a batch have as many rows."""
+    if len({shape[:1] for shape in shapes[:divided]}) > 1:
+        raise RowsDiffer(shapes)
+
+
+def until_rows_differ(dataset: Any, refuse: Callable[[RowsDiffer], None]) -> Any:
+    """A dataset that ends before the first batch whose arrays differ in rows.
+
+    Args:
+        dataset: `tf.data.Dataset` of batches.
+        refuse: callable of a `RowsDiffer`, called for that batch.
+    """
+    tf = require_tensorflow()
+
+    def refused(*shapes: Any) -> Any:
+        refuse(RowsDiffer([tuple(int(d) for d in shape) for shape in shapes]))
+        return np.False_
+
+    @tf.autograph.experimental.do_not_convert
+    def agree(*batch: Any) -> Any:
+        shapes = [tf.shape(t, out_type=tf.int64) for t in tf.nest.flatten(batch)]
+        rows = tf.stack([shape[0] for shape in shapes])
+
+        @tf.autograph.experimental.do_not_convert
+        def ask() -> Any:
+            return tf.ensure_shape(tf.numpy_function(refused, shapes, tf.bool), [])
+
+        return tf.cond(tf.reduce_all(rows == rows[0]), lambda: True, ask)
+
+    return dataset.take_while(agree)
 
 
 def rows_of_rank(rows: int, rank: int, size: int) -> tuple[int, int]:
@@ -266,7 +318,8 @@ def pack_arrays(
     rows = len(flat[0])
     if rows == 0:
         raise InvalidArgumentError(
-            "Training needs at least one sample. Received: arrays of length 0."
+            "Data must have at least one sample to be shared between workers. Received: arrays of "
+            "length 0. Pass some rows, or leave num_processes out."
         )
     numbers = itertools.count()
     places = tf.nest.map_structure(lambda a: None if a is None else next(numbers), data)

@@ -28,7 +28,7 @@ slower as there are workers where there is. Which it is cannot be told from a da
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ import numpy as np
 from nanotf.choices import check_choice
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
-from nanotf.shipping.inputs import resumed, share_of_rows, tuned
+from nanotf.shipping.inputs import RowsDiffer, resumed, share_of_rows, tuned, until_rows_differ
 
 SHARDINGS = ("auto", "data", "file", "parent")
 
@@ -79,8 +79,15 @@ class PipelineInput:
         """Whether some batch may have fewer rows than there are workers."""
         return True
 
-    def datasets(self, rank: int, size: int) -> tuple[Any, Any]:
-        """The worker's datasets: the one that Keras asks for its length, and what it iterates."""
+    def datasets(
+        self, rank: int, size: int, refuse: Callable[[RowsDiffer], None]
+    ) -> tuple[Any, Any]:
+        """The worker's datasets: the one that Keras asks for its length, and what it iterates.
+
+        Args:
+            rank, size: int.
+            refuse: as in `inputs.until_rows_differ`.
+        """
         from nanotf.compat import pipelines
 
         tf = require_tensorflow()
@@ -93,7 +100,7 @@ class PipelineInput:
             return tf.nest.map_structure(lambda t: t[first : first + count], batch), share
 
         shipped = pipelines.from_graph(self.graph, self.element_spec)
-        made = tuned(shipped.map(share_of).prefetch(2))
+        made = tuned(until_rows_differ(shipped, refuse).map(share_of).prefetch(2))
         for _ in range(self.iterated):
             iter(made)
         made = resumed(made, self.taken)

@@ -44,7 +44,7 @@ from nanotf.console import logger
 from nanotf.errors import ShippingError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.blocks import Block
-from nanotf.shipping.inputs import rows_of_rank, tuned
+from nanotf.shipping.inputs import check_rows, rows_of_rank, tuned
 
 SLOTS = 3
 STOP_SECONDS = 5.0  # for user code that is in the middle of making a batch
@@ -283,6 +283,7 @@ class StreamWriter:
         size: int, number of workers.
         send: callable of a message and a `Block` or None, which sends both to all workers.
         fail: callable of an exception that the user's data raised.
+        divided: int, how many of a batch's arrays, its first, each worker gets its rows of.
     """
 
     def __init__(
@@ -294,6 +295,7 @@ class StreamWriter:
         size: int,
         send: Callable[[messages.Message, Block | None], None],
         fail: Callable[[BaseException], None],
+        divided: int,
     ) -> None:
         self.stream = stream
         self._data = data
@@ -302,6 +304,7 @@ class StreamWriter:
         self._size = size
         self._send = send
         self._fail = fail
+        self._divided = divided
         self.reading = timing.Reading()
         self.taken = 0  # batches that all workers have read; counted by the job's thread
         self._block: Block | None = None
@@ -442,7 +445,9 @@ class StreamWriter:
             if self._is_closed():
                 break
             began = timing.now()
-            self._write_batch(_flat_arrays(batch, self._signature))
+            flat = _flat_arrays(batch, self._signature)
+            check_rows([array.shape for array in flat], self._divided)
+            self._write_batch(flat)
             self.reading.batches += 1
             self.reading.copying += timing.now() - began
         with self._changed:

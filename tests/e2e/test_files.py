@@ -222,6 +222,12 @@ def test_several_steps_per_execution(float64: None, tmp_path: pathlib.Path) -> N
     assert_same_history(histories[1], histories[0])
 
 
+def test_batches_of_unequal_rows(float64: None, tmp_path: pathlib.Path) -> None:
+    data = _records(_write_records(tmp_path, _tables(16, 16))).batch(BATCH)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same number of rows"):
+        _model().fit(data.map(lambda x, y: (x, y[:3])), verbose=0, num_processes=2, sharding="file")
+
+
 def test_without_end(float64: None, tmp_path: pathlib.Path) -> None:
     # Each worker goes through its own files again and again: 4 rows of each file a step.
     tables = _tables(8, 12)

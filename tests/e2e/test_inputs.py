@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import pathlib
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -108,6 +109,21 @@ def test_class_weight_of_one_hot_targets(float64: None) -> None:
 def test_steps_per_epoch_of_arrays(float64: None, steps: int, batch_size: int | None) -> None:
     x, y = _table()
     fit_both(_linear, x=x, y=y, batch_size=batch_size, steps_per_epoch=steps, epochs=4)
+
+
+# Executions of several steps go beyond the end of an epoch (Keras 3), or are cut (Keras 2).
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_steps_per_epoch_that_executions_do_not_divide(float64: None) -> None:
+    def several() -> Any:
+        model = _linear()
+        model.compile("sgd", model.loss, metrics=["accuracy"], steps_per_execution=2)
+        return model
+
+    x, y = _table(80)
+    fit_both(
+        several, x=x, y=y, batch_size=8, steps_per_epoch=5, epochs=3,
+        validation_data=_table(24), validation_batch_size=8, validation_steps=3,
+    )  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -416,6 +432,95 @@ def test_evaluate_and_predict_of_data_that_raise() -> None:
             _raises_broken(call)
     assert model.evaluate(*digits(ROWS), verbose=0, num_processes=2) == pytest.approx(expected)
     assert nanotf.worker_pids() == pids
+
+
+def _pairs_of(x_rows: int, y_rows: int) -> tf.data.Dataset:
+    """Batches of a table and of its labels, zipped: the last ones are short."""
+    x, y = (tf.data.Dataset.from_tensor_slices(part) for part in _table(40))
+    return tf.data.Dataset.zip((x.batch(x_rows), y.batch(y_rows)))
+
+
+class _UnequalBatches(PyDataset):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = _table(16)
+        return x, y[: 9 if index == 2 else 16]
+
+
+def _unequal(weights: int = 16) -> Iterator[Any]:
+    """Good batches, then one whose labels or weights differ in rows from the inputs."""
+    x, y = _table(16)
+    for _ in range(2):
+        yield x, y, np.ones(16)
+    yield x, y[: 9 if weights == 16 else 16], np.ones(weights)
+
+
+UNEQUAL: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "generator": lambda model, two: model.fit(_unequal(), steps_per_epoch=3, verbose=0, **two),
+    "sample_weight": lambda model, two: model.fit(
+        _unequal(weights=9), steps_per_epoch=3, verbose=0, **two
+    ),
+    "py_dataset": lambda model, two: model.fit(_UnequalBatches(), verbose=0, shuffle=False, **two),
+    "pipeline": lambda model, two: model.fit(
+        _pairs_of(16, 16).concatenate(_pairs_of(16, 9)), verbose=0, **two
+    ),
+    "pipeline_in_workers": lambda model, two: model.fit(
+        _pairs_of(16, 16).concatenate(_pairs_of(16, 9)),
+        verbose=0,
+        **(two and {**two, "sharding": "data"}),
+    ),
+    "validation": lambda model, two: model.fit(
+        *_table(), validation_data=_pairs_of(16, 9), verbose=0, **two
+    ),
+    "evaluate": lambda model, two: model.evaluate(_pairs_of(16, 9), verbose=0, **two),
+    # Weights that in parts of three rows would be spread over these.
+    "weights_of_columns": lambda model, two: model.fit(
+        *_table(60), sample_weight=np.ones((60, 3)), batch_size=6, verbose=0, **two
+    ),
+}
+
+
+def test_batches_of_unequal_rows_are_rejected_as_by_keras() -> None:
+    model = _linear()
+    model.fit(*_table(), verbose=0, num_processes=2)
+    pids = nanotf.worker_pids()
+    for name, call in UNEQUAL.items():
+        errors = []
+        for two in ({}, {"num_processes": 2}):
+            with pytest.raises((ValueError, tf.errors.OpError)) as caught:
+                call(model, two)
+            errors.append(caught.value)
+        assert type(errors[1]) is type(errors[0]), name
+        # Which of the operations fails first, the forward or the backward, is drawn.
+        text = str(errors[1])
+        assert re.search("ncompatible shapes|must be equal|must have|squeeze", text), (name, text)
+        assert nanotf.worker_pids() == pids, name
+    fit_both(_linear, x=_table()[0], y=_table()[1])
+    assert nanotf.worker_pids() == pids
+
+
+def test_a_step_that_raises_while_batches_are_still_to_come() -> None:
+    """Workers report it, whoever in them waits for the next batch of a generator."""
+    x, y = _table(16)
+    batches = itertools.chain([(x, y)], itertools.repeat((x, y + 99)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="label value"):
+        _linear().fit((b for b in batches), steps_per_epoch=50, verbose=0, num_processes=2)
+
+
+def test_unequal_rows_that_keras_takes() -> None:
+    """Targets that nobody reads stay what they are; rows that cannot be divided are an error."""
+    model = _linear()
+    expected = model.predict(_pairs_of(16, 9), verbose=0)
+    found = model.predict(_pairs_of(16, 9), verbose=0, num_processes=2)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+    x, y = _table(16)
+    one_weight = tf.data.Dataset.from_tensors((x, y, np.ones(1)))
+    model.fit(one_weight, verbose=0)
+    with pytest.raises(ValueError, match=r"same number of rows.*\(16,\), \(1,\)\].*leave num_pro"):
+        model.fit(one_weight, verbose=0, num_processes=2)
 
 
 def test_rows_of_a_generator_once_an_epoch(float64: None) -> None:

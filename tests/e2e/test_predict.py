@@ -308,6 +308,8 @@ def test_failures_and_bad_arguments() -> None:
         model.predict(x, batchsize=3, num_processes=2)
     with pytest.raises(ValueError, match=r"length 0|non-empty"):
         model.predict(x[:0], num_processes=2)
+    with pytest.raises(ValueError, match=r"^Data must have.*length 0|non-empty"):
+        model.evaluate(x[:0], x[:0], num_processes=2)
     assert nanotf.worker_pids() == ()
     inputs = L.Input((8, 8, 1))
     with pytest.raises(WorkerError, match="of the user's") as caught:

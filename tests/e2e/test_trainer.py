@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,59 @@ def test_evaluate_and_predict_in_this_process_after_fit() -> None:
     assert found.metrics_names == expected.metrics_names
     np.testing.assert_allclose(found.train_on_batch(X, Y), expected.train_on_batch(X, Y))
     np.testing.assert_allclose(found.test_on_batch(X, Y), expected.test_on_batch(X, Y))
+
+
+class _Params(tf.keras.callbacks.Callback):
+    """Keeps its parameters at the begin of training."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.begun = dict(self.params)
+
+
+@pytest.fixture
+def limits() -> Iterator[Any]:
+    """Keras's `config`, with the limits for debugging runs set."""
+    config = getattr(tf.keras, "config", None)
+    if not hasattr(config, "set_max_epochs"):
+        pytest.skip("this Keras has none")
+    config.set_max_epochs(2)
+    config.set_max_steps_per_epoch(3)
+    yield config
+    config.set_max_epochs(None)
+    config.set_max_steps_per_epoch(None)
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_limits_for_debugging_runs(limits: Any) -> None:
+    def run(processes: int | None) -> list[Any]:
+        found: list[Any] = []
+        for data in (
+            {"x": X[:32], "y": Y[:32], "batch_size": 8, "shuffle": False},
+            {"x": tf.data.Dataset.from_tensor_slices((X[:32], Y[:32])).batch(8)},
+        ):
+            model = example(metrics=["mae"])
+            callback = _Params()
+            with pytest.warns(UserWarning, match="Limiting epochs to 2") as caught:
+                history = model.fit(
+                    **data, epochs=4, verbose=0, callbacks=[callback], num_processes=processes,
+                    validation_data=(X[:32], Y[:32]), validation_batch_size=8,
+                )  # fmt: skip
+            assert any("Limiting steps_per_epoch to 3" in str(w.message) for w in caught)
+            found += history.history.values()
+            found.append([callback.begun["epochs"], callback.begun["steps"]])
+            found.append([int(model.optimizer.iterations)])
+        found.append(model.evaluate(X[:32], Y[:32], 8, verbose=0, num_processes=processes))
+        found.append(model.predict(X[:32], 8, verbose=0, num_processes=processes).shape)
+        return found
+
+    for ours, keras in zip(run(2), run(None), strict=True):
+        np.testing.assert_allclose(ours, keras, rtol=1e-4)
+    limits.set_max_epochs(None)
+    limits.set_max_steps_per_epoch(None)
+    model = example(metrics=["mae"])
+    history = model.fit(X[:32], Y[:32], 8, 3, verbose=0, num_processes=2)
+    assert len(history.epoch) == 3
+    assert int(model.optimizer.iterations) == 12
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3, 8])

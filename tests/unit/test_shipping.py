@@ -205,7 +205,7 @@ class _SlowData:
 def test_who_waits_for_whom() -> None:
     """Workers may wait for the user's data as long as these take, and for nothing else."""
     data = _SlowData()
-    writer = StreamWriter(0, data, (), True, 2, lambda message, block: None, pytest.fail)
+    writer = StreamWriter(0, data, (), True, 2, lambda message, block: None, pytest.fail, 0)
     assert writer.owes(0)
     data.come.set()
     wait_until(lambda: not writer.owes(0), "it waits for the workers")
@@ -220,7 +220,7 @@ def test_what_ends_after_its_job_says_nothing_to_the_next() -> None:
     """The next job has streams of the same numbers."""
     data, sent = _SlowData(), []
     writer = StreamWriter(
-        0, data, (), True, 2, lambda message, _: sent.append(message), pytest.fail
+        0, data, (), True, 2, lambda message, _: sent.append(message), pytest.fail, 0
     )
     writer.begin_epoch()
     writer.stop(seconds=0)  # the user's code is in the middle of making a batch
