@@ -63,6 +63,11 @@ class ParentCallbacks:
             for c in self.list.callbacks
             if type(c) not in own and keras_callbacks.said_need(c) is not Need.PROGRESS
         ]
+        self._histories = [
+            c
+            for c in self.list.callbacks
+            if isinstance(c, keras.History) and type(c).on_epoch_end is keras.History.on_epoch_end
+        ]
         self.look_at_model = bool(users) or steps is None
         needs = [
             (hook, callback, keras_callbacks.need_at_batch(callback, hook))
@@ -104,3 +109,28 @@ class ParentCallbacks:
             method(logs)
         else:
             method(index, logs)
+
+    def recorded(self) -> list[dict[str, int]]:
+        """How many epochs each `History` has recorded, by the names of logs."""
+        return [
+            {name: len(values) for name, values in history.history.items()}
+            for history in self._histories
+        ]
+
+    def record(self, epoch: int | None, logs: Any, before: list[dict[str, int]]) -> None:
+        """Makes each `History` record an epoch, unless it has.
+
+        Args:
+            epoch: int.
+            logs: dict of str to float.
+            before: what `recorded` returned before the callbacks heard of the epoch's end.
+        """
+        for history, counts in zip(self._histories, before, strict=True):
+            found = history.history
+            if all(len(found.get(name, ())) > counts.get(name, 0) for name in logs):
+                continue
+            if history.epoch[-1:] == [epoch]:  # it was interrupted
+                history.epoch.pop()
+            for name in list(found):
+                del found[name][counts.get(name, 0) :]
+            history.on_epoch_end(epoch, logs)

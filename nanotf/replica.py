@@ -29,6 +29,7 @@ class ReplicaMixin:
     _nanotf_share: Share
     _nanotf_update: Any
     _nanotf_may_be_empty: bool
+    _nanotf_other_functions: tuple[Any, Any]
     _nanotf_own_steps: frozenset[str]
     _nanotf_own_logs: frozenset[str]
     _nanotf_needs_results: dict[str, bool]
@@ -339,6 +340,7 @@ def become_replica(
         "_nanotf_share": share,
         "_nanotf_update": None,
         "_nanotf_may_be_empty": False,
+        "_nanotf_other_functions": (None, None),
         "_nanotf_own_steps": own_steps,
         "_nanotf_own_logs": own_logs,
         "_nanotf_needs_results": {},
@@ -407,15 +409,19 @@ def _is_moving(variable: Any) -> bool:
     )
 
 
-def expect_empty_shares(model: Any) -> None:
-    """From now on the model's steps expect that a share can be 0.
+def expect_empty_shares(model: Any, expected: bool) -> None:
+    """Says whether a share can be 0 in the steps that come.
 
-    Steps traced before do not, and are traced again. There is no way back, since it would
-    cost another trace.
+    Steps traced before do not expect it, and are traced again; they come back with jobs like
+    those before, since a function that was traced for other data first may trace no more what
+    it has traced for these. What was never traced without is not for that alone.
     """
-    if not model._nanotf_may_be_empty:
-        type(model)._nanotf_may_be_empty = True
-        model.train_function = model.test_function = None
+    others = model._nanotf_other_functions
+    if expected == model._nanotf_may_be_empty or not (expected or any(others)):
+        return
+    type(model)._nanotf_may_be_empty = expected
+    type(model)._nanotf_other_functions = (model.train_function, model.test_function)
+    model.train_function, model.test_function = others
 
 
 @contextlib.contextmanager

@@ -321,8 +321,8 @@ class _ModelRun:
         _seed(job.seed, session.rank)
         self.model = session.model(job.recipe, job.specs, job.seed, **parts)
         size = session.strategy.size
-        if any(source is not None and source.may_be_empty(size) for source in inputs):
-            replica.expect_empty_shares(self.model)
+        expected = any(source is not None and source.may_be_empty(size) for source in inputs)
+        replica.expect_empty_shares(self.model, expected)
         self.state = _state(self.model, variables_of, job, self.blocks[job.state_block], session)
         self.state.load(0)
         session.stopwatch.ready()

@@ -95,6 +95,23 @@ class _EpochEnd:
     logs: Any = None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Unrecorded:
+    """A completed epoch that `History` may not have recorded yet: it is the last callback.
+
+    Args:
+        turn: int, that of the state which the epoch has left.
+        epoch: int.
+        logs: what `on_epoch_end` gets.
+        recorded: what `ParentCallbacks.recorded` returned before.
+    """
+
+    turn: int
+    epoch: int | None
+    logs: Any
+    recorded: list[dict[str, int]]
+
+
 def _check_steps_per_execution(model: Any, transport: str) -> None:
     """Refuses what ends in a graph without a key for each of TensorFlow's collectives."""
     if transport == "grpc" and keras_names.is_compiled(model):
@@ -130,6 +147,7 @@ class _FitCall(calls.ModelCall):
         )
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
+        self.epoch_end: _Unrecorded | None = None
         self.sharding = sharding
         self.restarts = 0
         self.max_restarts = max_restarts
@@ -227,6 +245,7 @@ class _FitCall(calls.ModelCall):
                 resume=Resume(*self.first, last.next_epoch, states),
             )
         self.turn = self.loaded = 0  # those of a new job
+        self.epoch_end = None
 
     def prepare_restart(self, error: WorkerError) -> None:
         """Says that training goes on after an error, or raises it."""
@@ -317,7 +336,10 @@ class _FitCall(calls.ModelCall):
         if first.state:
             # Where an interrupt comes in between, the last turn is still whole.
             self.state.combine(self.turn + 1)
-            self.turn += 1
+            if first.hook == "on_epoch_end":
+                recorded = self.callbacks.recorded()
+                self.epoch_end = _Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
+            self.turn += 1  # from here on the epoch is complete, see `fail`
         if at_end or (first.state and look):
             self.state.load(self.turn)
             self.loaded = self.turn
@@ -356,6 +378,9 @@ class _FitCall(calls.ModelCall):
     def fail(self) -> None:
         if self.turn != self.loaded:  # the model gets what the last completed epoch left
             self.state.load(self.turn)
+        end = self.epoch_end
+        if end is not None and end.turn == self.turn:  # and its history gets that epoch
+            self.callbacks.record(end.epoch, end.logs, end.recorded)
 
     def release(self) -> None:
         super().release()

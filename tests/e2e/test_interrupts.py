@@ -12,11 +12,16 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
-import tensorflow as tf  # noqa: F401 - sets variables, which no test may be blamed for
+import tensorflow as tf
+from parity import digits, small_cnn
 from processes import ROOT
 from waiting import wait_until
+
+from nanotf import callbacks, training
+from nanotf.shipping import state
 
 pytestmark = pytest.mark.either_generation
 
@@ -166,6 +171,108 @@ def test_ctrl_c(scripts: Any) -> None:
     result = script.rest()[-1]
     assert script.process.wait() == 0
     assert result == {"same": True, "workers": 2}
+
+
+class _Looking(tf.keras.callbacks.Callback):
+    """A callback of a user's, before Keras's `History`."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.get_weights()
+
+
+# What happens between the workers' report of an epoch's end and their going on, in this order.
+MOMENTS = [
+    (state.State, "combine"),
+    (state.State, "load"),
+    (callbacks.ParentCallbacks, "call"),
+    (_Looking, "on_epoch_end"),
+    (tf.keras.callbacks.History, "on_epoch_end"),
+    (dict, "setdefault"),  # History's, for one name and not yet for the next
+    (training._FitCall, "_tell_data"),
+    (training._FitCall, "_changes"),
+    (state.State, "differs"),
+]
+ONLY_WITH_USERS = [(state.State, "load"), (_Looking, "on_epoch_end"), (state.State, "differs")]
+
+
+class _Interrupted(dict[str, Any]):
+    """The dict of a `History` that is interrupted in the middle."""
+
+    calls = 0
+
+    def setdefault(self, name: str, default: Any) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            raise KeyboardInterrupt
+        return super().setdefault(name, default)
+
+
+def _interrupt(patch: pytest.MonkeyPatch, owner: Any, name: str, before: bool) -> None:
+    stock = getattr(owner, name)
+
+    def interrupted(*arguments: Any, **named: Any) -> Any:
+        if not before:
+            stock(*arguments, **named)
+        raise KeyboardInterrupt
+
+    patch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("looks", [False, True])
+def test_model_and_history_agree_whenever_an_interrupt_comes(
+    looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goes through the moments of one epoch's end, each time from what was there before."""
+    x, y = digits(40)
+    fit = {"batch_size": 20, "epochs": 3, "shuffle": False, "verbose": 0}
+    plain = small_cnn()
+    weights = [plain.get_weights()]
+    after = tf.keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: weights.append(plain.get_weights())
+    )
+    plain.fit(x, y, **fit, callbacks=[after])
+    model, stock = small_cnn(), training._FitCall.answer
+    users = [_Looking()] if looks else []
+    kept_epochs = []
+
+    def check(call: Any, first: Any, owner: Any, name: str, before: bool) -> None:
+        history, optimizer = model.history, model.optimizer
+        recorded = {name: list(values) for name, values in history.history.items()}
+        attributes, epochs = dict(vars(call)), list(history.epoch)
+        held, steps = model.get_weights(), int(optimizer.iterations)
+        with monkeypatch.context() as patch:
+            if owner is dict:
+                history.history = _Interrupted(history.history)
+            else:
+                _interrupt(patch, owner, name, before)
+            with pytest.raises(KeyboardInterrupt):
+                stock(call, first)
+        call.fail()
+        kept = len(history.epoch)
+        assert {len(values) for values in history.history.values()} == {kept}, (owner, name)
+        assert int(optimizer.iterations) == 2 * kept
+        for now, then in zip(model.get_weights(), weights[kept], strict=True):
+            np.testing.assert_allclose(now, then, rtol=1e-4, atol=1e-6)
+        kept_epochs.append(kept)
+        vars(call).update(attributes)
+        model.set_weights(held)
+        optimizer.iterations.assign(steps)
+        history.history, history.epoch = recorded, epochs
+
+    def answer(call: Any, first: Any) -> Any:
+        if (first.hook, first.index) == ("on_epoch_end", 1):
+            for owner, name in MOMENTS:
+                if looks or (owner, name) not in ONLY_WITH_USERS:
+                    check(call, first, owner, name, before=True)
+                    check(call, first, owner, name, before=False)
+        return stock(call, first)
+
+    monkeypatch.setattr(training._FitCall, "answer", answer)
+    model.fit(x, y, **fit, num_processes=2, callbacks=users)
+    # The epoch is complete when its state is, in the second moment.
+    assert kept_epochs == [1, 1, *[2] * (len(kept_epochs) - 2)]
+    assert len(kept_epochs) == 2 * (len(MOMENTS) - (0 if looks else len(ONLY_WITH_USERS)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
