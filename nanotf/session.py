@@ -195,6 +195,7 @@ class Session:
                 models.exclude_from_decay(model, loaded.recipe)
                 held = loaded.captured(model)
             replica.become_replica(model, self.share, self.stopwatch, held, self.strategy)
+            keras_names.compile_forward(model)
             kept = self._models[key] = _KeptModel(model)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
@@ -216,7 +217,6 @@ class Session:
     def _build_metrics(self, kept: _KeptModel, specs: Any) -> None:
         keras_names.build_metrics(kept.model, specs)
         keras_share.follow_share(kept.model, self.share)
-        keras_names.compile_forward(kept.model)
         kept.has_metrics = True
 
     def _build_optimizers(

@@ -568,10 +568,11 @@ def compile_forward(model: Any) -> None:
     """Compiles a replica's forward and backward with XLA, in place of its whole step.
 
     XLA knows no communication between processes. A model whose outputs carry masks, or which
-    adds losses in its layers' calls, is not compiled: both would be lost.
+    adds losses in its layers' calls, is not compiled: both would be lost. Nor are calls outside of
+    steps, by which Keras builds metrics.
 
     Args:
-        model: a compiled model, in a worker. Without `jit_compile=True` nothing happens.
+        model: a model, in a worker. Without `jit_compile=True` nothing happens.
     """
     if not model.jit_compile:
         return
@@ -591,7 +592,7 @@ def compile_forward(model: Any) -> None:
         return outputs
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if True not in lost:
+        if True not in lost and not tf.distribute.in_cross_replica_context():
             outputs = compiled(*args, **kwargs)
             if True not in lost:
                 return outputs
