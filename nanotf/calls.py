@@ -491,24 +491,33 @@ class ModelCall(Call):
 
     def build(self) -> None:
         """Builds the user's model, as the first step in a single process would."""
-        model, specs = self.model, self.data.specs
+        model, (specs, method) = self.model, self.first_step()
         if not models.needs_call(model):
             return
-        x = specs[0] if isinstance(specs, tuple) else specs
+        step = f"{rejections.STEPS[method]}_step"
+        if keras_names.has_own_step(model, step) and not model.run_eagerly:
+            # It may call the model, or parts of it, on something else than the data's inputs.
+            keras_names.trace_step(model, step, specs)
+            missing = not model.variables
+        else:
+            self._call_model(specs[0] if isinstance(specs, tuple) else specs)
+            missing = models.needs_call(model)
+        if missing and (self.trains or not model.built):
+            raise ModelError(
+                "A model must be built before workers can get its weights. Received: model "
+                f"{model.name!r}, which has no variables after a step on data {specs}."
+            )
+
+    def _call_model(self, x: Any) -> None:
         try:
-            models.call_on_nothing(model, x)
+            models.call_on_nothing(self.model, x)
         except Exception as error:
             raise ModelError(
                 "A model must be built before workers can get its weights, and the inputs do "
-                f"not tell how. Received: model {model.name!r}, inputs {x}, and calling it "
+                f"not tell how. Received: model {self.model.name!r}, inputs {x}, and calling it "
                 f"raised {type(error).__name__}: {error}. Call the model on a batch once, or "
                 "give it an Input layer."
             ) from error
-        if models.needs_call(model) and (self.trains or not model.built):
-            raise ModelError(
-                "A model must be built before workers can get its weights. Received: model "
-                f"{model.name!r}, which has no variables after a call on inputs {x}."
-            )
 
     def variables_to_send(self) -> list[Any]:
         """The variables whose values the workers need."""
@@ -517,9 +526,13 @@ class ModelCall(Call):
     def data_streams(self) -> list[Stream]:
         return self.data.streams
 
+    def first_step(self) -> tuple[Any, str]:
+        """Of which batches the first step is, and of which method."""
+        return self.data.specs, self.method
+
     def traced(self) -> list[tuple[Any, str]]:
         """The steps that workers may be tracing: of which batches, and of which method."""
-        return [(self.data.specs, self.method)]
+        return [self.first_step()]
 
     def failure(self, message: messages.JobFailed) -> BaseException:
         error = super().failure(message)

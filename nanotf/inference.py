@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -167,7 +168,10 @@ class _EvaluateCall(_Inference):
     def build(self) -> None:
         with rejections.in_words_of_keras(self.model, self.data.specs, self.method):
             super().build()
-            keras_names.build_metrics(self.model, self.data.specs)
+            own = keras_names.has_own_step(self.model, "test_step")
+            given = (self.model, "test_step", self.data.specs)
+            trace = functools.partial(keras_names.trace_step, *given) if own else None
+            keras_names.build_metrics(self.model, self.data.specs, trace)
         specs = self.data.keras_specs(self.data.train)
         rejections.refuse_weights(self.model, specs, self.method)
 
@@ -203,8 +207,8 @@ class _PredictCall(_Inference):
         with rejections.in_words_of_keras(self.model, self.data.batch_specs(), self.method):
             super().build()
 
-    def traced(self) -> list[tuple[Any, str]]:
-        return [(self.data.batch_specs(), self.method)]
+    def first_step(self) -> tuple[Any, str]:
+        return self.data.batch_specs(), self.method
 
     def divided(self, stream: Stream) -> Any:
         signature = stream.signature

@@ -14,10 +14,10 @@ from typing import Any
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import NanoError
-from nanotf.shipping import inputs
+from nanotf.shipping import inputs, models
 
 # The parts of the names of a model's functions, by the method that calls them.
-_STEPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
+STEPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def looks_wrong(model: Any, specs: Any, method: str = "fit") -> bool:
     tf = require_tensorflow()
     if isinstance(specs, tuple) and len(specs) > 3:
         return True
-    if not keras_names.is_keras_own(getattr(type(model), f"{_STEPS[method]}_step")):
+    if keras_names.has_own_step(model, f"{STEPS[method]}_step"):
         return False  # its own step may do without
     x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(specs)
     trains = method == "fit"
@@ -125,7 +125,7 @@ def trace_step(
             with zeros of these shapes, too. None for no batch.
     """
     tf = require_tensorflow()
-    name = f"{_STEPS[method]}_function"
+    name = f"{STEPS[method]}_function"
     step = getattr(model, f"make_{name}")() or getattr(model, name)  # Keras 3 returns None
     if method == "predict" and is_keras_3():  # its function takes batches
         if shapes is not None:
@@ -141,7 +141,9 @@ def trace_step(
         if model.built and model.trainable_variables:
             keras_optimizers.build_optimizer(model)
         counters = [optimizer.iterations for optimizer in keras_optimizers.optimizers_of(model)]
-        variables = [*keras_optimizers.training_variables(model), *counters]
+        variables = counters
+        if not models.needs_call(model):
+            variables = [*keras_optimizers.training_variables(model), *counters]
         kept = [(v, v.numpy()) for v in variables]
     if shapes is not None:
         changed = [*keras_names.metric_variables(model), *keras_names.seed_variables(model)]

@@ -59,7 +59,7 @@ class ReplicaMixin:
         """As in Keras; the function notes its executions."""
         super().make_train_function(force=force)  # type: ignore[misc]
         train_function: Any = self.train_function  # type: ignore[has-type]
-        step = _telling_of_end(self, timing.TRAIN, _again(train_function))
+        step = _telling_of_end(self, timing.TRAIN, again(train_function))
         self.train_function = self._nanotf_stopwatch.timed(timing.TRAIN, step)
         return self.train_function
 
@@ -67,7 +67,7 @@ class ReplicaMixin:
         """As in Keras; the function notes its executions."""
         super().make_test_function(force=force)  # type: ignore[misc]
         test_function: Any = self.test_function  # type: ignore[has-type]
-        step = _telling_of_end(self, timing.TEST, _again(test_function))
+        step = _telling_of_end(self, timing.TEST, again(test_function))
         self.test_function = self._nanotf_stopwatch.timed(timing.TEST, step)
         return self.test_function
 
@@ -212,19 +212,20 @@ class _ResultsNeeded(Exception):
     ag_pass_through = True  # AutoGraph would replace it by another
 
 
-def _again(step: Any) -> Any:
+def again(step: Any) -> Any:
     """A Keras step function that traces itself again after `_ResultsNeeded`; None stays None.
 
-    What the first trace made of the graph is thrown away, and nothing of it has run.
+    Or another function that traces a step. What the first trace made of the graph is thrown away,
+    and nothing of it has run.
     """
     if step is None or hasattr(step, "_nanotf_again"):
         return step
 
-    def traced(iterator: Any) -> Any:
+    def traced(*arguments: Any) -> Any:
         try:
-            return step(iterator)
+            return step(*arguments)
         except _ResultsNeeded:
-            return step(iterator)
+            return step(*arguments)
 
     traced.__dict__.update(vars(step), _nanotf_again=True)
     return traced

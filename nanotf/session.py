@@ -63,6 +63,7 @@ MODELS_KEPT = 2
 DROPPED_BYTES = 2**27
 JOBS_PER_COLLECTION = 16
 PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
+_SHARE = tf.TensorSpec([], tf.float64)  # what the step of a replica takes beside the data
 
 
 class Session:
@@ -190,19 +191,18 @@ class Session:
             with self.strategy.known_values():
                 loaded = captured.Loaded(recipe)
                 model = models.build(loaded.recipe)
-                if models.needs_call(model) and keras_names.has_call(model):
-                    models.call_on_nothing(model, specs[0] if isinstance(specs, tuple) else specs)
                 loaded.compile(model)
                 models.exclude_from_decay(model, loaded.recipe)
                 held = loaded.captured(model)
             replica.become_replica(model, self.share, self.stopwatch, held, self.strategy)
-            kept = self._models[key] = _KeptModel(model)
+            keras_names.compile_forward(model)
+            kept = self._models[key] = _KeptModel(model, loaded.recipe.own_slots)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
             self._drop(self._models.popitem(last=False)[1])
         with self.strategy.known_values():
             if metrics and not kept.has_metrics:
-                self._build_metrics(kept, specs)
+                self._build_metrics(kept, specs, "train_step" if optimizer else "test_step")
             if optimizer and not kept.has_optimizer:
                 self._build_optimizers(kept, specs, shards)
         return kept.model
@@ -214,10 +214,15 @@ class Session:
             self._dropped, kept.model = 0, None
             gc.collect()
 
-    def _build_metrics(self, kept: _KeptModel, specs: Any) -> None:
-        keras_names.build_metrics(kept.model, specs)
+    def _build_metrics(self, kept: _KeptModel, specs: Any, step: str) -> None:
+        own = keras_names.has_own_step(kept.model, step)
+        trace = replica.again(functools.partial(keras_names.trace_step, kept.model, step))
+        keras_names.build_metrics(
+            kept.model,
+            specs,
+            (lambda: trace((specs, _SHARE), self.strategy)) if own else None,
+        )
         keras_share.follow_share(kept.model, self.share)
-        keras_names.compile_forward(kept.model)
         kept.has_metrics = True
 
     def _build_optimizers(
@@ -227,8 +232,8 @@ class Session:
         if shards is not None:
             trainable = model.trainable_variables
             update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
-        share = tf.TensorSpec([], tf.float64)  # what the step of a replica takes beside the data
-        keras_optimizers.build_optimizers(model, (specs, share), self.strategy)
+        build = replica.again(functools.partial(keras_optimizers.build_optimizers, model))
+        build((specs, _SHARE), self.strategy, kept.own_slots)
         replica.weigh_steps(model, update, self.strategy)
         replica.average_before_validation(model, self.strategy)
         kept.has_optimizer, kept.shards = True, shards
@@ -239,6 +244,7 @@ class _KeptModel:
     """A model in a worker, and how much of it is built."""
 
     model: Any
+    own_slots: bool  # see `models.ModelRecipe`
     has_metrics: bool = False
     has_optimizer: bool = False
     shards: OptimizerShards | None = None

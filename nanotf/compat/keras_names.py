@@ -18,6 +18,7 @@
 | `MeanMetricWrapper._fn_kwargs` | 2 and 3 | see `unconfigured` |
 | `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
 | `IndexLookup.input_vocabulary`, `input_idf_weights`, `idf_weights`, `num_documents`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
+| `Layer.build._is_default` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `build_alone` |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `Layer._non_trainable_variables`, `_non_trainable_weights` | 3; 3.10-3.15 / 2 | what every replica updates by itself |
 | `Layer._seed_generators` | 3; 3.10-3.15 | the seeds of random layers |
@@ -44,7 +45,7 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
@@ -282,6 +283,19 @@ def build_config(layer: Any) -> Any:
     return {"input_shape": tuple(shape)} if shape else config
 
 
+def build_alone(layer: Any, config: dict[str, Any]) -> None:
+    """Builds a layer as `build_config` says another was built, but not the layers inside of it.
+
+    Args:
+        layer: a layer or model that is not built.
+        config: dict, which is not empty.
+    """
+    # Keras's would call the layer; that of a Sequential of Keras 2 is one of its own.
+    if not hasattr(layer.build, "_is_default") or isinstance(layer, sequential_class()):
+        layer.build_from_config(config)
+    layer.built = True  # which the user's `build` may not say
+
+
 def unconfigured(metric: Any) -> dict[str, Any]:
     """Attributes that change what a metric of Keras's does, and that its configuration leaves out.
 
@@ -434,16 +448,45 @@ def has_call(model: Any) -> bool:
     return type(model).call is not keras_model.call
 
 
-def build_metrics(model: Any, specs: Any) -> None:
+def trace_step(model: Any, name: str, specs: Any, strategy: Any = None) -> None:
+    """Traces a step, which makes all variables that it uses, and runs nothing.
+
+    Args:
+        model: a compiled model.
+        name: str, "train_step", "test_step" or "predict_step".
+        specs: nested structure of `tf.TensorSpec`, what the step takes.
+        strategy: the `tf.distribute.Strategy` that the model trains under, or None.
+    """
+
+    def step(data: Any) -> Any:
+        own = getattr(model, name)
+        return strategy.run(own, (data,)) if strategy else own(data)
+
+    require_tensorflow().function(step).get_concrete_function(specs)
+
+
+def build_metrics(model: Any, specs: Any, trace: Callable[[], None] | None = None) -> None:
     """Creates the variables of metrics, which `evaluate` would at its first step.
 
     Args:
         model: a built and compiled model.
         specs: nested structure of `tf.TensorSpec`, of one batch as `evaluate` sees it.
+        trace: function that traces the step of the user's own, or None if it is Keras's. It is
+            called where the data do not tell what the step calls the model on; what metrics the
+            step uses, it makes.
     """
-    tf = require_tensorflow()
     if not has_call(model):
         return  # all is built by its own step
+    try:
+        _build_compiled_metrics(model, specs)
+    except Exception:
+        if trace is None:
+            raise
+        trace()
+
+
+def _build_compiled_metrics(model: Any, specs: Any) -> None:
+    tf = require_tensorflow()
     if is_keras_3():
         optimizer = model.optimizer
         unbuilt = optimizer is not None and not optimizer.built
@@ -463,7 +506,7 @@ def build_metrics(model: Any, specs: Any) -> None:
         else:
             outputs = tf.nest.pack_sequence_as(model.output, outputs)
         outputs = tf.nest.map_structure(lambda o: tf.TensorSpec(o.shape, o.dtype), outputs)
-        if model.compiled_loss._user_losses is not None or not _has_own_step(model):
+        if model.compiled_loss._user_losses is not None or not has_own_step(model):
             model.compiled_loss.build(outputs)
         if y is not None and not model.compiled_metrics.built:
             targets = model.compiled_metrics._conform_to_outputs(outputs, y)
@@ -475,16 +518,16 @@ def build_metrics(model: Any, specs: Any) -> None:
                 tf.function(lambda *args: run(update, args)).get_concrete_function(y, outputs)
 
 
-def _has_own_step(model: Any) -> bool:
-    """Whether the user wrote the model's `train_step`.
+def has_own_step(model: Any, name: str = "train_step") -> bool:
+    """Whether the user wrote the model's `train_step`, or another step.
 
     With no loss in `compile`, it need not use Keras's container of losses. That would bring a
     metric of its own, "loss", to stand in the place of what such a step returns.
     """
     own = getattr(model, "_nanotf_own_steps", None)
     if own is not None:  # a replica, whose class has a train_step anyway
-        return "train_step" in own
-    return not is_keras_own(type(model).train_step)
+        return name in own
+    return not is_keras_own(getattr(type(model), name))
 
 
 def unused_losses(model: Any) -> set[str]:
@@ -494,7 +537,7 @@ def unused_losses(model: Any) -> set[str]:
     would stand. nanotf makes them before the first step, since that may use them.
     """
     container = getattr(model, "compiled_loss", None)
-    if is_keras_3() or container is None or not _has_own_step(model):
+    if is_keras_3() or container is None or not has_own_step(model):
         return set()
     of_losses = {id(metric) for metric in container.metrics}
     # The user's own `metrics` may leave them out, and have others of the same names.
@@ -587,10 +630,11 @@ def compile_forward(model: Any) -> None:
     """Compiles a replica's forward and backward with XLA, in place of its whole step.
 
     XLA knows no communication between processes. A model whose outputs carry masks, or which
-    adds losses in its layers' calls, is not compiled: both would be lost.
+    adds losses in its layers' calls, is not compiled: both would be lost. Nor are calls outside of
+    steps, by which Keras builds metrics.
 
     Args:
-        model: a compiled model, in a worker. Without `jit_compile=True` nothing happens.
+        model: a model, in a worker. Without `jit_compile=True` nothing happens.
     """
     if not model.jit_compile:
         return
@@ -610,7 +654,7 @@ def compile_forward(model: Any) -> None:
         return outputs
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if True not in lost:
+        if True not in lost and not tf.distribute.in_cross_replica_context():
             outputs = compiled(*args, **kwargs)
             if True not in lost:
                 return outputs

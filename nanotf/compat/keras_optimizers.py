@@ -241,26 +241,26 @@ def build_for_training(model: Any, specs: Any) -> None:
         model: a built and compiled model.
         specs: nested structure of `tf.TensorSpec`, of one batch as `fit` sees it.
     """
-    keras_names.build_metrics(model, specs)
+    own = keras_names.has_own_step(model)
+    trace = functools.partial(keras_names.trace_step, model, "train_step", specs)
+    keras_names.build_metrics(model, specs, trace if own else None)
     build_optimizers(model, specs)
 
 
-def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
+def build_optimizers(model: Any, specs: Any, strategy: Any = None, own_slots: bool = False) -> None:
     """Creates the variables of all optimizers of a model, which `fit` would at its first step.
 
     Args:
         model: a built and compiled model.
         specs: nested structure of `tf.TensorSpec`, what the model's `train_step` takes.
         strategy: the `tf.distribute.Strategy` that the model trains under, or None.
+        own_slots: bool, as in `models.ModelRecipe`.
     """
-    tf = require_tensorflow()
-    build_optimizer(model)
+    if not own_slots:
+        build_optimizer(model)
     if not all(_is_built(optimizer) for optimizer in optimizers_of(model)):
         # Only the user's own step knows which variables each of several optimizers trains.
-        def step(data: Any) -> Any:
-            return strategy.run(model.train_step, (data,)) if strategy else model.train_step(data)
-
-        tf.function(step).get_concrete_function(specs)
+        keras_names.trace_step(model, "train_step", specs, strategy)
 
 
 def _is_built(optimizer: Any) -> bool:

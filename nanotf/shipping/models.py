@@ -39,7 +39,9 @@ class ModelRecipe:
             stand in `arguments` as `_Tensor`.
         custom_objects: dict of str to object, the classes and functions that the configuration
             names and Keras does not know.
-        build_config: dict or None, the input shapes that the model was built with.
+        build_configs: tuple of dict or None, of the model and every layer below it, in order, the
+            input shapes that it was built with.
+        weights: int, how many weights the model has.
         trainable: tuple of bool, of every layer below the model, in order.
         trainable_variables: tuple of bool, of every weight of the model, in order: Keras 3 lets
             users freeze single ones.
@@ -55,6 +57,8 @@ class ModelRecipe:
         excluded: tuple of tuple of int, of every optimizer of the model, the places among its
             variables of those without weight decay; see `exclude_from_decay`.
         dtype_policy: the global Keras dtype policy, by name.
+        own_slots: bool, whether the optimizer was built for other variables than all that are
+            trainable, which only a step of the user's own tells.
     """
 
     cls: type
@@ -63,7 +67,8 @@ class ModelRecipe:
     attributes: dict[str, Any] | None
     graph: dict[str, Any] | None
     custom_objects: dict[str, Any]
-    build_config: dict[str, Any] | None
+    build_configs: tuple[dict[str, Any] | None, ...]
+    weights: int
     trainable: tuple[bool, ...]
     trainable_variables: tuple[bool, ...]
     adapted: tuple[dict[str, Any], ...]
@@ -73,6 +78,7 @@ class ModelRecipe:
     optimizer: Any
     excluded: tuple[tuple[int, ...], ...]
     dtype_policy: str
+    own_slots: bool
     held: tuple[Any, ...] = ()
 
 
@@ -218,10 +224,8 @@ def recipe_of(model: Any) -> ModelRecipe:
     elif isinstance(model, functional):
         with configured_by_name(model, custom_objects):
             graph, arguments = _with_graph(model, arguments)
-    build_config = None
-    if hasattr(model, "get_build_config"):
-        build_config = plain(model.get_build_config())
     policy = tf.keras.mixed_precision.global_policy()
+    complete = not needs_call(model)  # Keras 2 may raise where it has no variables yet
     return ModelRecipe(
         cls=cls,
         config=config,
@@ -229,7 +233,11 @@ def recipe_of(model: Any) -> ModelRecipe:
         attributes=attributes,
         graph=graph,
         custom_objects=custom_objects,
-        build_config=build_config,
+        build_configs=tuple(
+            plain(keras_names.build_config(layer)) if layer.built else None
+            for layer in with_layers(model)
+        ),
+        weights=len(model.weights) if complete else 0,
         trainable=_trainable_flags(model),
         trainable_variables=_trainable_variables(model),
         adapted=tuple(
@@ -241,6 +249,11 @@ def recipe_of(model: Any) -> ModelRecipe:
         optimizer=getattr(model, "optimizer", None),
         excluded=_excluded_from_decay(model),
         dtype_policy=policy.name,
+        own_slots=complete
+        and keras_names.has_own_step(model)
+        and not keras_optimizers.is_built_for(
+            getattr(model, "optimizer", None), model.trainable_variables
+        ),
     )
 
 
@@ -424,8 +437,10 @@ def build(recipe: ModelRecipe) -> Any:
             else:
                 config = copy.deepcopy(recipe.config)  # Keras empties what it is given
                 model = recipe.cls.from_config(config)  # type: ignore[attr-defined]
-            if not _is_built(model) and recipe.build_config:
-                build_as(model, recipe.build_config)
+            _build_layers(model, recipe.build_configs)
+            config = recipe.build_configs[0]
+            if config and (not _is_built(model) or len(model.weights) < recipe.weights):
+                build_as(model, config)  # a call makes some
         except Exception as error:
             raise _cannot_rebuild(recipe.cls, f"rebuilding it raised {error!r}") from error
     _set_layers(keras_names.layers_below(model), recipe.trainable, recipe.adapted)
@@ -555,6 +570,19 @@ def _is_built(model: Any) -> bool:
     return bool(model.built) and all(layer.built for layer in keras_names.layers_below(model))
 
 
+def _build_layers(model: Any, configs: tuple[dict[str, Any] | None, ...]) -> None:
+    """Builds a model's layers, each as that of another model was built.
+
+    So it matters neither what calls them nor of which types the inputs are: a configuration has
+    shapes alone.
+    """
+    layers = with_layers(model)
+    for place, config in enumerate(configs):
+        if place < len(layers) and config and not layers[place].built:
+            keras_names.build_alone(layers[place], config)
+            layers = with_layers(model)  # those that it has made come after it
+
+
 def build_as(model: Any, config: dict[str, Any]) -> None:
     """Builds a model as another was built, by that one's `get_build_config()`."""
     shapes = config.get("input_shape")
@@ -585,7 +613,8 @@ def needs_call(model: Any) -> bool:
     """Whether a model has to be called before all its variables exist."""
     if keras_names.has_call(model):
         return not model.built or not model.variables
-    return not model.variables
+    # Keras 2 has no list of variables before.
+    return not all(v.built for v in keras_names.layers_below(model)) or not model.variables
 
 
 def call_on_nothing(model: Any, specs: Any) -> None:

@@ -301,7 +301,15 @@ def _classifier(jit_compile: Any = None) -> Any:
 
 def test_jit_compile() -> None:
     x, y = digits(101)
-    fit_both(lambda: _classifier(True), x=x, y=y, batch_size=20)
+    model, _ = fit_both(lambda: _classifier(True), x=x, y=y, batch_size=20)
+    alone = {"predict": model.predict(x, verbose=0), "evaluate": model.evaluate(x, y, verbose=0)}
+    for first, second in (("predict", "evaluate"), ("evaluate", "predict")):
+        other = _classifier(True)
+        other.set_weights(model.get_weights())
+        for name in (first, second):
+            data = (x,) if name == "predict" else (x, y)
+            found = getattr(other, name)(*data, verbose=0, num_processes=2)
+            np.testing.assert_allclose(found, alone[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])

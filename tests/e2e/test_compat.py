@@ -627,6 +627,8 @@ def test_names_of_compiled_models() -> None:
     model.jit_compile = False
     assert callable(model._clear_losses)
     assert keras_names.has_call(model)
+    assert hasattr(tf.keras.Model().build, "_is_default")
+    assert not hasattr(L.Dense(1).build, "_is_default")
     assert keras_optimizers.optimizers_of(model) == [model.optimizer]
     assert not keras_names.runs_several_steps(model)
 
