@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nanotf import console, jobs, model_copy, one_process
+from nanotf import console, jobs, model_copy, one_process, run_default
 from nanotf.callbacks import ParentCallbacks
 from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping import captured
@@ -83,7 +83,8 @@ def fit(
     model.stop_training = False
     relay = _relay(ours, theirs, callbacks)
     arguments |= {"callbacks": [relay], "verbose": 0}
-    model.history.nanotf = one_process.fit(replica.fit, (), arguments).nanotf
+    with run_default.no_default():
+        model.history.nanotf = one_process.fit(replica.fit, (), arguments).nanotf
     return model.history
 
 

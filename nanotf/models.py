@@ -126,15 +126,17 @@ class Accelerated:
         keras_fit = super().fit  # type: ignore[misc]
         calls.check_max_restarts(max_restarts)
         num_processes = run_default.num_processes(num_processes)
+        hint = 'num_processes="auto" measures whether they would be faster.'
         if isinstance(num_processes, str) and num_processes == run_default.AUTO:
             calls.needs_workers(None, transport, sharding, backend)
             backends.check_can_measure(backend)
+            hint = 'num_processes="auto" has chosen one process.'
             num_processes = self._fastest(
                 keras_fit, args, kwargs, transport, cores_per_process, cores, sharding
             )
         if not calls.needs_workers(num_processes, transport, sharding, backend):
             try:
-                return one_process.fit(keras_fit, args, kwargs)
+                return one_process.fit(keras_fit, args, kwargs, hint)
             finally:
                 iterators.let_go(self.train_function, self.test_function)
         given = _given(keras_fit, args, kwargs)

@@ -9,12 +9,13 @@ from nanotf import report, timing
 from nanotf.compat.versions import require_tensorflow
 
 
-def fit(keras_fit: Any, args: Any, kwargs: Any) -> Any:
+def fit(keras_fit: Any, args: Any, kwargs: Any, hint: str = "") -> Any:
     """Trains a model in this process, and reports it in `history.nanotf`.
 
     Args:
         keras_fit: the model's `fit` of Keras.
         args, kwargs: the arguments of the call.
+        hint: str, what the report says last.
 
     Returns:
         A `keras.callbacks.History`.
@@ -33,5 +34,5 @@ def fit(keras_fit: Any, args: Any, kwargs: Any) -> Any:
         more = [] if given is None else given if isinstance(given, (list, tuple)) else [given]
         bound.arguments["callbacks"] = [stopwatch.callback(callbacks.Callback), *more]
     history = keras_fit(*bound.args, **bound.kwargs)
-    history.nanotf = report.Report.of_one_process("fit", stopwatch.finish())
+    history.nanotf = report.Report.of_one_process("fit", stopwatch.finish(), hint)
     return history

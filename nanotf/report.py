@@ -169,6 +169,7 @@ class Report:
         shipped_bytes: int, in shared memory, what is read in steps not counted.
         workers: tuple of `WorkerReport`, by rank.
         call, times: what was noted, see `timing`.
+        hint: str, what may be faster; "" where nothing is known to be.
     """
 
     method: str
@@ -185,6 +186,7 @@ class Report:
     workers: tuple[WorkerReport, ...]
     call: timing.CallTimes = dataclasses.field(repr=False)
     times: tuple[timing.WorkerTimes, ...] = dataclasses.field(repr=False)
+    hint: str = ""
 
     @classmethod
     def of(
@@ -209,7 +211,7 @@ class Report:
         )
 
     @classmethod
-    def of_one_process(cls, method: str, times: timing.WorkerTimes) -> Report:
+    def of_one_process(cls, method: str, times: timing.WorkerTimes, hint: str) -> Report:
         """Of a call without workers: the one row is that of this process."""
         call = timing.CallTimes(times.began)
         call.prepared = call.lent = call.written = call.sent = times.began
@@ -220,7 +222,7 @@ class Report:
         row = dataclasses.replace(
             row, compute=epochs, first_steps=None, between_steps=None, hooks=None, executions=None
         )
-        return dataclasses.replace(made, workers=(row,))
+        return dataclasses.replace(made, workers=(row,), hint=hint)
 
     @property
     def load_imbalance(self) -> float:
@@ -338,7 +340,7 @@ def _text_of_one_process(report: Report) -> Iterator[str]:
         yield f"  {'epochs':<12}{len(epochs):>9}     the first {seconds[0]:.3f} s{rest}"
         yield f"  {'validation':<12}{_validation(times):>9.3f} s   part of the epochs"
         yield f"  {'epoch ends':<12}{row.epoch_ends or 0:>9.3f} s   your callbacks, Keras"
-    yield 'No workers were used. num_processes="auto" measures whether they would be faster.'
+    yield f"No workers were used. {report.hint}".rstrip()
 
 
 def _validation(times: timing.WorkerTimes) -> float:

@@ -24,11 +24,12 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
-import io
 import itertools
 import math
 import os
 import pathlib
+import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -582,7 +583,8 @@ def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
         x, most = _endless_copy(x), None
     stopwatch = timing.Stopwatch(0, None)
     # What the user's step prints when it is traced is no result of a trial, either.
-    with random_states.kept(), contextlib.redirect_stdout(io.StringIO()):
+    quiet = contextlib.redirect_stdout(_Quiet(sys.stdout))
+    with random_states.kept(), run_default.no_default(), quiet:
         theirs = model_copy.copy_of(trial.recipe)
         model_copy.copy_state((trial.model, trial.captured.variables), theirs)
         copy = theirs[0]
@@ -613,6 +615,22 @@ def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
         if count >= 2 and budget.left() > 0:
             found = seconds(count + 1, 1)
     return Measured(1, found / each)
+
+
+class _Quiet:
+    """A stream that drops what the thread writes that has made it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Writes what other threads say."""
+        ours = threading.get_ident() == self._thread
+        return len(text) if ours else int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _endless_copy(dataset: Any) -> Any:

@@ -102,7 +102,7 @@ def test_one_process() -> None:
     times.began, times.ready, times.ended = 0, 0, 20 * S
     epochs = [timing.Pass(timing.TRAIN, n, (1 + 6 * n) * S, (6 + 6 * n) * S) for n in range(3)]
     times.passes += [*epochs, timing.Pass(timing.TEST, None, 4 * S, 5 * S)]
-    report = Report.of_one_process("fit", times)
+    report = Report.of_one_process("fit", times, 'Try num_processes="auto".')
     (row,) = report.workers
     assert (report.size, report.total) == (1, pytest.approx(20))
     assert (row.compute, row.rebuilding, row.epoch_ends) == pytest.approx((15, 1, 4))
