@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nanotf import console, jobs
+from nanotf import console, jobs, model_copy, one_process, run_default
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import require_tensorflow
-from nanotf.shipping import captured, models
+from nanotf.shipping import captured
 
 
 def devices() -> list[str]:
@@ -70,14 +69,9 @@ def fit(
     )
     strategy = tf.distribute.MirroredStrategy(names)
     with strategy.scope():
-        loaded = captured.Loaded(recipe)
-        replica = models.build(loaded.recipe)
-        loaded.compile(replica)
-        models.exclude_from_decay(replica, loaded.recipe)
-        keras_optimizers.build_optimizer(replica)
-    ours = (model, held.variables)
-    theirs = (replica, loaded.captured(replica).variables)
-    _copy_state(ours, theirs)
+        theirs = model_copy.copy_of(recipe)
+    ours, replica = (model, held.variables), theirs[0]
+    model_copy.copy_state(ours, theirs)
     arguments = dict(given)
     callbacks = ParentCallbacks(
         arguments.pop("callbacks", None),
@@ -88,22 +82,13 @@ def fit(
     )
     model.stop_training = False
     relay = _relay(ours, theirs, callbacks)
-    replica.fit(**arguments, callbacks=[relay], verbose=0)
+    arguments |= {"callbacks": [relay], "verbose": 0}
+    with run_default.no_default():
+        model.history.nanotf = one_process.fit(replica.fit, (), arguments).nanotf
     return model.history
 
 
-_Side = tuple[Any, list[Any]]  # a model, and the variables that it captures
-
-
-def _copy_state(source: _Side, target: _Side) -> None:
-    values, variables = (
-        keras_optimizers.training_variables(model) + more for model, more in (source, target)
-    )
-    for value, variable in zip(values, variables, strict=True):
-        variable.assign(value.numpy())
-
-
-def _relay(ours: _Side, theirs: _Side, callbacks: ParentCallbacks) -> Any:
+def _relay(ours: model_copy.Side, theirs: model_copy.Side, callbacks: ParentCallbacks) -> Any:
     """A callback of the copy's that passes the hooks on to the user's callbacks."""
     model, replica = ours[0], theirs[0]
 
@@ -118,10 +103,10 @@ def _relay(ours: _Side, theirs: _Side, callbacks: ParentCallbacks) -> Any:
                 *callbacks.asks,
             )
             if with_state:
-                _copy_state(theirs, ours)
+                model_copy.copy_state(theirs, ours)
             callbacks.call(name, index, logs)
             if with_state:
-                _copy_state(ours, theirs)
+                model_copy.copy_state(ours, theirs)
             if model.stop_training:
                 replica.stop_training = True
 

@@ -112,30 +112,31 @@ class Accelerated:
             **kwargs: as in Keras's `fit`.
 
         Returns:
-            A `keras.callbacks.History`. The model, its optimizer included, is left as a
-            single-process `fit` would leave it.
+            A `keras.callbacks.History`; its attribute `nanotf` says where the time went, see
+            `report.Report`. The model, its optimizer included, is left as a single-process `fit`
+            would leave it.
 
         Raises:
             nanotf.errors.NanoError: See the subclasses. An argument's error is raised before
                 any process is started.
         """
-        from nanotf import backends, calls, training  # the parent's side, not needed in a worker
+        # The parent's side, not needed in a worker.
+        from nanotf import backends, calls, one_process, training
 
         keras_fit = super().fit  # type: ignore[misc]
         calls.check_max_restarts(max_restarts)
         num_processes = run_default.num_processes(num_processes)
+        hint = 'num_processes="auto" measures whether they would be faster.'
         if isinstance(num_processes, str) and num_processes == run_default.AUTO:
             calls.needs_workers(None, transport, sharding, backend)
             backends.check_can_measure(backend)
+            hint = 'num_processes="auto" has chosen one process.'
             num_processes = self._fastest(
                 keras_fit, args, kwargs, transport, cores_per_process, cores, sharding
             )
         if not calls.needs_workers(num_processes, transport, sharding, backend):
             try:
-                history = keras_fit(*args, **kwargs)
-                if num_processes is not None:
-                    history.nanotf = None  # there is something to report of workers alone
-                return history
+                return one_process.fit(keras_fit, args, kwargs, hint)
             finally:
                 iterators.let_go(self.train_function, self.test_function)
         given = _given(keras_fit, args, kwargs)

@@ -20,7 +20,6 @@ nothing but the inbox.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import os
 import queue
@@ -50,20 +49,6 @@ SILENT_SECONDS = 10.0  # a node that has not answered for so long has gone
 GRACE_SECONDS = 1.0
 REMOTE_GRACE_SECONDS = 5.0
 STALL_LOOKS = 3  # ranks begin a step, and look at the clock, not all at the same time
-
-_start_seconds: contextvars.ContextVar[float] = contextvars.ContextVar(
-    "_start_seconds", default=START_SECONDS
-)
-
-
-@contextlib.contextmanager
-def starting_within(seconds: float) -> Iterator[None]:
-    """Gives pools that are started in this context less time than `START_SECONDS` to do so."""
-    token = _start_seconds.set(min(seconds, START_SECONDS))
-    try:
-        yield
-    finally:
-        _start_seconds.reset(token)
 
 
 class _Gone:
@@ -129,7 +114,7 @@ class Pool:
                 if transport != "grpc":  # before the workers: its limits are known at once
                     self.group = collectives.create_group(self.size, deadline=self.stall_seconds)
                 self._crew.start()
-                deadline = time.monotonic() + _start_seconds.get()
+                deadline = time.monotonic() + START_SECONDS
                 for worker in self.workers:
                     self._greet(worker, key, deadline)
                 self._set_up(deadline)
@@ -531,8 +516,7 @@ def _warn_of_listeners(cluster: Sequence[str]) -> None:
 
 def _late(workers: Sequence[Worker], doing: str) -> WorkerError:
     text = (
-        f"Workers {[w.rank for w in workers]} did not finish {doing} within "
-        f"{_start_seconds.get():.0f} s."
+        f"Workers {[w.rank for w in workers]} did not finish {doing} within {START_SECONDS:.0f} s."
     )
     stopped = [w.rank for w in workers if w.is_stopped()]
     if stopped:

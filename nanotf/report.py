@@ -1,4 +1,4 @@
-"""Where the time of a call with `num_processes` went: `history.nanotf`, `nanotf.last_report()`.
+"""Where the time of a call went: `history.nanotf`, `nanotf.last_report()`.
 
     print(history.nanotf)                           a table
     history.nanotf.plot("where.png")                a timeline of all processes
@@ -19,17 +19,22 @@ What is measured how:
 - Epoch ends: from the end of an epoch to the begin of the next, when the workers hand over their
   weights and wait for callbacks.
 
-Of a `@nano` call, whose loop is the user's, only communication is told from the rest.
+Of a `@nano` call, whose loop is the user's, only communication is told from the rest. Of a `fit`
+in one process only epochs are, see `one_process`.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import html
+import importlib.util
+import io
 import json
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 from nanotf import timing
 from nanotf.errors import NanoError
@@ -96,9 +101,7 @@ class WorkerReport:
     def of(cls, times: timing.WorkerTimes) -> WorkerReport:
         """Sums up what a worker noted."""
         passes, by_keras = passes_of(times), bool(times.passes)
-        # Validation is a pass inside one of training.
-        outer = [p for p in passes if not any(_is_inside(p, q) for q in passes)]
-        in_passes = sum(p.ended - p.began for p in outer)
+        in_passes = sum(p.ended - p.began for p in outer_passes(times))
         inside, first = sum(p.inside for p in passes), sum(p.first for p in passes)
         waiting = sum(p.input for p in passes)
         in_calls, waited = sum(p.in_calls for p in passes), sum(p.waited for p in passes)
@@ -135,6 +138,12 @@ def passes_of(times: timing.WorkerTimes) -> list[timing.Pass]:
     return [whole]
 
 
+def outer_passes(times: timing.WorkerTimes) -> list[timing.Pass]:
+    """A worker's passes without those inside others: validation is one inside of training."""
+    passes = passes_of(times)
+    return [p for p in passes if not any(_is_inside(p, q) for q in passes)]
+
+
 def _is_inside(one: timing.Pass, other: timing.Pass) -> bool:
     return one is not other and other.began <= one.began and one.ended <= other.ended
 
@@ -160,6 +169,7 @@ class Report:
         shipped_bytes: int, in shared memory, what is read in steps not counted.
         workers: tuple of `WorkerReport`, by rank.
         call, times: what was noted, see `timing`.
+        hint: str, what may be faster; "" where nothing is known to be.
     """
 
     method: str
@@ -176,6 +186,7 @@ class Report:
     workers: tuple[WorkerReport, ...]
     call: timing.CallTimes = dataclasses.field(repr=False)
     times: tuple[timing.WorkerTimes, ...] = dataclasses.field(repr=False)
+    hint: str = ""
 
     @classmethod
     def of(
@@ -199,6 +210,20 @@ class Report:
             times=times,
         )
 
+    @classmethod
+    def of_one_process(cls, method: str, times: timing.WorkerTimes, hint: str) -> Report:
+        """Of a call without workers: the one row is that of this process."""
+        call = timing.CallTimes(times.began)
+        call.prepared = call.lent = call.written = call.sent = times.began
+        call.done = call.ended = times.ended
+        made = cls.of(method, call, (times,))
+        (row,) = made.workers
+        epochs = row.total - row.rebuilding - (row.epoch_ends or 0.0)
+        row = dataclasses.replace(
+            row, compute=epochs, first_steps=None, between_steps=None, hooks=None, executions=None
+        )
+        return dataclasses.replace(made, workers=(row,), hint=hint)
+
     @property
     def load_imbalance(self) -> float:
         """How much longer the slowest worker computes than the mean: 0.1 is 10 %."""
@@ -207,7 +232,24 @@ class Report:
         return max(computes) / mean - 1 if mean > 0 else 0.0
 
     def __str__(self) -> str:
+        if self.size == 1:
+            return "\n".join(_text_of_one_process(self))
         return "\n".join([*_text_of_call(self), "", *_text_of_workers(self)])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the text, and the picture where matplotlib is installed."""
+        text = f"<pre>{html.escape(str(self))}</pre>"
+        if importlib.util.find_spec("matplotlib") is None:
+            return text
+        picture = io.BytesIO()
+        self._draw(picture)
+        encoded = base64.b64encode(picture.getvalue()).decode()
+        return f'{text}<img alt="timeline of all processes" src="data:image/png;base64,{encoded}">'
+
+    def _draw(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
+        from nanotf import report_chart
+
+        report_chart.draw(self, file)
 
     def plot(self, path: str | os.PathLike[str] = "nanotf_report.png") -> str:
         """Draws a timeline of this process and of each worker, and a bar with its sums.
@@ -229,9 +271,8 @@ class Report:
                 f"plot({os.fspath(path)!r}). Run `pip install matplotlib`, or use "
                 "to_chrome_trace(), which needs nothing."
             ) from error
-        from nanotf import report_chart
-
-        return report_chart.draw(self, path)
+        self._draw(path)
+        return os.fspath(path)
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> str:
         """Writes the timeline for https://ui.perfetto.dev or chrome://tracing.
@@ -289,20 +330,37 @@ def _text_of_call(report: Report) -> Iterator[str]:
                 yield f"    {'reading':<10}{report.reading:9.3f} s   your data, beside the steps"
 
 
+def _text_of_one_process(report: Report) -> Iterator[str]:
+    (times,), (row,) = report.times, report.workers
+    yield f"{report.method} in one process: {report.total:.2f} s"
+    epochs = [one for one in times.passes if one.kind == timing.TRAIN]
+    if epochs:
+        seconds = [NS * (one.ended - one.began) for one in epochs]
+        rest = "" if len(epochs) == 1 else f", others {sum(seconds[1:]) / (len(epochs) - 1):.3f} s"
+        yield f"  {'epochs':<12}{len(epochs):>9}     the first {seconds[0]:.3f} s{rest}"
+        yield f"  {'validation':<12}{_validation(times):>9.3f} s   part of the epochs"
+        yield f"  {'epoch ends':<12}{row.epoch_ends or 0:>9.3f} s   your callbacks, Keras"
+    yield f"No workers were used. {report.hint}".rstrip()
+
+
+def _validation(times: timing.WorkerTimes) -> float:
+    return NS * sum(one.ended - one.began for one in times.passes if one.kind == timing.TEST)
+
+
 def _text_of_workers(report: Report) -> Iterator[str]:
     shown = [
         (field, heading)
         for field, heading in _COLUMNS_OF_TABLE
         if any(getattr(worker, field) is not None for worker in report.workers)
     ]
-    widths = [7 if field == "executions" else max(9, len(heading)) for field, heading in shown]
-    cells = [f"{heading:>{width}}" for (_, heading), width in zip(shown, widths, strict=True)]
+    rows = [[str(w.rank), *(_cell(getattr(w, f)) for f, _ in shown)] for w in report.workers]
+    # Headings of two words take two lines, those of one the second.
+    headings = [("", "worker"), *(h.rpartition(" ")[::2] for _, h in shown)]
+    lines = [*map(list, zip(*headings, strict=True)), *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     yield "Seconds of each worker:"
-    yield "  ".join(["worker", *cells])
-    for worker in report.workers:
-        texts = [_cell(getattr(worker, field)) for field, _ in shown]
-        cells = [f"{text:>{width}}" for text, width in zip(texts, widths, strict=True)]
-        yield "  ".join([f"{worker.rank:>6}", *cells])
+    for line in lines:
+        yield "  ".join(f"{text:>{n}}" for text, n in zip(line, widths, strict=True))
     missing = [heading for field, heading in _COLUMNS_OF_TABLE if field not in dict(shown)]
     if missing:
         yield f"Not measured here: {', '.join(missing)}."
@@ -315,9 +373,13 @@ def _text_of_workers(report: Report) -> Iterator[str]:
 
 
 def _cell(value: float | None) -> str:
+    """A number in six characters or less, up to 999999."""
     if value is None:
         return "-"
-    return str(value) if isinstance(value, int) else f"{value:.3f}"
+    if isinstance(value, int):
+        return str(value)
+    digits = 3 - sum(value >= limit for limit in (99.9995, 999.995, 9999.95))
+    return f"{value:.{digits}f}"
 
 
 # --------------------------------------------------------------------------------- trace

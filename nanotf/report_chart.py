@@ -7,7 +7,7 @@ stretch of time, what part of it went where: a column of colours, always in the 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -44,8 +44,8 @@ _OF_CALL = {
 Array = np.ndarray[Any, Any]
 
 
-def draw(report: reports.Report, path: str | os.PathLike[str]) -> str:
-    """Draws the picture into a file; see `Report.plot`."""
+def draw(report: reports.Report, file: str | os.PathLike[str] | IO[bytes]) -> None:
+    """Draws the picture into a file, PNG where its name does not say otherwise."""
     # Not pyplot, which would choose a back end for the whole process and keep the figure.
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -90,8 +90,7 @@ def draw(report: reports.Report, path: str | os.PathLike[str]) -> str:
         axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=COLOURS[name], label=name) for name in COLOURS if name in used]
     figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
-    figure.savefig(path, dpi=120)
-    return os.fspath(path)
+    figure.savefig(file, dpi=120)
 
 
 def _tracks(report: reports.Report, edges: Array) -> list[dict[str, Array]]:
@@ -127,14 +126,15 @@ def _overlap(began: int, ended: int, edges: Array) -> Array:
 
 def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array]:
     passes = reports.passes_of(times)
-    if times.passes:
+    if times.steps:
         rows = np.array(times.steps, np.float64).reshape(-1, timing.STEP_COLUMNS)
-    else:  # the whole job is one step, and not a first one
-        whole = passes[0]
-        rows = np.array([[0, whole.began, whole.ended, 0, whole.in_calls, whole.waited]], float)
+    else:  # nobody has looked at steps: each pass is one, and not a first one
+        whole = reports.outer_passes(times)
+        rows = np.array([[0, p.began, p.ended, 0, p.in_calls, p.waited] for p in whole], float)
+        rows = rows.reshape(-1, timing.STEP_COLUMNS)
     kind, began, ended, waiting, in_calls, waited = rows.T
     first = np.zeros(len(rows), bool)
-    if times.passes:
+    if times.steps:
         first[[np.flatnonzero(kind == k)[0] for k in np.unique(kind)]] = True
     parts = {
         "first step": np.where(first, ended - began, 0),

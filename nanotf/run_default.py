@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 AUTO = "auto"  # the number of processes that each `fit` finds out by itself, see `tuning`
@@ -24,6 +27,18 @@ class RunDefault:
 # Set by `run_script`, before the script starts; None in every other process.
 current: RunDefault | None = None
 
+_is_ours = contextvars.ContextVar("_is_ours", default=False)
+
+
+@contextlib.contextmanager
+def no_default() -> Iterator[None]:
+    """In this context a `fit` is nanotf's own, of a copy of the user's model."""
+    token = _is_ours.set(True)
+    try:
+        yield
+    finally:
+        _is_ours.reset(token)
+
 
 def num_processes(given: int | str | None) -> int | str | None:
     """The number of processes of a call of `fit`.
@@ -36,7 +51,7 @@ def num_processes(given: int | str | None) -> int | str | None:
         a callback that trains a model of its own does so in this process, as it would without
         `nanotf run`, since the workers are waiting for it.
     """
-    if current is None:
+    if current is None or _is_ours.get():
         return given
     current.fits += 1
     if given is not None:

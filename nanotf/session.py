@@ -371,7 +371,8 @@ class _ModelRun:
         return [local(v)[0].numpy() for v in keras_names.seed_variables(self.model)]
 
     def _callbacks(self) -> list[Any]:
-        return [_TimesPasses(self.session.stopwatch), self._reporter()]
+        passes = self.session.stopwatch.callback(tf.keras.callbacks.Callback)
+        return [passes, self._reporter()]
 
     def _reporter(self) -> Any:
         """A Keras callback with the hooks that the parent wants to hear of, and no other."""
@@ -605,28 +606,6 @@ class _PredictRun(_ModelRun):
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
         self.writer.flush()  # a callback gets the batch's outputs
         self._ask(name, index, None)
-
-
-class _TimesPasses(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Tells a stopwatch of every pass over data; has no batch hooks."""
-
-    def __init__(self, stopwatch: timing.Stopwatch) -> None:
-        super().__init__()
-        self._stopwatch = stopwatch
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._stopwatch.begin_pass(timing.TRAIN, epoch)
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self._stopwatch.begin_pass(timing.TEST)
-
-    def on_predict_begin(self, logs: Any = None) -> None:
-        self._stopwatch.begin_pass(timing.PREDICT)
-
-    def _end(self, *_: Any, **__: Any) -> None:
-        self._stopwatch.end_pass()
-
-    on_epoch_end = on_test_end = on_predict_end = _end
 
 
 _RUNS: dict[type, Any] = {

@@ -180,6 +180,33 @@ class Stopwatch:
         """The last pass that has begun ends."""
         self._open.pop().ended = now()
 
+    def callback(self, base: type) -> Any:
+        """A callback that tells of every pass over data; it has no batch hooks.
+
+        Args:
+            base: type, Keras's class of callbacks.
+        """
+
+        def begin_epoch(_: Any, epoch: int, logs: Any = None) -> None:
+            self.begin_pass(TRAIN, epoch)
+
+        def begin_test(_: Any, logs: Any = None) -> None:
+            self.begin_pass(TEST)
+
+        def begin_predict(_: Any, logs: Any = None) -> None:
+            self.begin_pass(PREDICT)
+
+        def end(*_: Any, **__: Any) -> None:
+            self.end_pass()
+
+        hooks = {
+            "on_epoch_begin": begin_epoch,
+            "on_test_begin": begin_test,
+            "on_predict_begin": begin_predict,
+            **dict.fromkeys(("on_epoch_end", "on_test_end", "on_predict_end"), end),
+        }
+        return type("TimesPasses", (base,), hooks)()
+
     def timed(self, kind: str, step: Any) -> Any:
         """A Keras step function that notes its executions; None stays None."""
         if step is None or hasattr(step, "_nanotf_timed"):

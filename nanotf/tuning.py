@@ -1,22 +1,21 @@
 """`num_processes="auto"`: measures how many processes train a model fastest.
 
     choose                    remembered? then no trial
-      _tried                  1, 2, 4, ... processes, each within the time that is left (`_Budget`)
-        _Trial.run            the user's model and data in workers, a step to trace, then a few more
+      _tried                  1, 2, 4, ... processes, while there is time (`_Budget`)
+        _measure_here         one: a copy of the user's model in this process
+        _measure_workers      several: the user's model and data in workers
       decide                  what is fastest for as many steps as this job has
 
-A trial is a `fit` in workers whose results nobody takes home: the user's model, optimizer,
-metrics and callbacks stay as they are, and all random numbers are drawn in the workers, which end
-afterwards. Arrays are read by index, and a `tf.data.Dataset` is sent to the workers as a graph, so
-that nothing is read here. What can only be read in this process (a generator, a `PyDataset`, a
-dataset with Python functions) would lose what a trial reads, so there is none. With
-`sharding="file"`, several processes read files of their own in a trial, too.
+A trial runs a step to trace, then a few more. Nobody takes its results home: the user's model,
+optimizer, metrics and callbacks stay as they are, and so do this process's random numbers; workers
+end afterwards. Arrays are read by index, and of a `tf.data.Dataset` a copy, or its graph in
+workers. What can only be read in this process (a generator, a `PyDataset`, a dataset with Python
+functions) would lose what a trial reads, so there is none. With `sharding="file"`, several
+processes read files of their own in a trial, too.
 
-A trial that is not done when the time for all of them is used up is stopped: its workers are
-killed. That the candidate is too slow is remembered, unless workers did not even start.
-
-One process is measured as one worker with all cores. That worker has the best settings known for
-them, so that "1 is fastest" is found rather too often than too seldom.
+Workers that are not done when the time for all trials is used up are killed. The time in which
+workers start does not count: it says nothing about steps, and a busy minute may multiply it. A
+decision takes one process and at least one number of workers; what knows fewer is not remembered.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ import itertools
 import math
 import os
 import pathlib
+import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -40,8 +41,10 @@ from nanotf import (
     environment,
     jobs,
     messages,
+    model_copy,
     neighbours,
     pool,
+    random_states,
     recipe_names,
     report,
     run_default,
@@ -54,7 +57,7 @@ from nanotf import (
 from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
-from nanotf.errors import ModelError, NanoError, PlacementError, ShippingError, WorkerError
+from nanotf.errors import ModelError, NanoError, PlacementError, ShippingError
 from nanotf.fit_data import FitArguments
 from nanotf.shipping import inputs
 from nanotf.shipping.pipelines import check_sharding
@@ -65,6 +68,8 @@ TRIAL_SECONDS = 20.0  # all trials together, or
 TRIAL_SHARE = 0.05  # this part of the job, as one process would run it, whichever is more
 MEASURED_SECONDS = 1.0  # of steps after the first two, in each trial
 MOST_STEPS = 50
+PATIENCE = 3.0  # the first workers may take so many times what one process did, in any case
+START_UP = 5.0  # seconds, what workers are thought to need until they were seen to start
 WORTH = 0.95  # several processes have to take less than this part of one process's time
 
 _now = time.monotonic  # of the time for trials
@@ -226,13 +231,13 @@ def choose(
         budget = _Budget(steps)
         known = {number: m for number, m in known.items() if not budget.is_worth_more(m, known)}
         known = {number: m for number, m in known.items() if number in plans}
-        if len(known) == len(plans) or (1 in known and known[1].step is None):
+        if len(known) == len(plans):
             chosen = decide(_with_warm_pool(known.values(), plans, transport), steps)
             notes = "".join(f" ({m.num_processes}: {m.note})" for m in known.values() if m.note)
             return _say(given, f"{chosen}, by what was measured on {entry['date']}{notes}.", chosen)
         measured = _tried(trial, plans, transport, budget, known)
     found = [dataclasses.asdict(m) for m in measured if m.step is not None or m.stopped]
-    if found:
+    if tuning_cache.decides(found):
         date = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
         tuning_cache.remember(key, {"measured": found, "date": date, "model": str(model.name)})
     chosen = decide(measured, steps)
@@ -395,8 +400,21 @@ class _Budget:
             self.step_takes(one.step)
         return 0 < 2 * stopped.stopped < self.seconds
 
+    def grant(self, seconds: float) -> None:
+        """Leaves at least so much time."""
+        self.seconds = max(self.seconds, self.spent() + seconds)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """In this context no time is spent."""
+        began = _now()
+        try:
+            yield
+        finally:
+            self._began += _now() - began
+
     def spent(self) -> float:
-        """Seconds since trials began."""
+        """Seconds since trials began, without those in which workers started."""
         return _now() - self._began
 
     def left(self) -> float:
@@ -433,7 +451,6 @@ class _Trial(training._FitCall):
         self.steps_per_execution = keras_names.steps_per_execution(model)
         self.executions = self.epochs = 1
         self.budget = budget
-        self._first_step_ended: float | None = None
 
     def again(self, size: int, executions: int, epochs: int, budget: _Budget) -> _Trial:
         """Another trial of the same model and data."""
@@ -457,19 +474,9 @@ class _Trial(training._FitCall):
         super().hear(message)
         self._check_time()
 
-    def answer(self, first: messages.Waiting) -> messages.Proceed:
-        if first.hook == "on_epoch_end" and self._first_step_ended is None:
-            self._first_step_ended = _now()
-        return super().answer(first)
-
     def _check_time(self) -> None:
-        """Raises `_OutOfTime` where the time for trials is used up.
-
-        A job whose steps take long may be worth more of it, which shows before a step has ended.
-        """
+        """Raises `_OutOfTime` where the time for trials is used up."""
         assert self.budget is not None
-        if self.size == 1 and self._first_step_ended is not None:
-            self.budget.step_takes((_now() - self._first_step_ended) / self.steps_per_execution)
         if self.budget.left() < 0:
             raise _OutOfTime(f"a trial with {self.size} processes was stopped")
 
@@ -507,15 +514,17 @@ def _tried(
         one = measured[0] if measured else None
         # Ended by the trial, a warm pool is worth a number that counts when it is warm again.
         is_warm = warm.is_warm(plan, transport)
-        short = one is not None and steps is not None and one.seconds(steps) < one.start_up
+        short = one is not None and steps is not None and one.seconds(steps) < START_UP
         if short and not is_warm:
-            note = "not tried: this job takes less than the start of workers"
+            note = f"not tried: this job takes less than the start of workers, some {START_UP:g} s"
             measured.append(Measured(number, None, note=note))
             continue
-        if number > 1 and cost > budget.left():
+        if len(measured) == 1:  # without these there is nothing to decide, now or by the next call
+            budget.grant(PATIENCE * cost)
+        elif cost > budget.left() and one is not None:
             measured.append(Measured(number, None, note="not tried: no time left"))
             continue
-        start = _now()
+        start = budget.spent()
         try:
             found = _measure(trial, number, plan, transport, budget)
         except NanoError as error:
@@ -524,14 +533,13 @@ def _tried(
             found = Measured(number, None, note=note)
         finally:
             # The next number needs other workers, and those that trained have drawn random numbers.
-            warm.shutdown()
-        if is_warm and one is not None:  # nobody has seen workers start; those will
-            found = dataclasses.replace(found, start_up=one.start_up)
+            if number > 1:
+                warm.shutdown()
+        if is_warm:  # nobody has seen workers start; those will
+            found = dataclasses.replace(found, start_up=START_UP)
         measured.append(found)
-        cost = _now() - start
-        if number == 1:
-            if found.step is None:
-                break  # there is nothing to compare others with
+        cost = budget.spent() - start
+        if number == 1 and found.step is not None:
             budget.step_takes(found.step)
     return measured
 
@@ -539,25 +547,103 @@ def _tried(
 def _measure(
     trial: _Trial, number: int, plan: topology.Plan, transport: str, budget: _Budget
 ) -> Measured:
+    if number == 1:
+        return _measure_here(trial, budget)
+    return _measure_workers(trial, number, plan, transport, budget)
+
+
+def _measure_workers(
+    trial: _Trial, number: int, plan: topology.Plan, transport: str, budget: _Budget
+) -> Measured:
     # The first step is traced; the second says how many fit.
     first = trial.again(number, 1, 2, budget)
-    start, spent = timing.now(), budget.spent()
-    limit = pool.starting_within(max(0.0, budget.left()))
-    try:
-        with limit, warm.pool_for(plan, transport) as workers:
-            start_up = report.NS * (timing.now() - start)
-            try:
-                first.run(workers)
-            except _OutOfTime:
-                spent = budget.spent() - spent
-                note = f"too slow: stopped after {spent:.1f} s"
-                return Measured(number, None, start_up, note, stopped=spent)
-            seconds = _seconds_per_execution(first, workers, budget)
-    except WorkerError:
-        if budget.left() < 0:  # not even the start of workers was done
-            return Measured(number, None, note="not tried: no time left")
-        raise
+    start = timing.now()
+    with contextlib.ExitStack() as stack:
+        with budget.paused():
+            workers = stack.enter_context(warm.pool_for(plan, transport))
+        start_up, spent = report.NS * (timing.now() - start), budget.spent()
+        try:
+            first.run(workers)
+        except _OutOfTime:
+            spent = budget.spent() - spent
+            note = f"too slow: stopped after {spent:.1f} s"
+            return Measured(number, None, start_up, note, stopped=spent)
+        seconds = _seconds_per_execution(first, workers, budget)
     return Measured(number, seconds / trial.steps_per_execution, start_up)
+
+
+def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
+    """Measures one process: a copy of the model trains in this one.
+
+    A step cannot be stopped here; it takes as long in a plain `fit`.
+    """
+    a, each = trial.arguments, trial.steps_per_execution
+    x, most = a.x, trial.data.steps
+    if not isinstance(trial.data.train, inputs.ArrayInput):
+        x, most = _endless_copy(x), None
+    stopwatch = timing.Stopwatch(0, None)
+    # What the user's step prints when it is traced is no result of a trial, either.
+    quiet = contextlib.redirect_stdout(_Quiet(sys.stdout))
+    with random_states.kept(), run_default.no_default(), quiet:
+        theirs = model_copy.copy_of(trial.recipe)
+        model_copy.copy_state((trial.model, trial.captured.variables), theirs)
+        copy = theirs[0]
+        copy.make_train_function()
+        copy.train_function = stopwatch.timed(timing.TRAIN, copy.train_function)
+
+        def seconds(executions: int, epochs: int) -> float:
+            """Trains; returns the time of an execution, without the first of several."""
+            steps = executions * each if most is None else min(executions * each, most)
+            stopwatch.begin()
+            copy.fit(
+                x,
+                a.y,
+                batch_size=a.batch_size,
+                class_weight=a.class_weight,
+                sample_weight=a.sample_weight,
+                shuffle=False,
+                epochs=epochs,
+                steps_per_epoch=steps,
+                verbose=0,
+            )
+            rows = list(report.rows_of_steps(stopwatch.finish()))
+            began, ended = rows[min(1, len(rows) - 1)][1], rows[-1][2]
+            return report.NS * (ended - began) / max(1, len(rows) - 1)
+
+        found = seconds(1, 2)  # the first step is traced; the second says how many fit
+        count = int(min(MOST_STEPS, MEASURED_SECONDS / max(found, 1e-6)))
+        if count >= 2 and budget.left() > 0:
+            found = seconds(count + 1, 1)
+    return Measured(1, found / each)
+
+
+class _Quiet:
+    """A stream that drops what the thread writes that has made it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Writes what other threads say."""
+        ours = threading.get_ident() == self._thread
+        return len(text) if ours else int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _endless_copy(dataset: Any) -> Any:
+    """A dataset for a trial here, which takes nothing from the user's: neither rows nor orders."""
+    from nanotf.compat import pipelines
+
+    copy = pipelines.copy_of(dataset)
+    if copy is None:
+        raise ShippingError(
+            "A trial reads a copy of the dataset. Received: a dataset of which TensorFlow cannot "
+            "write the graph. Pass a number of processes."
+        )
+    return copy.repeat()
 
 
 def _seconds_per_execution(first: _Trial, workers: pool.Pool, budget: _Budget) -> float:

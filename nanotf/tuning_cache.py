@@ -12,12 +12,13 @@ import json
 import os
 import pathlib
 import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanotf.console import logger
 from nanotf.errors import NanoError
 
-VERSION = 1  # of the file; one of another version is not read
+VERSION = 2  # of the file; one of another version is not read
 _OPTIONAL = {"start_up": 0.0, "note": "", "stopped": 0.0}  # fields of `tuning.Measured`
 _LONGEST = 1e9  # seconds
 
@@ -80,7 +81,18 @@ def _is_entry(entry: Any) -> bool:
         and isinstance(entry["model"], str)
         and isinstance(entry["measured"], list)
         and all(map(_is_measured, entry["measured"]))
+        and decides(entry["measured"])
     )
+
+
+def decides(measured: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether one process and another number were measured: fewer decide nothing.
+
+    Args:
+        measured: sequence of mappings, the fields of `tuning.Measured`.
+    """
+    known = {m["num_processes"] for m in measured if m["step"] is not None}
+    return 1 in known and len(known) > 1
 
 
 def _is_measured(value: Any) -> bool:

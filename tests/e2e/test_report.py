@@ -47,7 +47,7 @@ def test_fit(tmp_path: pathlib.Path) -> None:
         assert worker.compute > 0
         assert worker.communication > 0
         assert worker.input > 0
-    for text in ("fit on 2 workers", "start-up", "comm. wait", "epoch ends"):
+    for text in ("fit on 2 workers", "start-up", "compute", "imbalance"):
         assert text in str(report)
     # The workers' times are of the clock of this process: all of it was during the call.
     for times in report.times:
@@ -77,6 +77,28 @@ def test_fit(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.either_generation
+def test_one_process() -> None:
+    x, y = digits(60)
+    ours, theirs = small_cnn(), small_cnn()
+    said: list[str] = []
+    told = tf.keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: said.append(f"epoch {epoch}")
+    )
+    arguments = {"epochs": 2, "verbose": 0, "validation_split": 0.2, "shuffle": False}
+    last = nanotf.last_report()
+    for number, callbacks in ((None, None), (1, told)):
+        history = ours.fit(x, y, callbacks=callbacks, num_processes=number, **arguments)
+        report = history.nanotf
+        assert report.size == 1
+        kinds = [one.kind for one in report.times[0].passes]
+        assert kinds == ["train", "test"] * 2
+        assert 0 < report.workers[0].compute < report.total
+        before = theirs.fit(x, y, callbacks=callbacks, **arguments)
+        assert history.history == before.history
+    assert said == ["epoch 0", "epoch 1"] * 2
+    assert nanotf.last_report() is last
+
+
 def test_several_steps_per_execution() -> None:
     x, y = digits(200)
     model = small_cnn()

@@ -241,8 +241,14 @@ import numpy as np
 import tensorflow as tf
 from nanotf import tuning
 
-# Whatever this machine finds, and without the time that it takes.
-tuning._measure = lambda trial, number, *_: tuning.Measured(number, 10.0 / number)
+measure = tuning._measure
+
+def found_fast(trial, number, *rest):  # whatever this machine finds of two
+    step = measure(trial, 1, *rest).step if number == 1 else 1e-9
+    return tuning.Measured(number, step)
+
+tuning._measure = found_fast
+tuning.START_UP = 0.0
 
 class Inner(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
@@ -255,7 +261,7 @@ def train(**arguments):
 
 found = train(callbacks=[Inner()], verbose=2).nanotf
 alone = train(num_processes=1, verbose=0).nanotf
-print(json.dumps({"size": found.size, "alone": alone}))
+print(json.dumps({"size": found.size, "alone": alone.size}))
 """
 
 
@@ -263,7 +269,7 @@ print(json.dumps({"size": found.size, "alone": alone}))
 def test_auto_measures_for_every_fit(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, AUTO, ("-n", "auto"), XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
-    assert last_json(done) == {"size": 2, "alone": None}
+    assert last_json(done) == {"size": 2, "alone": 1}
     assert done.stdout.count('nanotf: num_processes="auto": 2, measured in ') == 1
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import array
+import base64
+import dataclasses
+import importlib.util
 import json
 import pathlib
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from nanotf import report as reports
-from nanotf import timing
+from nanotf import report_chart, timing
 from nanotf.errors import NanoError
 from nanotf.report import Report
 
@@ -72,10 +76,55 @@ def test_sums() -> None:
 def test_what_was_not_measured_is_not_shown() -> None:
     times = _worker(0)
     times.knows_calls = times.knows_input = False
-    report = _report(times)
+    report = _report(times, times)
     worker = report.workers[0]
     assert worker.input is worker.communication is worker.communication_wait is None
     assert "Not measured here: input, comm., comm. wait." in str(report)
+
+
+def test_no_line_is_longer_than_a_terminal() -> None:
+    """Whatever the numbers: a weekend, many workers, names of two words."""
+    workers = [_worker(rank) for rank in range(112)]
+    for times in workers:
+        times.ended = 200_000 * S
+        times.passes[0].executions = 9_999_999
+        times.passes[0].inside = 190_000 * S
+    report = _report(*workers)
+    lines = str(report).splitlines()
+    assert max(map(len, lines)) <= 100
+    rows = [line.split() for line in lines if line.split()[:1] == ["111"]]
+    assert rows[0][-1] == str(9_999_999 + 2)
+
+
+def test_one_process() -> None:
+    stopwatch = timing.Stopwatch(0, None)
+    times = stopwatch.finish()
+    times.began, times.ready, times.ended = 0, 0, 20 * S
+    epochs = [timing.Pass(timing.TRAIN, n, (1 + 6 * n) * S, (6 + 6 * n) * S) for n in range(3)]
+    times.passes += [*epochs, timing.Pass(timing.TEST, None, 4 * S, 5 * S)]
+    report = Report.of_one_process("fit", times, 'Try num_processes="auto".')
+    (row,) = report.workers
+    assert (report.size, report.total) == (1, pytest.approx(20))
+    assert (row.compute, row.rebuilding, row.epoch_ends) == pytest.approx((15, 1, 4))
+    assert row.first_steps is row.communication is row.between_steps is row.executions is None
+    assert "the first 5.000 s, others 5.000 s" in str(report)
+    assert 'num_processes="auto"' in str(report)
+    (track,) = report_chart._tracks(report, np.arange(0, 21) * float(S))[1:]
+    assert track["compute"].sum() == pytest.approx(15)
+
+
+def test_notebooks_show_text_and_picture() -> None:
+    pytest.importorskip("matplotlib")
+    report = dataclasses.replace(_report(_worker(0), _worker(1)), method="<fit>")
+    shown = report._repr_html_()
+    assert "&lt;fit&gt; on 2 workers" in shown and "<fit>" not in shown
+    encoded = shown.partition("data:image/png;base64,")[2].partition('"')[0]
+    assert base64.b64decode(encoded).startswith(b"\x89PNG")
+
+
+def test_notebooks_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert _report(_worker(0), _worker(1))._repr_html_().endswith("</pre>")
 
 
 def test_trace_has_a_track_for_each_process(tmp_path: pathlib.Path) -> None:
@@ -170,7 +219,7 @@ def test_a_nano_call_has_no_passes() -> None:
     assert worker.first_steps is worker.input is worker.between_steps is None
     assert worker.hooks is worker.epoch_ends is worker.executions is None
     missing = "Not measured here: first step, input, between, hooks, epoch ends, steps."
-    text = str(_report(_nano_worker()))
+    text = str(_report(_nano_worker(), _nano_worker()))
     assert missing in text and "epoch ends" not in text.replace(missing, "")
 
 

@@ -19,7 +19,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Pa
 
 
 def _entry(step: float) -> dict[str, Any]:
-    measured = [{"num_processes": 1, "step": step, "start_up": 5.0, "note": ""}]
+    rest = {"start_up": 5.0, "note": ""}
+    measured = [{"num_processes": n, "step": step, **rest} for n in (1, 2)]
     return {"measured": measured, "date": "2026-01-01", "model": "digits"}
 
 
@@ -45,7 +46,7 @@ def test_without_the_variable_it_is_in_the_home(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"version": 1}', '{"version": 1, "entries": 5}', "\xff"]
+    "content", ["", "{", "[]", "{}", '{"version": 2}', '{"version": 2, "entries": 5}', "\xff"]
 )
 def test_a_file_of_somebody_else(
     cache: pathlib.Path, content: str, caplog: pytest.LogCaptureFixture
@@ -60,11 +61,12 @@ def test_a_file_of_somebody_else(
 
 def _changed(**fields: Any) -> dict[str, Any]:
     entry = _entry(0.1)
-    return {**entry, "measured": [{**entry["measured"][0], **fields}]}
+    return {**entry, "measured": [*entry["measured"], {**entry["measured"][0], **fields}]}
 
 
 BAD_ENTRIES: list[Any] = [
     None,
+    {**_entry(0.1), "measured": _entry(0.1)["measured"][:1]},  # decides nothing
     "text",
     {},
     {name: value for name, value in _entry(0.1).items() if name != "date"},
@@ -94,13 +96,13 @@ def test_an_entry_of_somebody_else(
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    good = {"good": _changed(step=None, note="too slow", stopped=3)}
+    good = {"good": _changed(num_processes=4, step=None, note="too slow", stopped=3)}
     cache.parent.mkdir()
-    cache.write_text(json.dumps({"version": 1, "entries": {"bad": bad, **good}}))
+    cache.write_text(json.dumps({"version": tuning_cache.VERSION, "entries": {"bad": bad, **good}}))
     assert tuning_cache.entries() == good
     assert "1 of 2 entries of" in caplog.text
     assert cli.main(["tune"]) == 0
-    assert "1: too slow" in capsys.readouterr().out
+    assert "4: too slow" in capsys.readouterr().out
     tuning_cache.remember("one", _entry(0.1))
     assert list(tuning_cache.entries()) == ["good", "one"]
 
@@ -144,7 +146,7 @@ def test_command(capsys: pytest.CaptureFixture[str], cache: pathlib.Path) -> Non
     assert cli.main(["tune"]) == 0
     said = capsys.readouterr().out
     assert str(cache) in said
-    assert "digits: ms per step by processes: 1: 12.30" in said
+    assert "digits: ms per step by processes: 1: 12.30, 2: 12.30" in said
     assert cli.main(["tune", "--clear"]) == 0
     assert "nanotf: Forgot 1 measurement" in capsys.readouterr().out
     assert tuning_cache.entries() == {}
