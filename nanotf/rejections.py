@@ -88,7 +88,7 @@ def refuse_weights(model: Any, specs: Any, method: str) -> None:
 
 def _weights_look_wrong(model: Any, specs: Any, method: str) -> bool:
     tf = require_tensorflow()
-    if not keras_names.is_keras_own(getattr(type(model), f"{_STEPS[method]}_step")):
+    if keras_names.has_own_step(model, f"{STEPS[method]}_step"):
         return False
     _, y, weights = tf.keras.utils.unpack_x_y_sample_weight(specs)
     outputs = tf.nest.flatten(getattr(model, "outputs", None) or ())
