@@ -52,7 +52,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_grpc(item: pytest.Item) -> bool:
-    return "grpc" in getattr(getattr(item, "callspec", None), "params", {}).values()
+    values = getattr(getattr(item, "callspec", None), "params", {}).values()
+    return any(isinstance(value, str) and value == "grpc" for value in values)
 
 
 def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
