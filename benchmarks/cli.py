@@ -16,7 +16,8 @@ import nanotf
 from benchmarks import chart, collectives, memory, options, report, start_up
 from benchmarks.contestants import ContestantError, Setting
 from benchmarks.rounds import ModelRun
-from nanotf import errors, processor
+from nanotf import errors
+from nanotf.machine import processor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

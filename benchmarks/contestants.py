@@ -17,7 +17,7 @@ from typing import Any
 
 import nanotf
 from benchmarks import timeline
-from nanotf import environment
+from nanotf.machine import environment
 
 # One process; nanotf and the peer start their own.
 ALONE = ("plain", "shm", "grpc", "peer", "plain_bf16", "shm_bf16")

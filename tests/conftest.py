@@ -116,7 +116,7 @@ def _own_files(directory: str) -> set[str]:
 
 def _pool() -> tuple[int, ...]:
     """The processes of the warm pool; empty where there is none."""
-    warm = sys.modules.get("nanotf.warm")
+    warm = sys.modules.get("nanotf.pool.warm")
     return () if warm is None else warm.worker_pids()
 
 
@@ -144,7 +144,7 @@ def _check_descriptors(before: dict[int, str]) -> None:
 def _nothing_leaks_from_the_session() -> Iterator[None]:
     descriptors = _descriptors()
     yield
-    warm = sys.modules.get("nanotf.warm")
+    warm = sys.modules.get("nanotf.pool.warm")
     if warm is not None:
         warm.shutdown()
     wait_until(lambda: not _children(), "child processes end")

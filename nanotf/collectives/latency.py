@@ -27,7 +27,7 @@ from nanotf.collectives import native_library as native
 from nanotf.collectives.native_engine import NativeEngine
 from nanotf.collectives.python_engine import PythonEngine
 from nanotf.collectives.spec import IMPLEMENTATIONS, GroupSpec, create_group
-from nanotf.interpreter import python_command
+from nanotf.machine.interpreter import python_command
 
 SIZES = (4, 1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 94 << 20)
 _SECONDS_PER_SIZE = 0.7

@@ -26,7 +26,7 @@ from nanotf.collectives import layout
 from nanotf.collectives.native_library import PYTHON_WANTED, native_status
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
-from nanotf.memory_files import anonymous_file
+from nanotf.wire.memory_files import anonymous_file
 
 IMPLEMENTATIONS = ("native", "python")
 REDUCTIONS = ("sum", "min", "max")

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf import random_states
+from nanotf.compat import random_states
 from nanotf.compat.keras_names import source_module
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.console import logger

@@ -21,7 +21,7 @@ from typing import Any
 from nanotf.compat import keras_names
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import NanoError
-from nanotf.share import Share, over_whole_batch, rows_of_all
+from nanotf.region.share import Share, over_whole_batch, rows_of_all
 
 
 def follow_share(metrics: list[Any], share: Share) -> bool:

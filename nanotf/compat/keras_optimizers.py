@@ -30,7 +30,7 @@ from typing import Any
 from nanotf.compat import keras_names
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import NanoError
-from nanotf.share import Share
+from nanotf.region.share import Share
 
 _EXCLUDED = "_exclude_from_weight_decay"
 _EXCLUDED_NAMES = ("_exclude_from_weight_decay_pattern", "_exclude_from_weight_decay_names")

@@ -19,7 +19,7 @@ and the sum of `share * gradient` its gradient. What is no mean over rows is mad
 | a loss of `compile` in bfloat16 or float16 | the same mean, in float32: the share has no place in their bits |
 
 The share enters the gradient in one place. Where Keras's own `train_step` runs it is the loss,
-since that costs nothing. Where the user's runs it is the gradients (`whole_gradients`), since
+since that costs nothing. Where the user's runs it is the gradients (`region.gradients`), since
 nobody knows how the loss came about.
 
 Metrics are in `keras_metrics`. The private names of both generations that this takes:
@@ -47,7 +47,7 @@ from typing import Any
 from nanotf.compat import keras_metrics, keras_names
 from nanotf.compat.versions import is_keras_3, keras_version, require_tensorflow
 from nanotf.errors import ModelError
-from nanotf.share import Share, over_whole_batch, widened
+from nanotf.region.share import Share, over_whole_batch, widened
 
 _MEANS_OF_3 = ("mean", "sum_over_batch_size")
 

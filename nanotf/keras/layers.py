@@ -10,7 +10,7 @@ from nanotf.compat import keras_names
 from nanotf.compat.versions import is_keras_3
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
-from nanotf.models import Kind, in_place_of
+from nanotf.keras.models import Kind, in_place_of
 
 __all__ = ["Embedding"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.shipping.blocks import Block, aligned
+from nanotf.wire.blocks import Block, aligned
 
 PICKLED = "pickled"
 

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf import random_states
+from nanotf.compat import random_states
 from nanotf.compat.versions import require_tensorflow
 
 KEY = "nanotf_arguments"  # in a configuration: the name of an `Arguments` in `custom_objects`

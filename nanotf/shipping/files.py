@@ -43,7 +43,6 @@ import numpy as np
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
-from nanotf.shipping.blocks import Block
 from nanotf.shipping.inputs import (
     UNKNOWN_CARDINALITY,
     RowsDiffer,
@@ -53,6 +52,7 @@ from nanotf.shipping.inputs import (
     until_rows_differ,
 )
 from nanotf.shipping.state import SEED_DISTANCE
+from nanotf.wire.blocks import Block
 
 _TAGS, _ROWS, _CLOSED = slice(0, 2), slice(2, 4), 4  # the columns of a rank's row
 _PAUSES = (0.0001, 0.001)  # s, between two looks at another's tag: the first and the longest

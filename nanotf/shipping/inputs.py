@@ -23,7 +23,7 @@ import numpy as np
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
-from nanotf.shipping.blocks import Block
+from nanotf.wire.blocks import Block
 
 UNKNOWN_CARDINALITY = -2  # tf.data's code
 

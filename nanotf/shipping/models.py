@@ -16,8 +16,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from nanotf import random_states
-from nanotf.compat import keras_compiled, keras_names, keras_optimizers
+from nanotf.compat import keras_compiled, keras_names, keras_optimizers, random_states
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ModelError
 from nanotf.shipping import constructors

@@ -23,7 +23,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
 from nanotf.shipping import pickling
 from nanotf.shipping.arrays import ArrayRef, Packing, view
-from nanotf.shipping.blocks import Block
+from nanotf.wire.blocks import Block
 
 PIECE_NBYTES = 64 * 1024**2  # what a worker collects before it hands it over
 # Each mapping has a file descriptor, and a callback may ask for every batch: smaller pieces are

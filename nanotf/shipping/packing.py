@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 
-from nanotf.shipping.blocks import Block, aligned
+from nanotf.wire.blocks import Block, aligned
 
 _INLINE = 1 << 16  # bytes; smaller arrays travel inside of the pickle
 

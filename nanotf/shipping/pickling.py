@@ -36,12 +36,11 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from nanotf import random_states
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import keras_names, keras_optimizers, random_states
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
+from nanotf.region.decorators import is_tf_function
 from nanotf.shipping import constructors
-from nanotf.steps import is_tf_function
 
 
 def rebuild_from_config(

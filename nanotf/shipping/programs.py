@@ -28,10 +28,10 @@ from typing import Any
 from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ShippingError
+from nanotf.region.decorators import Step, is_tf_function
 from nanotf.shipping import models, objects, pickling, user_modules
-from nanotf.shipping.blocks import Block
 from nanotf.shipping.packing import Packer, Pickled
-from nanotf.steps import Step, is_tf_function
+from nanotf.wire.blocks import Block
 
 
 @dataclasses.dataclass(frozen=True)

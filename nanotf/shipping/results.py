@@ -13,9 +13,9 @@ from typing import Any
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import NanoError, ShippingError
 from nanotf.shipping import objects, pickling
-from nanotf.shipping.blocks import Block
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.shipping.programs import RootPickler, RootUnpickler, VariableRecipe, recipe_of_root
+from nanotf.wire.blocks import Block
 
 
 def numbers_of(roots: Sequence[Any], kinds: Collection[str] | None = None) -> dict[int, Any]:

@@ -3,7 +3,7 @@
     [ values, turn 0 | values, turn 1 | local values of rank 0 | ... | of rank N-1 ]
 
 A mirrored variable is equal on all ranks; each rank writes an N-th of it. Where the update is
-divided (`optimizer_shards`), a rank writes the part that it has. A variable that is
+divided (`region.sharded_update`), a rank writes the part that it has. A variable that is
 synchronised when it is read (metrics, moving averages of batch normalisation) differs between
 ranks: every rank writes its own value, and the parent combines them as the variable's
 aggregation says. The values exist twice and are written in turn, so that a worker that dies
@@ -21,9 +21,9 @@ import numpy as np
 from nanotf.collectives.engine import part_of
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
-from nanotf.optimizer_shards import pieces_of
+from nanotf.region.sharded_update import pieces_of
 from nanotf.shipping.arrays import ArrayRef, lay_out, numpy_dtype, view
-from nanotf.shipping.blocks import Block, aligned
+from nanotf.wire.blocks import Block, aligned
 
 _WHOLE = 16384  # elements; what is smaller is written by one rank
 SEED_DISTANCE = 1_000_003  # between the seeds of two ranks; a seed counts up by 1 a draw

@@ -38,13 +38,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nanotf import iterators, messages, timing
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import ShippingError
+from nanotf.shipping import iterators
 from nanotf.shipping.arrays import ArrayRef, Packing, view
-from nanotf.shipping.blocks import Block
 from nanotf.shipping.inputs import check_rows, rows_of_rank, tuned
+from nanotf.wire import messages, timing
+from nanotf.wire.blocks import Block
 
 SLOTS = 3
 STOP_SECONDS = 5.0  # for user code that is in the middle of making a batch

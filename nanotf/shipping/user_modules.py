@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
+from nanotf.region.decorators import Step, is_tf_function
 from nanotf.shipping import objects
-from nanotf.steps import Step, is_tf_function
 
 _LIBRARIES = ("nanotf", "tensorflow", "keras", "tf_keras")
 _INSTALLED = ("site-packages", "dist-packages")

@@ -12,7 +12,7 @@ import psutil
 import tensorflow as tf
 
 from nanotf.collectives import Group
-from nanotf.strategy import WorkerStrategy
+from nanotf.region.strategy import WorkerStrategy
 
 
 def everything(spec: Any, rank: int, fd: int) -> list[Any]:

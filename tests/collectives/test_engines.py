@@ -18,9 +18,9 @@ from collective_runner import (
     wait_for,
 )
 
-from nanotf import stalls
 from nanotf.collectives import create_group, native_status
 from nanotf.errors import CollectiveError, InvalidArgumentError
+from nanotf.pool import stalls
 
 BOTH = pytest.mark.parametrize(
     "implementation",

@@ -32,9 +32,9 @@ from parity import digits, small_cnn
 from waiting import wait_until
 
 import nanotf
-from nanotf import backends, warm
 from nanotf.errors import InvalidArgumentError, PlacementError, WorkerDied
 from nanotf.keras import nano
+from nanotf.pool import backends, warm
 
 ON_RAY = {"num_processes": 2, "backend": "ray"}
 CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [

@@ -30,10 +30,10 @@ from ray_one_node import ON_RAY, run_case, shared_memory
 from waiting import wait_until
 
 import nanotf
-from nanotf import backends, transports, warm
 from nanotf.errors import InvalidArgumentError, PlacementError, WorkerDied
 from nanotf.keras import nano
-from nanotf.on_ray import bridge
+from nanotf.pool import backends, transports, warm
+from nanotf.pool.ray import bridge
 
 CASES = [
     (parity.test_arrays_float64, {"rows": 201, "batch_size": 50}),

@@ -70,7 +70,7 @@ def test_cores_per_process_too_small(cores: int) -> None:
 
 @pytest.mark.parametrize("processes", [None, 1, 2])
 def test_unknown_transport(processes: int | None) -> None:
-    from nanotf.transports import TRANSPORTS
+    from nanotf.pool.transports import TRANSPORTS
 
     with pytest.raises(errors.InvalidArgumentError, match="transport='carrier pigeon'") as caught:
         _fit(transport="carrier pigeon", num_processes=processes)

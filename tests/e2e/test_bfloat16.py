@@ -17,12 +17,12 @@ import tensorflow as tf
 from parity import digits, optimizer_state
 
 import nanotf
-from nanotf import processor
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Model, Sequential, nano, nano_bf16, nano_multiprocessing
-from nanotf.optimizer_shards import OptimizerShards
-from nanotf.share import Share
+from nanotf.machine import processor
+from nanotf.region.sharded_update import OptimizerShards
+from nanotf.region.share import Share
 
 L = tf.keras.layers
 BFLOAT16 = ml_dtypes.bfloat16

@@ -13,10 +13,10 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, small_cnn
 
 import nanotf
-from nanotf import jobs
-from nanotf.callbacks import ParentCallbacks
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Sequential
+from nanotf.parent.callbacks import ParentCallbacks
+from nanotf.shipping import jobs
 
 L = tf.keras.layers
 FIT = {"batch_size": 50, "shuffle": False}

@@ -24,9 +24,9 @@ import test_whole_batch_metrics as of_metrics
 from loops import cross_entropy, dense, plain_step, plain_train
 
 import nanotf
-from nanotf import session
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import nano, nano_bf16, nano_multiprocessing, nano_multiprocessing_loss
+from nanotf.worker import session
 
 L = tf.keras.layers
 OPTIMIZERS = {

@@ -26,9 +26,9 @@ from processes import run_script
 from waiting import wait_until
 
 import nanotf
-from nanotf import outbox, pool, worker_process
 from nanotf.errors import NanoError, WorkerDied, WorkerError
 from nanotf.keras import Sequential, nano
+from nanotf.pool import handles, outbox, pool
 from nanotf.shipping import state
 
 pytestmark = pytest.mark.either_generation
@@ -420,7 +420,7 @@ def test_a_call_inside_another_is_refused() -> None:
 
 FORKED = """
 import os, threading, tensorflow as tf, numpy as np, nanotf
-from nanotf import warm
+from nanotf.pool import warm
 from nanotf.keras import Sequential
 
 model = Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
@@ -503,7 +503,7 @@ def test_a_fork_holds_what_a_worker_was_started_with(monkeypatch: pytest.MonkeyP
             if self.stdin is not None:
                 held.append(os.dup(self.stdin.fileno()))
 
-    monkeypatch.setattr(worker_process.subprocess, "Popen", Popen)
+    monkeypatch.setattr(handles.subprocess, "Popen", Popen)
     nanotf.shutdown()
     try:
         x, y = digits(100)
@@ -610,7 +610,7 @@ def _named_segments() -> list[pathlib.Path]:
 
 def test_nothing_listens_and_nothing_is_named() -> None:
     """Shared memory has no name in /dev/shm, and with transport "shm" no socket listens."""
-    from nanotf.transports import DEFAULT_TRANSPORT
+    from nanotf.pool.transports import DEFAULT_TRANSPORT
 
     x, y = digits(100)
     before = set(_named_segments())

@@ -15,7 +15,7 @@ from test_parity import RowSums
 import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Sequential
-from nanotf.transports import TRANSPORTS
+from nanotf.pool.transports import TRANSPORTS
 
 pytestmark = pytest.mark.either_generation
 

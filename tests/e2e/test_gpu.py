@@ -19,7 +19,7 @@ import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 import nanotf
-from nanotf import gpu, run_default
+from nanotf.parent import defaults, gpu
 from nanotf.keras import Sequential
 
 gpu.devices = lambda: ["/cpu:0", "/cpu:1"]
@@ -38,7 +38,7 @@ seen = []
 note = tf.keras.callbacks.LambdaCallback(
     on_epoch_end=lambda epoch, logs: seen.append([epoch, float(ours.get_weights()[0].sum())])
 )
-run_default.current = run_default.RunDefault(2)  # as under `nanotf run -n 2`
+defaults.current = defaults.RunDefault(2)  # as under `nanotf run -n 2`
 one, ours = model(), model()
 common = dict(batch_size=50, epochs=2, shuffle=False)
 expected = one.fit(x, y, **common, verbose=0, num_processes=1).history

@@ -20,7 +20,7 @@ from parity import digits, small_cnn
 from processes import ROOT
 from waiting import wait_until
 
-from nanotf import callbacks, training
+from nanotf.parent import callbacks, training
 from nanotf.shipping import state
 
 pytestmark = pytest.mark.either_generation

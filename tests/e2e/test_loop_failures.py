@@ -440,7 +440,7 @@ def test_restart_from_the_last_checkpoint(
                     if dies and moment == "step" and nanotf.rank() == 1:
                         die()
                 if dies and nanotf.rank() == 0:  # before the parent has heard of it
-                    setattr(nanotf.context.current, moment, die)
+                    setattr(nanotf.region.context.current, moment, die)
                 epoch.assign(number + 1)
                 manager.save()
             return losses

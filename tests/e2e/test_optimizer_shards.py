@@ -14,7 +14,7 @@ import nanotf
 from nanotf.collectives.engine import part_of
 from nanotf.compat import keras_optimizers, versions
 from nanotf.keras import Model, Sequential
-from nanotf.optimizer_shards import OptimizerShards, ShardedUpdate, pieces_of
+from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate, pieces_of
 
 L = tf.keras.layers
 O = tf.keras.optimizers  # noqa: E741

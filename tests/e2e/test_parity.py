@@ -10,7 +10,7 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, fit_both, small_cnn, weights
 
 from nanotf.keras import Model, Sequential
-from nanotf.transports import TRANSPORTS
+from nanotf.pool.transports import TRANSPORTS
 
 L = tf.keras.layers
 

@@ -14,9 +14,9 @@ import tensorflow as tf
 from parity import L, assert_same_history, assert_same_state, digits
 
 import nanotf
-from nanotf import patching
 from nanotf.compat import keras_names, keras_optimizers, versions
 from nanotf.errors import InvalidArgumentError
+from nanotf.keras import patching
 
 saving = importlib.import_module(versions.keras_module_name()).saving
 Before = tf.keras.Model  # as a library that was imported before

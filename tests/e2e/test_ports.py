@@ -13,16 +13,17 @@ import pytest
 from parity import digits, small_cnn
 
 import nanotf
-from nanotf import topology, warm
 from nanotf.errors import WorkerError
-from nanotf.pool import SetupError
-from nanotf.worker import PORT_TAKEN
+from nanotf.machine import topology
+from nanotf.pool import warm
+from nanotf.pool.pool import SetupError
+from nanotf.worker.__main__ import PORT_TAKEN
 
 pytestmark = pytest.mark.either_generation
 
 TAKEN = """
 import socket
-from nanotf.strategy import WorkerStrategy
+from nanotf.region.strategy import WorkerStrategy
 
 taken = socket.socket()
 taken.bind(("0.0.0.0", 0))

@@ -22,8 +22,8 @@ from processes import ROOT, run_script
 from waiting import wait_until
 
 import nanotf
-from nanotf import backends
 from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
+from nanotf.pool import backends
 
 pytestmark = pytest.mark.either_generation
 

@@ -14,8 +14,8 @@ from parity import digits, fit_both, small_cnn
 
 import nanotf
 from nanotf.keras import nano, nano_multiprocessing
-from nanotf.report import COLUMNS, Report, slices_of_worker
-from nanotf.timing import HOOK_COLUMNS
+from nanotf.parent.report import COLUMNS, Report, slices_of_worker
+from nanotf.wire.timing import HOOK_COLUMNS
 
 
 def _check_sums(report: Report) -> None:

@@ -16,10 +16,10 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, small_cnn
 
 import nanotf
-from nanotf import training
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, WorkerDied
 from nanotf.keras import Sequential
+from nanotf.parent import training
 
 _SEQUENCE: Any = tf.keras.utils.PyDataset if is_keras_3() else tf.keras.utils.Sequence
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2, "epochs": 4}

@@ -239,16 +239,16 @@ AUTO = """
 import json
 import numpy as np
 import tensorflow as tf
-from nanotf import tuning
+from nanotf.parent import auto
 
-measure = tuning._measure
+measure = auto._measure
 
 def found_fast(trial, number, *rest):  # whatever this machine finds of two
     step = measure(trial, 1, *rest).step if number == 1 else 1e-9
-    return tuning.Measured(number, step)
+    return auto.Measured(number, step)
 
-tuning._measure = found_fast
-tuning.START_UP = 0.0
+auto._measure = found_fast
+auto.START_UP = 0.0
 
 class Inner(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
@@ -360,12 +360,12 @@ LATE = {
 def test_a_note_says_what_is_true_at_the_very_end(tmp_path: pathlib.Path, how: str) -> None:
     source = """
         import atexit, os, threading
-        from nanotf import run_default
+        from nanotf.parent import defaults
 
         def late():
             if threading.current_thread() is not threading.main_thread():
                 threading.main_thread().join()
-            run_default.num_processes(None)  # what `fit` asks first
+            defaults.num_processes(None)  # what `fit` asks first
         """
     done = _run(tmp_path, textwrap.dedent(source) + LATE[how])
     assert done.returncode == 0

@@ -88,7 +88,7 @@ sys.path.append(os.environ["PACKAGES"])
 import numpy as np, tensorflow as tf
 import nanotf
 from nanotf.keras import Sequential, nano
-from nanotf.tensorflow_build import read_build
+from nanotf.machine.tensorflow_build import read_build
 
 x = np.arange(40.0).reshape(20, 2) / 40
 model = Sequential([tf.keras.layers.Input((2,)), tf.keras.layers.Dense(1)])

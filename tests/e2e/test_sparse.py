@@ -15,13 +15,13 @@ import tensorflow as tf
 from parity import L, assert_same_history, assert_same_state, fit_both
 
 import nanotf
-from nanotf import models as nano_models
 from nanotf.compat import keras_names, keras_optimizers, versions
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras import Model, Sequential, nano, nano_multiprocessing
+from nanotf.keras import models as nano_models
 from nanotf.keras.layers import Embedding
-from nanotf.optimizer_shards import OptimizerShards
-from nanotf.optimizers import SparseAdam
+from nanotf.keras.optimizers import SparseAdam
+from nanotf.region.sharded_update import OptimizerShards
 
 IS_KERAS_3 = versions.is_keras_3()
 O = tf.keras.optimizers  # noqa: E741

@@ -18,9 +18,9 @@ from parity import digits, small_cnn
 from waiting import wait_until
 
 import nanotf
-from nanotf import pool, stalls, worker_process
 from nanotf.errors import NanoError, WorkerError, WorkerStuck
-from nanotf.pool import Pool
+from nanotf.pool import handles, pool, stalls
+from nanotf.pool.pool import Pool
 
 pytestmark = pytest.mark.either_generation
 
@@ -183,13 +183,13 @@ def test_nobody_waits_for_ever_for_a_worker_that_does_not_read(
     x, y = digits(100)
     if phase == "start":
         nanotf.shutdown()
-        start = worker_process.LocalCrew.start
+        start = handles.LocalCrew.start
 
         def start_and_stop(crew: Any) -> None:
             start(crew)
             os.kill(crew.workers[0].process.pid, signal.SIGSTOP)
 
-        monkeypatch.setattr(worker_process.LocalCrew, "start", start_and_stop)
+        monkeypatch.setattr(handles.LocalCrew, "start", start_and_stop)
         text = r"Workers \[0\] did not finish starting within 1 s. A signal .* has stopped \[0\]"
         monkeypatch.setattr(pool, "START_SECONDS", 1.0)
         with pytest.raises(WorkerError, match=text):
@@ -243,7 +243,7 @@ def test_ranks_that_others_wait_for_in_the_parent(monkeypatch: pytest.MonkeyPatc
     """Rank 0 is at a hook, and rank 1 says nothing; the clock is moved on."""
     x, y = digits(100)
     small_cnn().fit(x, y, **FIT)
-    from nanotf import warm
+    from nanotf.pool import warm
 
     pool: Pool = warm._pool  # type: ignore[assignment]
     clock = [time.monotonic()]

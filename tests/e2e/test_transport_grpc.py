@@ -25,9 +25,9 @@ import test_predict as predict
 import test_trainer as trainer
 import test_whole_batch_metrics as whole_batch_metrics
 
-from nanotf import transports, warm
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError
+from nanotf.pool import transports, warm
 
 CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     # inputs

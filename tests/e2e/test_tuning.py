@@ -17,10 +17,11 @@ from parity import assert_same_history, assert_same_state, digits, small_cnn
 from test_files import _lines, _tables, _write_lines
 
 import nanotf
-from nanotf import pool, tuning, tuning_cache, warm
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.keras import Model, Sequential
-from nanotf.tuning import Measured, decide
+from nanotf.parent import auto, auto_cache
+from nanotf.parent.auto import Measured, decide
+from nanotf.pool import pool, warm
 
 L = tf.keras.layers
 
@@ -34,7 +35,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers that are tried; time for all of them, however busy the machine is."""
     found: list[int] = []
-    stock = tuning._measure
+    stock = auto._measure
 
     def measure(trial: Any, number: int, *args: Any) -> Measured:
         found.append(number)
@@ -42,15 +43,15 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         assert measured.step is not None and measured.step > 0
         return Measured(number, measured.step, start_up=0.0)
 
-    monkeypatch.setattr(tuning, "_measure", measure)
-    monkeypatch.setattr(tuning, "TRIAL_SECONDS", 1000.0)
-    monkeypatch.setattr(tuning, "MEASURED_SECONDS", 0.1)
-    monkeypatch.setattr(tuning, "START_UP", 0.0)  # the jobs here are short
+    monkeypatch.setattr(auto, "_measure", measure)
+    monkeypatch.setattr(auto, "TRIAL_SECONDS", 1000.0)
+    monkeypatch.setattr(auto, "MEASURED_SECONDS", 0.1)
+    monkeypatch.setattr(auto, "START_UP", 0.0)  # the jobs here are short
     return found
 
 
 def _choose(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(tuning, "decide", lambda measured, steps: number)
+    monkeypatch.setattr(auto, "decide", lambda measured, steps: number)
 
 
 # ------------------------------------------------------------------------------ decisions
@@ -69,7 +70,7 @@ def test_the_fastest_that_is_worth_it() -> None:
 @pytest.mark.either_generation
 def test_one_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plans = {1: nanotf.plan(1)}
-    monkeypatch.setattr(tuning, "candidates", lambda *_: plans)
+    monkeypatch.setattr(auto, "candidates", lambda *_: plans)
     x, y = digits(20)
     history = small_cnn().fit(x, y, verbose=2, num_processes="auto")
     assert history.nanotf.size == 1
@@ -156,7 +157,7 @@ def test_two_processes_are_as_without(
     assert also.said == calls.said
     assert_same_history(history.history, before.history)
     assert_same_state(found, expected)
-    (entry,) = tuning_cache.entries().values()
+    (entry,) = auto_cache.entries().values()
     assert [m["num_processes"] for m in entry["measured"]] == [1, 2]
 
 
@@ -206,14 +207,14 @@ def test_a_model_that_is_built_again_is_remembered(
         tried.append(number)
         return Measured(number, 100.0)
 
-    monkeypatch.setattr(tuning, "_measure", measure)
+    monkeypatch.setattr(auto, "_measure", measure)
     _choose(monkeypatch, 1)
     x, y = np.zeros((8, 4), "float32"), np.zeros((8, 1), "float32")
 
     def trials(model: Any) -> int:
         before = len(tried)
         given = {"x": x, "y": [y, y] if make is _functional else y, "verbose": 0}
-        assert tuning.choose(model, given) == 1
+        assert auto.choose(model, given) == 1
         return len(tried) - before
 
     assert trials(make()) > 0
@@ -292,11 +293,11 @@ def test_a_trial_that_fails(
             raise nanotf.errors.WorkerError("no memory")
         return Measured(1, 100.0)
 
-    monkeypatch.setattr(tuning, "_measure", measure)
+    monkeypatch.setattr(auto, "_measure", measure)
     x, y = digits(40)
     small_cnn().fit(x, y, verbose=2, num_processes="auto")
     assert "failed: WorkerError: no memory" in capsys.readouterr().out
-    assert tuning_cache.entries() == {}, "nothing was decided"
+    assert auto_cache.entries() == {}, "nothing was decided"
 
 
 @pytest.mark.either_generation
@@ -310,20 +311,20 @@ def test_no_time_left_is_made_up_for_later(
         return Measured(number, 100.0)
 
     plans = dict.fromkeys((1, 2, 4), nanotf.plan(1))
-    monkeypatch.setattr(tuning, "candidates", lambda *_: plans)
-    monkeypatch.setattr(tuning.warm, "is_warm", lambda *_: False)
-    monkeypatch.setattr(tuning, "_measure", measure)
-    monkeypatch.setattr(tuning, "TRIAL_SECONDS", -1.0)
-    monkeypatch.setattr(tuning, "TRIAL_SHARE", 0.0)
-    monkeypatch.setattr(tuning, "PATIENCE", 0.0)
-    monkeypatch.setattr(tuning, "START_UP", 0.0)
+    monkeypatch.setattr(auto, "candidates", lambda *_: plans)
+    monkeypatch.setattr(auto.warm, "is_warm", lambda *_: False)
+    monkeypatch.setattr(auto, "_measure", measure)
+    monkeypatch.setattr(auto, "TRIAL_SECONDS", -1.0)
+    monkeypatch.setattr(auto, "TRIAL_SHARE", 0.0)
+    monkeypatch.setattr(auto, "PATIENCE", 0.0)
+    monkeypatch.setattr(auto, "START_UP", 0.0)
     _choose(monkeypatch, 1)
     x, y = digits(40)
     model = small_cnn()
     model.fit(x, y, verbose=2, num_processes="auto")
     assert tried == [1, 2], "fewer decide nothing"
     assert "4   not tried: no time left" in capsys.readouterr().out
-    monkeypatch.setattr(tuning, "TRIAL_SECONDS", 1000.0)
+    monkeypatch.setattr(auto, "TRIAL_SECONDS", 1000.0)
     model.fit(x, y, verbose=0, num_processes="auto")
     assert tried == [1, 2, 4]
     assert capsys.readouterr().out == ""  # verbose=0
@@ -341,19 +342,19 @@ def test_workers_that_are_there_need_no_start(
         tried.append(number)
         return Measured(number, 1.0 / number, start_up=0.0)  # workers that are there
 
-    monkeypatch.setattr(tuning, "candidates", lambda *_: plans)
-    monkeypatch.setattr(tuning, "_measure", measure)
-    monkeypatch.setattr(tuning, "START_UP", 100.0)
-    monkeypatch.setattr(tuning.warm, "is_warm", lambda plan, _: is_there and plan == plans[2])
+    monkeypatch.setattr(auto, "candidates", lambda *_: plans)
+    monkeypatch.setattr(auto, "_measure", measure)
+    monkeypatch.setattr(auto, "START_UP", 100.0)
+    monkeypatch.setattr(auto.warm, "is_warm", lambda plan, _: is_there and plan == plans[2])
     x, y = digits(40)
     model, given = small_cnn(), {"x": x, "y": y, "batch_size": 1, "verbose": 2}  # a job of 40 s
-    assert tuning.choose(model, given) == 1
+    assert auto.choose(model, given) == 1
     assert "not tried: this job takes less than the start of workers" in capsys.readouterr().out
     is_there = True
-    assert tuning.choose(model, given) == 1, "the trial has ended them"
-    assert tuning.choose(model, given) == 2
+    assert auto.choose(model, given) == 1, "the trial has ended them"
+    assert auto.choose(model, given) == 2
     is_there = False
-    assert tuning.choose(model, given) == 1
+    assert auto.choose(model, given) == 1
     assert tried == [1, 1, 2], "one alone decides nothing, and is measured again"
 
 
@@ -414,12 +415,12 @@ def test_a_trial_that_is_too_slow_is_stopped(
         now[0] += 40.0
         self._check_time()
 
-    monkeypatch.setattr(tuning, "_now", lambda: now[0])
-    monkeypatch.setattr(tuning._Trial, "look", look)
-    monkeypatch.setattr(tuning, "TRIAL_SECONDS", 100.0)
-    monkeypatch.setattr(tuning, "START_UP", 0.0)
+    monkeypatch.setattr(auto, "_now", lambda: now[0])
+    monkeypatch.setattr(auto._Trial, "look", look)
+    monkeypatch.setattr(auto, "TRIAL_SECONDS", 100.0)
+    monkeypatch.setattr(auto, "START_UP", 0.0)
     tried: list[int] = []
-    stock = tuning._measure
+    stock = auto._measure
 
     def measure(trial: Any, number: int, *args: Any) -> Measured:
         tried.append(number)
@@ -427,7 +428,7 @@ def test_a_trial_that_is_too_slow_is_stopped(
         # Whatever it really took: the job is worth two processes, and 5 % of it is not much.
         return found if found.step is None else Measured(1, 0.1)
 
-    monkeypatch.setattr(tuning, "_measure", measure)
+    monkeypatch.setattr(auto, "_measure", measure)
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(5)
@@ -457,7 +458,7 @@ def test_a_trial_that_is_too_slow_is_stopped(
     assert tried == [1, 2, 1, 2], "what has decided nothing is not remembered"
     assert "too slow: stopped after" in capsys.readouterr().out
     assert not nanotf.worker_pids()
-    assert tuning_cache.entries() == {}
+    assert auto_cache.entries() == {}
     assert now[0] > 100.0
 
 
@@ -466,9 +467,9 @@ def test_a_stopped_trial_may_be_worth_more_time() -> None:
     one, two = Measured(1, 0.5), Measured(2, None, 3.0, "too slow", stopped=15.0)
     known = {1: one, 2: two}
     for steps, is_worth in ((None, False), (1000, False), (2000, True)):  # 25 s, 50 s
-        assert tuning._Budget(steps).is_worth_more(two, known) == is_worth
-        assert not tuning._Budget(steps).is_worth_more(one, known)
-    assert not tuning._Budget(2000).is_worth_more(Measured(1, None, stopped=15.0), {})
+        assert auto._Budget(steps).is_worth_more(two, known) == is_worth
+        assert not auto._Budget(steps).is_worth_more(one, known)
+    assert not auto._Budget(2000).is_worth_more(Measured(1, None, stopped=15.0), {})
 
 
 @pytest.mark.either_generation
@@ -480,12 +481,12 @@ def test_the_start_of_workers_is_no_measurement(monkeypatch: pytest.MonkeyPatch)
         return stock(*args)
 
     monkeypatch.setattr(warm, "_start", start)
-    monkeypatch.setattr(tuning, "_now", lambda: now[0])
-    monkeypatch.setattr(tuning, "START_UP", 0.0)  # the job is short
+    monkeypatch.setattr(auto, "_now", lambda: now[0])
+    monkeypatch.setattr(auto, "START_UP", 0.0)  # the job is short
     nanotf.shutdown()
     x, y = digits(40)
     small_cnn().fit(x, y, verbose=0, num_processes="auto")
-    (entry,) = tuning_cache.entries().values()
+    (entry,) = auto_cache.entries().values()
     assert [m["num_processes"] for m in entry["measured"] if m["step"] is not None] == [1, 2]
     assert now[0] == 1e6, "workers have started once, for the trial"
 
@@ -495,12 +496,12 @@ def test_workers_that_do_not_start_decide_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pool, "START_SECONDS", 0.0)
-    monkeypatch.setattr(tuning, "START_UP", 0.0)
+    monkeypatch.setattr(auto, "START_UP", 0.0)
     nanotf.shutdown()
     x, y = digits(40)
     assert len(small_cnn().fit(x, y, verbose=2, num_processes="auto").history["loss"]) == 1
     assert "2   failed: WorkerError" in capsys.readouterr().out
-    assert tuning_cache.entries() == {}
+    assert auto_cache.entries() == {}
     assert not nanotf.worker_pids()
 
 
@@ -510,12 +511,12 @@ def test_a_measurement_that_is_cut_short_counts(
 ) -> None:
     def run(self: Any, workers: Any) -> Any:
         if self.epochs == 1:  # the second part of a trial
-            raise tuning._OutOfTime("enough")
+            raise auto._OutOfTime("enough")
         return stock(self, workers)
 
-    stock = tuning._Trial.run
-    monkeypatch.setattr(tuning._Trial, "run", run)
-    monkeypatch.setattr(tuning, "MEASURED_SECONDS", 1000.0)
+    stock = auto._Trial.run
+    monkeypatch.setattr(auto._Trial, "run", run)
+    monkeypatch.setattr(auto, "MEASURED_SECONDS", 1000.0)
     _choose(monkeypatch, 1)
     x, y = digits(40)
     small_cnn().fit(x, y, verbose=0, num_processes="auto")
@@ -531,14 +532,14 @@ def test_files_are_read_as_they_will_be(
     tries: list[int],
 ) -> None:
     inputs: list[str] = []
-    stock = tuning._Trial.job
+    stock = auto._Trial.job
 
     def job(self: Any) -> Any:
         made = stock(self)
         inputs.append(type(made.train).__name__)
         return made
 
-    monkeypatch.setattr(tuning._Trial, "job", job)
+    monkeypatch.setattr(auto._Trial, "job", job)
     _choose(monkeypatch, 2)
     names = _write_lines(tmp_path, _tables(16, 16))
     model = Sequential([L.Input((3,)), L.Dense(1)])
@@ -549,9 +550,9 @@ def test_files_are_read_as_they_will_be(
     assert tries == [1, 2]
     assert set(inputs) == {"FilesInput"}, inputs
     # What was measured with files is not taken for what is to be read elsewhere.
-    monkeypatch.setattr(tuning, "_measure", lambda trial, number, *_: Measured(number, 1.0))
+    monkeypatch.setattr(auto, "_measure", lambda trial, number, *_: Measured(number, 1.0))
     model.fit(_lines(names).batch(8), **fit)
-    assert len(tuning_cache.entries()) == 2
+    assert len(auto_cache.entries()) == 2
 
 
 @pytest.mark.either_generation

@@ -141,7 +141,7 @@ def test_an_old_value_that_was_changed_comes_back_to_the_byte(shell: Shell) -> N
     # Any library that can be preloaded serves as the allocator. The old value is nonsense, of
     # which the dynamic linker complains.
     code = (
-        "import sys, nanotf.installed as i; "
+        "import sys, nanotf.machine.installed as i; "
         "i.ALLOCATORS['tcmalloc'] = (('libm.so.6', 'libc.so.6'), 'libm'); "
         "from nanotf import cli; sys.exit(cli.main(sys.argv[3:]))"
     )
@@ -217,7 +217,7 @@ def test_ld_preload_is_never_broken(shell: Shell, option: str) -> None:
 def test_a_missing_allocator_is_one_warning_line(shell: Shell, option: str, package: str) -> None:
     nothing = "{name: (('libnothing.so',), package) for name, (_, package) in i.ALLOCATORS.items()}"
     code = (
-        f"import sys, nanotf.installed as i; i.ALLOCATORS.update({nothing}); "
+        f"import sys, nanotf.machine.installed as i; i.ALLOCATORS.update({nothing}); "
         "from nanotf import cli; sys.exit(cli.main(sys.argv[3:]))"
     )
     shell.python(f'exec "{sys.executable}" -c "{code}" "$@"')

@@ -26,9 +26,9 @@ import psutil
 import tensorflow as tf
 
 import nanotf
-from nanotf import warm
 from nanotf.errors import WorkerDied, WorkerError
 from nanotf.keras import Sequential, nano, nano_multiprocessing
+from nanotf.pool import warm
 
 EPOCHS = 3
 KILLED_EPOCH = 1  # where the phases of training are

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nanotf.machine import LogicalCpu, Machine
+from nanotf.machine.cpus import LogicalCpu, Machine
 
 
 def two_sockets() -> Machine:

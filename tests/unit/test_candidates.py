@@ -6,8 +6,8 @@ import pytest
 from machines import container, flat, laptop, two_sockets
 
 from nanotf.errors import InvalidArgumentError, PlacementError
-from nanotf.machine import LogicalCpu, Machine
-from nanotf.tuning import candidates
+from nanotf.machine.cpus import LogicalCpu, Machine
+from nanotf.parent.auto import candidates
 
 
 def _cores(machine: Machine) -> dict[int, int]:

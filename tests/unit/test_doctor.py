@@ -9,17 +9,19 @@ from typing import Any
 import pytest
 from machines import container, flat, laptop, two_sockets
 
-from nanotf import cli, doctor, topology, trial
-from nanotf.environment import Options, initialised, shell_environment
+from nanotf import cli
+from nanotf.cli import doctor, trial
+from nanotf.cli.findings import Facts, Finding
+from nanotf.cli.picture import draw, ranges
 from nanotf.errors import InvalidArgumentError, PlacementError
-from nanotf.findings import Facts, Finding
-from nanotf.installed import Installed
-from nanotf.machine import LogicalCpu, Machine
-from nanotf.picture import draw, ranges
-from nanotf.processor import Processor, read_processor
-from nanotf.system import System, read_system
-from nanotf.tensorflow_build import TensorFlowBuild, read_build
-from nanotf.topology import plan
+from nanotf.machine import topology
+from nanotf.machine.cpus import LogicalCpu, Machine
+from nanotf.machine.environment import Options, initialised, shell_environment
+from nanotf.machine.installed import Installed
+from nanotf.machine.limits import System, read_system
+from nanotf.machine.processor import Processor, read_processor
+from nanotf.machine.tensorflow_build import TensorFlowBuild, read_build
+from nanotf.machine.topology import plan
 
 GIB = 1 << 30
 GOOD = Facts(
@@ -329,7 +331,7 @@ def test_the_processor_is_read(tmp_path: Any) -> None:
 
 
 def test_a_memory_limit_of_an_ancestor_counts(tmp_path: Any) -> None:
-    from nanotf.cgroups import read_limits
+    from nanotf.machine.cgroups import read_limits
 
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/pod/box\n")

@@ -11,8 +11,11 @@ import sys
 
 import pytest
 
-from nanotf import cli, installed, shell
-from nanotf.environment import (
+from nanotf import cli
+from nanotf.cli import shell
+from nanotf.errors import InvalidArgumentError, PlacementError
+from nanotf.machine import installed
+from nanotf.machine.environment import (
     STATE_VARIABLE,
     WORKER_INTEROP_THREADS,
     Environment,
@@ -24,9 +27,8 @@ from nanotf.environment import (
     user_environ,
     worker_environment,
 )
-from nanotf.errors import InvalidArgumentError, PlacementError
-from nanotf.installed import Installed
-from nanotf.topology import LogicalCpu, Machine, Placement, plan
+from nanotf.machine.installed import Installed
+from nanotf.machine.topology import LogicalCpu, Machine, Placement, plan
 
 TCMALLOC = "/lib/libtcmalloc_minimal.so.4"
 JEMALLOC = "/lib/libjemalloc.so.2"
@@ -404,7 +406,7 @@ def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_neither_importing_nor_env_imports_tensorflow() -> None:
     code = (
-        "import sys; from nanotf import cli, environment, topology; cli.main(['env', '--json']); "
+        "import sys; from nanotf import cli; from nanotf.machine import environment, topology; cli.main(['env', '--json']); "
         "sys.exit(any(m in sys.modules for m in ('tensorflow', 'numpy', 'keras')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -13,7 +13,7 @@ import pytest
 
 import nanotf
 from nanotf.errors import NanoError
-from nanotf.interpreter import python_command
+from nanotf.machine.interpreter import python_command
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -26,7 +26,7 @@ sys.path.insert(0, os.environ["PACKAGES"])
 import nanotf
 del sys.path[0]
 sys.path += [os.environ["PROJECT"], os.environ["PACKAGES"], "not there: \\udc80 'a' {0}", ""]
-from nanotf.interpreter import python_command
+from nanotf.machine.interpreter import python_command
 done = subprocess.run(python_command("show", "-c", "a b"), capture_output=True, text=True)
 assert done.returncode == 0, done.stderr
 print(done.stdout)

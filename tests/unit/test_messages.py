@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from nanotf import messages
-from nanotf.channel import Channel, ChannelClosed, packed
-from nanotf.outbox import Outbox, Parcel
+from nanotf.pool.outbox import Outbox, Parcel
+from nanotf.wire import messages
+from nanotf.wire.channel import Channel, ChannelClosed, packed
 
 KINDS = sorted(
     (

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from nanotf import neighbours, topology, warm
 from nanotf.errors import InvalidArgumentTypeError, PlacementError
-from nanotf.interpreter import python_command
+from nanotf.machine import neighbours, topology
+from nanotf.machine.interpreter import python_command
+from nanotf.pool import warm
 
 EIGHT = topology.Machine(tuple(topology.LogicalCpu(n, n) for n in range(8)))
 

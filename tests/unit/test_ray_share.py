@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nanotf.errors import PlacementError
-from nanotf.on_ray import cluster, crew
+from nanotf.pool.ray import cluster, crew
 
 
 @pytest.mark.parametrize(

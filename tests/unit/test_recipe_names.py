@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanotf.recipe_names import digest_of
+from nanotf.parent.auto_key import digest_of
 
 
 def _digest(value: Any, *others: str) -> str:

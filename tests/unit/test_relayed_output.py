@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from nanotf.relayed_output import _Relay
+from nanotf.worker.output import _Relay
 
 
 def test_a_destructor_that_prints_while_its_thread_prints() -> None:

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from nanotf import report as reports
-from nanotf import report_chart, timing
 from nanotf.errors import NanoError
-from nanotf.report import Report
+from nanotf.parent import report as reports
+from nanotf.parent import report_chart
+from nanotf.parent.report import Report
+from nanotf.wire import timing
 
 S = 10**9
 
@@ -158,7 +159,7 @@ def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: path
 def test_plot_shares_of_time() -> None:
     np = pytest.importorskip("numpy")
     pytest.importorskip("matplotlib")
-    from nanotf import report_chart
+    from nanotf.parent import report_chart
 
     report = _report(_worker(0))
     edges = np.linspace(0, 62 * S, 63)  # a second each
@@ -177,7 +178,7 @@ def test_plot_shares_of_time() -> None:
 def test_steps_beyond_those_kept_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     np = pytest.importorskip("numpy")
     pytest.importorskip("matplotlib")
-    from nanotf import report_chart
+    from nanotf.parent import report_chart
 
     monkeypatch.setattr(timing, "STEPS_KEPT", 2)
     times = _worker(0)
@@ -237,7 +238,7 @@ def test_plot_of_a_nano_call(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from nanotf import report_chart
+    from nanotf.parent import report_chart
 
     report = _report(_nano_worker())
     report.call.hooks.clear()
@@ -384,7 +385,7 @@ def _with_hooks() -> Report:
 def test_plot_shows_hooks_in_epochs(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
     np = pytest.importorskip("numpy")
     pytest.importorskip("matplotlib")
-    from nanotf import report_chart
+    from nanotf.parent import report_chart
 
     report = _with_hooks()
     monkeypatch.setattr(timing, "HOOKS_KEPT", kept)

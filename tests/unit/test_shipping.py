@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from waiting import wait_until
 
-from nanotf import messages
 from nanotf.shipping import arrays
-from nanotf.shipping.blocks import ALIGNMENT, Block, aligned
 from nanotf.shipping.inputs import rows_of_rank
 from nanotf.shipping.streams import StreamReader, StreamWriter
+from nanotf.wire import messages
+from nanotf.wire.blocks import ALIGNMENT, Block, aligned
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from machines import flat, laptop, two_sockets
 
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, PlacementError
-from nanotf.machine import LogicalCpu, Machine, describe_machine
-from nanotf.topology import Placement, check_num_processes, plan
+from nanotf.machine.cpus import LogicalCpu, Machine, describe_machine
+from nanotf.machine.topology import Placement, check_num_processes, plan
 
 
 def cores_of(machine: Machine, *arguments: int, **named: object) -> list[tuple[int, ...]]:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nanotf import worker
+from nanotf.worker import __main__
 
 
 def test_cores_that_cannot_be_pinned_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_cores_that_cannot_be_pinned_are_a_warning(monkeypatch: pytest.MonkeyPat
         raise PermissionError("Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    (warning,) = worker.pin((0, 1))
+    (warning,) = __main__.pin((0, 1))
     assert "could not be pinned to cores [0, 1]" in warning
     assert "Operation not permitted" in warning
 
@@ -25,7 +25,9 @@ def test_cores_that_cannot_be_pinned_are_a_warning(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_worker_whose_parent_has_gone_already() -> None:
     """It would wait for a signal that has been sent."""
-    code = "from nanotf import worker; worker.end_with_parent(1); print('goes on')"
+    code = (
+        "from nanotf.worker import __main__ as worker; worker.end_with_parent(1); print('goes on')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
@@ -35,7 +37,7 @@ def test_worker_whose_parent_has_gone_already() -> None:
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="/dev/full is Linux's")
 def test_a_full_disk_is_no_reason_to_stop() -> None:
     code = (
-        "from nanotf import worker; worker.write_log(); "
+        "from nanotf.worker import __main__ as worker; worker.write_log(); "
         "print('x' * 100_000); print('y', file=__import__('sys').stderr); raise SystemExit(3)"
     )
     with pathlib.Path("/dev/full").open("wb") as full:
@@ -48,7 +50,8 @@ def test_a_full_disk_is_no_reason_to_stop() -> None:
 def test_nor_is_a_limit_on_the_size_of_files(tmp_path: pathlib.Path) -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); "
-        "from nanotf import worker; worker.write_log(); print('first'); print('x' * 100_000)"
+        "from nanotf.worker import __main__ as worker; worker.write_log(); "
+        "print('first'); print('x' * 100_000)"
     )
     log = tmp_path / "log"
     with log.open("wb") as file:
@@ -57,7 +60,7 @@ def test_nor_is_a_limit_on_the_size_of_files(tmp_path: pathlib.Path) -> None:
 
 
 def test_lines_are_written_before_a_process_is_killed() -> None:
-    code = "from nanotf import worker; worker.write_log(); print('last words'); worker.os._exit(0)"
+    code = "from nanotf.worker import __main__ as worker; worker.write_log(); print('last words'); worker.os._exit(0)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
@@ -68,8 +71,9 @@ def test_batches_that_come_before_their_job_has_begun() -> None:
     """Another rank asks for them, and gets to that sooner."""
     code = """
 import os, socket
-from nanotf import messages, worker
-from nanotf.channel import Channel
+from nanotf.wire import messages
+from nanotf.worker import __main__ as worker
+from nanotf.wire.channel import Channel
 
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 parent, inbox = Channel(ours), worker.Inbox(Channel(theirs))

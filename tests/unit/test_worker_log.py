@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nanotf import worker_log
-from nanotf.worker_log import WorkerLog
+from nanotf.pool import worker_log
+from nanotf.pool.worker_log import WorkerLog
 
 
 @pytest.fixture

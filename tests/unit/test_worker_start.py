@@ -15,11 +15,13 @@ import psutil
 import pytest
 from waiting import SECONDS
 
-from nanotf import messages, topology, worker_process
-from nanotf.channel import KEY_NBYTES
 from nanotf.errors import NanoError
-from nanotf.pool import Pool
-from nanotf.worker_process import WorkerProcess
+from nanotf.machine import topology
+from nanotf.pool import handles
+from nanotf.pool.handles import WorkerProcess
+from nanotf.pool.pool import Pool
+from nanotf.wire import messages
+from nanotf.wire.channel import KEY_NBYTES
 
 UNPINNED = topology.Placement(0, (), pin=False)
 KEY = secrets.token_bytes(KEY_NBYTES)
@@ -63,7 +65,7 @@ def test_interrupts_are_for_the_parent_from_the_first_moment(
             self.send_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker_process.subprocess, "Popen", Interrupted)
+        patch.setattr(handles.subprocess, "Popen", Interrupted)
         worker = start()
     assert _is_there(worker), worker.log_tail()
     worker.process.send_signal(signal.SIGINT)

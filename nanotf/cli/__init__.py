@@ -1,0 +1,424 @@
+"""The command line: `nanotf doctor`, `env`, `run`, `tune`. A thin parser over library functions.
+
+Exit codes: 0 done, 1 `doctor` found an error, 2 wrong arguments or a request that this machine
+cannot meet. `run` ends with the script's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NoReturn, TypeVar
+
+from nanotf import __version__
+from nanotf.cli import doctor, shell
+from nanotf.cli.picture import count
+from nanotf.cli.run import Script
+from nanotf.console import say
+from nanotf.errors import NanoError
+from nanotf.machine import environment, topology
+from nanotf.machine.installed import find_installed
+from nanotf.parent import auto_cache, defaults
+from nanotf.parent.precision import PRECISIONS
+
+_Done = TypeVar("_Done")
+
+_INIT_ABOUT = """\
+Exports the best known environment for TensorFlow on this machine, and prints it.
+`source nanotf-unset` puts back what was there before. Works in bash and zsh.
+
+Variables that you have set yourself are left alone, and listed as yours. What is done is
+recorded in NANOTF_ENV."""
+
+_INIT_NOTES = """\
+A script that has arguments of its own must write `source nanotf-init --`: a sourced file
+that is given no arguments sees those of the script."""
+
+
+class _ArgumentError(Exception):
+    """The command line is wrong; its text is one line."""
+
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell says of a command whose reader has gone
+
+
+class _NotHere(argparse.Action):
+    """A short option that means something else in `nanotf doctor`, `env` and `run`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Refuses it."""
+        parser.error(
+            "-n is the number of processes in all commands, which this one does not take. "
+            "Received: -n. Write --disable-onednn to switch oneDNN off"
+        )
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing the usage and exiting: a sourced script says one clear line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _ArgumentError(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `nanotf`.
+
+    Args:
+        arguments: sequence of str, default `sys.argv[1:]`.
+
+    Returns:
+        The exit code.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # What the sourced scripts call. Their options are parsed apart from those of `nanotf env`.
+    scripts = {"init": _init, "unset": _unset}
+    if arguments[:2] == ["env", "--shell"] and arguments[2:3] and arguments[2] in scripts:
+        function = scripts[arguments[2]]
+        return _report(lambda: _write_code(function(arguments[3:], os.environ)))
+    done = _report(lambda: _nanotf(arguments))
+    if isinstance(done, Script):
+        done.run()  # what it raises is the script's, also a `NanoError`
+        return 0
+    return done
+
+
+def _report(command: Callable[[], _Done]) -> _Done | int:
+    try:
+        done = command()
+        if sys.stdout is not None:  # closed by who has started this process
+            sys.stdout.flush()
+        return done
+    except BrokenPipeError:  # as of `nanotf doctor | head`
+        _drop_output()
+        return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        _drop_output()
+        say(f"the output cannot be written: {error.strerror}", sys.stderr)
+        return 1
+    except (NanoError, _ArgumentError) as error:
+        say(error, sys.stderr)
+        return 2
+
+
+def _drop_output() -> None:
+    """Python flushes once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _write_code(code: str) -> int:
+    # Old values may be any bytes; they come back as they were.
+    sys.stdout.buffer.write(os.fsencode(code))
+    sys.stdout.buffer.flush()
+    return 0
+
+
+# -------------------------------------------------------------------- the sourced scripts
+def _init(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
+    parser = _script_parser("nanotf-init", _INIT_ABOUT, _INIT_NOTES)
+    _add_options(parser)
+    parser.add_argument("-n", action=_NotHere, nargs=0, help=argparse.SUPPRESS)
+    parser.add_argument("-q", "--quiet", action="store_true", help="print warnings only")
+    parser.add_argument("-d", "--debug", action="store_true", help="say what was found, on stderr")
+    parsed = _parse_script(parser, arguments)
+    if parsed.help:
+        return shell.say(parser.format_help().rstrip()) + "\n"
+    machine = topology.describe_machine()
+    if parsed.debug:
+        found = {"python": sys.executable, "machine": machine, "installed": find_installed()}
+        for name, value in {**found, "before": environment.read_state(environ)}.items():
+            say(f"{name}: {value}", sys.stderr)
+    code, made = shell.init_code(machine, environ, _options(parsed), quiet=parsed.quiet)
+    _warn(made)
+    return code
+
+
+def _unset(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
+    about = "Puts back the environment variables that `source nanotf-init` has changed."
+    parser = _script_parser("nanotf-unset", about, _INIT_NOTES.replace("-init", "-unset"))
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing")
+    parsed = _parse_script(parser, arguments)
+    if parsed.help:
+        return shell.say(parser.format_help().rstrip()) + "\n"
+    return shell.unset_code(environ, quiet=parsed.quiet)
+
+
+def _script_parser(name: str, about: str, notes: str) -> _Parser:
+    # argparse's own --help would print to standard output, which the shell evaluates.
+    parser = _Parser(
+        prog=name,
+        usage=f"source {name} [options]",
+        description=about,
+        epilog=notes,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="print this and change nothing")
+    return parser
+
+
+def _parse_script(parser: _Parser, arguments: Sequence[str]) -> argparse.Namespace:
+    try:
+        given = list(arguments)
+        return parser.parse_args(given[:-1] if given[-1:] == ["--"] else given)
+    except _ArgumentError as error:
+        hint = f"a script with arguments of its own must write: source {parser.prog} --"
+        raise _ArgumentError(f"{error}; {hint}") from None
+
+
+# ------------------------------------------------------------------------- nanotf ...
+def _nanotf(arguments: Sequence[str]) -> int | Script:
+    parser = _Parser(prog="nanotf", description="Multi-instance CPU acceleration for TensorFlow.")
+    parser.add_argument("--version", action="version", version=f"nanotf {__version__}")
+    commands = parser.add_subparsers(dest="command", parser_class=_Parser)
+    _add_doctor(commands)
+    _add_env(commands)
+    _add_run(commands)
+    _add_tune(commands)
+    parsed = parser.parse_args(arguments)
+    if parsed.command is None:
+        parser.print_help()
+        return 0
+    done: int | Script = parsed.run(parsed)
+    return done
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="show this machine, what nanotf would do on it, and what could be better",
+        description="Shows this machine as nanotf may use it, TensorFlow and its build, the "
+        "environment, and what it finds wrong, with the mend. Changes nothing. Exits with 1 if "
+        "something does not work.",
+        allow_abbrev=False,
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.add_argument(
+        "-n",
+        "--num-processes",
+        type=int,
+        metavar="N",
+        help="show the cores of N workers, default 2",
+    )
+    doctor.add_argument(
+        "--test",
+        action="store_true",
+        help="train with 2 workers, compare with 1 process, and check sums over workers",
+    )
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    report = doctor.examine(parsed.num_processes, test=parsed.test)
+    print(json.dumps(doctor.as_json(report), indent=2) if parsed.json else doctor.render(report))
+    return 1 if report.has_errors() else 0
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run an unchanged script or module, with several processes in every fit",
+        usage="nanotf run [-h] [-n N] [--precision PRECISION] [--no-sparse] "
+        "{script.py | -m MODULE} [arguments ...]",
+        description="Runs a script as `python script.py arguments ...` does, or a module as "
+        "`python -m MODULE arguments ...` does, after "
+        "nanotf.patch_tensorflow(): its Keras models take num_processes, and with -n every fit "
+        "that does not say otherwise uses N processes.",
+        allow_abbrev=False,
+    )
+    run.add_argument(
+        "-n",
+        "--num-processes",
+        type=_processes,
+        metavar="N",
+        help='workers of every fit; "auto" measures for each what is fastest',
+    )
+    run.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default=PRECISIONS[0],
+        help="as in nanotf.patch_tensorflow, default %(default)s",
+    )
+    run.add_argument(
+        "--no-sparse",
+        dest="sparse",
+        action="store_false",
+        help="leave Keras's Embedding and Adam as they are, as in nanotf.patch_tensorflow",
+    )
+    run.add_argument(
+        "-m",
+        dest="is_module",
+        action="store_true",
+        help="what follows is the name of a module or package, as after `python -m`",
+    )
+    run.add_argument("script", help="a Python file, or the module")
+    run.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="what the script finds in sys.argv"
+    )
+    run.set_defaults(run=_run)
+
+
+def _processes(text: str) -> int | str:
+    if text == defaults.AUTO:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number, or {defaults.AUTO!r}. Received: {text!r}"
+        ) from None
+
+
+def _run(parsed: argparse.Namespace) -> Script:
+    script = Script(
+        name=parsed.script,
+        arguments=tuple(parsed.arguments),
+        is_module=parsed.is_module,
+        num_processes=parsed.num_processes,
+        precision=parsed.precision,
+        sparse=parsed.sparse,
+    )
+    script.check()
+    return script
+
+
+def _add_env(commands: Any) -> None:
+    env = commands.add_parser(
+        "env",
+        help="print the environment variables that would be set",
+        description="Prints what `source nanotf-init` would set, or with -n the variables of "
+        "each worker. Changes nothing.",
+        allow_abbrev=False,
+    )
+    env.add_argument("--json", action="store_true", help="print JSON")
+    env.add_argument(
+        "-n", "--num-processes", type=int, metavar="N", help="the variables of N workers"
+    )
+    _add_options(env)
+    env.set_defaults(run=_env)
+
+
+def _add_tune(commands: Any) -> None:
+    tune = commands.add_parser(
+        "tune",
+        help='show or forget what num_processes="auto" has measured',
+        description='Shows what fit(num_processes="auto") has measured and remembered.',
+        allow_abbrev=False,
+    )
+    tune.add_argument("--clear", action="store_true", help="forget it, so that it measures anew")
+    tune.set_defaults(run=_tune)
+
+
+def _tune(parsed: argparse.Namespace) -> int:
+    if parsed.clear:
+        say(f"Forgot {count(auto_cache.clear(), 'measurement')} of {auto_cache.path()}.")
+        return 0
+    file, entries = auto_cache.path(), auto_cache.entries()
+    print(f"{count(len(entries), 'measurement')} in {file}")
+    for entry in entries.values():
+        steps = ", ".join(
+            f"{m['num_processes']}: " + ("too slow" if m["step"] is None else _ms(m["step"]))
+            for m in entry["measured"]
+        )
+        print(f"  {entry['date']}  {entry['model']}: ms per step by processes: {steps}")
+    return 0
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.2f}"
+
+
+def _env(parsed: argparse.Namespace) -> int:
+    options, machine = _options(parsed), topology.describe_machine()
+    if parsed.num_processes is None:
+        made = environment.shell_environment(machine, os.environ, options)
+        title, workers = f"{machine.explain()}.", []
+    else:
+        topology.check_num_processes(parsed.num_processes)
+        # As if `nanotf-init` had been sourced with these options; the workers follow them.
+        before = environment.shell_environment(machine, os.environ, options)
+        environ = environment.initialised(os.environ, options, before)
+        plan = topology.plan(
+            parsed.num_processes, machine=machine, max_cores=environment.cores_cap(environ)
+        )
+        workers = [(p, environment.worker_environment(p, environ)) for p in plan.placements]
+        title, made = f"{machine.explain()}.", environment.Environment()
+    if parsed.json:
+        print(json.dumps(_as_json(made, workers), indent=2))
+        return 0
+    print(title)
+    if not workers:
+        print(shell.table(made))
+    for placement, variables in workers:
+        where = "" if placement.numa_node is None else f", NUMA node {placement.numa_node}"
+        print(f"worker {placement.rank}: cores {list(placement.cores)}{where}")
+        print(shell.table(variables))
+    for found in [made, *(variables for _, variables in workers[:1])]:
+        _warn(found)
+    return 0
+
+
+def _as_json(
+    made: environment.Environment,
+    workers: Sequence[tuple[topology.Placement, environment.Environment]],
+) -> dict[str, Any]:
+    if not workers:
+        return asdict(made)
+    return {"workers": [{**asdict(place), **asdict(found)} for place, found in workers]}
+
+
+# ------------------------------------------------------------------------- shared
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "-o",
+        "--disable-openmp",
+        action="store_true",
+        help="set no OMP_* and KMP_* variables, preload no libiomp5",
+    )
+    allocators = parser.add_mutually_exclusive_group()
+    for short, name in (("-j", "jemalloc"), ("-t", "tcmalloc")):
+        allocators.add_argument(
+            short,
+            f"--enable-{name}",
+            dest="allocator",
+            action="store_const",
+            const=name,
+            help=f"preload {name}; a warning if it is missing"
+            + (" (the default if it is installed)" if name == "tcmalloc" else ""),
+        )
+    allocators.add_argument(
+        "-c",
+        "--disable-allocator",
+        dest="allocator",
+        action="store_const",
+        const="none",
+        help="preload no allocator",
+    )
+    add("-p", "--perf", action="store_true", help=environment.PERF_HELP)
+    add("--disable-onednn", action="store_true", help="set TF_ENABLE_ONEDNN_OPTS=0 instead of 1")
+    add("-r", "--cores", type=int, metavar="N", help="use N cores in all, default all usable ones")
+
+
+def _options(parsed: argparse.Namespace) -> environment.Options:
+    return environment.Options(
+        openmp=not parsed.disable_openmp,
+        allocator=parsed.allocator or "auto",
+        onednn=not parsed.disable_onednn,
+        perf=parsed.perf,
+        cores=parsed.cores,
+    )
+
+
+def _warn(made: environment.Environment) -> None:
+    for warning in made.warnings:
+        say(f"warning: {warning}", sys.stderr)

@@ -1,0 +1,276 @@
+"""What `nanotf doctor` has to say about a machine, and how each of it is mended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from nanotf.cli.picture import count, ranges
+from nanotf.collectives.native_library import PYTHON_WANTED
+from nanotf.compat.versions import OLDEST_KERAS_3, parse_version
+from nanotf.machine import environment
+from nanotf.machine.cpus import Machine
+from nanotf.machine.installed import ALLOCATORS, Installed
+from nanotf.machine.limits import System
+from nanotf.machine.processor import Processor
+from nanotf.machine.tensorflow_build import TensorFlowBuild
+from nanotf.machine.topology import Plan, plan
+
+# Most important first: it does not work; it is slower than it could be; worth knowing.
+SEVERITIES = ("error", "warning", "note")
+
+_OPEN_FILES = 256  # a worker takes about ten, TensorFlow and a dataset's files the others
+_PROCESS_BYTES = 600 << 20  # a worker with TensorFlow and a small model
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that could be better.
+
+    Args:
+        severity: str, one of `SEVERITIES`.
+        text: str, what it is.
+        mend: str, what to do about it.
+    """
+
+    severity: str
+    text: str
+    mend: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the doctor looks at.
+
+    Args:
+        machine: `Machine`.
+        processor: `Processor`.
+        system: `System`.
+        build: `TensorFlowBuild`.
+        installed: `Installed`.
+        native: tuple of bool and str, whether the compiled collectives can be used, and why.
+        environ: mapping, the environment variables.
+    """
+
+    machine: Machine
+    processor: Processor
+    system: System
+    build: TensorFlowBuild
+    installed: Installed
+    native: tuple[bool, str]
+    environ: Mapping[str, str]
+
+
+def find(facts: Facts, chosen: Plan, *, skipped: bool = False) -> list[Finding]:
+    """Looks for everything that could be better, most important first.
+
+    Args:
+        facts: `Facts`.
+        chosen: `Plan`, whose workers are asked about.
+        skipped: bool, default False, whether a test was asked for that takes more cores.
+    """
+    found = [
+        *_of_tensorflow(facts.build),
+        *_of_machine(facts, skipped),
+        *_of_plan(facts, chosen),
+        *_of_system(facts.system, len(chosen.placements)),
+        *_of_environment(facts, chosen),
+        *_of_speed(facts),
+    ]
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _of_tensorflow(build: TensorFlowBuild) -> Iterator[Finding]:
+    install = "pip install 'nanotf[cpu]', or 'nanotf[intel]', or 'nanotf[gpu]'"
+    if not build.tensorflow and not build.packages:
+        yield Finding("error", "No TensorFlow is installed.", f"{install}.")
+    elif not build.tensorflow:
+        text = f"TensorFlow cannot be imported: the attempt {build.error}."
+        yield Finding("error", text, "See `python -c 'import tensorflow'`, and install it again.")
+    if len(build.packages) > 1:
+        yield Finding(
+            "warning",
+            f"Several packages provide the module tensorflow: {', '.join(build.packages)}. Which "
+            "one's files are there depends on the order in which they were installed.",
+            f"pip uninstall {' '.join(p.split()[0] for p in build.packages)}, then install one.",
+        )
+    version = parse_version(build.keras.partition(" ")[2])
+    if (3,) <= version < OLDEST_KERAS_3:
+        yield Finding(
+            "error",
+            f"{build.keras} trains wrongly, without an error, when several workers share the work.",
+            "pip install -U 'keras>=3.10', or pip install --no-deps tf_keras and "
+            "TF_USE_LEGACY_KERAS=1.",
+        )
+    if build.backend not in ("", "tensorflow"):
+        yield Finding(
+            "error",
+            f"Keras runs on {build.backend}, and nanotf distributes it on TensorFlow alone.",
+            "export KERAS_BACKEND=tensorflow.",
+        )
+    if build.gpus:
+        yield Finding(
+            "note",
+            f"TensorFlow sees {count(build.gpus, 'GPU')}: num_processes falls back to "
+            "MirroredStrategy over them.",
+            "export CUDA_VISIBLE_DEVICES= to train on the CPU.",
+        )
+
+
+def usable_cores(machine: Machine, environ: Mapping[str, str]) -> int:
+    """How many cores workers may have: those that are free, up to what the environment says."""
+    return len(machine.usable_cores()[: environment.cores_cap(environ)])
+
+
+def _of_machine(facts: Facts, skipped: bool) -> Iterator[Finding]:
+    machine, environ = facts.machine, facts.environ
+    free, cap = len(machine.usable_cores()), environment.cores_cap(environ)
+    usable = usable_cores(machine, environ)
+    if usable < 2:
+        yield Finding(
+            "error" if skipped else "warning",
+            f"Two workers need two cores, and this process has {count(usable, 'core')}"
+            + ("; the test was skipped." if skipped else "."),
+            "Give it more: see the next findings; `taskset`, the container's --cpus or "
+            "--cpuset-cpus, or the scheduler's request.",
+        )
+    if not machine.can_pin:
+        text = "Workers cannot be pinned to cores here, and may get into each other's way."
+        yield Finding("warning", text, "Run on Linux, where sched_setaffinity is allowed.")
+    elif machine.notes:
+        text = f"Not everything about the cores is known: {'; '.join(machine.notes)}."
+        yield Finding("warning", text, "Mount /sys in the container.")
+    if cap is not None and cap < free:
+        yield Finding(
+            "warning",
+            f"{count(cap, 'core')} of {free} are used: OMP_NUM_THREADS or nanotf-init --cores "
+            "says so.",
+            "unset OMP_NUM_THREADS, or source nanotf-init again, without --cores.",
+        )
+    if machine.is_quota_limited():
+        cores = machine.usable_cores()
+        yield Finding(
+            "note",
+            f"A CPU quota of {machine.quota:g} CPUs grants a number of cores and not particular "
+            "ones, so workers are not pinned, and are paused when the quota is used up.",
+            f"Let the container have cores of its own: --cpuset-cpus={ranges(c.id for c in cores)} "
+            "instead of --cpus (Kubernetes: the static CPU manager policy).",
+        )
+
+
+def _of_plan(facts: Facts, chosen: Plan) -> Iterator[Finding]:
+    machine, size = facts.machine, len(chosen.placements)
+    by_id = {cpu.id: cpu for cpu in machine.cpus}
+    astride = [
+        placement.rank
+        for placement in chosen.placements
+        if placement.pin and len({by_id[core].numa_node for core in placement.cores}) > 1
+    ]
+    if astride and size > 1:
+        better = ", ".join(str(n) for n in _even_sizes(machine, size))
+        yield Finding(
+            "warning",
+            f"With -n {size}, worker {', '.join(map(str, astride))} has cores of several NUMA "
+            "nodes; reading the other node's memory slows it down, and every step waits for it.",
+            f"Use another number of workers, such as {better}." if better else "Use fewer workers.",
+        )
+    slow = [core for core in chosen.cores() if by_id[core].efficiency]
+    if slow:
+        fast = sum(not core.efficiency for core in machine.usable_cores())
+        yield Finding(
+            "warning",
+            f"With -n {size}, workers have the efficiency cores {ranges(slow)}; every step waits "
+            "for the slowest worker.",
+            f"Use up to {fast} workers, which fit on the performance cores.",
+        )
+
+
+def _even_sizes(machine: Machine, size: int) -> list[int]:
+    """The numbers of workers next to `size` with which nobody has cores of several nodes."""
+    most = min(len(machine.usable_cores()), 2 * size)
+    even = [n for n in range(2, most + 1) if not plan(n, machine=machine).straddles()]
+    return sorted(sorted(even, key=lambda n: abs(n - size))[:2])
+
+
+def _of_system(system: System, size: int) -> Iterator[Finding]:
+    if system.address_space is not None:
+        yield Finding(
+            "warning",
+            f"The address space is limited to {gigabytes(system.address_space)}; TensorFlow maps "
+            "much more than it uses, and fails to allocate.",
+            "ulimit -v unlimited.",
+        )
+    if system.open_files is not None and system.open_files < _OPEN_FILES:
+        text = f"{system.open_files} files may be open at once, which may not do."
+        yield Finding("warning", text, f"ulimit -n {4 * _OPEN_FILES}.")
+    memory = system.usable_memory()
+    need = (size + 1) * _PROCESS_BYTES
+    if memory is not None and memory < need:
+        yield Finding(
+            "warning",
+            f"{count(size, 'worker')} and your process need about {gigabytes(need)} before any "
+            f"data, and there are {gigabytes(memory)}.",
+            "Use fewer workers, or raise the container's memory limit.",
+        )
+
+
+def _of_environment(facts: Facts, chosen: Plan) -> Iterator[Finding]:
+    environ, installed = facts.environ, facts.installed
+    state = environment.read_state(environ)
+    options = state.options if state else None
+    shell = environment.shell_environment(facts.machine, environ, options, installed)
+    worker = environment.worker_environment(chosen.placements[0], environ, installed)
+    # These are "what is the matter; what to do".
+    for warning in dict.fromkeys([*shell.warnings, *worker.warnings]):
+        text, _, mend = warning.rpartition("; ")
+        yield Finding("warning", f"{text}.", mend[:1].upper() + mend[1:])
+    missing = [n for n, value in shell.variables.items() if environ.get(n) != value]
+    if missing:
+        yield Finding(
+            "note",
+            f"nanotf-init would set {count(len(missing), 'variable')} for single processes; "
+            "workers have settings of their own."
+            if state is None
+            else f"What nanotf-init has set was changed since: {', '.join(missing)}.",
+            "source nanotf-init.",
+        )
+
+
+def _of_speed(facts: Facts) -> Iterator[Finding]:
+    usable, why = facts.native
+    if not usable:
+        yield Finding(
+            "warning",
+            f"Gradients are exchanged by the pure-Python implementation: {why}.",
+            "unset NANOTF_NATIVE."
+            if why == PYTHON_WANTED
+            else "Install a C++ compiler (g++), then python -m nanotf.collectives.build.",
+        )
+    if facts.build.tensorflow and not facts.build.onednn:
+        switched_off = facts.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
+        yield Finding(
+            "warning" if "avx512f" in facts.processor.flags else "note",
+            "TensorFlow does not use oneDNN"
+            + (", since TF_ENABLE_ONEDNN_OPTS=0." if switched_off else "."),
+            "unset TF_ENABLE_ONEDNN_OPTS, or source nanotf-init without --disable-onednn."
+            if switched_off
+            else "export TF_ENABLE_ONEDNN_OPTS=1.",
+        )
+    if facts.installed.allocator("tcmalloc") is None:
+        yield Finding(
+            "note",
+            "tcmalloc is not installed, an allocator that made convolutional models up to 1.4 "
+            "times as fast.",
+            f"Install {ALLOCATORS['tcmalloc'][1]}; workers and nanotf-init then use it.",
+        )
+    if facts.processor.flags and not facts.processor.has_bfloat16:
+        yield Finding(
+            "note",
+            "The processor has no bfloat16 instructions: mixed_bfloat16 would be slower.",
+            "Stay with float32.",
+        )
+
+
+def gigabytes(number: int) -> str:
+    """Bytes, for people."""
+    return f"{number / (1 << 30):.1f} GiB"

@@ -1,0 +1,418 @@
+"""Keras models whose `fit`, `evaluate` and `predict` take `num_processes`."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from nanotf.compat import keras_names
+from nanotf.errors import InvalidArgumentTypeError
+from nanotf.parent import defaults
+from nanotf.shipping import iterators
+from nanotf.shipping.models import copied
+
+_KerasModel: Any = keras_names.model_class()
+_KerasSequential: Any = keras_names.sequential_class()
+_KerasFunctional: Any = keras_names.functional_class()
+
+
+def _recording(compile_: Any) -> Any:
+    """Makes a `compile` remember the arguments of the outermost call, for the workers."""
+
+    @functools.wraps(compile_)
+    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "_nanotf_compiling" in vars(self):
+            return compile_(self, *args, **kwargs)
+        object.__setattr__(self, "_nanotf_compiling", True)
+        try:
+            result = compile_(self, *args, **kwargs)
+        finally:
+            object.__delattr__(self, "_nanotf_compiling")
+        object.__setattr__(self, "_nanotf_compile_arguments", (args, kwargs))
+        return result
+
+    return compile
+
+
+def _given(method: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
+    """The arguments of a call of Keras's method, by name; None for one that Keras rejects."""
+    try:
+        given = dict(inspect.signature(method).bind(*args, **kwargs).arguments)
+    except TypeError:
+        return None
+    return None if given.pop("kwargs", None) else given
+
+
+class Accelerated:
+    """What nanotf adds to a Keras model; mixed in before the Keras class."""
+
+    train_function: Any
+    test_function: Any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "compile" in vars(cls):  # the user's own, with arguments that Keras does not know
+            cls.compile = _recording(vars(cls)["compile"])  # type: ignore[attr-defined]
+
+    def __reduce__(self) -> Any:
+        reduced: Any = super().__reduce__()
+        if len(reduced) > 2:
+            return reduced
+        rebuild, arguments = reduced
+        # Keras 3 names a method of the model's class, which pickle looks for by its name, and
+        # which must therefore be Keras's or the user's own.
+        cls = getattr(rebuild, "__self__", None)
+        if cls is not None and "_nanotf_original" in vars(cls):
+            rebuild = getattr(vars(cls)["_nanotf_original"], rebuild.__name__)
+        return _unpickled, (rebuild, arguments)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        keras_deepcopy = getattr(super(), "__deepcopy__", None)  # Keras 2 has one
+        if keras_deepcopy is not None:
+            return accelerate(keras_deepcopy(memo))
+        rebuild, arguments = self.__reduce__()
+        return rebuild(*arguments)
+
+    def fit(
+        self,
+        *args: Any,
+        num_processes: int | str | None = None,
+        transport: str | None = None,
+        cores_per_process: int | None = None,
+        cores: Sequence[int] | None = None,
+        sharding: str | None = None,
+        max_restarts: int = 0,
+        backend: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Trains the model, on several core-pinned processes if asked.
+
+        Args:
+            *args: as in Keras's `fit`.
+            num_processes: int, "auto" or None. None or 1 trains in this process, as Keras does.
+                N > 1 trains on N workers, each pinned to its own cores; `batch_size` stays
+                the size of the global batch. "auto" measures what is fastest, see `parent.auto`.
+            transport: str or None, how workers exchange gradients; None is the default.
+            cores_per_process: int or None, cores of each worker. None shares the usable
+                cores equally.
+            cores: sequence of int or None, the logical CPUs to share out between the workers.
+                None takes all usable ones, and leaves those alone that another nanotf pool on
+                this machine has, if enough are left.
+            sharding: str or None, where a `tf.data.Dataset` is read: "parent", once, in this
+                process; "data", by every worker, each keeping its rows; "file", by every worker
+                an N-th of the files; "auto" or None chooses.
+            max_restarts: int, default 0, how often training goes on by itself, with new workers
+                and from the last completed epoch, after a worker has died or was stuck. Without
+                workers nothing is restarted, nor where one dies before training has begun.
+            backend: str or None, who starts the workers: "local", the default, this process on this
+                machine, also called "multiprocessing"; "ray", Ray on this machine or a cluster,
+                see `on_ray`.
+            **kwargs: as in Keras's `fit`.
+
+        Returns:
+            A `keras.callbacks.History`; its attribute `nanotf` says where the time went, see
+            `report.Report`. The model, its optimizer included, is left as a single-process `fit`
+            would leave it.
+
+        Raises:
+            nanotf.errors.NanoError: See the subclasses. An argument's error is raised before
+                any process is started.
+        """
+        # The parent's side, not needed in a worker.
+        from nanotf.parent import calls, one_process, training
+        from nanotf.pool import backends
+
+        keras_fit = super().fit  # type: ignore[misc]
+        calls.check_max_restarts(max_restarts)
+        num_processes = defaults.num_processes(num_processes)
+        hint = 'num_processes="auto" measures whether they would be faster.'
+        if isinstance(num_processes, str) and num_processes == defaults.AUTO:
+            calls.needs_workers(None, transport, sharding, backend)
+            backends.check_can_measure(backend)
+            hint = 'num_processes="auto" has chosen one process.'
+            num_processes = self._fastest(
+                keras_fit, args, kwargs, transport, cores_per_process, cores, sharding
+            )
+        if not calls.needs_workers(num_processes, transport, sharding, backend):
+            try:
+                return one_process.fit(keras_fit, args, kwargs, hint)
+            finally:
+                iterators.let_go(self.train_function, self.test_function)
+        given = _given(keras_fit, args, kwargs)
+        if given is None:
+            return keras_fit(*args, **kwargs)  # raises it in Keras's words
+        return training.fit(
+            self,
+            given,
+            int(num_processes or 1),
+            transport,
+            cores_per_process,
+            sharding,
+            max_restarts,
+            cores,
+            backend,
+        )
+
+    def _fastest(
+        self,
+        keras_fit: Any,
+        args: Any,
+        kwargs: Any,
+        transport: str | None,
+        cores_per_process: int | None,
+        cores: Sequence[int] | None,
+        sharding: str | None,
+    ) -> int:
+        from nanotf.parent import auto
+
+        given = _given(keras_fit, args, kwargs)
+        if given is None:
+            return 1
+        return auto.choose(self, given, transport, cores_per_process, cores, sharding)
+
+    def evaluate(
+        self,
+        *args: Any,
+        num_processes: int | None = None,
+        transport: str | None = None,
+        cores_per_process: int | None = None,
+        cores: Sequence[int] | None = None,
+        backend: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Computes loss and metrics, on several core-pinned processes if asked.
+
+        Args:
+            *args: as in Keras's `evaluate`.
+            num_processes, transport, cores_per_process, cores, backend: as in `fit`.
+            **kwargs: as in Keras's `evaluate`.
+
+        Returns:
+            What Keras's `evaluate` returns: a float, a list or a dict of them.
+
+        Raises:
+            nanotf.errors.NanoError: As in `fit`.
+        """
+        from nanotf.parent import calls, inference
+
+        keras_evaluate = super().evaluate  # type: ignore[misc]
+        if not calls.needs_workers(num_processes, transport, None, backend):
+            try:
+                return keras_evaluate(*args, **kwargs)
+            finally:
+                # Inside `fit`, Keras may go on with the iterator in the next epoch.
+                if "_use_cached_eval_dataset" not in kwargs:
+                    iterators.let_go(self.test_function)
+        given = _given(keras_evaluate, args, kwargs)
+        if given is None:
+            return keras_evaluate(*args, **kwargs)  # raises it in Keras's words
+        return inference.evaluate(
+            self, given, num_processes or 1, transport, cores_per_process, cores, backend
+        )
+
+    def predict(
+        self,
+        *args: Any,
+        num_processes: int | None = None,
+        transport: str | None = None,
+        cores_per_process: int | None = None,
+        cores: Sequence[int] | None = None,
+        backend: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Computes the model's outputs, on several core-pinned processes if asked.
+
+        Args:
+            *args: as in Keras's `predict`.
+            num_processes, transport, cores_per_process, cores, backend: as in `fit`.
+            **kwargs: as in Keras's `predict`.
+
+        Returns:
+            What Keras's `predict` returns: NumPy arrays in the structure of the outputs.
+
+        Raises:
+            nanotf.errors.NanoError: As in `fit`.
+        """
+        from nanotf.parent import calls, inference
+
+        keras_predict = super().predict  # type: ignore[misc]
+        if not calls.needs_workers(num_processes, transport, None, backend):
+            return keras_predict(*args, **kwargs)
+        given = _given(keras_predict, args, kwargs)
+        if given is None:
+            return keras_predict(*args, **kwargs)  # raises it in Keras's words
+        return inference.predict(
+            self, given, num_processes or 1, transport, cores_per_process, cores, backend
+        )
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """As in Keras; the function does not make epochs wait for their iterators' end."""
+        super().make_train_function(force=force)  # type: ignore[misc]
+        self.train_function = iterators.keeping(self.train_function)
+        return self.train_function
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """As in Keras; the function does not make epochs wait for their iterators' end."""
+        super().make_test_function(force=force)  # type: ignore[misc]
+        self.test_function = iterators.keeping(self.test_function)
+        return self.test_function
+
+
+# nanotf's classes that stand under the names of Keras's, and those; see `patching`.
+in_place_of: dict[type, type] = {}
+
+
+class Kind(abc.ABCMeta):
+    """Lets `isinstance(x, tf.keras.Model)` mean Keras's models, also while the name is nanotf's.
+
+    The metaclass of all classes of nanotf's that take the names of Keras's.
+
+    Derived from `ABCMeta`, so that a user's model class can be abstract, as one of Keras's can.
+    """
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        if type.__instancecheck__(cls, instance):
+            return True
+        return cls in in_place_of and isinstance(instance, in_place_of[cls])
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        if type.__subclasscheck__(cls, subclass):
+            return True
+        return cls in in_place_of and issubclass(subclass, in_place_of[cls])
+
+
+class Model(Accelerated, _KerasModel, metaclass=Kind):  # type: ignore[misc]
+    """`tf.keras.Model` whose `fit`, `evaluate` and `predict` take `num_processes`.
+
+    Functional (`Model(inputs, outputs)`) and subclassed models work as in Keras. A subclass
+    remembers the arguments of its `__init__`, so that workers can rebuild it.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if _is_functional_call(args, kwargs) and cls is Model:
+            return _KerasModel.__new__(Functional)
+        made = super().__new__(cls)
+        _remember_arguments(made, args, kwargs)
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if _is_functional_call(args, kwargs) and not isinstance(self, _KerasFunctional):
+            # A subclass that passes inputs and outputs on. Keras would put its Functional in
+            # the bases of every class between, this one included, for all later subclasses.
+            _make_functional(type(self))
+        super().__init__(*args, **kwargs)
+
+
+class Functional(Model, _KerasFunctional):  # type: ignore[misc]
+    """The class of `nanotf.keras.Model(inputs, outputs)`."""
+
+    # Keras compares this signature to tell a functional model from a subclassed one.
+    __init__ = _KerasFunctional.__init__
+
+
+class Sequential(Model, _KerasSequential):  # type: ignore[misc]
+    """`tf.keras.Sequential` whose `fit`, `evaluate` and `predict` take `num_processes`."""
+
+    __init__ = _KerasSequential.__init__
+
+
+for _cls, _original in ((Functional, _KerasFunctional), (Sequential, _KerasSequential)):
+    # Saved models name Keras's class, so that they load where nanotf is not installed, and
+    # workers rebuild Keras's own.
+    _cls._nanotf_original = _original
+    _cls.__module__ = _original.__module__
+
+
+def _remember_arguments(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Keeps what a user's `__init__` is called with; not the tensors that Keras's own takes."""
+    own = (Model.__init__, _KerasModel.__init__, _KerasFunctional.__init__)
+    if "_nanotf_arguments" not in vars(model) and type(model).__init__ not in own:
+        # Copies: `__init__` may take items out of a dict.
+        object.__setattr__(model, "_nanotf_arguments", copied((args, kwargs)))
+
+
+def _is_functional_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return (
+        len(args) == 2
+        or (len(args) == 1 and "outputs" in kwargs)
+        or ("inputs" in kwargs and "outputs" in kwargs)
+    )
+
+
+def _make_functional(cls: type) -> None:
+    """Puts `Functional` in place of `Model` in the bases of a class and those between."""
+    bases = []
+    for base in cls.__bases__:
+        if base is Model:
+            base = Functional
+        elif Model in base.__mro__:
+            _make_functional(base)
+        bases.append(base)
+    cls.__bases__ = tuple(bases)
+
+
+@functools.cache
+def _accelerated_class(cls: type) -> type:
+    body = {"__module__": cls.__module__, "compile": cls.compile}  # type: ignore[attr-defined]
+    made = type(cls.__name__, (Accelerated, cls), body)
+    made._nanotf_original = cls  # type: ignore[attr-defined]
+    keras_names.save_as(made, cls)
+    made.__init__ = cls.__init__  # type: ignore[misc]
+    return made
+
+
+def accelerated_new(keras_new: Any) -> Any:
+    """Makes a `__new__` for Keras's `Model` that makes models take `num_processes`.
+
+    Args:
+        keras_new: callable, the `__new__` of Keras's `Model`.
+
+    Returns:
+        A callable. Whatever class it is asked for, the user's, a library's or Keras's own, the
+        object is of nanotf's class for it, which derives from that class.
+    """
+    ours = {_KerasModel: Model, _KerasFunctional: Functional, _KerasSequential: Sequential}
+
+    @functools.wraps(keras_new)
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        # Of a functional call, Keras makes a Functional, and so calls this once more.
+        functional = cls is _KerasModel and _is_functional_call(args, kwargs)
+        if issubclass(cls, Accelerated) or functional:
+            return keras_new(cls, *args, **kwargs)
+        made = keras_new(ours.get(cls) or _accelerated_class(cls), *args, **kwargs)
+        if cls not in ours:
+            _remember_arguments(made, args, kwargs)
+        return made
+
+    return __new__
+
+
+def _unpickled(rebuild: Any, arguments: Any) -> Any:
+    return accelerate(rebuild(*arguments))
+
+
+def accelerate(model: Any) -> Any:
+    """Gives a model that was made elsewhere the methods of `nanotf.keras.Model`.
+
+    Args:
+        model: a Keras model, for instance of `tf.keras.applications`.
+
+    Returns:
+        The same object.
+
+    Raises:
+        InvalidArgumentTypeError: It is not a Keras model.
+    """
+    if not isinstance(model, _KerasModel):
+        raise InvalidArgumentTypeError(
+            "accelerate() takes a tf.keras model. "
+            f"Received: an object of class {type(model).__module__}.{type(model).__qualname__}. "
+            "If it is a model of another Keras generation, see TF_USE_LEGACY_KERAS."
+        )
+    if not isinstance(model, Accelerated):
+        cls: Any = type(model)
+        object.__setattr__(model, "__class__", _accelerated_class(cls))
+    return model

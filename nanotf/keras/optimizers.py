@@ -1,0 +1,172 @@
+"""Optimizers: `from nanotf.optimizers import SparseAdam`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat.versions import require_tensorflow
+from nanotf.console import logger
+from nanotf.errors import InvalidArgumentError
+from nanotf.keras.models import Kind
+
+__all__ = ["SparseAdam"]
+
+_KerasAdam: Any = keras_optimizers.adam_class()
+_tf: Any = require_tensorflow()
+
+
+class SparseAdam(keras_optimizers.SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
+    r"""Adam that leaves the rows of an embedding alone which a batch does not touch.
+
+    For a dense gradient it is Keras's `Adam`. For a sparse one (`tf.IndexedSlices`, what the
+    rows looked up in an embedding have), let g_i be the sum of all its values with index i,
+    theta_i, m_i and v_i row i of the variable and its moments, and t the number of this step,
+    counted over all steps, whether they touched row i or not. Then, for every i that occurs:
+
+        m_i     <- beta_1 m_i + (1 - beta_1) g_i
+        v_i     <- beta_2 v_i + (1 - beta_2) g_i^2
+        theta_i <- theta_i - learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t)
+                             m_i / (sqrt(v_i) + epsilon)
+
+    and nothing else changes. With `amsgrad`, sqrt(v_i) is that of the largest v_i at the steps
+    that touched row i.
+
+    Adam applies the same formulas to all rows, with g_i = 0 for those that do not occur: their
+    moments decay, and they are moved on along what is left of m_i. So the two differ as soon as
+    a row that was touched before is left out; they agree where each step touches every row.
+    (Keras 3's Adam differs once more, of a row that occurs several times it adds up the squares
+    of its values, not their sum's.) A step here takes time and memory for the rows of the
+    batch, there for the whole table.
+
+    This is what `torch.optim.SparseAdam` of PyTorch and `LazyAdam` of TensorFlow Addons do, down
+    to the bias correction by the global step.
+
+    What Keras does to whole variables it still does, at their cost: `weight_decay` shrinks
+    all rows at each step, unless `exclude_from_weight_decay` names the embedding, and `use_ema`
+    averages all rows. Clipping sees the summed rows.
+
+    With `jit_compile=True` in one process, the shape of the batch must determine how many rows a
+    step looks up. Where it does not, after a `tf.boolean_mask` or `tf.unique` in the model,
+    XLA's `tf.unique`, which sums the rows here, gives wrong results.
+
+    A saved model that was compiled with it loads once `nanotf.keras` or this module is imported;
+    Keras without nanotf loads it with `compile=False`.
+
+    Args:
+        *args, **kwargs: as for `tf.keras.optimizers.Adam`.
+
+    Raises:
+        InvalidArgumentError: `gradient_accumulation_steps` is given, since accumulated gradients
+            are dense; or `loss_scale_factor`, by which Keras cannot divide sparse ones.
+
+    Example:
+        >>> model.compile(nanotf.optimizers.SparseAdam(1e-3), "sparse_categorical_crossentropy")
+        >>> model.fit(tokens, labels, num_processes=4)
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._check_options()
+
+    def _check_options(self) -> None:
+        for name, reason, remedy in (
+            (
+                "gradient_accumulation_steps",
+                "accumulate gradients: their sum is dense, and every row would count as touched",
+                "Make the batch larger, or use tf.keras.optimizers.Adam.",
+            ),
+            (
+                "loss_scale_factor",
+                "scale the loss by itself: Keras cannot divide a sparse gradient by a number",
+                "Use tf.keras.mixed_precision.LossScaleOptimizer(SparseAdam(...)).",
+            ),
+        ):
+            value = getattr(self, name, None)
+            if value is not None:
+                raise InvalidArgumentError(
+                    f"SparseAdam cannot {reason}. Received: {name}={value}. {remedy}"
+                )
+
+    def update_step(self, gradient: Any, variable: Any, *learning_rate: Any) -> None:
+        """As in Keras: updates one variable.
+
+        Args:
+            gradient: dense tensor, or `tf.IndexedSlices` in which each row occurs once.
+            variable: `tf.Variable`.
+            *learning_rate: in Keras 3, the scalar tensor.
+        """
+        if not isinstance(gradient, _tf.IndexedSlices):
+            super().update_step(gradient, variable, *learning_rate)
+            return
+        variable = keras_names.tf_variable(variable)
+        dtype = variable.dtype
+        rate = _tf.cast(learning_rate[0] if learning_rate else self.learning_rate, dtype)
+        step = _tf.cast(self.iterations + 1, dtype)
+        correction = _tf.sqrt(1 - _tf.pow(_in(self.beta_2, dtype), step))
+        alpha = rate * correction / (1 - _tf.pow(_in(self.beta_1, dtype), step))
+        epsilon = self.epsilon
+        if getattr(self, "adaptive_epsilon", False):  # tf_keras from 2.21 on
+            epsilon = epsilon * correction
+        first, second, largest = keras_optimizers.adam_slots(self, variable)
+        rows, values = gradient.indices, _tf.cast(gradient.values, dtype)
+        m = _moved(first, rows, values, 1 - self.beta_1)
+        v = _moved(second, rows, _tf.square(values), 1 - self.beta_2)
+        if largest is not None:
+            v = _tf.maximum(_tf.gather(largest, rows), v)
+            largest.scatter_update(_tf.IndexedSlices(v, rows))
+        change = m * alpha / (_tf.sqrt(v) + epsilon)
+        # Takes two thirds of the time of `scatter_sub`.
+        variable.scatter_update(_tf.IndexedSlices(_tf.gather(variable, rows) - change, rows))
+
+
+def _in(number: Any, dtype: Any) -> Any:
+    """A Python number or a tensor as a tensor; `tf.cast` would round the first to float32."""
+    return _tf.cast(number, dtype) if _tf.is_tensor(number) else _tf.constant(number, dtype)
+
+
+def _moved(variable: Any, rows: Any, target: Any, part: Any) -> Any:
+    """Moves rows of a variable towards `target`, by that part of the way; returns them."""
+    before = _tf.gather(variable, rows)
+    after = before + (target - before) * part
+    variable.scatter_update(_tf.IndexedSlices(after, rows))
+    return after
+
+
+class AdamInPlace(SparseAdam):
+    """A `SparseAdam` where the program says Adam, see `patching`; it takes all that Adam takes."""
+
+    def _check_options(self) -> None:
+        """Where gradients are dense, or Keras fails by itself, it is Keras's Adam."""
+
+
+class Adam(AdamInPlace):
+    """What `tf.keras.optimizers.Adam` is while TensorFlow is patched.
+
+    Saved models name Keras's, so that they load without nanotf; the variables are the same.
+    """
+
+    def build(self, var_list: Any) -> None:
+        """As in Keras; says once what is different."""
+        if any("embeddings" in variable.name for variable in var_list):
+            _say_once()
+        super().build(var_list)
+
+
+@functools.cache
+def _say_once() -> None:
+    logger.warning(
+        "Adam is nanotf.optimizers.SparseAdam here: rows of an embedding that a batch does not "
+        "touch stay as they are. nanotf.patch_tensorflow(sparse=False) leaves Keras's Adam."
+    )
+
+
+_init: Any = SparseAdam.__init__
+_init.__signature__ = inspect.signature(_KerasAdam.__init__)
+# Saved models name it so; `nanotf.keras` imports this module, so that they load.
+_tf.keras.utils.register_keras_serializable("nanotf")(SparseAdam)
+Adam._nanotf_original = AdamInPlace  # what workers make
+Adam.__module__ = _KerasAdam.__module__
+keras_names.save_as(Adam, _KerasAdam)

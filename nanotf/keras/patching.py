@@ -1,0 +1,196 @@
+"""`nanotf.patch_tensorflow()`: models that others make take `num_processes`, without a new import.
+
+These things are changed, and put back by `unpatch_tensorflow()`:
+
+1. `__new__` of Keras's `Model`. Whoever makes a model, the user, a library that has imported
+   its names long ago, `tf.keras.applications`, `load_model`, gets one of nanotf's class for it.
+2. The public names of Keras's classes, in all modules that have them (`tf.keras`,
+   `tf.keras.models`, `keras` where `tf.keras` is the same generation), become nanotf's, so that a
+   class that is defined from now on derives from nanotf's. `isinstance` and `issubclass` mean
+   the same as before: see `models.in_place_of`.
+3. `__init__` of Keras's `Embedding` and `Adam`, whose names become nanotf's, too. Whoever makes
+   one, `compile("adam")` and `load_model` among them, gets one of nanotf's class for it.
+
+Models that exist already are not touched, and those that were made in between keep what they
+have. Saved models name Keras's classes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat.versions import check_keras, keras_module_name, require_tensorflow
+from nanotf.keras import models
+from nanotf.machine import processor
+from nanotf.parent.precision import check_precision
+
+_keras_new: Any = None  # what `vars(Model)` had for `__new__`, while patched
+_keras_inits: dict[type, Any] = {}  # Keras's `__init__` by class, of those replaced
+_policy_before: tuple[Any] | None = None  # the global dtype policy, while nanotf's is set
+
+
+def patch_tensorflow(precision: str = "float32", sparse: bool = True) -> None:
+    """Makes every Keras model that is made from now on take `num_processes`.
+
+    Patching twice is the same as once; the second call's arguments count.
+
+    Models compute what they would without the patch, with two exceptions, each of which a
+    warning announces where it comes up: see `sparse`.
+
+    Args:
+        precision: str, default "float32", which leaves Keras's global dtype policy as it is.
+            "mixed_bfloat16" sets it: layers that are made from now on compute in bfloat16, and
+            keep their variables in float32.
+        sparse: bool, default True. `Embedding` and `Adam` become nanotf's, too: an
+            `embeddings_regularizer` is applied to the layer's output, see
+            `nanotf.keras.layers.Embedding`, and rows of an embedding that a batch does not touch
+            are not updated, see `nanotf.optimizers.SparseAdam`. Where gradients are dense and
+            there is no such regularizer, results are Keras's. False leaves both classes alone.
+
+    Raises:
+        InvalidArgumentError: There is no such precision.
+        UnsupportedVersionError: The installed Keras is one that trains wrongly.
+
+    Example:
+        >>> nanotf.patch_tensorflow()
+        >>> model = tf.keras.applications.MobileNetV2()
+        >>> model.compile("sgd", "sparse_categorical_crossentropy")
+        >>> model.fit(images, labels, num_processes=4)
+    """
+    global _keras_new
+    check_precision(precision)
+    check_keras()
+    if _keras_new is None:
+        keras_model = keras_names.model_class()
+        _keras_new = vars(keras_model)["__new__"]
+        keras_model.__new__ = models.accelerated_new(keras_model.__new__)
+        _replace({keras_model: models.Model, keras_names.sequential_class(): models.Sequential})
+    if sparse and not _keras_inits:
+        for keras_class, ours in _sparse_replacements().items():
+            _keras_inits[keras_class] = vars(keras_class)["__init__"]
+            keras_class.__init__ = _made_as(keras_class, ours)  # type: ignore[misc]
+        _replace(_sparse_replacements())
+    elif not sparse:
+        _leave_sparse()
+    _set_policy(precision)
+
+
+def unpatch_tensorflow(precision: str | None = None) -> None:
+    """Undoes `patch_tensorflow`. Does nothing where nothing is patched.
+
+    Args:
+        precision: str or None, one of `precision.PRECISIONS`, Keras's global dtype policy from now
+            on. None, the default, puts back the one of before, unless it was changed since.
+
+    Raises:
+        InvalidArgumentError: There is no such precision.
+    """
+    global _keras_new
+    if precision is not None:
+        check_precision(precision)
+    _set_policy("float32")
+    _leave_sparse()
+    if _keras_new is not None:
+        keras_names.model_class().__new__ = _keras_new
+        _keras_new = None
+        _rename(models.in_place_of)
+        models.in_place_of.clear()
+    if precision is not None:
+        require_tensorflow().keras.mixed_precision.set_global_policy(precision)
+
+
+def is_patched() -> bool:
+    """Whether `patch_tensorflow` is in force."""
+    return _keras_new is not None
+
+
+def _sparse_replacements() -> dict[type, type]:
+    from nanotf.keras import (
+        layers,
+        optimizers,  # what few programs need
+    )
+
+    return {
+        keras_names.embedding_class(): layers.Embedding,
+        keras_optimizers.adam_class(): optimizers.Adam,
+    }
+
+
+def _made_as(keras_class: Any, ours: Any) -> Any:
+    """An `__init__` for a class of Keras's that makes objects of that class ones of nanotf's."""
+    stock = keras_class.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if type(self) is not keras_class:
+            stock(self, *args, **kwargs)
+            return
+        object.__setattr__(self, "__class__", ours)
+        ours.__init__(self, *args, **kwargs)
+
+    __init__.__signature__ = inspect.signature(stock)  # type: ignore[attr-defined]
+    return __init__
+
+
+def _leave_sparse() -> None:
+    """Puts `Embedding` and `Adam` back."""
+    if _keras_inits:
+        for keras_class, stock in _keras_inits.items():
+            keras_class.__init__ = stock  # type: ignore[misc]
+        _keras_inits.clear()
+        back = {ours: keras for keras, ours in _sparse_replacements().items()}
+        _rename(back)
+        for ours in back:
+            del models.in_place_of[ours]
+
+
+def _replace(replacements: Mapping[type, type]) -> None:
+    """Gives nanotf's classes the public names of Keras's."""
+    models.in_place_of.update({ours: keras for keras, ours in replacements.items()})
+    _rename(replacements)
+
+
+def _rename(replacements: Mapping[type, type]) -> None:
+    """Puts classes in the place of others under all their public names."""
+    for names in _public_namespaces():
+        for name, value in list(names.items()):
+            if isinstance(value, type) and value in replacements:
+                names[name] = replacements[value]
+
+
+def _public_namespaces() -> Iterator[dict[str, Any]]:
+    """The names of Keras's public modules, as far as they were imported.
+
+    They are changed as dicts: `tf.keras` itself is a lazy loader with a copy of its module's
+    names, which would also add whatever is set to its `__all__`.
+    """
+    loader = require_tensorflow().keras
+    loader.models  # noqa: B018 - it has loaded, and copied the names
+    yield vars(loader)
+    # `from tensorflow.keras.models import Model` makes modules of these names, with names of
+    # their own, when it is first run.
+    for name in ("layers", "models", "optimizers"):
+        importlib.import_module(f"tensorflow.keras.{name}")
+    for name, module in list(sys.modules.items()):
+        path = name.split(".")
+        public = path[0] == keras_module_name() and "src" not in path
+        if module is not None and (public or path[:2] == ["tensorflow", "keras"]):
+            yield vars(module)
+
+
+def _set_policy(precision: str) -> None:
+    global _policy_before
+    policies = require_tensorflow().keras.mixed_precision
+    if precision == "mixed_bfloat16":
+        if policies.global_policy().name != precision:
+            _policy_before = (keras_names.global_policy(),)
+            policies.set_global_policy(precision)
+        processor.warn_of_slow_bfloat16("precision='mixed_bfloat16'")
+    elif _policy_before is not None:
+        (before,), _policy_before = _policy_before, None
+        if policies.global_policy().name == "mixed_bfloat16":  # otherwise set by the user since
+            policies.set_global_policy(before)

@@ -1,0 +1,391 @@
+"""Plan -> environment variables. The pool and `nanotf-init` share this one source.
+
+| variable | set for | value |
+| --- | --- | --- |
+| `OMP_NUM_THREADS` | both | the number of cores |
+| `KMP_AFFINITY` | both, where pinned | `granularity=fine,proclist=[...],explicit` |
+| `KMP_BLOCKTIME` | both | 1 ms, then idle OpenMP threads leave their core to TensorFlow's |
+| `TF_NUM_INTRAOP_THREADS` | both | the number of cores |
+| `TF_NUM_INTEROP_THREADS` | both | 2 in a worker; 2, or one per socket, in a shell |
+| `TF_ENABLE_ONEDNN_OPTS` | shell | 1, or 0 with `--disable-onednn` |
+| `LD_PRELOAD` | both | the allocator, and libiomp5 for a TensorFlow that uses OpenMP |
+| `TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD` | with tcmalloc | 1 TiB: no line for each big tensor |
+| `MALLOC_CONF` | with jemalloc | memory is kept, purged by threads of its own |
+| `TCMALLOC_RELEASE_RATE`, `GLIBC_TUNABLES` | `--perf` | see `PERF_HELP` |
+| `NANOTF_ENV` | shell | what `nanotf-init` set and what was there before (JSON) |
+
+Rules: a value that the user set wins, and is reported in `Environment.kept`. What `nanotf-init`
+exported is not the user's: it is found in `NANOTF_ENV` and computed anew. In a worker the user's
+thread counts are upper bounds, since they were meant for the whole machine. Whether oneDNN is
+used changes the last digits of results; a worker does in that as its parent does.
+
+Everything here is a pure function of its arguments; `None` for `installed` looks at this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from nanotf.machine import topology
+from nanotf.machine.installed import ALLOCATORS, Installed, find_installed
+
+STATE_VARIABLE = "NANOTF_ENV"
+ALLOCATOR_CHOICES = ("auto", *ALLOCATORS, "none")
+
+# A collective blocks the inter-op thread that it runs on until the other workers have arrived;
+# the second thread goes on with what does not depend on it.
+WORKER_INTEROP_THREADS = 2
+
+PERF_HELP = (
+    "keep memory and ask for huge pages: TCMALLOC_RELEASE_RATE=0 with tcmalloc, thp:always in "
+    "MALLOC_CONF with jemalloc, GLIBC_TUNABLES=glibc.malloc.hugetlb=1 without an allocator. Fewer "
+    "page faults; processes may hold more memory. Never changes results"
+)
+
+_MALLOC_CONF = "background_thread:true,metadata_thp:auto,dirty_decay_ms:-1,muzzy_decay_ms:-1"
+_OPENMP_VARIABLES = ("OMP_NUM_THREADS", "KMP_AFFINITY", "KMP_BLOCKTIME")
+_ALLOCATOR_FILE = re.compile(r"lib(tcmalloc|jemalloc|mimalloc|tbbmalloc|hoard|snmalloc)")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked `nanotf-init` for.
+
+    Args:
+        openmp: bool, default True; False sets no `OMP_*`/`KMP_*` and preloads no libiomp5.
+        allocator: str, one of `ALLOCATOR_CHOICES`, default "auto": tcmalloc if it is installed,
+            the only allocator that measurably helped.
+        onednn: bool, default True.
+        perf: bool, default False, see `PERF_HELP`.
+        cores: int or None for all usable cores.
+    """
+
+    openmp: bool = True
+    allocator: str = "auto"
+    onednn: bool = True
+    perf: bool = False
+    cores: int | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """What `nanotf-init` did to the shell, as kept in `NANOTF_ENV`.
+
+    Args:
+        options: `Options`.
+        values: dict of str to str, what it exported.
+        before: dict of str to str or None, what was there before; None for unset.
+    """
+
+    options: Options
+    values: dict[str, str]
+    before: dict[str, str | None]
+
+    def dump(self) -> str:
+        """The value of `NANOTF_ENV`: plain ASCII, whatever bytes the old values have."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Environment variables for a process.
+
+    Args:
+        variables: dict of str to str, to be set.
+        kept: dict of str to str, left as they are because the user set them.
+        removed: tuple of str, to be unset: `nanotf-init` set them, and they are not wanted here.
+        warnings: tuple of str, one line each.
+    """
+
+    variables: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def apply(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """A whole environment: `environ` with the changes of this one."""
+        rest = {name: value for name, value in environ.items() if name not in self.removed}
+        return {**rest, **self.variables}
+
+
+def read_state(environ: Mapping[str, str]) -> State | None:
+    """What `nanotf-init` did to this environment; None if it did nothing that can be read."""
+    try:
+        found = json.loads(environ.get(STATE_VARIABLE, ""))
+        state = State(Options(**found["options"]), found["values"], found["before"])
+        texts = [*state.values.values(), *(v for v in state.before.values() if v is not None)]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    sound = (
+        set(state.before) == set(state.values)
+        and all(isinstance(text, str) for text in texts)
+        # The names reach a shell's `eval`.
+        and all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in state.before)
+        and state.options.allocator in ALLOCATOR_CHOICES
+        and isinstance(state.options.cores, int | None)
+    )
+    return state if sound else None
+
+
+def user_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what `nanotf-init` exported.
+
+    A variable that no longer has the value that `nanotf-init` gave it is the user's.
+    """
+    state = read_state(environ)
+    mine = dict(environ)
+    mine.pop(STATE_VARIABLE, None)
+    for name, value in state.values.items() if state else ():
+        if mine.get(name) != value:
+            continue
+        before = state.before[name] if state else None
+        if before is None:
+            del mine[name]
+        else:
+            mine[name] = before
+    return mine
+
+
+def initialised(environ: Mapping[str, str], options: Options, found: Environment) -> dict[str, str]:
+    """The environment of a shell after `source nanotf-init`, `NANOTF_ENV` included.
+
+    Args:
+        environ: mapping, the shell's environment before; it may have been initialised before.
+        options: `Options` that `nanotf-init` was given.
+        found: `Environment`, what `shell_environment` made of the two.
+    """
+    mine = user_environ(environ)
+    before = {name: mine.get(name) for name in found.variables}
+    state = State(options, found.variables, before)
+    return {**mine, **found.variables, STATE_VARIABLE: state.dump()}
+
+
+def cores_cap(environ: Mapping[str, str]) -> int | None:
+    """How many cores the user lets nanotf use in all; None for no cap.
+
+    Reads `OMP_NUM_THREADS`, where the user set it, and what `nanotf-init --cores` was told.
+    """
+    state = read_state(environ)
+    caps = [_number(user_environ(environ).get("OMP_NUM_THREADS"))]
+    caps.append(state.options.cores if state else None)
+    return min((cap for cap in caps if cap), default=None)
+
+
+def _number(text: str | None) -> int | None:
+    """A thread count. `OMP_NUM_THREADS=4,2` is 4 threads, each of which may start 2."""
+    found = re.fullmatch(r"\s*([0-9]+)\s*(,.*)?", text or "")
+    return (int(found[1]) or None) if found else None
+
+
+def worker_environment(
+    placement: topology.Placement,
+    environ: Mapping[str, str],
+    installed: Installed | None = None,
+) -> Environment:
+    """The variables of one worker.
+
+    Args:
+        placement: `topology.Placement`, its cores.
+        environ: mapping, the parent's environment. The options that `nanotf-init` was given in
+            it hold for the workers too.
+        installed: `Installed`, or None to look.
+
+    Returns:
+        `Environment`; `apply` makes the worker's whole environment of it.
+    """
+    state = read_state(environ)
+    builder = _Builder(
+        user_environ(environ),
+        state.options if state else Options(),
+        find_installed() if installed is None else installed,
+        threads_are_bounds=True,
+    )
+    builder.add_threads(placement, WORKER_INTEROP_THREADS)
+    if state:
+        builder.add_onednn()
+    builder.add_libraries()
+    if builder.kept.get("TF_NUM_INTEROP_THREADS") == "1":
+        builder.warnings.append(
+            "TF_NUM_INTEROP_THREADS=1 leaves a worker no thread beside the one that waits for the "
+            "other workers; unset it."
+        )
+    return builder.build(environ)
+
+
+def shell_environment(
+    machine: topology.Machine,
+    environ: Mapping[str, str],
+    options: Options | None = None,
+    installed: Installed | None = None,
+) -> Environment:
+    """The variables of a shell in which single processes use the whole machine.
+
+    Args:
+        machine: `topology.Machine`.
+        environ: mapping, the shell's environment.
+        options: `Options`, or None for the defaults.
+        installed: `Installed`, or None to look.
+
+    Returns:
+        `Environment`, without `NANOTF_ENV`.
+
+    Raises:
+        PlacementError: The machine has fewer cores than the options ask for.
+    """
+    options = options or Options()
+    mine = user_environ(environ)
+    cap = _number(mine.get("OMP_NUM_THREADS"))
+    wanted = options.cores
+    if wanted is not None:
+        topology.plan(1, wanted, machine)  # refuses what does not fit, whatever the cap
+        wanted = min(wanted, cap or wanted)
+    placement = topology.plan(1, wanted, machine, max_cores=cap).placements[0]
+    sockets = {cpu.socket for cpu in machine.cpus if cpu.id in placement.cores}
+    installed = find_installed() if installed is None else installed
+    builder = _Builder(mine, options, installed, threads_are_bounds=False)
+    builder.add_threads(placement, max(2, len(sockets)))
+    builder.add_onednn()
+    builder.add_libraries()
+    if wanted != options.cores:
+        builder.warnings.append(
+            f"OMP_NUM_THREADS={mine['OMP_NUM_THREADS']} was set by you and wins over "
+            f"--cores {options.cores}; unset it to use more cores."
+        )
+    return builder.build(mine)
+
+
+class _Builder:
+    """Collects variables. Those that the user set go to `kept`.
+
+    Args:
+        user: dict, the environment without what `nanotf-init` exported.
+        options: `Options`.
+        installed: `Installed`.
+        threads_are_bounds: bool, whether a higher thread count of the user's is lowered.
+    """
+
+    def __init__(
+        self,
+        user: dict[str, str],
+        options: Options,
+        installed: Installed,
+        *,
+        threads_are_bounds: bool,
+    ) -> None:
+        self.user = user
+        self.options = options
+        self.installed = installed
+        self.threads_are_bounds = threads_are_bounds
+        self.variables: dict[str, str] = {}
+        self.kept: dict[str, str] = {}
+        self.warnings: list[str] = []
+
+    def build(self, environ: Mapping[str, str]) -> Environment:
+        """The result, as a change of `environ`, which `nanotf-init` may have changed already."""
+        variables = dict(self.variables)
+        removed = []
+        for name in sorted(set(environ) | set(self.user)):
+            if name in variables or environ.get(name) == self.user.get(name):
+                continue
+            if name in self.user:
+                variables[name] = self.user[name]
+            elif name != STATE_VARIABLE:
+                removed.append(name)
+        return Environment(variables, self.kept, tuple(removed), tuple(self.warnings))
+
+    def set(self, name: str, value: str) -> None:
+        # An empty value says nothing, and OpenMP runtimes warn about it.
+        if self.user.get(name):
+            self.kept[name] = self.user[name]
+        else:
+            self.variables[name] = value
+
+    def set_threads(self, name: str, count: int) -> None:
+        given = _number(self.user.get(name))
+        if self.threads_are_bounds and given is not None and given > count:
+            self.variables[name] = str(count)
+        else:
+            self.set(name, str(count))
+
+    def add_threads(self, placement: topology.Placement, interop: int) -> None:
+        cores = len(placement.cores)
+        if self.options.openmp:
+            self.set_threads("OMP_NUM_THREADS", cores)
+            if placement.pin and not self.installed.foreign_openmp:
+                # Another libiomp5 than TensorFlow's (NumPy's MKL) would bind the main thread to
+                # one core, and TensorFlow's own threads, started by it, would inherit that core.
+                self.set("KMP_AFFINITY", kmp_affinity(placement.cores))
+            self.set("KMP_BLOCKTIME", "1")
+        else:
+            self.kept.update({n: self.user[n] for n in _OPENMP_VARIABLES if self.user.get(n)})
+        self.set_threads("TF_NUM_INTRAOP_THREADS", cores)
+        self.set("TF_NUM_INTEROP_THREADS", str(interop))
+
+    def add_onednn(self) -> None:
+        value = "1" if self.options.onednn else "0"
+        self.set("TF_ENABLE_ONEDNN_OPTS", value)
+        kept = self.kept.get("TF_ENABLE_ONEDNN_OPTS", value)
+        if kept != value and not self.options.onednn:
+            self.warnings.append(
+                f"TF_ENABLE_ONEDNN_OPTS={kept} was set by you and wins over --disable-onednn; "
+                "unset it to disable oneDNN."
+            )
+
+    def add_libraries(self) -> None:
+        given = [entry for entry in re.split(r"[:\s]+", self.user.get("LD_PRELOAD", "")) if entry]
+        names = [entry.rpartition("/")[2] for entry in given]
+        ours = []
+        if self.options.openmp and self.installed.tensorflow_uses_openmp:
+            library = self.installed.libiomp5
+            if library and library.rpartition("/")[2] not in names:
+                ours.append(library)
+        theirs = next((name for name in names if _ALLOCATOR_FILE.match(name)), None)
+        allocator = self._choose_allocator(theirs)
+        if allocator:
+            ours.append(allocator[1])
+        if ours:
+            self.variables["LD_PRELOAD"] = ":".join([*ours, *given])
+        elif given:
+            self.kept["LD_PRELOAD"] = self.user["LD_PRELOAD"]
+        if not theirs:  # the user's allocator is the user's to tune
+            self._tune_allocator(allocator[0] if allocator else None)
+
+    def _choose_allocator(self, theirs: str | None) -> tuple[str, str] | None:
+        wanted = self.options.allocator
+        if wanted == "none":
+            return None
+        if theirs:
+            if wanted != "auto" and wanted not in theirs:
+                self.warnings.append(
+                    f"LD_PRELOAD has {theirs}, which was set by you and wins over "
+                    f"--enable-{wanted}; a process can have one allocator only."
+                )
+            return None
+        name = "tcmalloc" if wanted == "auto" else wanted
+        path = self.installed.allocator(name)
+        if path is not None:
+            return name, path
+        if wanted != "auto":
+            self.warnings.append(
+                f"{name} was asked for and is not installed, so no allocator is preloaded; "
+                f"install the package {ALLOCATORS[name][1]}."
+            )
+        return None
+
+    def _tune_allocator(self, name: str | None) -> None:
+        if name == "tcmalloc":
+            self.set("TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD", str(1 << 40))
+            if self.options.perf:
+                self.set("TCMALLOC_RELEASE_RATE", "0")
+        elif name == "jemalloc":
+            self.set("MALLOC_CONF", _MALLOC_CONF + (",thp:always" if self.options.perf else ""))
+        elif self.options.perf:
+            self.set("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+
+
+def kmp_affinity(cores: tuple[int, ...]) -> str:
+    """The value of `KMP_AFFINITY` that gives each OpenMP thread one of these logical CPUs."""
+    return f"granularity=fine,proclist=[{','.join(map(str, cores))}],explicit"

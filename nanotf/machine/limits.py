@@ -1,0 +1,55 @@
+"""What the operating system grants this process besides cores: memory, `/dev/shm`, limits."""
+
+from __future__ import annotations
+
+import pathlib
+import resource
+import shutil
+from dataclasses import dataclass
+
+import psutil
+
+from nanotf.machine.cgroups import read_limits
+
+
+@dataclass(frozen=True)
+class System:
+    """What a process may use. None stands for "no limit", or for unknown.
+
+    Args:
+        memory: int or None, bytes of the machine.
+        memory_limit: int or None, bytes that the control groups allow.
+        shm: int or None, bytes of `/dev/shm`.
+        open_files, processes, address_space: int or None, the soft limits that `ulimit` sets
+            (`-n`, `-u`, `-v`, the last in bytes).
+    """
+
+    memory: int | None = None
+    memory_limit: int | None = None
+    shm: int | None = None
+    open_files: int | None = None
+    processes: int | None = None
+    address_space: int | None = None
+
+    def usable_memory(self) -> int | None:
+        """The bytes that this process and its workers can have."""
+        given = [n for n in (self.memory, self.memory_limit) if n is not None]
+        return min(given, default=None)
+
+
+def read_system() -> System:
+    """Looks at this machine and this process."""
+    shm = pathlib.Path("/dev/shm")
+    return System(
+        memory=psutil.virtual_memory().total,
+        memory_limit=read_limits(pathlib.Path("/")).memory,
+        shm=shutil.disk_usage(shm).total if shm.is_dir() else None,
+        open_files=_soft(resource.RLIMIT_NOFILE),
+        processes=_soft(resource.RLIMIT_NPROC),
+        address_space=_soft(resource.RLIMIT_AS),
+    )
+
+
+def _soft(kind: int) -> int | None:
+    limit = resource.getrlimit(kind)[0]
+    return None if limit == resource.RLIM_INFINITY else limit

@@ -1,0 +1,80 @@
+"""What the processor can do, from `/proc/cpuinfo`."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from dataclasses import dataclass
+
+from nanotf.console import logger
+from nanotf.machine.cgroups import read_text
+
+_warned = False  # whether this process has been told that bfloat16 is slow here
+
+# Flags as Linux names them, in the order in which they are shown.
+_SHOWN = {
+    "avx2": "AVX2",
+    "fma": "FMA",
+    "avx512f": "AVX-512",
+    "avx512_vnni": "AVX-512 VNNI",
+    "avx512_bf16": "AVX-512 BF16",
+    "amx_tile": "AMX",
+    "amx_bf16": "AMX BF16",
+}
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A processor.
+
+    Args:
+        name: str, as the vendor calls it; empty where unknown.
+        flags: frozenset of str, its features, as Linux names them.
+    """
+
+    name: str = ""
+    flags: frozenset[str] = frozenset()
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether it multiplies bfloat16 numbers, rather than converting them first."""
+        return not self.flags.isdisjoint(("avx512_bf16", "amx_bf16"))
+
+    def features(self) -> tuple[str, ...]:
+        """What matters to training, as people name it."""
+        return tuple(text for flag, text in _SHOWN.items() if flag in self.flags)
+
+
+def read_processor(root: pathlib.Path = pathlib.Path("/")) -> Processor:
+    """Reads `/proc/cpuinfo`.
+
+    Args:
+        root: Path, the directory that holds `proc`, default `/`; another one in tests.
+    """
+    text = read_text(root / "proc/cpuinfo") or ""
+    name = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+    flags = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
+    return Processor(name[1] if name else "", frozenset(flags[1].split() if flags else ()))
+
+
+def warn_of_slow_bfloat16(what: str) -> None:
+    """Says, once per process, that this processor is slower in bfloat16 than in float32.
+
+    Nothing is said in a worker, whose parent has said it, nor of a processor whose features are
+    not known.
+
+    Args:
+        what: str, what computes in bfloat16.
+    """
+    global _warned
+    if _warned or "NANOTF_RANK" in os.environ:
+        return
+    found = read_processor()
+    if found.flags and not found.has_bfloat16:
+        _warned = True
+        logger.warning(
+            "This processor has no bfloat16 instructions (AVX-512 BF16 or AMX): %s saves memory "
+            "here, and is slower than float32.",
+            what,
+        )

@@ -1,0 +1,293 @@
+"""Machine -> cores; plan -> the cores of each worker.
+
+`plan` is a pure function of a described machine (see `nanotf.machine`): the same machine and the
+same arguments give the same plan, here and in a test of a box that nobody has.
+
+How cores are shared out:
+
+1. Only cores that this process may really use count: online, in the affinity mask and in the
+   cgroup's cpuset, no more than the CPU quota grants, one logical CPU per physical core.
+2. All workers get the same number. Training is in lockstep, each step waits for the slowest
+   worker, so a worker with one core more would only wait longer. Cores that are left over stay
+   free for the parent, which feeds the workers.
+3. A worker's cores are on one NUMA node wherever that costs less than `MAX_SHARE_LOSS` of the
+   share. Otherwise as few workers as possible straddle nodes.
+4. Workers are spread over the nodes as evenly as they fit, for the nodes' memory bandwidth, and
+   ranks are numbered node by node, so that neighbours share a node.
+5. Efficiency cores of a hybrid processor are used only where the performance cores do not do.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, PlacementError
+from nanotf.machine.cpus import LogicalCpu, Machine, describe_machine
+from nanotf.parent import defaults
+
+__all__ = [
+    "MAX_SHARE_LOSS",
+    "LogicalCpu",
+    "Machine",
+    "Placement",
+    "Plan",
+    "check_num_processes",
+    "describe_machine",
+    "plan",
+]
+
+# How much of a worker's share may be given up to keep all workers on one NUMA node each. A guess,
+# not a measurement: reading the other node's memory costs a straddling worker about that much.
+MAX_SHARE_LOSS = 0.10
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The cores of one worker.
+
+    Args:
+        rank: int, 0..N-1.
+        cores: tuple of int, logical CPUs, one per physical core, in ascending order.
+        numa_node: int or None, the node that all of them are on; None for several, and where
+            the worker is not pinned.
+        pin: bool, default True; False where the worker must not be pinned, because the machine
+            cannot or because a CPU quota grants a number of cores and not these.
+    """
+
+    rank: int
+    cores: tuple[int, ...]
+    numa_node: int | None = None
+    pin: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cores of all workers. Plans that are equal give the same pool.
+
+    Args:
+        placements: tuple of `Placement`, in the order of ranks.
+    """
+
+    placements: tuple[Placement, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return len(self.placements)
+
+    def cores(self) -> tuple[int, ...]:
+        """The logical CPUs of all workers."""
+        return tuple(core for placement in self.placements for core in placement.cores)
+
+    def straddles(self) -> bool:
+        """Whether a worker has cores of several NUMA nodes, or may run on any."""
+        return any(placement.numa_node is None for placement in self.placements)
+
+
+def check_num_processes(value: Any) -> int:
+    """Checks the argument `num_processes`.
+
+    Args:
+        value: what the user passed.
+
+    Returns:
+        The value as an int.
+
+    Raises:
+        InvalidArgumentTypeError: It is not an integer (bool and float are not).
+        InvalidArgumentError: It is below 1.
+    """
+    return _positive_integer(
+        "num_processes",
+        value,
+        "Pass the number of workers to start",
+        f" Only fit() takes num_processes={defaults.AUTO!r}, which measures what is fastest.",
+    )
+
+
+def check_cores_per_process(value: Any) -> int | None:
+    """Checks the argument `cores_per_process`; None stays None.
+
+    Raises:
+        InvalidArgumentTypeError, InvalidArgumentError: As `check_num_processes`.
+    """
+    if value is None:
+        return None
+    return _positive_integer("cores_per_process", value, "Pass the cores of each worker")
+
+
+def plan(
+    num_processes: int,
+    cores_per_process: int | None = None,
+    machine: Machine | None = None,
+    *,
+    max_cores: int | None = None,
+    cores: Sequence[int] | None = None,
+    avoid: Collection[int] = (),
+) -> Plan:
+    """Gives each worker its own cores. See the top of this module for the rules.
+
+    Args:
+        num_processes: int, the number of workers.
+        cores_per_process: int or None, cores of each worker; None for equal shares of all,
+            rounded down.
+        machine: `Machine` or None for this machine.
+        max_cores: int or None, uses at most that many cores in all. None means no cap for a
+            described machine; for this machine the cap is what `OMP_NUM_THREADS` says where the
+            user set it, or what `nanotf-init --cores` was told.
+        cores: sequence of int or None, the logical CPUs to share out, instead of those that the
+            quota, `max_cores` and "one per physical core" leave. They must be online and allowed.
+        avoid: collection of int, logical CPUs that another pool owns; their hyper-thread siblings
+            are avoided too.
+
+    Returns:
+        `Plan`.
+
+    Raises:
+        InvalidArgumentTypeError, InvalidArgumentError: An argument is no positive integer.
+        PlacementError: There are not enough cores, or `cores` are not usable.
+
+    Example:
+        >>> two_by_four = Machine(tuple(LogicalCpu(n, n, numa_node=n // 4) for n in range(8)))
+        >>> [placement.cores for placement in plan(2, machine=two_by_four).placements]
+        [(0, 1, 2, 3), (4, 5, 6, 7)]
+    """
+    num_processes = check_num_processes(num_processes)
+    cores_per_process = check_cores_per_process(cores_per_process)
+    if machine is None:
+        machine = describe_machine()
+        max_cores = _cap_of_environment(os.environ) if max_cores is None else max_cores
+    if max_cores is not None:
+        max_cores = _positive_integer("max_cores", max_cores, "Pass the cores of all workers")
+    pin = machine.can_pin and (cores is not None or not machine.is_quota_limited())
+    if cores is not None:
+        pool, why = _named_cores(machine, cores, avoid), f"{len(cores)} cores were named"
+    else:
+        free = machine.usable_cores(avoid)
+        pool = free[:max_cores]
+        why = _why(machine, max_cores if len(pool) < len(free) else None, avoid)
+    pool, share = _share(pool, num_processes, cores_per_process, why)
+    return Plan(tuple(_place(pool, num_processes, share, pin)))
+
+
+def _cap_of_environment(environ: Mapping[str, str]) -> int | None:
+    from nanotf.machine import environment  # it imports this module
+
+    return environment.cores_cap(environ)
+
+
+def _positive_integer(name: str, value: Any, remedy: str, more: str = "") -> int:
+    try:
+        # NumPy's integers are as good as Python's; True is an int that nobody means as one.
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise InvalidArgumentTypeError(
+            f"`{name}` must be an integer. Received: {name}={value!r} "
+            f"({type(value).__name__}). {remedy}, such as {name}=2.{more}"
+        )
+    if number < 1:
+        raise InvalidArgumentError(
+            f"`{name}` must be at least 1. Received: {name}={value!r}. {remedy}, such as {name}=2."
+        )
+    return number
+
+
+def _named_cores(
+    machine: Machine, cores: Sequence[int], avoid: Collection[int]
+) -> tuple[LogicalCpu, ...]:
+    allowed = {cpu.id: cpu for cpu in machine.allowed_cpus()}
+    wrong = [cpu for cpu in cores if cpu not in allowed or cpu in avoid]
+    if wrong or len(set(cores)) != len(cores) or not cores:
+        free = sorted(set(allowed) - set(avoid))
+        raise PlacementError(
+            "`cores` must name logical CPUs that are online, allowed for this process, not taken "
+            f"by another pool, and each of them once. Received: cores={list(cores)!r}"
+            f"{f', of which {wrong} cannot be used' if wrong else ''}. Choose from {free}."
+        )
+    return tuple(sorted((allowed[cpu] for cpu in cores), key=lambda c: (c.numa_node, c.id)))
+
+
+def _why(machine: Machine, cap: int | None, avoid: Collection[int]) -> str:
+    parts = [f"This machine has {machine.explain()}"]
+    if avoid:
+        parts.append(f"another pool has the logical CPUs {sorted(avoid)}")
+    if cap is not None:
+        parts.append(f"no more than {cap} may be used (OMP_NUM_THREADS or nanotf-init --cores)")
+    return "; ".join(parts)
+
+
+def _share(
+    cores: tuple[LogicalCpu, ...], num_processes: int, wanted: int | None, why: str
+) -> tuple[tuple[LogicalCpu, ...], int]:
+    """The cores to share out, and how many of them each worker gets."""
+    need = num_processes * (wanted or 1)
+    if need > len(cores):
+        asked = f"num_processes={num_processes}"
+        remedy = f"Pass num_processes={max(1, len(cores))} or less"
+        if wanted is not None:
+            asked += f", cores_per_process={wanted}"
+            fits = len(cores) // num_processes
+            remedy = f"Pass cores_per_process={fits} or less" if fits else remedy
+            remedy += ", or leave cores_per_process out" if fits else ""
+        raise PlacementError(
+            f"Every worker needs cores of its own: {need} in all, and {len(cores)} can be used. "
+            f"Received: {asked}. {why}. {remedy}."
+        )
+    # One efficiency core slows its worker down, and every step waits for that worker.
+    fast = tuple(core for core in cores if not core.efficiency)
+    cores = fast if need <= len(fast) else cores
+    if wanted is not None:
+        return cores, wanted
+    share = len(cores) // num_processes
+    sizes = [len(group) for group in _by_node(cores).values()]
+    whole = next(s for s in range(share, -1, -1) if s == 0 or _fit(sizes, s) >= num_processes)
+    return cores, whole if whole >= (1 - MAX_SHARE_LOSS) * share else share
+
+
+def _fit(sizes: Iterable[int], share: int) -> int:
+    """How many workers of `share` cores fit without straddling nodes of these sizes."""
+    return sum(size // share for size in sizes)
+
+
+def _by_node(cores: Iterable[LogicalCpu]) -> dict[int, list[LogicalCpu]]:
+    nodes: dict[int, list[LogicalCpu]] = {}
+    for core in cores:
+        nodes.setdefault(core.numa_node, []).append(core)
+    return dict(sorted(nodes.items()))
+
+
+def _place(
+    cores: tuple[LogicalCpu, ...], num_processes: int, share: int, pin: bool
+) -> Iterable[Placement]:
+    nodes = _by_node(cores)
+    # One worker at a time goes to the node that has most cores left, the lowest of equal ones.
+    counts = dict.fromkeys(nodes, 0)
+    for _ in range(num_processes):
+        node = max(nodes, key=lambda n: (len(nodes[n]) - counts[n] * share, -n))
+        if len(nodes[node]) - counts[node] * share < share:
+            break
+        counts[node] += 1
+    groups = []
+    for node, count in counts.items():
+        groups += [nodes[node][n * share : (n + 1) * share] for n in range(count)]
+    # The others straddle: each takes the largest remainders first, and so the fewest nodes.
+    rest = {node: nodes[node][count * share :] for node, count in counts.items()}
+    while len(groups) < num_processes:
+        group: list[LogicalCpu] = []
+        while len(group) < share:
+            node = max(rest, key=lambda n: (len(rest[n]), -n))
+            take = share - len(group)
+            group += rest[node][:take]
+            rest[node] = rest[node][take:]
+        groups.append(group)
+    for rank, group in enumerate(groups):
+        on = {core.numa_node for core in group}
+        # A worker that is not pinned runs on any node, and must not ask for this one's memory.
+        node_of_all = on.pop() if pin and len(on) == 1 else None
+        yield Placement(rank, tuple(sorted(core.id for core in group)), node_of_all, pin)

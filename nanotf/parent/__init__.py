@@ -1,0 +1,5 @@
+"""One call, in the user's process: `fit`, `evaluate`, `predict`, `@nano` and "auto".
+
+Called by `keras` and `cli`; it sends jobs to a pool and answers what the workers say.
+May import everything below it, but nothing of `worker`: the two meet in `shipping` and `wire`.
+"""

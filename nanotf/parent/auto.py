@@ -1,0 +1,648 @@
+"""`num_processes="auto"`: measures how many processes train a model fastest.
+
+    choose                    remembered? then no trial
+      _tried                  1, 2, 4, ... processes, while there is time (`_Budget`)
+        _measure_here         one: a copy of the user's model in this process
+        _measure_workers      several: the user's model and data in workers
+      decide                  what is fastest for as many steps as this job has
+
+A trial runs a step to trace, then a few more. Nobody takes its results home: the user's model,
+optimizer, metrics and callbacks stay as they are, and so do this process's random numbers; workers
+end afterwards. Arrays are read by index, and of a `tf.data.Dataset` a copy, or its graph in
+workers. What can only be read in this process (a generator, a `PyDataset`, a dataset with Python
+functions) would lose what a trial reads, so there is none. With `sharding="file"`, several
+processes read files of their own in a trial, too.
+
+Workers that are not done when the time for all trials is used up are killed. The time in which
+workers start does not count: it says nothing about steps, and a busy minute may multiply it. A
+decision takes one process and at least one number of workers; what knows fewer is not remembered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import itertools
+import math
+import os
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat import keras_names, random_states
+from nanotf.compat.versions import require_tensorflow
+from nanotf.console import logger, say
+from nanotf.errors import ModelError, NanoError, PlacementError, ShippingError
+from nanotf.machine import environment, neighbours, topology
+from nanotf.parent import auto_cache, auto_key, calls, defaults, model_copy, report, training
+from nanotf.parent.fit_data import FitArguments
+from nanotf.pool import pool, warm
+from nanotf.pool.transports import check_transport
+from nanotf.shipping import inputs, jobs
+from nanotf.shipping.pipelines import check_sharding
+from nanotf.wire import messages, timing
+
+AUTO = defaults.AUTO
+TRIAL_SECONDS = 20.0  # all trials together, or
+TRIAL_SHARE = 0.05  # this part of the job, as one process would run it, whichever is more
+MEASURED_SECONDS = 1.0  # of steps after the first two, in each trial
+MOST_STEPS = 50
+PATIENCE = 3.0  # the first workers may take so many times what one process did, in any case
+START_UP = 5.0  # seconds, what workers are thought to need until they were seen to start
+WORTH = 0.95  # several processes have to take less than this part of one process's time
+
+_now = time.monotonic  # of the time for trials
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What a trial found.
+
+    Args:
+        num_processes: int.
+        step: float or None, seconds per step; None where there is no number, see `note`.
+        start_up: float, seconds until workers are there.
+        note: str.
+        stopped: float, seconds after which a step had not ended, where that is why there is no
+            number; else 0.
+    """
+
+    num_processes: int
+    step: float | None
+    start_up: float = 0.0
+    note: str = ""
+    stopped: float = 0.0
+
+    def seconds(self, steps: int | None) -> float:
+        """What a job of so many steps takes; of one step where the number is not known."""
+        assert self.step is not None
+        if steps is None:
+            return self.step
+        return self.step * steps + (self.start_up if self.num_processes > 1 else 0.0)
+
+
+def decide(measured: Sequence[Measured], steps: int | None) -> int:
+    """The number of processes with which a job ends first.
+
+    Args:
+        measured: sequence of `Measured`.
+        steps: int or None, steps of the job, where that is known. A short one is not worth the
+            start of workers.
+
+    Returns:
+        int; 1 unless several are clearly faster.
+    """
+    found = {m.num_processes: m.seconds(steps) for m in measured if m.step is not None}
+    if 1 not in found:
+        return 1
+    best = min(found, key=lambda n: found[n])
+    return best if found[best] < WORTH * found[1] else 1
+
+
+def candidates(
+    cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
+    machine: topology.Machine | None = None,
+) -> dict[int, topology.Plan]:
+    """1, about 2, 4, 8, ... processes, and as many as there are cores for, with the cores of each.
+
+    Of the numbers about a power of two it is the one that shares out the cores best: 14 instead
+    of 16 on 56 cores, of which 16 would use 48.
+
+    Args:
+        cores_per_process: int or None for equal shares of all usable cores.
+        cores: sequence of int or None, the logical CPUs to share out.
+        machine: `Machine` or None for this machine.
+
+    Raises:
+        PlacementError, InvalidArgumentError, InvalidArgumentTypeError: An argument cannot be used.
+    """
+    if machine is None:
+        neighbours.plan(1, None, cores)  # says what is wrong with `cores`
+        described, cap = topology.describe_machine(), environment.cores_cap(os.environ)
+    else:
+        described, cap = machine, None
+    found: dict[int, topology.Plan] = {}
+    for number in itertools.count(1):
+        try:
+            # One process may have all cores, whatever each of several is to have.
+            each = cores_per_process if number > 1 else None
+            found[number] = topology.plan(number, each, described, max_cores=cap, cores=cores)
+        except PlacementError:
+            break
+    slow = frozenset(cpu.id for cpu in described.cpus if cpu.efficiency)
+    chosen = _well_shared(found, slow, equal_shares=cores_per_process is None)
+    if machine is not None:
+        return {number: found[number] for number in chosen}
+    return {n: neighbours.plan(n, cores_per_process if n > 1 else None, cores) for n in chosen}
+
+
+def _well_shared(
+    plans: Mapping[int, topology.Plan], slow: frozenset[int], equal_shares: bool
+) -> list[int]:
+    """For every power of two the number next to it that is best, and the largest one.
+
+    Args:
+        plans: mapping of int to `Plan`, of 1, 2, 3, ... processes.
+        slow: frozenset of int, the efficiency cores.
+        equal_shares: bool, whether the processes share all cores, as many of them as there are.
+    """
+
+    def cost(number: int, power: int) -> tuple[bool, bool, int, int]:
+        plan = plans[number]
+        used = plan.cores()
+        return (
+            plan.straddles(),
+            not slow.isdisjoint(used),
+            -len(used) if equal_shares else 0,
+            abs(number - power),
+        )
+
+    chosen, power = {1, len(plans)} if plans else set(), 2
+    while power <= len(plans):
+        # 2; 3-5; 6-10; 12-21: no number is next to two powers.
+        nearby = range(math.ceil(power * 3 / 4), min(power * 4 // 3, len(plans)) + 1)
+        chosen.add(min(nearby, key=lambda number: cost(number, power)))
+        power *= 2
+    return sorted(chosen)
+
+
+def choose(
+    model: Any,
+    given: Mapping[str, Any],
+    transport: str | None = None,
+    cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
+    sharding: str | None = None,
+) -> int:
+    """The number of processes for a `fit(num_processes="auto")`.
+
+    Args:
+        model: a compiled Keras model.
+        given: mapping of str to object, the arguments of Keras's `fit` that were given.
+        transport, cores_per_process, cores, sharding: as in `fit`.
+
+    Returns:
+        int, at least 1.
+
+    Raises:
+        NanoError: An argument cannot be used.
+        Exception: What Keras says to the arguments.
+    """
+    if calls.plan_for("fit", 1, None) is None:
+        return _say(given, "TensorFlow sees GPUs; there is nothing to measure on CPU cores.", 1)
+    plans = candidates(cores_per_process, cores)
+    if len(plans) < 2:
+        return _say(given, "one process is all that the usable cores allow.", 1)
+    why_not = _why_no_trial(given.get("x"))
+    if why_not:
+        return _say(given, f"no trial, 1 process: {why_not}", 1)
+    with _unchanged(model):
+        try:
+            trial = _Trial(model, _shortened(FitArguments.of(given)), 1, check_sharding(sharding))
+        except (ModelError, ShippingError) as error:  # one process can train all that Keras can
+            return _say(given, f"no trial, 1 process: {error}", 1)
+        steps = _steps_of_job(trial, FitArguments.of(given))
+        transport = check_transport(transport)
+        key = _key(trial, plans, transport)
+        entry = auto_cache.entries().get(key, {"measured": []})
+        known = {m["num_processes"]: Measured(**m) for m in entry["measured"]}
+        budget = _Budget(steps)
+        known = {number: m for number, m in known.items() if not budget.is_worth_more(m, known)}
+        known = {number: m for number, m in known.items() if number in plans}
+        if len(known) == len(plans):
+            chosen = decide(_with_warm_pool(known.values(), plans, transport), steps)
+            notes = "".join(f" ({m.num_processes}: {m.note})" for m in known.values() if m.note)
+            return _say(given, f"{chosen}, by what was measured on {entry['date']}{notes}.", chosen)
+        measured = _tried(trial, plans, transport, budget, known)
+    found = [dataclasses.asdict(m) for m in measured if m.step is not None or m.stopped]
+    if auto_cache.decides(found):
+        date = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+        auto_cache.remember(key, {"measured": found, "date": date, "model": str(model.name)})
+    chosen = decide(measured, steps)
+    _say(given, _table(measured, steps, chosen, budget.spent()), chosen)
+    return chosen
+
+
+def _with_warm_pool(
+    measured: Iterable[Measured], plans: Mapping[int, topology.Plan], transport: str
+) -> list[Measured]:
+    """What was measured, without the start of workers that are there already."""
+    return [
+        dataclasses.replace(m, start_up=0.0)
+        if warm.is_warm(plans[m.num_processes], transport)
+        else m
+        for m in measured
+    ]
+
+
+def _say(given: Mapping[str, Any], text: str, chosen: int) -> int:
+    """Says it, unless `fit` is told to be quiet; returns `chosen`."""
+    if given.get("verbose", "auto") == 0:
+        logger.info('num_processes="auto": %s', text)
+    else:
+        say(f'num_processes="auto": {text}')
+    return chosen
+
+
+def _table(measured: Sequence[Measured], steps: int | None, chosen: int, seconds: float) -> str:
+    lines = [f"{chosen}, measured in {seconds:.1f} s:"]
+    lines.append("  processes   ms per step   start-up, s   this job, s")
+    for m in measured:
+        if m.step is None:
+            lines.append(f"  {m.num_processes:>9}   {m.note}")
+            continue
+        job = "?" if steps is None else f"{m.seconds(steps):.1f}"
+        start = m.start_up if m.num_processes > 1 else 0.0
+        lines.append(
+            f"  {m.num_processes:>9}   {1000 * m.step:>11.2f}   {start:>11.1f}   {job:>11}"
+        )
+    return "\n".join(lines)
+
+
+# --------------------------------------------------------------------------------- what for
+def _why_no_trial(x: Any) -> str:
+    """Why nothing can be tried on these data without losing some; "" where it can."""
+    tf = require_tensorflow()
+    if isinstance(x, tf.data.Dataset):
+        return ""
+    if x is None:
+        return "there are no data."
+    plain = (bool, int, float, str, bytes, np.generic)
+    if all(hasattr(v, "__array__") or isinstance(v, plain) for v in tf.nest.flatten(x)):
+        return ""
+    return (
+        f"data of class {type(x).__name__} are read in this process, and a trial would use some of "
+        "them up. Pass a number of processes, arrays or a tf.data.Dataset."
+    )
+
+
+def _shortened(arguments: FitArguments) -> FitArguments:
+    """The arguments of a trial: training alone, and nothing of the user's is called."""
+    return dataclasses.replace(
+        arguments,
+        callbacks=None,
+        verbose=0,
+        validation_data=None,
+        validation_split=0.0,
+        validation_steps=None,
+        initial_epoch=0,
+        epochs=2,
+        # Arrays are then without end.
+        steps_per_epoch=None,
+    )
+
+
+def _steps_of_job(trial: _Trial, arguments: FitArguments) -> int | None:
+    each = arguments.steps_per_epoch or trial.data.steps
+    return None if each is None else each * max(0, arguments.epochs - arguments.initial_epoch)
+
+
+def _key(trial: _Trial, plans: Mapping[int, topology.Plan], transport: str) -> str:
+    """What a measurement holds for: model, batches, cores, processor, versions."""
+    tf = require_tensorflow()
+    train = trial.data.train
+    if isinstance(train, inputs.ArrayInput):
+        batch = train.batch_size
+    else:
+        from nanotf.compat import pipelines
+
+        batch = pipelines.batch_size(trial.arguments.x)
+    parts = [
+        str(auto_cache.VERSION),
+        auto_key.digest_of(trial.recipe, [repr(trial.data.specs)]),
+        # A class may make of its name what it likes: name="resnet_50" is no other name alone.
+        repr([(tuple(v.shape), v.dtype.name) for v in trial.variables]),
+        repr(batch),
+        repr(sorted(plans.items())),
+        # What reads data elsewhere in workers is measured apart.
+        transport if trial.sharding_of_job != "file" else f"{transport} file",
+        _processor(),
+        tf.__version__,
+        tf.keras.Model.__module__.split(".")[0],
+    ]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _processor() -> str:
+    """The processor's name; files may be shared by machines of the same shape."""
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return ""
+
+
+@contextlib.contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Puts back what making a `fit` sets in the user's model."""
+    names = ("history", "stop_training")
+    before = {name: vars(model)[name] for name in names if name in vars(model)}
+    last = report.last_report()
+    try:
+        yield
+    finally:
+        for name in names:
+            if name in before:
+                setattr(model, name, before[name])
+            elif name in vars(model):
+                delattr(model, name)
+        report.remember(last)
+
+
+# ---------------------------------------------------------------------------------- trials
+class _OutOfTime(NanoError):
+    """A trial was stopped, since the time for all of them is used up."""
+
+
+class _Budget:
+    """The time that all trials may take together: `TRIAL_SECONDS`, or `TRIAL_SHARE` of the job.
+
+    Args:
+        steps: int or None, steps of the job, where that is known.
+    """
+
+    def __init__(self, steps: int | None) -> None:
+        self.steps = steps
+        self.seconds = TRIAL_SECONDS
+        self._began = _now()
+
+    def step_takes(self, seconds: float) -> None:
+        """Hears how long a step of one process takes, at least."""
+        if self.steps is not None:
+            self.seconds = max(self.seconds, TRIAL_SHARE * seconds * self.steps)
+
+    def is_worth_more(self, stopped: Measured, known: Mapping[int, Measured]) -> bool:
+        """Whether a trial that was stopped may take so much more now that it is tried again."""
+        one = known.get(1)
+        if one is not None and one.step is not None:
+            self.step_takes(one.step)
+        return 0 < 2 * stopped.stopped < self.seconds
+
+    def grant(self, seconds: float) -> None:
+        """Leaves at least so much time."""
+        self.seconds = max(self.seconds, self.spent() + seconds)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """In this context no time is spent."""
+        began = _now()
+        try:
+            yield
+        finally:
+            self._began += _now() - began
+
+    def spent(self) -> float:
+        """Seconds since trials began, without those in which workers started."""
+        return _now() - self._began
+
+    def left(self) -> float:
+        """Seconds; below 0 where the time is used up."""
+        return self.seconds - self.spent()
+
+
+class _Trial(training._FitCall):
+    """A `fit` of a few steps, of which nothing comes home.
+
+    Args:
+        model: the user's model.
+        arguments: `FitArguments`, see `_shortened`.
+        size: int, number of workers.
+        sharding: str, that of the job: "data", "file" or "parent".
+        budget: `_Budget`, or None where nothing is run.
+    """
+
+    quiet = True
+
+    def __init__(
+        self,
+        model: Any,
+        arguments: FitArguments,
+        size: int,
+        sharding: str,
+        budget: _Budget | None = None,
+    ) -> None:
+        # One process reads all files itself.
+        super().__init__(
+            model, arguments, size, "file" if (sharding == "file" and size > 1) else "trial", 0
+        )
+        self.sharding_of_job = sharding
+        self.steps_per_execution = keras_names.steps_per_execution(model)
+        self.executions = self.epochs = 1
+        self.budget = budget
+
+    def again(self, size: int, executions: int, epochs: int, budget: _Budget) -> _Trial:
+        """Another trial of the same model and data."""
+        made = _Trial(self.model, self.arguments, size, self.sharding_of_job, budget)
+        made.executions, made.epochs = executions, epochs
+        return made
+
+    def job(self) -> jobs.FitJob:
+        steps = self.executions * self.steps_per_execution
+        if self.data.steps is not None and not isinstance(self.data.train, inputs.ArrayInput):
+            steps = min(steps, self.data.steps)
+        return dataclasses.replace(
+            super().job(), epochs=self.epochs, steps_per_epoch=steps, stop=False
+        )
+
+    def look(self, ended: set[int]) -> None:
+        super().look(ended)
+        self._check_time()
+
+    def hear(self, message: Any) -> None:
+        super().hear(message)
+        self._check_time()
+
+    def _check_time(self) -> None:
+        """Raises `_OutOfTime` where the time for trials is used up."""
+        assert self.budget is not None
+        if self.budget.left() < 0:
+            raise _OutOfTime(f"a trial with {self.size} processes was stopped")
+
+    def _bring_home(self, first: messages.Waiting) -> None:
+        pass
+
+    def _changes(self, first: messages.Waiting) -> messages.Proceed:
+        return messages.Proceed(self.number)
+
+    def reported(self) -> None:
+        pass
+
+    def step_times(self) -> list[tuple[int, int]]:
+        """Begin and end of the executions of rank 0, which all ranks do together."""
+        return [(row[1], row[2]) for row in report.rows_of_steps(self.times[0])]
+
+
+def _tried(
+    trial: _Trial,
+    plans: Mapping[int, topology.Plan],
+    transport: str,
+    budget: _Budget,
+    known: Mapping[int, Measured],
+) -> list[Measured]:
+    """Measures one candidate after the other, while there is time; those known are taken as is.
+
+    What there was no time for is tried by the next call.
+    """
+    measured: list[Measured] = []
+    steps, cost = budget.steps, 0.0
+    for number, plan in plans.items():
+        if number in known:
+            measured.append(known[number])
+            continue
+        one = measured[0] if measured else None
+        # Ended by the trial, a warm pool is worth a number that counts when it is warm again.
+        is_warm = warm.is_warm(plan, transport)
+        short = one is not None and steps is not None and one.seconds(steps) < START_UP
+        if short and not is_warm:
+            note = f"not tried: this job takes less than the start of workers, some {START_UP:g} s"
+            measured.append(Measured(number, None, note=note))
+            continue
+        if len(measured) == 1:  # without these there is nothing to decide, now or by the next call
+            budget.grant(PATIENCE * cost)
+        elif cost > budget.left() and one is not None:
+            measured.append(Measured(number, None, note="not tried: no time left"))
+            continue
+        start = budget.spent()
+        try:
+            found = _measure(trial, number, plan, transport, budget)
+        except NanoError as error:
+            logger.info("The trial with %d processes failed: %s", number, error)
+            note = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:60]}"
+            found = Measured(number, None, note=note)
+        finally:
+            # The next number needs other workers, and those that trained have drawn random numbers.
+            if number > 1:
+                warm.shutdown()
+        if is_warm:  # nobody has seen workers start; those will
+            found = dataclasses.replace(found, start_up=START_UP)
+        measured.append(found)
+        cost = budget.spent() - start
+        if number == 1 and found.step is not None:
+            budget.step_takes(found.step)
+    return measured
+
+
+def _measure(
+    trial: _Trial, number: int, plan: topology.Plan, transport: str, budget: _Budget
+) -> Measured:
+    if number == 1:
+        return _measure_here(trial, budget)
+    return _measure_workers(trial, number, plan, transport, budget)
+
+
+def _measure_workers(
+    trial: _Trial, number: int, plan: topology.Plan, transport: str, budget: _Budget
+) -> Measured:
+    # The first step is traced; the second says how many fit.
+    first = trial.again(number, 1, 2, budget)
+    start = timing.now()
+    with contextlib.ExitStack() as stack:
+        with budget.paused():
+            workers = stack.enter_context(warm.pool_for(plan, transport))
+        start_up, spent = report.NS * (timing.now() - start), budget.spent()
+        try:
+            first.run(workers)
+        except _OutOfTime:
+            spent = budget.spent() - spent
+            note = f"too slow: stopped after {spent:.1f} s"
+            return Measured(number, None, start_up, note, stopped=spent)
+        seconds = _seconds_per_execution(first, workers, budget)
+    return Measured(number, seconds / trial.steps_per_execution, start_up)
+
+
+def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
+    """Measures one process: a copy of the model trains in this one.
+
+    A step cannot be stopped here; it takes as long in a plain `fit`.
+    """
+    a, each = trial.arguments, trial.steps_per_execution
+    x, most = a.x, trial.data.steps
+    if not isinstance(trial.data.train, inputs.ArrayInput):
+        x, most = _endless_copy(x), None
+    stopwatch = timing.Stopwatch(0, None)
+    # What the user's step prints when it is traced is no result of a trial, either.
+    quiet = contextlib.redirect_stdout(_Quiet(sys.stdout))
+    with random_states.kept(), defaults.no_default(), quiet:
+        theirs = model_copy.copy_of(trial.recipe)
+        model_copy.copy_state((trial.model, trial.captured.variables), theirs)
+        copy = theirs[0]
+        copy.make_train_function()
+        copy.train_function = stopwatch.timed(timing.TRAIN, copy.train_function)
+
+        def seconds(executions: int, epochs: int) -> float:
+            """Trains; returns the time of an execution, without the first of several."""
+            steps = executions * each if most is None else min(executions * each, most)
+            stopwatch.begin()
+            copy.fit(
+                x,
+                a.y,
+                batch_size=a.batch_size,
+                class_weight=a.class_weight,
+                sample_weight=a.sample_weight,
+                shuffle=False,
+                epochs=epochs,
+                steps_per_epoch=steps,
+                verbose=0,
+            )
+            rows = list(report.rows_of_steps(stopwatch.finish()))
+            began, ended = rows[min(1, len(rows) - 1)][1], rows[-1][2]
+            return report.NS * (ended - began) / max(1, len(rows) - 1)
+
+        found = seconds(1, 2)  # the first step is traced; the second says how many fit
+        count = int(min(MOST_STEPS, MEASURED_SECONDS / max(found, 1e-6)))
+        if count >= 2 and budget.left() > 0:
+            found = seconds(count + 1, 1)
+    return Measured(1, found / each)
+
+
+class _Quiet:
+    """A stream that drops what the thread writes that has made it."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Writes what other threads say."""
+        ours = threading.get_ident() == self._thread
+        return len(text) if ours else int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _endless_copy(dataset: Any) -> Any:
+    """A dataset for a trial here, which takes nothing from the user's: neither rows nor orders."""
+    from nanotf.compat import pipelines
+
+    copy = pipelines.copy_of(dataset)
+    if copy is None:
+        raise ShippingError(
+            "A trial reads a copy of the dataset. Received: a dataset of which TensorFlow cannot "
+            "write the graph. Pass a number of processes."
+        )
+    return copy.repeat()
+
+
+def _seconds_per_execution(first: _Trial, workers: pool.Pool, budget: _Budget) -> float:
+    """By some more executions, if there is time for them; else by the second one."""
+    began, ended = first.step_times()[-1]
+    seconds = report.NS * (ended - began)
+    count = int(min(MOST_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))
+    if count < 2:
+        return seconds
+    more = first.again(first.size, count + 1, 1, budget)
+    try:
+        more.run(workers)
+    except _OutOfTime:
+        return seconds
+    ends = [end for _, end in more.step_times()]
+    return report.NS * (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else seconds

@@ -1,0 +1,136 @@
+"""The user's callbacks, run once, in the parent, on the user's own objects.
+
+Workers report which hook of Keras's training loop they have reached; the parent calls the
+user's callbacks, and at some hooks the workers wait for it, so that what a callback decides
+(stop, a learning rate, weights) holds on all of them from the same step on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nanotf.compat import keras_callbacks, keras_names
+from nanotf.compat.keras_callbacks import Need
+from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.shipping import jobs
+
+
+class ParentCallbacks:
+    """Keras's callback list, and what the workers have to report for it.
+
+    Args:
+        callbacks: what the user gave `fit`: None, a callback, a list, or a `CallbackList`.
+        model: the user's model.
+        verbose: 0, 1, 2 or "auto", as in `fit`.
+        epochs: int.
+        steps: int or None, batches per epoch.
+
+    Attributes:
+        events: frozenset of str, hooks that rank 0 has to report.
+        waits: frozenset of str, hooks at which all ranks have to wait.
+        asks: frozenset of str, the batch hooks among `waits` at which the state has to be in the
+            user's model every time. At those of epochs it always is.
+        look_at_model: bool, whether some callback may read or change the model. Keras's own
+            progress bar reads the step count where the number of steps is not known.
+    """
+
+    def __init__(
+        self, callbacks: Any, model: Any, verbose: Any, epochs: int, steps: int | None
+    ) -> None:
+        tf = require_tensorflow()
+        keras = tf.keras.callbacks
+        list_class = keras_names.callback_list_class()
+        if verbose == "auto":
+            # What it means to Keras outside of a parameter-server strategy.
+            quiet = not (is_keras_3() or tf.keras.utils.is_interactive_logging_enabled())
+            verbose = 2 if quiet else 1
+        if isinstance(callbacks, list_class):
+            self.list: Any = callbacks
+        else:
+            self.list = list_class(
+                callbacks,
+                add_history=True,
+                add_progbar=verbose != 0,
+                model=model,
+                verbose=verbose,
+                epochs=epochs,
+                steps=steps,
+            )
+        own = (keras.History, getattr(keras, "ProgbarLogger", None))
+        users = [
+            c
+            for c in self.list.callbacks
+            if type(c) not in own and keras_callbacks.said_need(c) is not Need.PROGRESS
+        ]
+        self._histories = [
+            c
+            for c in self.list.callbacks
+            if isinstance(c, keras.History) and type(c).on_epoch_end is keras.History.on_epoch_end
+        ]
+        self.look_at_model = bool(users) or steps is None
+        needs = [
+            (hook, callback, keras_callbacks.need_at_batch(callback, hook))
+            for hook in jobs.BATCH_HOOKS
+            for callback in self.list.callbacks
+        ]
+        waiting = (Need.LOGS, Need.SAVES, Need.STATE)
+        at_batches = {hook for hook, _, need in needs if need in waiting}
+        progress = {hook for hook, _, need in needs if need is Need.PROGRESS}
+        self.asks = frozenset(hook for hook, _, need in needs if need is Need.STATE)
+        self._savers = [(hook, callback) for hook, callback, need in needs if need is Need.SAVES]
+        elsewhere = self._hooks_of(users) - set(jobs.BATCH_HOOKS)
+        self.waits = elsewhere | at_batches | {"on_epoch_end", "on_train_end"}
+        others = self._hooks_of(self.list.callbacks) - set(jobs.BATCH_HOOKS)
+        if "on_test_end" in others:  # Keras 3 counts the pairs
+            others |= {"on_test_begin"}
+        self.events = (others | progress | {"on_epoch_begin"}) - self.waits
+
+    @staticmethod
+    def _hooks_of(callbacks: Iterable[Any]) -> frozenset[str]:
+        return frozenset(h for h in jobs.HOOKS for c in callbacks if keras_callbacks.defines(c, h))
+
+    def needs_state(self, hook: str, index: int | None) -> bool:
+        """Whether a batch hook that does not always ask for the state needs it this time."""
+        return index is not None and any(
+            keras_callbacks.saves_at(callback, index)
+            for name, callback in self._savers
+            if name == hook
+        )
+
+    def call(self, hook: str, index: int | None, logs: Any) -> None:
+        """Calls a hook of all callbacks, in Keras's order."""
+        if hook.endswith("_batch_end"):
+            begin = hook.replace("_end", "_begin")
+            if begin not in self.waits:  # Keras 2 times batches from one to the other
+                getattr(self.list, begin)(index)
+        method = getattr(self.list, hook)
+        if index is None:
+            method(logs)
+        else:
+            method(index, logs)
+
+    def recorded(self) -> list[dict[str, int]]:
+        """How many epochs each `History` has recorded, by the names of logs."""
+        return [
+            {name: len(values) for name, values in history.history.items()}
+            for history in self._histories
+        ]
+
+    def record(self, epoch: int | None, logs: Any, before: list[dict[str, int]]) -> None:
+        """Makes each `History` record an epoch, unless it has.
+
+        Args:
+            epoch: int.
+            logs: dict of str to float.
+            before: what `recorded` returned before the callbacks heard of the epoch's end.
+        """
+        for history, counts in zip(self._histories, before, strict=True):
+            found = history.history
+            if all(len(found.get(name, ())) > counts.get(name, 0) for name in logs):
+                continue
+            if history.epoch[-1:] == [epoch]:  # it was interrupted
+                history.epoch.pop()
+            for name in list(found):
+                del found[name][counts.get(name, 0) :]
+            history.on_epoch_end(epoch, logs)

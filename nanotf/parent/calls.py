@@ -1,0 +1,575 @@
+"""A call of a model's method that runs on workers, as the parent sees it.
+
+    models -> training | inference      one call: its arguments, its callbacks, its results
+                 Call.run               the job goes out, messages come in, all ends or fails
+
+Whatever the kind of job, it starts, is followed, fails and ends in `Call`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import sys
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat import keras_names
+from nanotf.compat.versions import check_keras, require_tensorflow
+from nanotf.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    ModelError,
+    NanoError,
+    WorkerError,
+    also,
+)
+from nanotf.machine import processor, topology
+from nanotf.parent import gpu, rejections, report
+from nanotf.parent.callbacks import ParentCallbacks
+from nanotf.parent.fit_data import FitArguments, FitData, Stream
+from nanotf.pool import backends, interrupts, warm
+from nanotf.pool.pool import LOOK_SECONDS, Pool, explaining_few_descriptors
+from nanotf.pool.transports import check_transport
+from nanotf.shipping import captured, jobs, models, pickling, streams
+from nanotf.shipping.inputs import RowsDiffer
+from nanotf.shipping.pipelines import check_sharding
+from nanotf.shipping.state import State, StateLayout
+from nanotf.wire import messages, timing
+from nanotf.wire.blocks import Block
+
+ABANDON_SECONDS = 60.0  # for workers to take the batches that they have, after the data have raised
+FAILED_SECONDS = 1.0  # for user code that is in the middle of making a batch, after a failure
+STATE_BLOCK = 0  # the job's first block; the blocks of arrays follow
+
+
+def needs_workers(
+    num_processes: Any,
+    transport: str | None,
+    sharding: str | None = None,
+    backend: str | None = None,
+) -> bool:
+    """Checks the arguments that nanotf adds to a method, and says whether they ask for workers.
+
+    Args:
+        num_processes: None or an int above 0.
+        transport: None or one of `transports.TRANSPORTS`.
+        sharding: None or one of `shipping.pipelines.SHARDINGS`.
+        backend: None or one of `backends.BACKENDS`.
+
+    Raises:
+        InvalidArgumentError, InvalidArgumentTypeError: They are something else.
+        UnsupportedVersionError: The back end's package is not installed.
+    """
+    check_transport(transport)
+    check_sharding(sharding)
+    backends.check_backend(backend)
+    if num_processes is None:
+        return False
+    topology.check_num_processes(num_processes)
+    return bool(num_processes > 1)
+
+
+def check_max_restarts(value: Any) -> int:
+    """Checks the argument `max_restarts` of `fit`.
+
+    Raises:
+        InvalidArgumentTypeError, InvalidArgumentError: It is no int, or below 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise InvalidArgumentTypeError(
+            f"`max_restarts` must be an integer. Received: max_restarts={value!r}. "
+            "Pass how often training may go on with new workers, such as max_restarts=3."
+        )
+    if value < 0:
+        raise InvalidArgumentError(
+            f"`max_restarts` must be at least 0. Received: max_restarts={value!r}. "
+            "Pass how often training may go on with new workers, such as max_restarts=3."
+        )
+    return int(value)
+
+
+def plan_for(
+    method: str,
+    num_processes: int,
+    cores_per_process: int | None,
+    cores: Sequence[int] | None = None,
+    backend: str | None = None,
+) -> backends.AnyPlan | None:
+    """Says where the workers of a call will run.
+
+    Args:
+        method: str, the method that is called.
+        num_processes: int, above 1.
+        cores_per_process: int or None for equal shares of all usable cores.
+        cores: sequence of int or None, the logical CPUs to share out.
+        backend: str or None for the default, one of `backends.BACKENDS`.
+
+    Returns:
+        A `topology.Plan` or `backends.RayPlan`, or None where there are GPUs, which take the
+        place of workers.
+
+    Raises:
+        NanoError: No worker can be used here and now.
+    """
+    check_keras()
+    received = f"{method}(num_processes={num_processes})"
+    if "NANOTF_RANK" in os.environ:
+        raise NanoError(
+            f"A worker cannot start workers of its own. Received: {received} inside worker "
+            f"{os.environ['NANOTF_RANK']}. Remove the argument there."
+        )
+    warm.check_not_lent(received)
+    if gpu.devices():
+        return None
+    return backends.plan(backend, num_processes, cores_per_process, cores)
+
+
+def seed_of_user(number: int) -> int:
+    """A seed that follows `set_random_seed`, without using up the user's random numbers.
+
+    Args:
+        number: int, what makes two calls at the same state differ.
+    """
+    state: Any = np.random.get_state(legacy=False)
+    position = f"{state['state']['pos']} {number}".encode()
+    return zlib.crc32(state["state"]["key"].tobytes() + position)
+
+
+class Call:
+    """One job, from the parent's side. A subclass says what is sent and what is made of it.
+
+    Args:
+        size: int, number of workers.
+    """
+
+    method = "@nano"  # what was called, for the report
+    # Whether the workers can end the job by themselves when the user's data have raised.
+    can_be_abandoned = False
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.clock = timing.CallTimes()
+        self._data_failed: messages.DataFailed | None = None
+        self._failed_at = 0.0
+        self._abandoned = False  # whether all workers have ended a job whose data have raised
+
+    # ---------------------------------------------------------------- what a subclass says
+    def begin(self) -> list[Block]:
+        """Makes ready for workers; returns the job's blocks, which `run` gives back."""
+        raise NotImplementedError
+
+    def job(self) -> Any:
+        """The job that workers get: one of the kinds in `jobs`."""
+        raise NotImplementedError
+
+    def data_streams(self) -> list[Stream]:
+        """The data that this process reads for the workers, by stream number."""
+        return []
+
+    def divided(self, stream: Stream) -> Any:
+        """The part of a stream's signature of which each worker gets its rows."""
+        return stream.signature
+
+    def data_error(self, failed: messages.DataFailed) -> BaseException:
+        """The exception for data that failed, when workers have ended the job."""
+        return failed.error
+
+    def open_writers(self) -> Sequence[streams.StreamWriter]:
+        """Those that read data for the workers now."""
+        return self.writers
+
+    def all_writers(self) -> Sequence[streams.StreamWriter]:
+        """Those that may still have a thread."""
+        return self.writers
+
+    def sent(self) -> None:
+        """Called when the workers have the job, and the blocks' descriptors are still open."""
+
+    def hear(self, message: Any) -> None:
+        """Takes a message of the job's own kind, see `messages`."""
+        raise AssertionError(message)
+
+    def hear_stream(self, message: Any) -> None:
+        """Takes a message about the data that this process reads."""
+        self.writers[message.stream].handle(message)
+
+    def look(self, ended: set[int]) -> None:
+        """Looks after workers that have said nothing for `pool.LOOK_SECONDS`.
+
+        Args:
+            ended: set of int, the ranks that have ended the job.
+        """
+
+    def answer(self, first: messages.Waiting) -> messages.Proceed:
+        """Decides how all ranks go on at a hook; `first` is what rank 0 said."""
+        raise AssertionError(first)
+
+    def failure(self, message: messages.JobFailed) -> BaseException:
+        """The exception for a job that raised in a worker."""
+        worker = self.workers.workers[message.rank]
+        who = f"Worker {message.rank} ({worker.where()}) raised"
+        error = worker.error(
+            WorkerError, f"{who} {message.summary}", remote_traceback=message.traceback
+        )
+        try:
+            original = pickle.loads(message.exception) if message.exception else None
+        except Exception:
+            original = None
+        return also(error, original, f"{original}\n\n{who} {type(original).__name__}.")
+
+    def collect(self) -> None:
+        """Called when all workers have ended the job, and its blocks are still there."""
+
+    def fail(self) -> None:
+        """Leaves what can be saved after a failure; the workers are gone."""
+
+    def release(self) -> None:
+        """Lets go of what refers to the job's blocks."""
+
+    def end(self, results: list[Any]) -> Any:
+        """What the call returns; `results` has what each rank's job returned, by rank."""
+        raise NotImplementedError
+
+    def reported(self) -> None:
+        """Called at the very end, when `report` says where the time went."""
+
+    # ------------------------------------------------------------------------------- run
+    def run(self, workers: Pool) -> Any:
+        """Runs the job on a pool and brings its results home."""
+        with explaining_few_descriptors(self.size):
+            return self._run(workers)
+
+    def _run(self, workers: Pool) -> Any:
+        self.workers, clock = workers, self.clock
+        clock.lent = timing.now()
+        clock.prepared = clock.prepared or clock.lent
+        self.number = workers.next_job()
+        blocks = self.begin()
+        self.writers: list[streams.StreamWriter] = []
+        try:
+            body = pickling.dumps(self.job())
+            sizes = tuple(block.nbytes for block in blocks)
+            clock.shipped, clock.written = len(body) + sum(sizes), timing.now()
+            workers.usable = False  # until all have ended the job
+            workers.send(messages.Job(self.number, body, sizes), blocks)
+            self.sent()
+            _close_descriptors(blocks)
+            clock.sent = timing.now()
+            self.writers = [self._writer(i, stream) for i, stream in enumerate(self.data_streams())]
+            results = self._follow()
+            clock.done = timing.now()
+            self.collect()
+        except BaseException:
+            # A fork that a callback has made, and that ends here, has nothing of the job's.
+            if workers.owner == os.getpid():
+                with interrupts.held_back():
+                    self._give_up(blocks)
+            raise
+        self._clear(blocks, streams.STOP_SECONDS)
+        clock.readings = [writer.reading for writer in self.writers]
+        result = self.end(results)
+        clock.ended = timing.now()
+        self.report = report.Report.of(self.method, clock, self.times)
+        report.remember(self.report)
+        self.reported()
+        return result
+
+    def _give_up(self, blocks: list[Block]) -> None:
+        try:
+            # The workers are somewhere in a step; the next job needs them at rest.
+            if not self._abandoned:
+                self.workers.kill()
+            self.fail()
+        finally:
+            self._clear(blocks, FAILED_SECONDS)
+
+    def _clear(self, blocks: list[Block], patience: float) -> None:
+        try:
+            streams.stop_all(self.all_writers(), patience)
+        finally:
+            # An exception that somebody keeps holds `_run`'s frame, and must not hold the memory.
+            self.release()
+            while blocks:
+                blocks.pop().discard()
+
+    def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
+        # Those of now: a writer whose data take long may outlive a restart.
+        workers, job = self.workers, self.number
+
+        def send(message: messages.Message, block: Block | None) -> None:
+            workers.send(message, [] if block is None else [block])
+            if block is not None:
+                block.close_fd()
+
+        return streams.StreamWriter(
+            number,
+            stream.data,
+            stream.signature,
+            stream.trains,
+            self.size,
+            send,
+            lambda error: workers.post(messages.DataFailed(job, number, error)),
+            len(require_tensorflow().nest.flatten(self.divided(stream))),
+        )
+
+    def _reading(self) -> list[str]:
+        """Where this process is that reads data for the workers, which may wait for it."""
+        return [stack for w in self.open_writers() if (stack := w.stack()) is not None]
+
+    def _follow(self) -> list[Any]:
+        """Handles what the workers say, until all have ended the job; returns their results."""
+        try:
+            results = self._hear_all()
+        except NanoError:
+            if self._data_failed is None:
+                raise
+        else:
+            self._abandoned = self._data_failed is not None
+        if self._data_failed is not None:
+            raise self.data_error(self._data_failed)
+        return results
+
+    def _data_have_failed(self, failed: messages.DataFailed) -> None:
+        """The user's data have raised: the job goes on with the batches that workers have.
+
+        Callbacks hear of these, as in a single process, and of nothing that comes after.
+        """
+        if not self.can_be_abandoned:
+            raise failed.error
+        if self._data_failed is None:
+            self._data_failed, self._failed_at = failed, time.monotonic()
+            if failed.stream is not None:
+                self.writers[failed.stream].end_in_failure()
+
+    def _check_abandoned(self) -> None:
+        failed = self._data_failed
+        if failed is not None and time.monotonic() - self._failed_at > ABANDON_SECONDS:
+            raise failed.error  # and the workers are killed
+
+    def _is_over(self, hook: str) -> bool:
+        """Whether a hook comes after the failure of the user's data."""
+        return self._data_failed is not None and hook not in jobs.BATCH_HOOKS
+
+    def _hear_all(self) -> list[Any]:
+        waiting: dict[int, messages.Waiting] = {}
+        done: dict[int, Any] = {}
+        times: dict[int, timing.WorkerTimes] = {}
+        while len(done) < self.size:
+            self._check_abandoned()
+            try:
+                rank, message = self.workers.receive(LOOK_SECONDS)
+            except queue.Empty:
+                self.workers.check_progress({*waiting, *done}, self._reading)
+                self.look(set(done))
+                continue
+            if isinstance(message, BaseException):
+                raise message
+            if isinstance(message, (messages.OpenStream, messages.CloseStream, messages.SlotRead)):
+                if message.job == self.number:
+                    self.hear_stream(message)
+            elif isinstance(message, messages.JobFailed):
+                raise self.workers.explain(message) or self.failure(message)
+            elif isinstance(message, messages.Progress):
+                pass  # the pool has heard it
+            elif isinstance(message, messages.Stalled):
+                if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
+                    self.workers.note_stalled(rank, message)
+            elif isinstance(message, messages.DataFailed):
+                if message.job == self.number:
+                    self._data_have_failed(message)
+            elif isinstance(message, messages.Printed):
+                # Maybe of a job that has ended: a logger keeps the stream that it was made with.
+                stream = getattr(sys, message.stream)
+                if stream is not None:  # as in a daemon, where `print` does nothing
+                    stream.write(message.text)
+                    stream.flush()
+            elif isinstance(message, messages.JobDone):
+                done[rank], times[rank] = message.result, message.times
+            elif isinstance(message, messages.Waiting):
+                waiting[rank] = message
+                if len(waiting) == self.size:
+                    _check_same_hook(waiting)
+                    if self._is_over(waiting[0].hook):
+                        self.workers.send(messages.Proceed(self.number, abandon=True))
+                        waiting.clear()
+                        continue
+                    with self.clock.hook(waiting[0].hook):
+                        answer = self.answer(waiting[0])
+                    self.workers.send(answer)
+                    waiting.clear()
+            elif not (isinstance(message, messages.Event) and self._is_over(message.hook)):
+                self.hear(message)
+        self.workers.usable = True
+        self.times = tuple(times[rank] for rank in range(self.size))
+        return [done[rank] for rank in range(self.size)]
+
+
+def _close_descriptors(blocks: list[Block]) -> None:
+    for block in blocks:
+        block.close_fd()
+
+
+def _check_same_hook(waiting: Mapping[int, messages.Waiting]) -> None:
+    first = waiting[0]
+    if any((m.hook, m.index) != (first.hook, first.index) for m in waiting.values()):
+        raise WorkerError(
+            "All workers must reach the same hook. Received: rank 0 at "
+            f"{first.hook}({first.index}), others at "
+            f"{[(m.rank, m.hook, m.index) for m in waiting.values() if m.rank]}."
+        )
+
+
+class ModelCall(Call):
+    """A call of a model's method: everything is checked and laid out before workers are needed.
+
+    Args:
+        model: a Keras model.
+        arguments: `FitArguments`.
+        size: int, number of workers.
+        sharding: str, where datasets are read, see `FitData`.
+
+    Attributes:
+        callbacks: `ParentCallbacks`, set by `begin`.
+    """
+
+    callbacks: ParentCallbacks
+    can_be_abandoned = True
+    quiet = False  # whether what the model prints stays out of the user's terminal
+    trains = False  # a model without variables can be called, and not be trained
+
+    def __init__(
+        self, model: Any, arguments: FitArguments, size: int, sharding: str = "parent"
+    ) -> None:
+        super().__init__(size)
+        self.model = model
+        self.arguments = arguments
+        optimizer = getattr(model, "optimizer", None)
+        # The step count makes the second of two calls in a row differ from the first.
+        self.seed = seed_of_user(0 if optimizer is None else int(optimizer.iterations.numpy()))
+        self.data = FitData(
+            model, arguments, self.seed, STATE_BLOCK + 1, size, sharding, trains=self.trains
+        )
+        self.build()
+        models.check_rows_are_independent(model)
+        if keras_names.computes_in_bfloat16(model):
+            processor.warn_of_slow_bfloat16(
+                f"bfloat16, in which the model {model.name!r} computes,"
+            )
+        with (
+            pickling.naming(f"The model {model.name!r}"),
+            keras_names.metric_names_as_compiled(model),
+        ):
+            recipe = models.checked(model, models.recipe_of(model))
+            self.recipe, self.captured = captured.dump(model, recipe)
+        self.variables = self.variables_to_send() + self.captured.variables
+        self.layout = StateLayout.of(
+            self.variables,
+            size,
+            averaged=[
+                *keras_names.moving_variables(model),
+                *keras_names.weights_assigned(model),
+                *self.captured.moving,
+                *self.captured.single,
+            ],
+        )
+        self.clock.prepared = timing.now()
+
+    def build(self) -> None:
+        """Builds the user's model, as the first step in a single process would."""
+        model, (specs, method) = self.model, self.first_step()
+        if not models.needs_call(model):
+            return
+        step = f"{rejections.STEPS[method]}_step"
+        if keras_names.has_own_step(model, step) and not model.run_eagerly:
+            # It may call the model, or parts of it, on something else than the data's inputs.
+            keras_names.trace_step(model, step, specs)
+            missing = not model.variables
+        else:
+            self._call_model(specs[0] if isinstance(specs, tuple) else specs)
+            missing = models.needs_call(model)
+        if missing and (self.trains or not model.built):
+            raise ModelError(
+                "A model must be built before workers can get its weights. Received: model "
+                f"{model.name!r}, which has no variables after a step on data {specs}."
+            )
+
+    def _call_model(self, x: Any) -> None:
+        try:
+            models.call_on_nothing(self.model, x)
+        except Exception as error:
+            raise ModelError(
+                "A model must be built before workers can get its weights, and the inputs do "
+                f"not tell how. Received: model {self.model.name!r}, inputs {x}, and calling it "
+                f"raised {type(error).__name__}: {error}. Call the model on a batch once, or "
+                "give it an Input layer."
+            ) from error
+
+    def variables_to_send(self) -> list[Any]:
+        """The variables whose values the workers need."""
+        return keras_names.model_variables(self.model)
+
+    def data_streams(self) -> list[Stream]:
+        return self.data.streams
+
+    def first_step(self) -> tuple[Any, str]:
+        """Of which batches the first step is, and of which method."""
+        return self.data.specs, self.method
+
+    def traced(self) -> list[tuple[Any, str]]:
+        """The steps that workers may be tracing: of which batches, and of which method."""
+        return [self.first_step()]
+
+    def failure(self, message: messages.JobFailed) -> BaseException:
+        error = super().failure(message)
+        if error.__cause__ is not None:
+            for specs, method in self.traced():
+                rejected = rejections.rejection(self.model, specs, error.__cause__, method)
+                if rejected is not None:
+                    rejected.__cause__ = error
+                    return rejected
+        return error
+
+    def data_error(self, failed: messages.DataFailed) -> BaseException:
+        error = failed.error
+        if isinstance(error, RowsDiffer):
+            specs, validates = self.data.specs_of(failed)
+            method = "evaluate" if validates else self.method
+            try:
+                rejections.trace_step(self.model, specs, method, error.shapes)
+            except Exception as found:  # as in a single process
+                return found
+        return error
+
+    def state_and_blocks(self) -> list[Block]:
+        """Makes the job's blocks, and `state` over the first."""
+        blocks = [Block(self.layout.nbytes), *self.data.blocks()]
+        self.state = State(self.layout, blocks[STATE_BLOCK], self.variables)
+        return blocks
+
+    def release(self) -> None:
+        del self.state
+
+    def common(self) -> dict[str, Any]:
+        """The fields of `jobs.ModelJob`."""
+        return {
+            "recipe": self.recipe,
+            "settings": jobs.KerasSettings.taken(),
+            "specs": self.data.specs,
+            "layout": self.layout,
+            "state_block": STATE_BLOCK,
+            "events": self.callbacks.events,
+            "waits": self.callbacks.waits,
+            "seed": self.seed,
+            "terminal": jobs.Terminal.taken(),
+            "quiet": self.quiet,
+        }
+
+    def hear(self, message: Any) -> None:
+        assert isinstance(message, messages.Event), message
+        self.callbacks.call(message.hook, message.index, message.logs)

@@ -1,0 +1,61 @@
+"""What `nanotf run -n N` makes of a `fit` that does not say how many processes it wants."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+AUTO = "auto"  # the number of processes that each `fit` finds out by itself, see `auto`
+
+
+@dataclass
+class RunDefault:
+    """The default of a run.
+
+    Args:
+        processes: int, `AUTO`, or None for no default.
+        fits: int, how often `fit` was called.
+    """
+
+    processes: int | str | None
+    fits: int = 0
+
+
+# Set by `cli.run`, before the script starts; None in every other process.
+current: RunDefault | None = None
+
+_is_ours = contextvars.ContextVar("_is_ours", default=False)
+
+
+@contextlib.contextmanager
+def no_default() -> Iterator[None]:
+    """In this context a `fit` is nanotf's own, of a copy of the user's model."""
+    token = _is_ours.set(True)
+    try:
+        yield
+    finally:
+        _is_ours.reset(token)
+
+
+def num_processes(given: int | str | None) -> int | str | None:
+    """The number of processes of a call of `fit`.
+
+    Args:
+        given: int, "auto" or None, what the call says.
+
+    Returns:
+        `given`, or the default where it is None. Inside of another job there is no default:
+        a callback that trains a model of its own does so in this process, as it would without
+        `nanotf run`, since the workers are waiting for it.
+    """
+    if current is None or _is_ours.get():
+        return given
+    current.fits += 1
+    if given is not None:
+        return given
+    from nanotf.pool import warm  # the parent's side, not needed in a worker
+
+    return None if warm.lent_to() == threading.get_ident() else current.processes

@@ -1,0 +1,124 @@
+"""Ranks of a `@nano` function that have parted: who waits for whom, and where.
+
+Ranks that take different paths would wait for each other for ever. With transport "shm" the
+group's memory tells who waits in which collective; with "grpc" the ranks say how many collectives
+they have begun, and which (`collectives.tally`).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from nanotf import collectives
+from nanotf.errors import CollectiveError
+from nanotf.wire import messages
+
+# What TensorFlow's collectives say where ranks differ (2.15 to 2.21); ours say it by themselves.
+_MISMATCH = re.compile(
+    r"(Shape mismatch in the collective instance|Collective instance \d+ expected)[^\n\"]*"
+)
+STUCK_LOOKS = 10  # looks at which nothing has moved, before ranks count as parted
+
+
+class Partings:
+    """Notices that the ranks of one call have parted.
+
+    Args:
+        name: str, of the user's function.
+        size: int, number of workers.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name = name
+        self._size = size
+        self._stuck: tuple[list[Any], int] = ([], 0)
+        self._reached: dict[int, messages.Reached] = {}
+
+    def hear(self, message: messages.Reached) -> None:
+        """Takes what a rank of transport "grpc" says of itself."""
+        self._reached[message.rank] = message
+
+    def look(self, group: Any, ended: set[int]) -> None:
+        """Called every second.
+
+        Args:
+            group: `collectives.GroupOwner`, or None with transport "grpc".
+            ended: set of int, the ranks that have returned from the function.
+
+        Raises:
+            CollectiveError: Ranks have parted.
+        """
+        if group is None:
+            self._look_at_counts(ended)
+        else:
+            self._look_at_waits(group.waits(), ended)
+
+    def check(self) -> None:
+        """Same, when all ranks have returned: with "grpc" they may have met by accident."""
+        self._look_at_counts(set())
+
+    def explain(self, rank: int, text: str) -> CollectiveError | None:
+        """The error for what a rank has raised; None where that is no parting.
+
+        Args:
+            rank: int.
+            text: str, the exception and its traceback.
+        """
+        said = collectives.failure_message(RuntimeError(text))
+        if said is None:
+            found = _MISMATCH.search(text)
+            if found is None:
+                return None
+            said = found[0]
+        return self.error(f"in rank {rank} a collective failed: {said}")
+
+    def _look_at_waits(self, waits: list[Any], ended: set[int]) -> None:
+        for wait in waits:
+            gone = sorted(ended & set(wait.missing))
+            if gone:
+                raise self._left(gone[0], wait.rank, wait.what)
+        waiting = {wait.rank for wait in waits}
+        before, looks = self._stuck
+        looks = looks + 1 if waits == before and len(waiting) == self._size - len(ended) else 0
+        self._stuck = (waits, looks)
+        if looks >= STUCK_LOOKS and waits:
+            places = [
+                f"rank {w.rank} waits for {list(w.missing)} in a collective: {w.what}"
+                for w in waits
+            ]
+            raise self.error("; ".join(places))
+
+    def _look_at_counts(self, ended: set[int]) -> None:
+        told = sorted(self._reached.values(), key=lambda reached: reached.rank)
+        for gone in told:
+            for other in told:
+                if gone.rank in ended and other.count > gone.count:
+                    raise self._left(gone.rank, other.rank, other.what)
+        for one in told:
+            for other in told:
+                if one.count == other.count and one.fingerprint != other.fingerprint:
+                    raise self.error(
+                        f"the collectives that the ranks have begun differ: of {one.count}, the "
+                        f"last one of rank {one.rank} is {one.what}, that of rank {other.rank} is "
+                        f"{other.what}"
+                    )
+
+    def _left(self, gone: int, waits: int, what: str) -> CollectiveError:
+        return self.error(
+            f"rank {gone} has returned from the function, and rank {waits} waits for it in a "
+            f"collective: {what}"
+        )
+
+    def error(self, received: str) -> CollectiveError:
+        """The error that says what to do about it.
+
+        Args:
+            received: str, what the ranks do.
+        """
+        return CollectiveError(
+            "All workers must take the same path through a @nano function, and run the same "
+            f"steps. Received: in {self._name}, {received}. Decide by what is alike on all of "
+            "them, like the loss that a step returns, not by a worker's own rows or rank. Reading "
+            "or saving metrics and moving statistics takes all workers, too."
+        )

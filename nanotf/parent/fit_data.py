@@ -1,0 +1,511 @@
+"""The arguments of one `fit`, checked, and its data, laid out for the workers.
+
+Keras itself checks and converts the data, in the parent (`compat.data_adapters`), before a
+process is started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat import data_adapters, keras_names, random_states
+from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.errors import InvalidArgumentError, ShippingError
+from nanotf.shipping import files, inputs, pipelines, streams
+from nanotf.shipping.arrays import Packing
+from nanotf.wire import messages
+from nanotf.wire.blocks import Block
+
+Input = inputs.ArrayInput | streams.StreamInput | pipelines.PipelineInput | files.FilesInput
+
+
+@dataclasses.dataclass(frozen=True)
+class FitArguments:
+    """The arguments of Keras's `fit`, with Keras's defaults."""
+
+    x: Any = None
+    y: Any = None
+    batch_size: int | None = None
+    epochs: int = 1
+    verbose: Any = "auto"
+    callbacks: Any = None
+    validation_split: float = 0.0
+    validation_data: Any = None
+    shuffle: Any = True
+    class_weight: Any = None
+    sample_weight: Any = None
+    initial_epoch: int = 0
+    steps_per_epoch: int | None = None
+    validation_steps: int | None = None
+    validation_batch_size: int | None = None
+    validation_freq: Any = 1
+    # Keras 2's, for generators and `Sequence`s; in Keras 3 a `PyDataset` has them.
+    max_queue_size: int = 10
+    workers: int = 1
+    use_multiprocessing: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> FitArguments:
+        """Picks them out of the arguments of a call.
+
+        Args:
+            given: mapping of str to object, the arguments of Keras's `fit` that were given.
+
+        Raises:
+            InvalidArgumentError: One that is not supported with workers.
+        """
+        fields = {field.name for field in dataclasses.fields(cls)}
+        for name in given.keys() - fields:
+            raise InvalidArgumentError(
+                f"fit(num_processes=...) does not know `{name}`. Received: "
+                f"{name}={_short(given[name])}. Leave it out, or train with one process."
+            )
+        return cls(**given)._limited()
+
+    def _limited(self) -> FitArguments:
+        """These within `keras_names.run_limits`, as Keras cuts them and warns of it."""
+        most_epochs, most_steps = keras_names.run_limits()
+        changed: dict[str, int] = {}
+        if most_epochs and most_epochs < self.epochs:
+            warnings.warn(f"Limiting epochs to {most_epochs}", stacklevel=2)
+            changed["epochs"] = most_epochs
+        validates = bool(self.validation_split) or self.validation_data is not None
+        for name in ("steps_per_epoch", "validation_steps") if validates else ("steps_per_epoch",):
+            steps = getattr(self, name)
+            if most_steps and (not steps or most_steps < steps):
+                warnings.warn(f"Limiting steps_per_epoch to {most_steps}", stacklevel=2)
+                changed[name] = most_steps
+        return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """Where a `fit` goes on whose workers have died.
+
+    Args:
+        first_epoch: int, the epoch at which it began.
+        first_step: int, the step in it; 0 unless `BackupAndRestore` of Keras 2 resumed there.
+        epoch: int, the epoch to run next.
+        random_states: where the random numbers stood when that epoch was begun to be read in this
+            process, see `random_states`; None if it was not.
+    """
+
+    first_epoch: int
+    first_step: int
+    epoch: int
+    random_states: random_states.States | None = None
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs are complete."""
+        return self.epoch - self.first_epoch
+
+    def place(self, steps: int, size: int, at_once: int) -> tuple[int, int]:
+        """How many passes over the data are complete, and how many batches of the next are taken.
+
+        Args:
+            steps: int, of an epoch.
+            size: int, batches of one pass.
+            at_once: int, steps of one execution.
+        """
+        if is_keras_3() and (size % steps or steps % at_once):
+            return self.epochs, 0  # they differ in length there; the next begins a pass
+        return divmod(self.epochs * steps - self.first_step, size)
+
+
+class FitData:
+    """The training and validation data of one `fit`.
+
+    Args:
+        model: the user's model.
+        arguments: `FitArguments`.
+        seed: int, of the order of shuffled arrays.
+        first_block: int, the number of the first of the job's blocks that is for arrays.
+        size: int, number of workers.
+        sharding: str, "data", "file" or "parent", where datasets are read, or "trial", which is
+            "data" with whatever order the workers find. Validation data that have no files to
+            divide are read in the parent.
+        trains: bool, whether the data are for training; otherwise for one pass over them.
+        resume: `Resume`, where training goes on in the middle; None for its begin.
+
+    Attributes:
+        train: `ArrayInput`, `StreamInput`, `PipelineInput` or `FilesInput`.
+        validation: same, or None.
+        steps: int or None, batches per epoch, where that is known.
+        steps_per_epoch, validation_steps: int or None, what a worker's `fit` gets.
+        streams: list of the data that the parent reads, by stream number.
+        specs: nested structure of `tf.TensorSpec`, of one batch of `train`.
+        validation_specs: same, of `validation`, or None.
+        is_endless: bool, whether a single pass over them would not end.
+
+    Raises:
+        InvalidArgumentError, ShippingError: Something given cannot be used.
+        Exception: What Keras raises.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        arguments: FitArguments,
+        seed: int,
+        first_block: int,
+        size: int,
+        sharding: str = "parent",
+        trains: bool = True,
+        resume: Resume | None = None,
+    ) -> None:
+        self._sharding = sharding
+        self._size = size
+        self._resume = resume
+        self._model = model
+        self._arguments = a = arguments
+        self._first_block = first_block
+        self._seed = seed
+        self._packings: list[Packing] = []
+        self.streams: list[Stream] = []
+        self._read: data_adapters.Epochs | None = None  # of training, if they have to be read
+        self.is_endless = False
+        self.train: Input
+        self.validation: Input | None = None
+        self.validation_specs: Any = None
+        self.validation_steps: int | None = None
+        self._cut: list[bool] = []  # by epoch, whether it ends before its last step
+        data, validation = (a.x, a.y, a.sample_weight), None
+        if a.validation_split and a.validation_data is None:
+            data, validation = data_adapters.split_for_validation(data, a.validation_split)
+        elif a.validation_data is not None:
+            validation = data_adapters.unpack(a.validation_data)
+        if not trains:
+            self._open_pass(*data)
+            return
+        self._open_training(*data)
+        if validation is not None:
+            self._open_validation(*validation)
+
+    def _open_pass(self, x: Any, y: Any, sample_weight: Any) -> None:
+        """For `evaluate` and `predict`: sets `train`, `specs` and `steps`."""
+        a = self._arguments
+        self.steps = self.steps_per_epoch = steps = a.steps_per_epoch
+        opened = self._open_for_evaluation(x, y, sample_weight, a.batch_size, steps)
+        if isinstance(opened, data_adapters.Epochs):
+            self.train, self.specs = self._stream("x", opened, trains=False)
+            self.steps = steps or opened.steps
+            infinite = require_tensorflow().data.INFINITE_CARDINALITY
+            self.is_endless = (
+                opened.dataset is not None and int(opened.dataset.cardinality()) == infinite
+            )
+            return
+        self.train = self._arrays(opened, False, 1)
+        self.specs = _specs(opened.structure)
+        self.steps = steps or opened.size
+
+    def _open_for_evaluation(
+        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None
+    ) -> data_adapters.Arrays | data_adapters.Epochs:
+        arguments = data_adapters.DataArguments(
+            x, y, sample_weight, batch_size, steps, **self._reading()
+        )
+        return data_adapters.open_data(self._model, arguments)
+
+    def _open_training(self, x: Any, y: Any, sample_weight: Any) -> None:
+        a, resume = self._arguments, self._resume
+        steps = a.steps_per_epoch
+        opened = data_adapters.open_data(
+            self._model,
+            data_adapters.DataArguments(
+                self._rewound(x),
+                y,
+                sample_weight,
+                a.batch_size,
+                steps,
+                shuffle=a.shuffle,
+                class_weight=a.class_weight,
+                epochs=a.epochs,
+                initial_epoch=a.initial_epoch,
+                **self._reading(),
+            ),
+        )
+        if isinstance(opened, data_adapters.Epochs):
+            if resume is not None:
+                rewound = isinstance(x, require_tensorflow().data.Dataset)
+                is_read_again = rewound or hasattr(x, "__getitem__")  # as a `PyDataset`
+                opened.resume(
+                    resume.epochs if rewound else 0,
+                    resume.random_states if is_read_again else None,
+                )
+            self._read = opened
+            self.train, self.specs = self._stream("x", opened, trains=True)
+            # By files, an epoch may take more steps than the dataset has batches.
+            self.steps = steps if self._sharding == "file" else opened.steps
+            self.steps_per_epoch = steps
+            return
+        passes, first = self._passes_of_training(opened.size), None
+        if resume is not None:
+            complete, taken = resume.place(steps or opened.size, opened.size, self._steps_at_once())
+            first = (resume.first_epoch + complete, taken)
+            if passes is not None and not is_keras_3():  # one iterator, which ends training
+                passes = max(1, passes - complete)
+        shuffle = _shuffles(a.shuffle)
+        self.train = dataclasses.replace(self._arrays(opened, shuffle, passes), first=first)
+        self.specs = _specs(opened.structure)
+        self.steps = steps or opened.size
+        # A known number lets Keras keep one endless iterator over all epochs.
+        self.steps_per_epoch = steps or opened.size
+
+    def random_states_of(self, epoch: int, first_epoch: int) -> random_states.States | None:
+        """Where the random numbers stood when an epoch of training was begun to be read.
+
+        Args:
+            epoch: int, the epoch that was not complete.
+            first_epoch: int, that of the call.
+
+        Returns:
+            None where this process does not read the data, or had not begun to.
+        """
+        if self._read is None:
+            return None
+        resume = self._resume
+        if self._read.begun is None:  # workers that went on with the epoch have died before it
+            return resume.random_states if resume is not None and resume.epoch == epoch else None
+        begin = first_epoch if resume is None else resume.epoch
+        number, states = self._read.begun
+        return states if begin + number == epoch else None
+
+    def _rewound(self, x: Any) -> Any:
+        """A dataset as it was when training began; what is no dataset goes on where it is.
+
+        A copy of its graph draws the orders of its shuffles as a new dataset does.
+        """
+        from nanotf.compat import pipelines
+
+        tf, resume = require_tensorflow(), self._resume
+        if resume is None or not isinstance(x, tf.data.Dataset):
+            return x
+        copy = pipelines.copy_of(x)
+        return x if copy is None else copy
+
+    def _place(self, cardinality: int) -> dict[str, Any]:
+        """Where workers go on in a dataset that they read: `iterated` and `taken` of their input.
+
+        Args:
+            cardinality: int, what their Keras is told.
+        """
+        resume, steps = self._resume, self._arguments.steps_per_epoch
+        if resume is None:
+            return {}
+        if steps is None:
+            each = data_adapters.iterators_per_epoch(cardinality)
+            return {"iterated": resume.epochs * each}
+        if is_keras_3() and cardinality > 0:  # an iterator for each pass, of which it begins one
+            return {"iterated": resume.epochs // math.ceil(cardinality / steps)}
+        return {"taken": max(0, resume.epochs * steps - resume.first_step)}
+
+    def _passes_of_training(self, size: int) -> int | None:
+        """How often an iterator over arrays goes through them; None is without end.
+
+        Keras 3 begins an iterator with every pass, and cuts the epoch short in which the data
+        run out. Keras 2 has one, of one pass per epoch, and ends training when it runs out.
+        """
+        steps = self._arguments.steps_per_epoch
+        epochs = self._arguments.epochs - self._arguments.initial_epoch
+        if steps is None:
+            return None
+        if is_keras_3():
+            # An execution of several steps makes all of them, beyond the end of the epoch, too.
+            at_once = self._steps_at_once()
+            if 0 < steps <= size and size % steps == 0 and steps % at_once == 0:
+                return None
+            self._cut = _epochs_cut_short(-(-steps // at_once), -(-size // at_once), epochs)
+            return 1
+        if 0 < steps <= size:
+            return None
+        self._cut = [(epoch + 1) * steps > size * epochs for epoch in range(epochs)]
+        return epochs
+
+    def _steps_at_once(self) -> int:
+        """Steps that an execution makes, whatever is left of the epoch: 1 in Keras 2."""
+        return keras_names.steps_per_execution(self._model) if is_keras_3() else 1
+
+    def _open_validation(self, x: Any, y: Any, sample_weight: Any) -> None:
+        a = self._arguments
+        steps = a.validation_steps
+        batch_size = a.validation_batch_size or a.batch_size
+        opened = self._open_for_evaluation(x, y, sample_weight, batch_size, steps)
+        self.validation_steps = steps
+        if isinstance(opened, data_adapters.Epochs):
+            self.validation, specs = self._stream("validation_data", opened, trains=False)
+            self.validation_specs = specs
+            return
+        self.validation_specs = _specs(opened.structure)
+        at_once = self._steps_at_once()
+        runs_out = steps is not None and not 0 < -(-steps // at_once) * at_once <= opened.size
+        self.validation = self._arrays(opened, False, 1 if runs_out else None)
+        if not runs_out:
+            self.validation_steps = steps or opened.size
+
+    def batch_specs(self) -> Any:
+        """As `specs`, with the rows of the first batch where Keras's `predict` knows them."""
+        train = self.train
+        if not (is_keras_3() and isinstance(train, inputs.ArrayInput)):
+            return self.specs
+        return _with_rows(inputs.without_lists(self.specs), min(train.batch_size, train.rows))
+
+    def _reading(self) -> dict[str, Any]:
+        a = self._arguments
+        return {
+            "workers": a.workers,
+            "use_multiprocessing": a.use_multiprocessing,
+            "max_queue_size": a.max_queue_size,
+        }
+
+    def _stream(self, what: str, data: data_adapters.Epochs, trains: bool) -> tuple[Input, Any]:
+        """Data that have to be read, as an input of the workers, and the specs of a batch."""
+        if data.cardinality == 0:
+            raise InvalidArgumentError(
+                f"{what} must have at least one batch. Received: an empty dataset."
+            )
+        signature = streams.signature_of(data.element_spec, what)
+        if self._sharding in ("data", "trial"):
+            alike = self._sharding == "data"
+            made = pipelines.pipeline_input(
+                data.dataset, signature, data.cardinality, data.steps, what, alike
+            )
+            place = self._place(data.cardinality) if trains else {}
+            return dataclasses.replace(made, **place), signature
+        if self._sharding == "file":
+            try:
+                return self._files(data, what, trains), signature
+            except ShippingError:
+                if trains:
+                    raise
+        self.streams.append(Stream(data, signature, trains, data.element_spec))
+        number = len(self.streams) - 1
+        return streams.StreamInput(number, signature, data.cardinality, data.steps), signature
+
+    def _files(self, data: data_adapters.Epochs, what: str, trains: bool) -> files.FilesInput:
+        block = self._first_block + len(self._packings)
+        made, packing = files.files_input(data.dataset, data.cardinality, what, self._size, block)
+        self._packings.append(packing)
+        place = self._place(made.cardinality) if trains else {}
+        return dataclasses.replace(made, **place)
+
+    def _arrays(
+        self, data: data_adapters.Arrays, shuffle: bool | str, passes: int | None
+    ) -> inputs.ArrayInput:
+        result, packing = inputs.pack_arrays(
+            data.structure,
+            self._first_block + len(self._packings),
+            int(data.batch_size),
+            shuffle,
+            self._seed,
+            passes,
+        )
+        self._packings.append(packing)
+        return result
+
+    def blocks(self) -> list[Block]:
+        """Copies the arrays into shared blocks; can be called once."""
+        blocks = []
+        for packing in self._packings:
+            block = Block(packing.nbytes)
+            packing.write(block)
+            blocks.append(block)
+        self._packings = []  # nothing refers to the user's arrays beyond this point
+        return blocks
+
+    def specs_of(self, failed: messages.DataFailed) -> tuple[Any, bool]:
+        """The specs that Keras has of data that failed, and whether they are for validation."""
+        validates = failed.validates
+        if failed.stream is not None:
+            source = self.validation
+            validates = isinstance(source, streams.StreamInput) and source.stream == failed.stream
+        return self.keras_specs(self.validation if validates else self.train), validates
+
+    def keras_specs(self, source: Input | None) -> Any:
+        """The specs of a batch of `train` or `validation` as Keras has them, with known rows."""
+        if isinstance(source, streams.StreamInput):
+            return self.streams[source.stream].specs
+        if not isinstance(source, inputs.ArrayInput):
+            return None if source is None else source.element_spec
+        specs = self.specs if source is self.train else self.validation_specs
+        whole = is_keras_3() and source.rows % source.batch_size == 0
+        return _with_rows(specs, source.batch_size) if whole else specs
+
+    def warn_of_pass(self) -> None:
+        """Says what Keras says of `evaluate` and `predict` for which there are too few arrays."""
+        steps = self._arguments.steps_per_epoch
+        if isinstance(self.train, inputs.ArrayInput) and steps and steps > self.train.steps:
+            data_adapters.warn_that_data_ran_out(steps)
+
+    def warn_of_epoch(self, epoch: int) -> None:
+        """Says what Keras says of an epoch for which there are not enough arrays."""
+        a = self._arguments
+        number = epoch - a.initial_epoch
+        if 0 <= number < len(self._cut) and self._cut[number] and a.steps_per_epoch:
+            data_adapters.warn_that_data_ran_out(a.steps_per_epoch * (a.epochs - a.initial_epoch))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Data that the parent reads.
+
+    Args:
+        data: `compat.data_adapters.Epochs`.
+        signature: nested structure of `tf.TensorSpec`, of one batch.
+        trains: bool, whether they are those of training.
+        specs: as `signature`, as Keras has it.
+        is_batched: bool, whether elements are batches, of which workers get their rows.
+    """
+
+    data: streams.Epochs
+    signature: Any
+    trains: bool
+    specs: Any = None
+    is_batched: bool = True
+
+
+def _epochs_cut_short(steps: int, size: int, epochs: int) -> list[bool]:
+    """Which epochs of Keras 3 end before their last step, since a pass over the data ends.
+
+    Args:
+        steps: int, executions of an epoch.
+        size: int, executions of one pass.
+        epochs: int.
+    """
+    cut, seen = [], 0
+    for _ in range(epochs):
+        cut.append(seen + steps > size)
+        seen = 0 if cut[-1] else (seen + steps) % size
+    return cut
+
+
+def _specs(structure: Any) -> Any:
+    tf = require_tensorflow()
+    return tf.nest.map_structure(
+        lambda a: None if a is None else tf.TensorSpec([None, *a.shape[1:]], a.dtype), structure
+    )
+
+
+def _with_rows(specs: Any, rows: int) -> Any:
+    tf = require_tensorflow()
+    return tf.nest.map_structure(
+        lambda s: None if s is None else tf.TensorSpec([rows, *s.shape[1:]], s.dtype), specs
+    )
+
+
+def _shuffles(shuffle: Any) -> bool | str:
+    """The order of arrays: "batch", or whether they are shuffled at all."""
+    if isinstance(shuffle, str):
+        return "batch" if shuffle.lower() == "batch" else True
+    return bool(np.all(shuffle))
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else f"{text[:77]}..."

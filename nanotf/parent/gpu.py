@@ -1,0 +1,118 @@
+"""`fit(num_processes=...)` on a machine with GPUs: one process, `tf.distribute.MirroredStrategy`.
+
+Several processes would compete for the same GPUs, and TensorFlow's own strategy for several
+GPUs in one process is fast. The user's model is not made under that strategy, so a copy is,
+which trains; after every epoch the user's model gets its state, and the user's callbacks run
+on the user's model, as they do with workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nanotf import console
+from nanotf.compat.versions import require_tensorflow
+from nanotf.parent import defaults, model_copy, one_process
+from nanotf.parent.callbacks import ParentCallbacks
+from nanotf.shipping import captured, jobs
+
+
+def devices() -> list[str]:
+    """The logical GPUs that TensorFlow sees, by name."""
+    return [device.name for device in require_tensorflow().config.list_logical_devices("GPU")]
+
+
+def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: int) -> Any:
+    """Runs `evaluate` or `predict` as Keras does, in this process.
+
+    Args:
+        model: a Keras model.
+        method: str, the method's name.
+        given: mapping of str to object, the arguments that it was given.
+        num_processes: int, what the user asked for; only reported.
+
+    Returns:
+        What Keras's method returns.
+    """
+    console.say(
+        f"TensorFlow sees {len(devices())} GPU(s); {method}(num_processes={num_processes}) "
+        "falls back to Keras's own, in this process."
+    )
+    return getattr(model, method)(**given)
+
+
+def fit(
+    model: Any,
+    recipe: bytes,
+    held: captured.Captured,
+    given: Mapping[str, Any],
+    num_processes: int,
+    names: list[str],
+) -> Any:
+    """Trains a model on GPUs in this process.
+
+    Args:
+        model: a compiled and built Keras model.
+        recipe: bytes, and
+        held: `Captured`, what `shipping.captured.dump` has made of it.
+        given: mapping of str to object, the arguments of Keras's `fit` that were given.
+        num_processes: int, what the user asked for; only reported.
+        names: list of str, the devices.
+
+    Returns:
+        The `keras.callbacks.History` of the user's model.
+    """
+    tf = require_tensorflow()
+    console.say(
+        f"TensorFlow sees {len(names)} GPU(s); num_processes={num_processes} falls back "
+        "to tf.distribute.MirroredStrategy over them, in this process."
+    )
+    strategy = tf.distribute.MirroredStrategy(names)
+    with strategy.scope():
+        theirs = model_copy.copy_of(recipe)
+    ours, replica = (model, held.variables), theirs[0]
+    model_copy.copy_state(ours, theirs)
+    arguments = dict(given)
+    callbacks = ParentCallbacks(
+        arguments.pop("callbacks", None),
+        model,
+        arguments.pop("verbose", "auto"),
+        arguments.get("epochs", 1),
+        arguments.get("steps_per_epoch"),
+    )
+    model.stop_training = False
+    relay = _relay(ours, theirs, callbacks)
+    arguments |= {"callbacks": [relay], "verbose": 0}
+    with defaults.no_default():
+        model.history.nanotf = one_process.fit(replica.fit, (), arguments).nanotf
+    return model.history
+
+
+def _relay(ours: model_copy.Side, theirs: model_copy.Side, callbacks: ParentCallbacks) -> Any:
+    """A callback of the copy's that passes the hooks on to the user's callbacks."""
+    model, replica = ours[0], theirs[0]
+
+    def hook_of(name: str) -> Any:
+        def hook(_: Any, *arguments: Any, **named: Any) -> None:
+            index, logs = jobs.index_and_logs(name, *arguments, **named)
+            with_state = name in (
+                "on_train_begin",
+                "on_epoch_begin",
+                "on_epoch_end",
+                "on_train_end",
+                *callbacks.asks,
+            )
+            if with_state:
+                model_copy.copy_state(theirs, ours)
+            callbacks.call(name, index, logs)
+            if with_state:
+                model_copy.copy_state(ours, theirs)
+            if model.stop_training:
+                replica.stop_training = True
+
+        return hook
+
+    names = {"on_train_begin", *callbacks.events, *callbacks.waits}
+    body = {name: hook_of(name) for name in names}
+    return type("Relay", (require_tensorflow().keras.callbacks.Callback,), body)()

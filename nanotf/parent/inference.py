@@ -1,0 +1,254 @@
+"""`evaluate` and `predict` with `num_processes`, in the parent."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nanotf.compat import data_adapters, keras_metrics, keras_names
+from nanotf.compat.versions import is_keras_3
+from nanotf.errors import InvalidArgumentError
+from nanotf.parent import calls, gpu, rejections
+from nanotf.parent.callbacks import ParentCallbacks
+from nanotf.parent.fit_data import FitArguments, Stream
+from nanotf.pool import warm
+from nanotf.pool.pool import Delivery
+from nanotf.pool.transports import check_transport
+from nanotf.shipping import jobs, outputs
+from nanotf.shipping.state import combine_locals
+from nanotf.wire import messages
+from nanotf.wire.blocks import Block
+
+
+def evaluate(
+    model: Any,
+    given: Mapping[str, Any],
+    num_processes: int,
+    transport: str | None = None,
+    cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Evaluates a model on `num_processes` workers.
+
+    Args:
+        model: a compiled Keras model.
+        given: mapping of str to object, the arguments of Keras's `evaluate` that were given.
+        num_processes, transport, cores_per_process, cores, backend: as in `training.fit`.
+
+    Returns:
+        What Keras's `evaluate` returns.
+
+    Raises:
+        NanoError: As in `training.fit`.
+    """
+    data_adapters.check_compiled(model, "evaluate")
+    where = (transport, cores_per_process, cores, backend)
+    return _run(_EvaluateCall, model, given, num_processes, *where)
+
+
+def predict(
+    model: Any,
+    given: Mapping[str, Any],
+    num_processes: int,
+    transport: str | None = None,
+    cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Computes a model's outputs on `num_processes` workers.
+
+    Args:
+        model: a Keras model, compiled or not.
+        given: mapping of str to object, the arguments of Keras's `predict` that were given.
+        num_processes, transport, cores_per_process, cores, backend: as in `training.fit`.
+
+    Returns:
+        What Keras's `predict` returns.
+
+    Raises:
+        NanoError: As in `training.fit`.
+    """
+    where = (transport, cores_per_process, cores, backend)
+    return _run(_PredictCall, model, given, num_processes, *where)
+
+
+def _run(
+    kind: type[_Inference],
+    model: Any,
+    given: Mapping[str, Any],
+    num_processes: int,
+    transport: str | None,
+    cores_per_process: int | None,
+    cores: Sequence[int] | None,
+    backend: str | None,
+) -> Any:
+    plan = calls.plan_for(kind.method, num_processes, cores_per_process, cores, backend)
+    call = kind(model, given, num_processes)
+    if plan is None:
+        return gpu.run_here(model, kind.method, given, num_processes)
+    with warm.pool_for(plan, check_transport(transport)) as workers:
+        return call.run(workers)
+
+
+class _Inference(calls.ModelCall):
+    """What `evaluate` and `predict` share: one pass over the data, which changes no weight."""
+
+    method: str
+    hooks: frozenset[str]  # those that workers report; the others are called here
+    stop_flag: str  # the model's attribute by which a callback of Keras 3 ends the pass
+
+    def __init__(self, model: Any, given: Mapping[str, Any], size: int) -> None:
+        self.return_dict = bool(given.get("return_dict", False))
+        known = {name: value for name, value in given.items() if name != "return_dict"}
+        if "steps" in known:
+            known["steps_per_epoch"] = known.pop("steps")
+        super().__init__(model, FitArguments.of({**known, "shuffle": False}), size)
+        if self.data.is_endless and self.arguments.steps_per_epoch is None:
+            raise InvalidArgumentError(
+                f"{self.method}() of an endless dataset never ends. Received: steps=None and a "
+                "dataset that repeats for ever. Say how many batches: steps=..."
+            )
+
+    def begin(self) -> list[Block]:
+        a, model = self.arguments, self.model
+        steps = self.data.steps
+        list_class = keras_names.callback_list_class()
+        callbacks = a.callbacks
+        if not isinstance(callbacks, list_class):
+            callbacks = list_class(
+                callbacks,
+                add_history=not is_keras_3(),  # Keras 2 gives the model a new one
+                add_progbar=a.verbose != 0,
+                model=model,
+                verbose=1 if a.verbose == "auto" else a.verbose,
+                epochs=1,
+                steps=steps,
+            )
+        self.callbacks = ParentCallbacks(callbacks, model, a.verbose, 1, steps)
+        self.callbacks.waits &= self.hooks
+        self.callbacks.events &= self.hooks
+        if is_keras_3():
+            setattr(model, self.stop_flag, False)
+        self.on_begin()  # may change the weights for the time of the pass
+        blocks = self.state_and_blocks()
+        self.state.store(0)
+        return blocks
+
+    def on_begin(self) -> None:
+        """Calls the hook of all callbacks that opens the pass."""
+        raise NotImplementedError
+
+    def answer(self, first: messages.Waiting) -> messages.Proceed:
+        self.callbacks.call(first.hook, first.index, self.logs_at(first))
+        return messages.Proceed(self.number, stop=bool(getattr(self.model, self.stop_flag, False)))
+
+    def logs_at(self, waiting: messages.Waiting) -> Any:
+        """The logs that callbacks get at a hook of a batch."""
+        return waiting.logs
+
+    def take_over(self, first: jobs.Evaluated | jobs.Predicted) -> None:
+        """Gives the user's model what a pass changes in it: counters, seeds of random layers.
+
+        Args:
+            first: what rank 0 returned, whose seeds are those of a single process.
+        """
+        keras_names.set_step_count(self.model, self.method, first.steps)
+        seeds = keras_names.seed_variables(self.model)
+        for variable, value in zip(seeds, first.seeds, strict=True):
+            variable.assign(value)
+
+
+class _EvaluateCall(_Inference):
+    """One call of `evaluate`."""
+
+    method = "evaluate"
+    hooks = frozenset({"on_test_batch_begin", "on_test_batch_end"})
+    stop_flag = "stop_evaluating"
+
+    def build(self) -> None:
+        with rejections.in_words_of_keras(self.model, self.data.specs, self.method):
+            super().build()
+            own = keras_names.has_own_step(self.model, "test_step")
+            given = (self.model, "test_step", self.data.specs)
+            trace = functools.partial(keras_names.trace_step, *given) if own else None
+            keras_names.build_metrics(self.model, self.data.specs, trace)
+        specs = self.data.keras_specs(self.data.train)
+        rejections.refuse_weights(self.model, specs, self.method)
+
+    def on_begin(self) -> None:
+        self.callbacks.list.on_test_begin()
+
+    def job(self) -> jobs.EvaluateJob:
+        return jobs.EvaluateJob(
+            **self.common(), data=self.data.train, steps=self.arguments.steps_per_epoch
+        )
+
+    def end(self, results: list[jobs.Evaluated]) -> Any:
+        self.data.warn_of_pass()
+        first = results[0]
+        combine_locals(
+            keras_names.metric_variables(self.model),
+            [result.metrics for result in results],
+            of_first=keras_metrics.whole_batch_variables(self.model.metrics),
+        )
+        self.take_over(first)
+        self.callbacks.list.on_test_end(first.logs)
+        return first.logs if self.return_dict else first.values
+
+
+class _PredictCall(_Inference):
+    """One call of `predict`."""
+
+    method = "predict"
+    hooks = frozenset({"on_predict_batch_begin", "on_predict_batch_end"})
+    stop_flag = "stop_predicting"
+
+    def build(self) -> None:
+        with rejections.in_words_of_keras(self.model, self.data.batch_specs(), self.method):
+            super().build()
+
+    def first_step(self) -> tuple[Any, str]:
+        return self.data.batch_specs(), self.method
+
+    def divided(self, stream: Stream) -> Any:
+        signature = stream.signature
+        own_step = not keras_names.is_keras_own(type(self.model).predict_step)
+        # Keras's own takes the inputs alone.
+        return signature if own_step or not isinstance(signature, tuple) else signature[0]
+
+    def begin(self) -> list[Block]:
+        self.outputs = outputs.OutputReader(self.size)
+        return super().begin()
+
+    def on_begin(self) -> None:
+        self.callbacks.list.on_predict_begin()
+
+    def job(self) -> jobs.PredictJob:
+        return jobs.PredictJob(
+            **self.common(), data=self.data.train, steps=self.arguments.steps_per_epoch
+        )
+
+    def hear(self, message: Any) -> None:
+        if not isinstance(message, Delivery):
+            super().hear(message)
+            return
+        said = message.message
+        self.outputs.take(said.rank, said.structure, said.arrays, message.block)
+
+    def logs_at(self, waiting: messages.Waiting) -> Any:
+        ends = waiting.hook == "on_predict_batch_end"
+        return {"outputs": self.outputs.new()} if ends else None
+
+    def fail(self) -> None:
+        self.outputs.discard()
+
+    def end(self, results: list[jobs.Predicted]) -> Any:
+        self.data.warn_of_pass()
+        try:
+            self.take_over(results[0])
+            self.callbacks.list.on_predict_end()
+            return self.outputs.all()
+        finally:
+            self.outputs.discard()

@@ -1,0 +1,568 @@
+"""`@nano`: a custom training loop on several workers, from the user's process.
+
+    @nano(num_processes=N)      the call is bound, and what it refers to is found (`programs`)
+    _LoopCall                   one job: state and data go out, prints and results come home
+
+The function runs in every worker. Its datasets are read here, and each worker gets its rows of
+every batch; its steps (`steps.nano_multiprocessing`) see to gradients, metrics and results.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat import (
+    eager_context,
+    keras_compiled,
+    keras_metrics,
+    keras_names,
+    pipelines,
+    random_states,
+    shared_datasets,
+)
+from nanotf.compat.versions import require_tensorflow
+from nanotf.console import logger, say
+from nanotf.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    ModelError,
+    ShippingError,
+    WorkerDied,
+    WorkerError,
+    WorkerStuck,
+)
+from nanotf.machine import processor
+from nanotf.parent import calls
+from nanotf.parent.divergence import Partings
+from nanotf.parent.fit_data import Stream
+from nanotf.pool import backends, warm
+from nanotf.pool.pool import Delivery
+from nanotf.pool.transports import check_transport
+from nanotf.region import context
+from nanotf.shipping import iterators, jobs, models, objects, programs, streams
+from nanotf.shipping.results import load_result
+from nanotf.shipping.state import State, StateLayout
+from nanotf.wire import messages, timing
+from nanotf.wire.blocks import Block
+
+_SAME = 1e-3  # relative; what rounding may make of a sum of magnitudes that should be equal
+# A function whose code names one of these divides the work itself.
+_DIVIDES_ITSELF = {"get_strategy", "experimental_distribute_dataset", "rank", "Dataset"}
+
+
+def nano(
+    num_processes: int | None = None,
+    transport: str | None = None,
+    cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
+    max_restarts: int = 0,
+    backend: str | None = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Runs a custom training loop on several core-pinned processes.
+
+    The decorated function runs in every worker. The datasets that it gets, as arguments or from
+    the code around it, yield each worker's rows of every batch, and the functions under
+    `nano_multiprocessing` share the work of a step. When it returns, the caller's models,
+    optimizers, metrics and variables have the values of the workers', and the caller gets what
+    rank 0 returned. Other objects are copies: what the function changes in a list stays there.
+
+    Args:
+        num_processes: int or None. None or 1 calls the function in this process. N > 1 runs it
+            on N workers, each pinned to its own cores. Batches keep their size.
+        transport, cores_per_process, cores: as in `nanotf.keras.Model.fit`.
+        max_restarts: int, default 0, how often the function is called again, with new workers,
+            after one has died or was stuck. The objects that it gets have the values from before
+            the call: a function that begins with `CheckpointManager.restore_or_initialize` goes
+            on from its last `save`. Datasets go on with the pass that follows the last one that
+            was complete then; iterators and generators, which can be read once, are refused.
+        backend: str or None, as in `nanotf.keras.Model.fit`.
+
+    Returns:
+        A decorator of a function or a method.
+
+    Raises:
+        nanotf.errors.NanoError: See the subclasses. When the decorated function is called; what
+            is wrong with its arguments before any process is started.
+
+    Example:
+        >>> @nano(num_processes=4)
+        ... def train(model, dataset, loss_object, optimizer, train_step):
+        ...     for x, y in dataset:
+        ...         print(train_step(x, y, model, loss_object, optimizer))
+    """
+    if callable(num_processes):
+        raise InvalidArgumentTypeError(
+            "@nano is written with parentheses. Received: @nano on the function "
+            f"{getattr(num_processes, '__name__', num_processes)!r}. Write "
+            "@nano(num_processes=2)."
+        )
+    has_workers = calls.needs_workers(num_processes, transport, None, backend)
+    calls.check_max_restarts(max_restarts)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        if not callable(function):
+            raise InvalidArgumentTypeError(
+                "@nano(...) decorates a function. Received: an object of class "
+                f"{type(function).__qualname__}."
+            )
+        if has_workers:
+            _check_returns(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not has_workers or context.current is not None:
+                return function(*args, **kwargs)
+            size = num_processes or 1
+            name = getattr(function, "__qualname__", "function")
+            method = f"{name} under @nano"
+            plan = calls.plan_for(method, size, cores_per_process, cores, backend)
+            if plan is None:
+                say(
+                    f"TensorFlow sees GPUs; {name}() under @nano(num_processes={size}) "
+                    "runs in this process."
+                )
+                return function(*args, **kwargs)
+            return _run(function, args, kwargs, plan, transport, max_restarts)
+
+        return call
+
+    return decorate
+
+
+def _check_returns(function: Callable[..., Any]) -> None:
+    """Raises `InvalidArgumentTypeError` where a call only makes what runs the function's code."""
+    yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+    if yields or inspect.iscoroutinefunction(function):
+        kind, word = ("generator", "yield") if yields else ("coroutine", "async")
+        raise InvalidArgumentTypeError(
+            "A @nano function runs to its end in the workers, and returns. Received: the "
+            f"{kind} function {getattr(function, '__qualname__', function)!r}. Write it without "
+            f"{word!r}, and return what it finds in a list."
+        )
+
+
+def _run(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    plan: backends.AnyPlan,
+    transport: str | None,
+    max_restarts: int,
+) -> Any:
+    # Raises what a call with wrong arguments raises.
+    arguments = inspect.signature(function).bind(*args, **kwargs)
+    call = _LoopCall(function, arguments, plan.size, max_restarts)
+    while True:
+        try:
+            with warm.pool_for(plan, check_transport(transport)) as workers:
+                return call.run(workers)
+        except (WorkerDied, WorkerStuck) as error:
+            call.prepare_restart(error)
+
+
+class _LoopCall(calls.Call):
+    """One `@nano` call."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: inspect.BoundArguments,
+        size: int,
+        max_restarts: int,
+    ) -> None:
+        super().__init__(size)
+        self.max_restarts = max_restarts
+        self.restarts = 0
+        self.name = getattr(function, "__qualname__", "function")
+        self.manifest = programs.Manifest(function, arguments)
+        self._check_reach()
+        batches = bool(self.manifest.names & shared_datasets.BATCHING)
+        self.sources = [_Source(data, batches) for data in self.manifest.data]
+        self._check_sources()
+        self._build_models()
+        if any(map(keras_names.computes_in_bfloat16, self.manifest.roots)):
+            processor.warn_of_slow_bfloat16(f"bfloat16, in which a model of {self.name} computes,")
+        self.manifest.check_shared()
+        self.shipment, self.packer = self.manifest.ship()
+        roots = self.manifest.roots
+        self.counts = tuple(len(objects.variables_of(root)) for root in roots)
+        self.optimizers = objects.built_optimizers(roots)
+        self._check_optimizers()
+        self.variables = objects.distinct_variables(roots)
+        self.layout = StateLayout.of(
+            self.variables,
+            size,
+            averaged=objects.moving_variables(roots),
+            of_first=[
+                *objects.save_counters(roots),
+                *keras_metrics.whole_batch_variables(objects.metrics_of(roots)),
+            ],
+        )
+        # Passes over each source that were complete: at the last save that was begun, and by the
+        # path of a checkpoint. Of the last, files may be there that no worker could tell of.
+        self.complete = [0] * len(self.sources)
+        self.complete_at: dict[str, list[int]] = {}
+        self.clock.prepared = timing.now()
+
+    def _check_reach(self) -> None:
+        """Raises `InvalidArgumentError` where there is nothing to divide, or to train."""
+        if not self.manifest.data and not self.manifest.names & _DIVIDES_ITSELF:
+            raise InvalidArgumentError(
+                "A @nano function must get a dataset, whose batches the workers share: as an "
+                f"argument or from the code around it. Received: {self.name}, which refers to no "
+                "tf.data.Dataset, iterator or generator. Make a dataset of your arrays with "
+                "tf.data.Dataset.from_tensor_slices(...).batch(batch_size)."
+            )
+        trained = [root for root in self.manifest.roots if objects.can_be_trained(root)]
+        if not trained and not self.manifest.names & _DIVIDES_ITSELF:
+            raise InvalidArgumentError(
+                "A @nano function must get what it trains: a model, an optimizer or variables, as "
+                f"an argument or from the code around it. Received: {self.name}, which refers to "
+                "none."
+            )
+
+    def _check_sources(self) -> None:
+        """Raises `InvalidArgumentError` where data could not be read again."""
+        for source in self.sources:
+            if self.max_restarts and source.data.kind != "dataset":
+                raise InvalidArgumentError(
+                    "After a restart data are read again, which an iterator or a generator cannot "
+                    f"be. Received: max_restarts={self.max_restarts}, and {self.name} refers to "
+                    f"one of kind {source.data.kind!r}. Pass a tf.data.Dataset."
+                )
+
+    def _check_optimizers(self) -> None:
+        for place, variables in self.optimizers.items():
+            if variables is None:
+                optimizer = objects.optimizers_in(self.manifest.roots)[place]
+                raise ShippingError(
+                    "An optimizer reaches the workers with the variables that it was built with. "
+                    f"Received: {type(optimizer).__name__}, built with variables that {self.name} "
+                    "does not refer to. Pass the model that they belong to."
+                )
+
+    def _build_models(self) -> None:
+        """Builds models that the first step would build, where the data tell how."""
+        keras = require_tensorflow().keras
+        for source in self.sources:
+            signature = source.data.signature
+            x = signature[0] if isinstance(signature, tuple) and signature else signature
+            for root in self.manifest.roots:
+                if not isinstance(root, keras.Model) or not models.needs_call(root):
+                    continue
+                try:
+                    models.call_on_nothing(root, x)
+                except Exception:  # it takes other inputs; the workers will build it
+                    continue
+
+    # ------------------------------------------------------------------------------ the job
+    def prepare_restart(self, error: WorkerError) -> None:
+        """Says that the function is called again after an error, or raises it."""
+        if self.restarts >= self.max_restarts:
+            raise error
+        self.restarts += 1
+        logger.warning(
+            "%s %s is called again, with new workers: restart %d of %d.",
+            error.message.split(" The other workers", 1)[0],
+            self.name,
+            self.restarts,
+            self.max_restarts,
+        )
+        self._rewind(self.complete)
+
+    def _rewind(self, complete: Sequence[int]) -> None:
+        for source, passes in zip(self.sources, complete, strict=True):
+            source.begin_again(passes)
+
+    def _complete(self) -> list[int]:
+        """The passes over each source that all workers have ended, those before a restart too."""
+        count = len(self.sources)
+        closed = collections.Counter(n % count for n, c in self._closed.items() if c == self.size)
+        return [source.passed + closed[number] for number, source in enumerate(self.sources)]
+
+    def _go_on_from(self, path: str) -> None:
+        """The workers have restored a checkpoint of this call, or one from before it."""
+        if not self.restarts:
+            self.complete_at.setdefault(path, self._complete())
+        elif not self._passes:  # the first after a restart, and nothing was read
+            complete = self.complete_at.setdefault(path, self.complete)
+            if complete != self.complete:  # to which `prepare_restart` has rewound them
+                self._rewind(complete)
+
+    def begin(self) -> list[Block]:
+        self.returned: Delivery | None = None
+        self.partings = Partings(self.name, self.size)
+        # By number; a pass over a dataset is a stream of its own.
+        self._open: dict[int, streams.StreamWriter] = {}
+        self._closed: dict[int, int] = {}
+        self._closing: list[streams.StreamWriter] = []
+        self._passes: list[tuple[_Source, _OnePass, streams.StreamWriter]] = []
+        blocks = [Block(self.layout.nbytes)]
+        if self.packer.nbytes:
+            blocks.append(Block(self.packer.nbytes))
+            self.packer.write(blocks[1])
+        self.state = State(self.layout, blocks[0], self.variables)
+        self.state.store(0)
+        return blocks
+
+    def job(self) -> jobs.LoopJob:
+        tf = require_tensorflow()
+        return jobs.LoopJob(
+            shipment=self.shipment,
+            array_block=1 if self.packer.nbytes else None,
+            data=tuple(source.data for source in self.sources),
+            settings=jobs.KerasSettings.taken(),
+            dtype_policy=tf.keras.mixed_precision.global_policy().name,
+            layout=self.layout,
+            counts=self.counts,
+            optimizers=self.optimizers,
+            excluded=objects.excluded_from_decay(self.manifest.roots),
+            state_block=calls.STATE_BLOCK,
+            seed=calls.seed_of_user(0),
+            global_seed=eager_context.global_seed(),
+            random_states=random_states.take(),
+            terminal=jobs.Terminal.taken(),
+        )
+
+    def hear(self, message: Any) -> None:
+        if isinstance(message, messages.Reached):
+            self.partings.hear(message)
+        elif isinstance(message, messages.Saved):
+            self.complete_at[message.path] = self.complete
+        elif isinstance(message, messages.Restored):
+            self._go_on_from(message.path)
+        else:
+            assert isinstance(message, Delivery), message
+            self.returned = message
+
+    def answer(self, first: messages.Waiting) -> messages.Proceed:
+        """All workers save, or have restored."""
+        if first.hook == "save":
+            self.complete = self._complete()
+        return messages.Proceed(self.number)
+
+    def divided(self, stream: Stream) -> Any:
+        return stream.signature if stream.is_batched else ()
+
+    def hear_stream(self, message: Any) -> None:
+        number = message.stream
+        if isinstance(message, messages.OpenStream) and number not in self._open:
+            source = self.sources[number % len(self.sources)]
+            stream = source.stream()
+            self._open[number] = writer = self._writer(number, stream)
+            self._passes.append((source, stream.data, writer))
+            self._closed[number] = 0
+        writer = self._open[number]
+        writer.handle(message)
+        if isinstance(message, messages.CloseStream):
+            self._closed[number] += 1
+            if self._closed[number] == self.size:
+                writer.finish()
+                self._closing.append(self._open.pop(number))
+                self._closing = [w for w in self._closing if not w.reap()]
+
+    def open_writers(self) -> Sequence[streams.StreamWriter]:
+        return list(self._open.values())
+
+    def look(self, ended: set[int]) -> None:
+        self.partings.look(self.workers.group, ended)
+
+    def failure(self, message: messages.JobFailed) -> BaseException:
+        error = super().failure(message)
+        parted = self.partings.explain(message.rank, f"{message.summary}\n{message.traceback}")
+        if parted is None:
+            return error
+        parted.__cause__ = error
+        return parted
+
+    def collect(self) -> None:
+        self.state.combine(1)
+        self.state.load(1)
+
+    def all_writers(self) -> Sequence[streams.StreamWriter]:
+        return [*self._open.values(), *self._closing]
+
+    def release(self) -> None:
+        for source, batches, writer in reversed(self._passes):
+            source.put_back(batches.unread(writer.taken))
+        self._passes.clear()
+        del self.state
+
+    # ------------------------------------------------------------------------------ the end
+    def end(self, results: list[jobs.LoopEnd]) -> Any:
+        assert self.returned is not None
+        message, block = self.returned.message, self.returned.block
+        roots = self.manifest.roots
+        built: jobs.Built = load_result(message.built, block, roots)
+        self.build(built)
+        random_states.put(built.random_states)
+        value = load_result(message.value, block, roots)
+        self.partings.check()
+        self.check_alike(results)
+        return value
+
+    def build(self, built: jobs.Built) -> None:
+        """Builds what the workers have built, and gives it its values."""
+        roots = self.manifest.roots
+        for index, config in built.layers.items():
+            if not roots[index].built or not roots[index].variables:
+                models.build_as(roots[index], config)
+        for index, state in built.compiled.items():
+            keras_compiled.set_built_state(roots[index], state)
+        objects.build_optimizers(roots, built.optimizers)
+        for index, values in built.values.items():
+            variables = objects.variables_of(roots[index])
+            if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
+                raise ModelError(
+                    "What a @nano function builds must be built in your process to get its "
+                    f"values. Received: an object of class {type(roots[index]).__name__} with "
+                    f"{len(variables)} variables here and {len(values)} in the workers. Build it "
+                    "before the call: call the model on a batch, or the optimizer's build()."
+                )
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    def check_alike(self, results: list[jobs.LoopEnd]) -> None:
+        """Raises `WorkerError` where variables have drifted apart between the workers."""
+        sums = np.array([result.sums for result in results])
+        if sums.size == 0:
+            return
+        limit = _SAME * np.abs(sums).max(axis=0) + 1e-30
+        if not np.all((np.ptp(sums, axis=0) <= limit) | np.isnan(sums).all(axis=0)):
+            raise WorkerError(
+                "All workers must hold the same weights. Received: after "
+                f"{self.name}, they differ. Update variables only with a Keras optimizer inside "
+                "of a step under @nano_multiprocessing, or sum the gradients yourself."
+            )
+
+
+class _Source:
+    """A dataset, iterator or generator of the user's, as its batches are handed out.
+
+    Args:
+        source: one of these.
+        batches: bool, whether the function may make batches of what a dataset yields.
+    """
+
+    def __init__(self, source: Any, batches: bool) -> None:
+        tf = require_tensorflow()
+        self._source = source
+        self.passed = 0  # passes that were complete when a restart began
+        cardinality = int(tf.data.UNKNOWN_CARDINALITY)
+        what = "A dataset of a @nano function"
+        whole, is_batched = None, True
+        if not isinstance(source, tf.data.Dataset):
+            self._ahead = _read_ahead.setdefault(source, collections.deque())
+        if isinstance(source, types.GeneratorType):
+            kind, signature = "generator", streams.signature_of(self._specs_of_first(), what)
+        else:
+            kind = "dataset" if isinstance(source, tf.data.Dataset) else "iterator"
+            whole = source.element_spec
+            if kind == "dataset":
+                cardinality = int(source.cardinality())
+                is_batched = not batches or _are_batches(whole)
+            signature = streams.signature_of(whole, what) if is_batched else whole
+            if not batches and kind == "dataset" and not _are_batches(whole):
+                raise ShippingError(
+                    f"{what} must yield batches, with a row for each sample. Received: tensors of "
+                    f"different lengths, {whole}. Call .batch(batch_size) on the dataset."
+                )
+        self.data = jobs.LoopData(kind, signature, cardinality, whole, is_batched)
+
+    def _specs_of_first(self) -> Any:
+        """The specification of a generator's batches, by its first."""
+        tf = require_tensorflow()
+        if not self._ahead:
+            try:
+                self._ahead.append(next(self._source))
+            except StopIteration:
+                raise InvalidArgumentError(
+                    "A generator of a @nano function must yield at least one batch. Received: an "
+                    "exhausted one."
+                ) from None
+        return tf.nest.map_structure(
+            lambda a: tf.TensorSpec(np.shape(a), np.asarray(a).dtype), self._ahead[0]
+        )
+
+    def begin_again(self, complete: int) -> None:
+        """Makes ready for a job that goes on after so many passes, in the order that they had."""
+        self.passed = complete
+        copy = pipelines.copy_of(self._source)
+        if copy is None:  # TensorFlow cannot write its graph: it goes on
+            return
+        self._source = copy
+        for _ in range(complete):
+            iterators.drop([iter(copy)])  # every iterator draws an order
+
+    def stream(self) -> Stream:
+        """One pass over it."""
+        source = self._source if self.data.kind == "dataset" else self._rest()
+        whole = self.data.whole if self.data.kind == "dataset" else self.data.signature
+        return Stream(_OnePass(source), whole, trains=False, is_batched=self.data.is_batched)
+
+    def _rest(self) -> Iterator[Any]:
+        """The batches of what can be read once; closing this leaves the user's generator open."""
+        while self._ahead:
+            yield self._ahead.popleft()
+        for batch in self._source:  # noqa: UP028 - `yield from` would close it
+            yield batch
+
+    def put_back(self, unread: Sequence[Any]) -> None:
+        """Keeps batches that no worker has read for the next call."""
+        if self.data.kind != "dataset":
+            self._ahead.extendleft(reversed(unread))
+
+
+# By iterator or generator, the batches that were read from it and that no worker has asked for.
+_read_ahead: weakref.WeakKeyDictionary[Any, collections.deque[Any]] = weakref.WeakKeyDictionary()
+
+
+def _are_batches(element_spec: Any) -> bool:
+    """Whether the tensors of an element can have a row for each sample."""
+    specs = require_tensorflow().nest.flatten(element_spec)
+    if any(getattr(getattr(spec, "shape", None), "rank", 0) == 0 for spec in specs):
+        return False
+    if any(spec.shape.rank is None for spec in specs):
+        return True
+    return len({spec.shape[0] for spec in specs} - {None}) <= 1
+
+
+class _OnePass:
+    """What a `StreamWriter` reads: one iteration over a source."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._given = 0
+        self._last: collections.deque[Any] = collections.deque(maxlen=streams.SLOTS + 1)
+
+    def unread(self, taken: int) -> list[Any]:
+        """The batches that were read, and that the workers have not taken; `taken` is a count."""
+        count = self._given - taken
+        return list(self._last)[-count:] if count > 0 else []
+
+    def training(self) -> Iterator[Any]:
+        raise AssertionError("a loop has no epochs of its own")
+
+    def evaluations(self) -> Iterator[Any]:
+        yield self._batches()
+
+    def _batches(self) -> Iterator[tuple[Any, Any]]:
+        iterator = iter(self._source)
+        for batch in iterator:
+            self._given += 1
+            self._last.append(batch)
+            yield iterator, batch
+
+    def keeps(self, iterator: Any) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass

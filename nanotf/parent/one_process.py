@@ -1,0 +1,39 @@
+"""`fit` without workers: as Keras does it, with a note of where the time went."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from nanotf.compat.versions import require_tensorflow
+from nanotf.parent import report
+from nanotf.wire import timing
+
+
+def fit(keras_fit: Any, args: Any, kwargs: Any, hint: str = "") -> Any:
+    """Trains a model in this process, and reports it in `history.nanotf`.
+
+    Args:
+        keras_fit: the model's `fit` of Keras.
+        args, kwargs: the arguments of the call.
+        hint: str, what the report says last.
+
+    Returns:
+        A `keras.callbacks.History`.
+
+    Raises:
+        Exception: What Keras raises.
+    """
+    stopwatch = timing.Stopwatch(0, None)
+    try:
+        bound = inspect.signature(keras_fit).bind(*args, **kwargs)
+    except TypeError:
+        return keras_fit(*args, **kwargs)  # raises it in its own words
+    given = bound.arguments.get("callbacks")
+    callbacks = require_tensorflow().keras.callbacks
+    if not isinstance(given, callbacks.CallbackList):  # a list of the user's stays as it is
+        more = [] if given is None else given if isinstance(given, (list, tuple)) else [given]
+        bound.arguments["callbacks"] = [stopwatch.callback(callbacks.Callback), *more]
+    history = keras_fit(*bound.args, **bound.kwargs)
+    history.nanotf = report.Report.of_one_process("fit", stopwatch.finish(), hint)
+    return history

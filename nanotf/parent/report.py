@@ -1,0 +1,477 @@
+"""Where the time of a call went: `history.nanotf`, `nanotf.last_report()`.
+
+    print(history.nanotf)                           a table
+    history.nanotf.plot("where.png")                a timeline of all processes
+    history.nanotf.to_chrome_trace("trace.json")    for https://ui.perfetto.dev, chrome://tracing
+
+What is measured how:
+
+- Input: from the beginning of a step to the arrival of its data, or, where several steps are one
+  execution, from the last collective of the step before. It holds what TensorFlow needs to begin
+  a graph, some 0.1 ms.
+- Communication: the collectives of steps, each from call to return. Of that, waiting is for ranks
+  that have not come as far yet; the rest copies and sums.
+- Compute: what is left of the steps. The first step of each kind, which holds tracing, counts
+  apart.
+- Hooks: within epochs, when the workers hand over what callbacks need and wait for them: at
+  batches, at the begin of an epoch, around validation.
+- Between steps: what is left of epochs: Keras's Python, making iterators, metrics at the end.
+- Epoch ends: from the end of an epoch to the begin of the next, when the workers hand over their
+  weights and wait for callbacks.
+
+Of a `@nano` call, whose loop is the user's, only communication is told from the rest. Of a `fit`
+in one process only epochs are, see `one_process`.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html
+import importlib.util
+import io
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+from nanotf.errors import NanoError
+from nanotf.wire import timing
+
+NS = 1e-9  # seconds
+
+_PASS_NAMES = {timing.TRAIN: "epoch", timing.TEST: "evaluation", timing.PREDICT: "prediction"}
+
+# Of a worker's row in the table and in the picture: field, heading.
+COLUMNS = (
+    ("rebuilding", "rebuild"),
+    ("first_steps", "first step"),
+    ("input", "input"),
+    ("compute", "compute"),
+    ("communication", "comm."),
+    ("communication_wait", "comm. wait"),
+    ("between_steps", "between"),
+    ("hooks", "hooks"),
+    ("epoch_ends", "epoch ends"),
+)
+
+
+_COLUMNS_OF_TABLE = (*COLUMNS, ("total", "total"), ("executions", "steps"))
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerReport:
+    """Where a worker's time went, in seconds. The parts add up to `total`.
+
+    What was not measured is None, and is part of `compute`. Of a `@nano` call that is all but
+    `rebuilding` and communication.
+
+    Args:
+        rank: int.
+        rebuilding: float, rebuilding the model, or finding it from an earlier call; its values;
+            making what reads the data.
+        first_steps: float, the first step of training and the first of validation, which hold
+            tracing.
+        input: float, other steps waiting for data.
+        compute: float.
+        communication: float, copying and summing what ranks exchange.
+        communication_wait: float, waiting for other ranks there.
+        between_steps: float.
+        hooks: float, waiting within epochs for callbacks.
+        epoch_ends: float.
+        total: float, from the job's arrival to its end.
+        executions: int, of steps, the first included.
+    """
+
+    rank: int
+    rebuilding: float
+    first_steps: float | None
+    input: float | None
+    compute: float
+    communication: float | None
+    communication_wait: float | None
+    between_steps: float | None
+    hooks: float | None
+    epoch_ends: float | None
+    total: float
+    executions: int | None
+
+    @classmethod
+    def of(cls, times: timing.WorkerTimes) -> WorkerReport:
+        """Sums up what a worker noted."""
+        passes, by_keras = passes_of(times), bool(times.passes)
+        in_passes = sum(p.ended - p.began for p in outer_passes(times))
+        inside, first = sum(p.inside for p in passes), sum(p.first for p in passes)
+        waiting = sum(p.input for p in passes)
+        in_calls, waited = sum(p.in_calls for p in passes), sum(p.waited for p in passes)
+        hooks = sum(p.hooks for p in passes)
+        begin = begin_of_passes(times)
+        return cls(
+            rank=times.rank,
+            rebuilding=NS * (begin - times.began),
+            first_steps=NS * first if by_keras else None,
+            input=NS * waiting if times.knows_input and by_keras else None,
+            compute=NS * (inside - waiting - in_calls),
+            communication=NS * (in_calls - waited) if times.knows_calls else None,
+            communication_wait=NS * waited if times.knows_calls else None,
+            between_steps=NS * (in_passes - inside - first - hooks) if by_keras else None,
+            hooks=NS * hooks if by_keras else None,
+            epoch_ends=NS * (times.ended - begin - in_passes) if by_keras else None,
+            total=NS * (times.ended - times.began),
+            executions=sum(p.executions for p in passes) if by_keras else None,
+        )
+
+
+def begin_of_passes(times: timing.WorkerTimes) -> int:
+    """When a worker had made everything ready."""
+    return times.passes[0].began if times.passes else times.ready
+
+
+def passes_of(times: timing.WorkerTimes) -> list[timing.Pass]:
+    """A worker's passes; of a job without any, a `@nano` call, all of it counts as one step."""
+    if times.passes:
+        return times.passes
+    whole = timing.Pass(timing.TRAIN, None, times.ready, times.ended)
+    whole.inside = times.ended - times.ready
+    whole.in_calls, whole.waited = times.in_calls, times.waited
+    return [whole]
+
+
+def outer_passes(times: timing.WorkerTimes) -> list[timing.Pass]:
+    """A worker's passes without those inside others: validation is one inside of training."""
+    passes = passes_of(times)
+    return [p for p in passes if not any(_is_inside(p, q) for q in passes)]
+
+
+def _is_inside(one: timing.Pass, other: timing.Pass) -> bool:
+    return one is not other and other.began <= one.began and one.ended <= other.ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Where the time of one call went, in seconds.
+
+    Args:
+        method: str, what was called.
+        size: int, number of workers.
+        total: float, from the check of the arguments to the result.
+        preparing: float, checking and describing model and data, in this process.
+        start_up: float, waiting for the pool of workers; about 0 where it was warm.
+        shipping: float, copying arrays and weights into shared memory, making and sending the
+            job, and the callbacks' `on_train_begin`.
+        running: float, from there to the end of the last worker.
+        finishing: float, what is done with the results.
+        hooks: float, of `running`, when workers waited for this process: it brought their weights
+            home and ran callbacks.
+        reading: float, of `running`, when this process read the user's dataset or generator,
+            beside everything else; 0 for arrays, which workers read.
+        shipped_bytes: int, in shared memory, what is read in steps not counted.
+        workers: tuple of `WorkerReport`, by rank.
+        call, times: what was noted, see `timing`.
+        hint: str, what may be faster; "" where nothing is known to be.
+    """
+
+    method: str
+    size: int
+    total: float
+    preparing: float
+    start_up: float
+    shipping: float
+    running: float
+    finishing: float
+    hooks: float
+    reading: float
+    shipped_bytes: int
+    workers: tuple[WorkerReport, ...]
+    call: timing.CallTimes = dataclasses.field(repr=False)
+    times: tuple[timing.WorkerTimes, ...] = dataclasses.field(repr=False)
+    hint: str = ""
+
+    @classmethod
+    def of(
+        cls, method: str, call: timing.CallTimes, times: tuple[timing.WorkerTimes, ...]
+    ) -> Report:
+        """Sums up what parent and workers noted."""
+        return cls(
+            method=method,
+            size=len(times),
+            total=NS * (call.ended - call.began),
+            preparing=NS * (call.prepared - call.began),
+            start_up=NS * (call.lent - call.prepared),
+            shipping=NS * (call.sent - call.lent),
+            running=NS * (call.done - call.sent),
+            finishing=NS * (call.ended - call.done),
+            hooks=NS * call.in_hooks,
+            reading=NS * sum(r.reading for r in call.readings),
+            shipped_bytes=call.shipped,
+            workers=tuple(WorkerReport.of(each) for each in times),
+            call=call,
+            times=times,
+        )
+
+    @classmethod
+    def of_one_process(cls, method: str, times: timing.WorkerTimes, hint: str) -> Report:
+        """Of a call without workers: the one row is that of this process."""
+        call = timing.CallTimes(times.began)
+        call.prepared = call.lent = call.written = call.sent = times.began
+        call.done = call.ended = times.ended
+        made = cls.of(method, call, (times,))
+        (row,) = made.workers
+        epochs = row.total - row.rebuilding - (row.epoch_ends or 0.0)
+        row = dataclasses.replace(
+            row, compute=epochs, first_steps=None, between_steps=None, hooks=None, executions=None
+        )
+        return dataclasses.replace(made, workers=(row,), hint=hint)
+
+    @property
+    def load_imbalance(self) -> float:
+        """How much longer the slowest worker computes than the mean: 0.1 is 10 %."""
+        computes = [worker.compute for worker in self.workers]
+        mean = sum(computes) / len(computes) if computes else 0.0
+        return max(computes) / mean - 1 if mean > 0 else 0.0
+
+    def __str__(self) -> str:
+        if self.size == 1:
+            return "\n".join(_text_of_one_process(self))
+        return "\n".join([*_text_of_call(self), "", *_text_of_workers(self)])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the text, and the picture where matplotlib is installed."""
+        text = f"<pre>{html.escape(str(self))}</pre>"
+        if importlib.util.find_spec("matplotlib") is None:
+            return text
+        picture = io.BytesIO()
+        self._draw(picture)
+        encoded = base64.b64encode(picture.getvalue()).decode()
+        return f'{text}<img alt="timeline of all processes" src="data:image/png;base64,{encoded}">'
+
+    def _draw(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
+        from nanotf.parent import report_chart
+
+        report_chart.draw(self, file)
+
+    def plot(self, path: str | os.PathLike[str] = "nanotf_report.png") -> str:
+        """Draws a timeline of this process and of each worker, and a bar with its sums.
+
+        Args:
+            path: str or path-like, default "nanotf_report.png"; the suffix says the format.
+
+        Returns:
+            The path.
+
+        Raises:
+            NanoError: matplotlib is not installed.
+        """
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            raise NanoError(
+                "plot() draws with matplotlib, which is not installed. Received: "
+                f"plot({os.fspath(path)!r}). Run `pip install matplotlib`, or use "
+                "to_chrome_trace(), which needs nothing."
+            ) from error
+        self._draw(path)
+        return os.fspath(path)
+
+    def to_chrome_trace(self, path: str | os.PathLike[str]) -> str:
+        """Writes the timeline for https://ui.perfetto.dev or chrome://tracing.
+
+        One track for this process and one for each worker. The first `timing.STEPS_KEPT` steps of
+        each worker are there one by one. Within a step, waiting for data stands at its beginning,
+        where it was, and communication at its end, where most of it was.
+
+        Args:
+            path: str or path-like, of the JSON file.
+
+        Returns:
+            The path.
+        """
+        text = json.dumps({"traceEvents": list(_events(self)), "displayTimeUnit": "ms"})
+        pathlib.Path(path).write_text(text, encoding="utf-8")
+        return os.fspath(path)
+
+
+_last: Report | None = None
+
+
+def remember(report: Report | None) -> None:
+    """Makes it the one that `last_report` returns."""
+    global _last
+    _last = report
+
+
+def last_report() -> Report | None:
+    """Where the time of the last call with `num_processes` in this process went.
+
+    Returns:
+        A `Report`; None where there was no such call, or none came to its end.
+    """
+    return _last
+
+
+# ---------------------------------------------------------------------------------- text
+def _text_of_call(report: Report) -> Iterator[str]:
+    name = f"{report.method} on {report.size} workers"
+    yield f"{name}: {report.total:.2f} s"
+    mib = report.shipped_bytes / 2**20
+    rows = [
+        ("preparing", report.preparing, "checking model and data, in this process"),
+        ("start-up", report.start_up, "of the workers; about 0 where they are warm"),
+        ("shipping", report.shipping, f"job, weights and arrays; {mib:.1f} MiB of shared memory"),
+        ("running", report.running, "see the workers below"),
+        ("finishing", report.finishing, "bringing results home"),
+    ]
+    for heading, seconds, note in rows:
+        yield f"  {heading:<12}{seconds:9.3f} s   {note}"
+        if heading == "running":
+            yield f"    {'hooks':<10}{report.hooks:9.3f} s   workers wait for weights, callbacks"
+            if report.reading:
+                yield f"    {'reading':<10}{report.reading:9.3f} s   your data, beside the steps"
+
+
+def _text_of_one_process(report: Report) -> Iterator[str]:
+    (times,), (row,) = report.times, report.workers
+    yield f"{report.method} in one process: {report.total:.2f} s"
+    epochs = [one for one in times.passes if one.kind == timing.TRAIN]
+    if epochs:
+        seconds = [NS * (one.ended - one.began) for one in epochs]
+        rest = "" if len(epochs) == 1 else f", others {sum(seconds[1:]) / (len(epochs) - 1):.3f} s"
+        yield f"  {'epochs':<12}{len(epochs):>9}     the first {seconds[0]:.3f} s{rest}"
+        yield f"  {'validation':<12}{_validation(times):>9.3f} s   part of the epochs"
+        yield f"  {'epoch ends':<12}{row.epoch_ends or 0:>9.3f} s   your callbacks, Keras"
+    yield f"No workers were used. {report.hint}".rstrip()
+
+
+def _validation(times: timing.WorkerTimes) -> float:
+    return NS * sum(one.ended - one.began for one in times.passes if one.kind == timing.TEST)
+
+
+def _text_of_workers(report: Report) -> Iterator[str]:
+    shown = [
+        (field, heading)
+        for field, heading in _COLUMNS_OF_TABLE
+        if any(getattr(worker, field) is not None for worker in report.workers)
+    ]
+    rows = [[str(w.rank), *(_cell(getattr(w, f)) for f, _ in shown)] for w in report.workers]
+    # Headings of two words take two lines, those of one the second.
+    headings = [("", "worker"), *(h.rpartition(" ")[::2] for _, h in shown)]
+    lines = [*map(list, zip(*headings, strict=True)), *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    yield "Seconds of each worker:"
+    for line in lines:
+        yield "  ".join(f"{text:>{n}}" for text, n in zip(line, widths, strict=True))
+    missing = [heading for field, heading in _COLUMNS_OF_TABLE if field not in dict(shown)]
+    if missing:
+        yield f"Not measured here: {', '.join(missing)}."
+    if report.size > 1 and report.load_imbalance > 0:
+        slowest = max(report.workers, key=lambda worker: worker.compute)
+        yield (
+            f"Load imbalance: {100 * report.load_imbalance:.1f} % (worker {slowest.rank} computes "
+            "longest)."
+        )
+
+
+def _cell(value: float | None) -> str:
+    """A number in six characters or less, up to 999999."""
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return str(value)
+    digits = 3 - sum(value >= limit for limit in (99.9995, 999.995, 9999.95))
+    return f"{value:.{digits}f}"
+
+
+# --------------------------------------------------------------------------------- trace
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """A stretch of a track, in nanoseconds.
+
+    Args:
+        name: str.
+        began, ended: int.
+        numbers: dict of str to float, what is shown with it.
+    """
+
+    name: str
+    began: int
+    ended: int
+    numbers: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def slices_of_call(call: timing.CallTimes) -> Iterator[Slice]:
+    """The stretches of the parent's track; each comes before those inside it."""
+    yield Slice("preparing", call.began, call.prepared)
+    yield Slice("start-up", call.prepared, call.lent)
+    yield Slice("shipping", call.lent, call.sent)
+    yield Slice("running", call.sent, call.done)
+    for name, began, ended in call.hooks:
+        yield Slice(name, began, ended)
+    yield Slice("finishing", call.done, call.ended)
+
+
+def slices_of_worker(times: timing.WorkerTimes) -> Iterator[Slice]:
+    """The stretches of a worker's track; each comes before those inside it."""
+    yield Slice("rebuilding", times.began, begin_of_passes(times))
+    for one in passes_of(times):
+        name, numbers = "running", {}
+        if times.passes:
+            name = _PASS_NAMES[one.kind]
+            name = name if one.index is None else f"{name} {one.index + 1}"
+            numbers = {"executions": float(one.executions)}
+        numbers |= _numbers(times, one.input, one.in_calls, one.waited)
+        yield Slice(name, one.began, one.ended, numbers)
+    for begin in range(0, len(times.hooks), timing.HOOK_COLUMNS):
+        yield Slice("hook", times.hooks[begin], times.hooks[begin + 1])
+    for kind, began, ended, waiting, in_calls, waited in rows_of_steps(times):
+        numbers = _numbers(times, waiting, in_calls, waited)
+        yield Slice(f"{timing.KINDS[kind]} step", began, ended, numbers)
+        if waiting:
+            yield Slice("input", began, began + waiting)
+        if in_calls:
+            yield Slice("communication", ended - in_calls, ended, {"waited_ms": waited / 1e6})
+
+
+def _numbers(
+    times: timing.WorkerTimes, waiting: int, in_calls: int, waited: int
+) -> dict[str, float]:
+    """What is shown with a slice of a worker's track: what was measured."""
+    numbers = {}
+    if times.knows_input and times.passes:
+        numbers["input_ms"] = waiting / 1e6
+    if times.knows_calls:
+        numbers["communication_ms"] = in_calls / 1e6
+        numbers["communication_wait_ms"] = waited / 1e6
+    return numbers
+
+
+def rows_of_steps(times: timing.WorkerTimes) -> Iterator[tuple[int, ...]]:
+    """The rows of `WorkerTimes.steps`."""
+    flat, width = times.steps, timing.STEP_COLUMNS
+    for begin in range(0, len(flat), width):
+        yield tuple(flat[begin : begin + width])
+
+
+def _events(report: Report) -> Iterator[dict[str, Any]]:
+    """In the Trace Event Format: complete events ("X") in microseconds, and names of tracks."""
+    origin = report.call.began
+    tracks = [("this process", slices_of_call(report.call))]
+    tracks += [(f"worker {times.rank}", slices_of_worker(times)) for times in report.times]
+    yield _metadata("process_name", 0, f"nanotf: {report.method} on {report.size} workers")
+    for number, (name, slices) in enumerate(tracks):
+        yield _metadata("thread_name", number, name)
+        yield {**_metadata("thread_sort_index", number, ""), "args": {"sort_index": number}}
+        for piece in slices:
+            yield {
+                "name": piece.name,
+                "ph": "X",
+                "pid": 0,
+                "tid": number,
+                "ts": (piece.began - origin) / 1e3,
+                "dur": (piece.ended - piece.began) / 1e3,
+                "args": piece.numbers,
+            }
+
+
+def _metadata(what: str, track: int, name: str) -> dict[str, Any]:
+    return {"name": what, "ph": "M", "pid": 0, "tid": track, "args": {"name": name}}

@@ -1,0 +1,211 @@
+"""The picture of a `report.Report`: a timeline of all processes, and the workers' sums.
+
+Steps are too short and too many to be seen one by one. A worker's track shows, for each small
+stretch of time, what part of it went where: a column of colours, always in the same order.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import IO, Any
+
+import numpy as np
+
+from nanotf.parent import report as reports
+from nanotf.wire import timing
+
+BINS = 400  # stretches of time in a track
+
+# Okabe and Ito's colours, which people with any colour vision can tell apart.
+COLOURS = {
+    "preparing": "#999999",
+    "start-up": "#666666",
+    "shipping": "#F0E442",
+    "rebuild": "#CC79A7",
+    "first step": "#7A4D73",
+    "input": "#E69F00",
+    "compute": "#0072B2",
+    "comm.": "#56B4E9",
+    "comm. wait": "#D55E00",
+    "between": "#BBBBBB",
+    "hooks": "#000000",
+    "epoch ends": "#009E73",
+    "finishing": "#8C6D46",
+}
+_OF_CALL = {
+    "preparing": "preparing",
+    "start-up": "start-up",
+    "shipping": "shipping",
+    "finishing": "finishing",
+    "on_epoch_end": "epoch ends",
+    "on_train_end": "epoch ends",
+}  # and other hooks, see `_name_of_call`
+
+Array = np.ndarray[Any, Any]
+
+
+def draw(report: reports.Report, file: str | os.PathLike[str] | IO[bytes]) -> None:
+    """Draws the picture into a file, PNG where its name does not say otherwise."""
+    # Not pyplot, which would choose a back end for the whole process and keep the figure.
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    tracks = 1 + report.size
+    figure = Figure(figsize=(11, 2.1 + 0.55 * tracks), layout="constrained")
+    timeline, sums = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
+    begin, end = report.call.began, report.call.ended
+    edges = np.linspace(begin, end, BINS + 1)
+    seconds = (edges - begin) * reports.NS
+    used: dict[str, None] = {}
+    for track, shares in enumerate(_tracks(report, edges)):
+        bottom = np.full(BINS, track + 0.4)  # the first track is on top: the axis is turned round
+        for name, share in shares.items():
+            if share.max() < 1e-9:  # nothing, but for rounding
+                continue
+            used[name] = None
+            top = bottom - 0.8 * share
+            timeline.stairs(top, seconds, baseline=bottom, fill=True, color=COLOURS[name])
+            bottom = top
+    for worker in report.workers:
+        left = 0.0
+        for field, name in reports.COLUMNS:
+            value = getattr(worker, field)
+            if not value:
+                continue
+            used[name] = None
+            sums.barh(worker.rank + 1, value, 0.8, left=left, color=COLOURS[name])
+            left += value
+    timeline.set_yticks(
+        range(tracks), ["this process", *(f"worker {w.rank}" for w in report.workers)]
+    )
+    timeline.set_ylim(tracks - 0.4, -0.6)
+    timeline.set_xlim(0, seconds[-1])
+    timeline.set_xlabel("seconds since the call")
+    timeline.set_title(
+        f"{report.method} on {report.size} workers: {report.total:.2f} s", loc="left"
+    )
+    sums.set_xlabel("seconds, sums")
+    sums.set_title(f"load imbalance {100 * report.load_imbalance:.1f} %", loc="left", fontsize=10)
+    for axes in (timeline, sums):
+        axes.spines[["top", "right"]].set_visible(False)
+    handles = [Patch(color=COLOURS[name], label=name) for name in COLOURS if name in used]
+    figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
+    figure.savefig(file, dpi=120)
+
+
+def _tracks(report: reports.Report, edges: Array) -> list[dict[str, Array]]:
+    """For each track and each name the part of every stretch of time, 0 to 1, that it took."""
+    of_call: dict[str, Array] = dict.fromkeys(COLOURS, np.zeros(len(edges) - 1))
+    for piece in reports.slices_of_call(report.call):
+        name = _name_of_call(piece.name)
+        if name is not None:
+            of_call[name] = of_call[name] + _overlap(piece.began, piece.ended, edges)
+    _add_hooks_not_kept(report.call, edges, of_call)
+    return [of_call, *(_track_of_worker(times, edges) for times in report.times)]
+
+
+def _name_of_call(name: str) -> str | None:
+    """The colour's name of a stretch of the parent's track; None where it is left blank."""
+    return _OF_CALL.get(name, "hooks" if name.startswith("on_") else None)
+
+
+def _add_hooks_not_kept(call: timing.CallTimes, edges: Array, shares: dict[str, Array]) -> None:
+    """Spreads the time in hooks beyond those kept over what is left of the call."""
+    left = call.in_hooks - sum(ended - began for _, began, ended in call.hooks)
+    last = max((ended for _, _, ended in call.hooks), default=call.sent)
+    if left > 0 and call.done > last:
+        place = _overlap(last, call.done, edges)
+        shares["hooks"] = shares["hooks"] + place * left / (call.done - last)
+
+
+def _overlap(began: int, ended: int, edges: Array) -> Array:
+    """The part of every stretch that lies between two times."""
+    inside = np.diff(np.clip(edges, began, ended))
+    return np.asarray(inside / np.diff(edges))
+
+
+def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array]:
+    passes = reports.passes_of(times)
+    if times.steps:
+        rows = np.array(times.steps, np.float64).reshape(-1, timing.STEP_COLUMNS)
+    else:  # nobody has looked at steps: each pass is one, and not a first one
+        whole = reports.outer_passes(times)
+        rows = np.array([[0, p.began, p.ended, 0, p.in_calls, p.waited] for p in whole], float)
+        rows = rows.reshape(-1, timing.STEP_COLUMNS)
+    kind, began, ended, waiting, in_calls, waited = rows.T
+    first = np.zeros(len(rows), bool)
+    if times.steps:
+        first[[np.flatnonzero(kind == k)[0] for k in np.unique(kind)]] = True
+    parts = {
+        "first step": np.where(first, ended - began, 0),
+        "input": np.where(first, 0, waiting),
+        "compute": np.where(first, 0, ended - began - waiting - in_calls),
+        "comm.": np.where(first, 0, in_calls - waited),
+        "comm. wait": np.where(first, 0, waited),
+    }
+    shares = {name: _spread(began, ended, amount, edges) for name, amount in parts.items()}
+    _add_steps_not_kept(times, edges, shares)
+    in_steps = sum(shares.values(), np.zeros(len(edges) - 1))
+    in_passes = np.zeros(len(edges) - 1)
+    for one in passes:
+        in_passes = np.maximum(in_passes, _overlap(one.began, one.ended, edges))
+    begin = reports.begin_of_passes(times)
+    shares["rebuild"] = _overlap(times.began, begin, edges)
+    between = np.clip(in_passes - in_steps, 0, 1)
+    shares["hooks"] = _hooks_of_worker(times, edges, between)
+    shares["between"] = np.clip(between - shares["hooks"], 0, 1)
+    shares["epoch ends"] = np.clip(
+        _overlap(begin, times.ended, edges) - np.maximum(in_passes, in_steps), 0, 1
+    )
+    return {name: shares[name] for name in COLOURS if name in shares}
+
+
+def _hooks_of_worker(times: timing.WorkerTimes, edges: Array, between: Array) -> Array:
+    """The part of every stretch in hooks; those beyond the kept are spread between steps."""
+    began, ended = np.array(times.hooks, np.float64).reshape(-1, timing.HOOK_COLUMNS).T
+    share = _spread(began, ended, ended - began, edges)
+    left = sum(p.hooks for p in times.passes) - (ended - began).sum()
+    last = times.hooks[-1] if times.hooks else times.began
+    place = np.minimum(between, _overlap(last, times.ended, edges))
+    room = (place * np.diff(edges)).sum()
+    return share + place * min(1, left / room) if left > 0 and room > 0 else share
+
+
+def _spread(began: Array, ended: Array, amount: Array, edges: Array) -> Array:
+    """Amounts that grow evenly while their steps last, as parts of the stretches of time."""
+    if len(began) == 0:
+        return np.zeros(len(edges) - 1)
+    times = np.stack([began, ended], 1).reshape(-1)
+    grown = np.cumsum(np.stack([np.zeros_like(amount), amount], 1).reshape(-1))
+    return np.asarray(np.diff(np.interp(edges, times, grown)) / np.diff(edges))
+
+
+def _add_steps_not_kept(times: timing.WorkerTimes, edges: Array, shares: dict[str, Array]) -> None:
+    """Spreads what passes sum up beyond the steps kept over what is left of them."""
+    rows = list(reports.rows_of_steps(times))
+    if len(rows) < timing.STEPS_KEPT:
+        return
+    last = rows[-1][2]
+    for one in times.passes:
+        if one.ended <= last:
+            continue
+        kept = [r for r in rows if one.began <= r[1] and timing.KINDS[r[0]] == one.kind]
+        inside, waiting, in_calls, waited = (
+            max(0, total - sum(values))
+            for total, values in (
+                (one.inside, [r[2] - r[1] for r in kept]),
+                (one.input, [r[3] for r in kept]),
+                (one.in_calls, [r[4] for r in kept]),
+                (one.waited, [r[5] for r in kept]),
+            )
+        )
+        place = _overlap(max(one.began, last), one.ended, edges)
+        span = one.ended - max(one.began, last)
+        amounts = {
+            "input": waiting,
+            "compute": max(0, inside - waiting - in_calls),
+            "comm.": max(0, in_calls - waited),
+            "comm. wait": waited,
+        }
+        for name, amount in amounts.items():
+            shares[name] = shares[name] + place * amount / span

@@ -1,0 +1,396 @@
+"""`fit(num_processes=...)` in the parent: what is sent, what hooks do, what is brought home."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat import (
+    data_adapters,
+    keras_callbacks,
+    keras_metrics,
+    keras_names,
+    keras_optimizers,
+)
+from nanotf.console import logger
+from nanotf.errors import InvalidArgumentError, ModelError, WorkerDied, WorkerError, WorkerStuck
+from nanotf.parent import calls, gpu, rejections
+from nanotf.parent.callbacks import ParentCallbacks
+from nanotf.parent.fit_data import FitArguments, FitData, Resume
+from nanotf.pool import warm
+from nanotf.pool.transports import check_transport
+from nanotf.region.sharded_update import OptimizerShards
+from nanotf.shipping import jobs
+from nanotf.shipping.files import FilesInput
+from nanotf.shipping.pipelines import check_sharding
+from nanotf.shipping.state import State, StateLayout
+from nanotf.wire import messages
+from nanotf.wire.blocks import Block
+
+
+def fit(
+    model: Any,
+    given: Mapping[str, Any],
+    num_processes: int,
+    transport: str | None = None,
+    cores_per_process: int | None = None,
+    sharding: str | None = None,
+    max_restarts: int = 0,
+    cores: Sequence[int] | None = None,
+    backend: str | None = None,
+) -> Any:
+    """Trains a model on `num_processes` workers.
+
+    Args:
+        model: a compiled Keras model.
+        given: mapping of str to object, the arguments of Keras's `fit` that were given.
+        num_processes: int, above 1.
+        transport: str or None for the default, one of `transports.TRANSPORTS`.
+        cores_per_process: int or None for equal shares of all usable cores.
+        sharding: str or None for "auto", one of `shipping.pipelines.SHARDINGS`.
+        max_restarts: int, how often training goes on, from the last completed epoch and with new
+            workers, after one has died or was stuck.
+        cores: sequence of int or None, the logical CPUs to share out between the workers.
+        backend: str or None for the default, one of `backends.BACKENDS`.
+
+    Returns:
+        The `keras.callbacks.History` of the user's model.
+
+    Raises:
+        InvalidArgumentError, InvalidArgumentTypeError, PlacementError, ModelError,
+        ShippingError: Something given cannot be used. No process was started.
+        WorkerError: A worker raised or died.
+    """
+    plan = calls.plan_for("fit", num_processes, cores_per_process, cores, backend)
+    _check_steps_per_execution(model, check_transport(transport))
+    call = _FitCall(
+        model, FitArguments.of(given), num_processes, check_sharding(sharding), max_restarts
+    )
+    if plan is None:
+        return gpu.fit(model, call.recipe, call.captured, given, num_processes, gpu.devices())
+    while True:
+        try:
+            with warm.pool_for(plan, check_transport(transport)) as workers:
+                return call.run(workers)
+        except (WorkerDied, WorkerStuck) as error:
+            if call.has_ended:  # all that was asked for is done
+                logger.warning("After the end of training: %s", error.message)
+                model.history.nanotf = None  # those who could have told have gone
+                return call.end([])
+            call.prepare_restart(error)
+
+
+@dataclasses.dataclass
+class _EpochEnd:
+    """What the last completed epoch left, or the begin of training.
+
+    Args:
+        next_epoch: int.
+        state: array of bytes, see `State.snapshot`.
+        logs: what `on_epoch_end` got.
+    """
+
+    next_epoch: int
+    state: np.ndarray[Any, Any]
+    logs: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unrecorded:
+    """A completed epoch that `History` may not have recorded yet: it is the last callback.
+
+    Args:
+        turn: int, that of the state which the epoch has left.
+        epoch: int.
+        logs: what `on_epoch_end` gets.
+        recorded: what `ParentCallbacks.recorded` returned before.
+    """
+
+    turn: int
+    epoch: int | None
+    logs: Any
+    recorded: list[dict[str, int]]
+
+
+def _check_steps_per_execution(model: Any, transport: str) -> None:
+    """Refuses what ends in a graph without a key for each of TensorFlow's collectives."""
+    if transport == "grpc" and keras_names.is_compiled(model):
+        steps = int(model.steps_per_execution) if keras_names.runs_several_steps(model) else 1
+        if steps > 1:
+            raise InvalidArgumentError(
+                "TensorFlow's collectives do not work inside the loop that makes several steps one "
+                f"execution. Received: transport='grpc' and steps_per_execution={steps}. Use "
+                "transport='shm', or compile(steps_per_execution=1)."
+            )
+
+
+class _FitCall(calls.ModelCall):
+    """One call of `fit`.
+
+    After a restart `run` is called again. The callbacks go on as they are: they get no second
+    `on_train_begin`, but the hooks of the epoch that was not complete once more, from
+    `on_epoch_begin` on.
+    """
+
+    trains = True
+    method = "fit"
+
+    def __init__(
+        self, model: Any, arguments: FitArguments, size: int, sharding: str, max_restarts: int
+    ) -> None:
+        data_adapters.check_compiled(model, "fit")
+        super().__init__(model, arguments, size, sharding)
+        self.metrics_layout = StateLayout.of(
+            keras_names.metric_state(model),
+            size,
+            of_first=keras_metrics.whole_batch_variables(model.metrics),
+        )
+        self.turn = 0
+        self.loaded = 0  # the turn that the user's model holds
+        self.epoch_end: _Unrecorded | None = None
+        self.sharding = sharding
+        self.restarts = 0
+        self.max_restarts = max_restarts
+        self.last_epoch: _EpochEnd | None = None  # kept where restarts are allowed
+        self.has_ended = False  # whether all callbacks have heard of the end of training
+
+    def build(self) -> None:
+        model, specs = self.model, self.data.specs
+        with rejections.in_words_of_keras(model, specs, "fit"):
+            super().build()
+            self._check_optimizer()
+            keras_optimizers.build_for_training(model, specs)
+        rejections.refuse_weights(model, self.data.keras_specs(self.data.train), "fit")
+        validation = self.data.validation_specs
+        if validation is not None:
+            a = self.arguments
+            given = True if a.validation_data is None else a.validation_data
+            data_adapters.check_validation(model, given, a.validation_freq)
+            if rejections.looks_wrong(model, validation, "evaluate"):
+                rejections.trace_step(model, validation, "evaluate")
+            rejections.refuse_weights(
+                model, self.data.keras_specs(self.data.validation), "evaluate"
+            )
+
+    def _check_optimizer(self) -> None:
+        """Refuses an optimizer that has slots for other variables than those to be trained.
+
+        What Keras makes of it depends on what it has traced before: it raises, or goes on as if
+        nothing had changed since.
+        """
+        model, optimizer = self.model, self.model.optimizer
+        own_step = not keras_names.is_keras_own(type(model).train_step)
+        if own_step or keras_optimizers.is_built_for(optimizer, model.trainable_variables):
+            return
+        rejections.trace_step(model, self.data.specs)
+        raise ModelError(
+            "An optimizer must have been built for the variables that are to be trained. Received: "
+            f"model {model.name!r} with {len(model.trainable_variables)} trainable variables, and "
+            f"an optimizer {type(optimizer).__name__} of others. Call compile(), with a new "
+            "optimizer, after a change of `trainable` or of the layers."
+        )
+
+    def variables_to_send(self) -> list[Any]:
+        return keras_optimizers.training_variables(self.model)
+
+    def begin(self) -> list[Block]:
+        self._check_memory()
+        if self.last_epoch is None:
+            self._begin_training()
+        else:
+            self._begin_again(self.last_epoch)
+        blocks = [*self.state_and_blocks(), Block(self.metrics_layout.nbytes)]
+        self.metrics_block = len(blocks) - 1
+        metrics = keras_names.metric_state(self.model)
+        self.metrics = State(self.metrics_layout, blocks[self.metrics_block], metrics)
+        if self.last_epoch is None:
+            self.state.store(self.turn)
+            if self.max_restarts > 0:
+                self.last_epoch = _EpochEnd(self.first[0], self.state.snapshot(self.turn))
+        else:
+            self.state.restore(self.turn, self.last_epoch.state)
+        return blocks
+
+    def _check_memory(self) -> None:
+        """Refuses what workers do through memory that they share with each other."""
+        both = (self.data.train, self.data.validation)
+        if any(isinstance(data, FilesInput) for data in both) and not self.workers.share_memory():
+            raise InvalidArgumentError(
+                "Workers that read files of their own agree on their rows through shared memory. "
+                "Received: sharding='file', and workers on several nodes. Use sharding='data' or "
+                "'parent'."
+            )
+
+    def _begin_training(self) -> None:
+        a = self.arguments
+        self.callbacks = ParentCallbacks(
+            a.callbacks, self.model, a.verbose, a.epochs, self.data.steps
+        )
+        self.model.stop_training = False
+        self.callbacks.list.on_train_begin()
+        self.first = keras_callbacks.place_to_resume(self.model, a.initial_epoch, self.data.steps)
+
+    def _begin_again(self, last: _EpochEnd) -> None:
+        """Makes ready for new workers, which go on after the last completed epoch."""
+        keras_callbacks.forget_open_evaluation(self.callbacks.list)
+        if self.restarts > 0:
+            states = self.data.random_states_of(last.next_epoch, self.first[0])
+            self.data = FitData(
+                self.model,
+                self.arguments,
+                self.seed,
+                calls.STATE_BLOCK + 1,
+                self.size,
+                self.sharding,
+                resume=Resume(*self.first, last.next_epoch, states),
+            )
+        self.turn = self.loaded = 0  # those of a new job
+        self.epoch_end = None
+
+    def prepare_restart(self, error: WorkerError) -> None:
+        """Says that training goes on after an error, or raises it."""
+        if self.last_epoch is None or self.restarts >= self.max_restarts:
+            raise error
+        self.restarts += 1
+        logger.warning(
+            "%s Training goes on with epoch %d of %d and new workers: restart %d of %d.",
+            error.message.split(" The other workers", 1)[0],
+            self.last_epoch.next_epoch + 1,
+            self.arguments.epochs,
+            self.restarts,
+            self.max_restarts,
+        )
+
+    def job(self) -> jobs.FitJob:
+        a = self.arguments
+        epochs, (epoch, step), stop = a.epochs, self.first, bool(self.model.stop_training)
+        if self.restarts > 0 and self.last_epoch is not None:
+            epoch, step = self.last_epoch.next_epoch, 0
+            if stop:  # no further epoch, but what Keras does at the end of training
+                epochs, stop = epoch, False
+        return jobs.FitJob(
+            **self.common(),
+            train=self.data.train,
+            validation=self.data.validation,
+            epochs=epochs,
+            initial_epoch=epoch,
+            initial_step=step,
+            steps_per_epoch=self.data.steps_per_epoch,
+            validation_steps=self.data.validation_steps,
+            validation_freq=a.validation_freq,
+            shards=self._shards(),
+            asks=self.callbacks.asks,
+            metrics_layout=self.metrics_layout,
+            metrics_block=self.metrics_block,
+            stop=stop,
+        )
+
+    def _shards(self) -> OptimizerShards | None:
+        if self.workers.transport != "shm":
+            return None  # TensorFlow's own collectives know no reduce-scatter of this kind
+        return OptimizerShards.of(self.model, self.variables)
+
+    def sent(self) -> None:
+        self.state.reserve(self.turn + 1)
+
+    # ----------------------------------------------------------------------------- hooks
+    def hear(self, message: Any) -> None:
+        super().hear(message)
+        self._tell_data(message.hook, message.index)
+
+    def _tell_data(self, hook: str, index: int | None) -> None:
+        """Tells those who read the data how far training has got."""
+        if hook == "on_epoch_begin" and index is not None:
+            self.data.warn_of_epoch(index)
+        for writer in self.writers:
+            if hook == "on_epoch_begin":
+                writer.begin_epoch()
+            elif hook == "on_epoch_end" and not self.model.stop_training:
+                writer.end_epoch()
+            elif hook == "on_train_end":
+                writer.finish()
+
+    def answer(self, first: messages.Waiting) -> messages.Proceed:
+        """Calls the hook that all ranks have reached."""
+        if not first.state and self.callbacks.needs_state(first.hook, first.index):
+            # They have to report this hook once more, with their state.
+            return messages.Proceed(self.number, store=True)
+        self._bring_home(first)
+        logs = first.logs
+        if first.hook in jobs.BATCH_HOOKS:
+            logs = keras_names.all_logs(self.model, logs)
+        elif first.hook == "on_train_end" and logs is None and self.last_epoch is not None:
+            logs = self.last_epoch.logs  # no epoch was left to run after a restart
+        self.callbacks.call(first.hook, first.index, logs)
+        self._tell_data(first.hook, first.index)
+        answer = self._changes(first)
+        self.has_ended = first.hook == "on_train_end"
+        if first.hook == "on_epoch_end" and first.index is not None and self.max_restarts > 0:
+            self.last_epoch = _EpochEnd(first.index + 1, self.state.snapshot(self.turn), logs)
+        return answer
+
+    def _bring_home(self, first: messages.Waiting) -> None:
+        """Gives the user's model the state that a hook is about to see."""
+        look = self.callbacks.look_at_model
+        at_end = first.hook == "on_train_end"
+        if first.state:
+            # Where an interrupt comes in between, the last turn is still whole.
+            self.state.combine(self.turn + 1)
+            if first.hook == "on_epoch_end":
+                recorded = self.callbacks.recorded()
+                self.epoch_end = _Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
+            self.turn += 1  # from here on the epoch is complete, see `fail`
+        if at_end or (first.state and look):
+            self.state.load(self.turn)
+            self.loaded = self.turn
+        if look or at_end:
+            self.metrics.combine(0)
+            self.metrics.load(0)
+
+    def _changes(self, first: messages.Waiting) -> messages.Proceed:
+        """What the callbacks have changed, for the workers to go on with."""
+        reload = reload_metrics = False
+        written: messages.Written = ()
+        if first.state and self.callbacks.look_at_model:
+            reload = self.state.differs(self.turn)
+            if reload:
+                self.state.store(self.turn)
+                written = messages.written(calls.STATE_BLOCK, self.state.spans(self.turn))
+            # A callback that evaluates the model leaves its own numbers in the metrics.
+            reload_metrics = reload or self.metrics.differs(0)
+            if reload_metrics:
+                self.metrics.store(0)
+                written += messages.written(self.metrics_block, self.metrics.spans(0))
+        return messages.Proceed(
+            self.number,
+            stop=bool(self.model.stop_training),
+            reload=reload,
+            reload_metrics=reload_metrics,
+            written=written,
+        )
+
+    # ------------------------------------------------------------------------------- end
+    def traced(self) -> list[tuple[Any, str]]:
+        validation = self.data.validation_specs
+        first = [] if self.turn > 0 else super().traced()
+        return first if validation is None else [*first, (validation, "evaluate")]
+
+    def fail(self) -> None:
+        if self.turn != self.loaded:  # the model gets what the last completed epoch left
+            self.state.load(self.turn)
+        end = self.epoch_end
+        if end is not None and end.turn == self.turn:  # and its history gets that epoch
+            self.callbacks.record(end.epoch, end.logs, end.recorded)
+
+    def release(self) -> None:
+        super().release()
+        del self.metrics
+
+    def end(self, results: list[Any]) -> Any:
+        return self.model.history
+
+    def reported(self) -> None:
+        self.model.history.nanotf = self.report

@@ -1,0 +1,126 @@
+"""The names of the back ends: who starts the workers.
+
+"local": this process, on this machine. "multiprocessing": the same, as BigDL-Nano calls it. "ray":
+Ray, on this machine or on the nodes of a cluster; see `ray`. A back end is a kind of plan, which
+says what workers are wanted, and a kind of crew (`handles.Crew`), which starts them; the
+rest of nanotf knows `Pool` alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nanotf.choices import check_choice
+from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
+from nanotf.machine import neighbours, topology
+
+if TYPE_CHECKING:
+    from nanotf.pool.handles import Crew
+
+BACKENDS = {"local": "local", "multiprocessing": "local", "ray": "ray"}  # by accepted name
+DEFAULT_BACKEND = "local"
+
+
+@dataclasses.dataclass(frozen=True)
+class RayPlan:
+    """Workers for which Ray finds the nodes, and each node the cores.
+
+    Args:
+        size: int, number of workers.
+        cores_per_process: int or None for equal shares of what the cluster has.
+    """
+
+    size: int
+    cores_per_process: int | None = None
+
+
+AnyPlan = topology.Plan | RayPlan
+
+
+def check_backend(backend: str | None) -> str:
+    """The back end to use for an argument `backend`: "local" or "ray".
+
+    Args:
+        backend: str, one of `BACKENDS`, or None for the default.
+
+    Raises:
+        InvalidArgumentError: There is no such back end.
+        UnsupportedVersionError: Its package is not installed.
+    """
+    if backend is None:
+        return DEFAULT_BACKEND
+    check_choice("backend", backend, tuple(BACKENDS))
+    if backend == "ray" and importlib.util.find_spec("ray") is None:
+        raise UnsupportedVersionError(
+            "backend='ray' needs the package ray. Received: backend='ray', and ray is not "
+            "installed in this Python. Install it: pip install 'nanotf[ray]'."
+        )
+    return BACKENDS[backend]
+
+
+def check_can_measure(backend: str | None) -> None:
+    """Refuses `num_processes="auto"` where what is measured here says nothing.
+
+    Raises:
+        InvalidArgumentError: As said.
+    """
+    if check_backend(backend) == "ray":
+        raise InvalidArgumentError(
+            "num_processes='auto' measures on the cores of this machine. Received: backend='ray'. "
+            "Pass a number of workers."
+        )
+
+
+def plan(
+    backend: str | None,
+    num_processes: int,
+    cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
+) -> AnyPlan:
+    """What workers are wanted, and for the local ones where each will run.
+
+    Args:
+        backend: str or None for the default.
+        num_processes, cores_per_process, cores: as in `fit`.
+
+    Raises:
+        NanoError: An argument cannot be used.
+    """
+    if check_backend(backend) == "local":
+        return neighbours.plan(num_processes, cores_per_process, cores)
+    if cores is not None:
+        raise InvalidArgumentError(
+            "`cores` names logical CPUs of this machine, and with backend='ray' each node chooses "
+            f"its own. Received: cores={cores!r}. Pass cores_per_process=... to say how many."
+        )
+    return RayPlan(
+        topology.check_num_processes(num_processes),
+        topology.check_cores_per_process(cores_per_process),
+    )
+
+
+def crew_of(plan: AnyPlan, transport: str, key: bytes) -> Crew:
+    """Who starts the workers of a plan.
+
+    Args:
+        plan: `topology.Plan` or `RayPlan`.
+        transport: str, one of `transports.TRANSPORTS`.
+        key: bytes, the pool's secret key.
+    """
+    if isinstance(plan, RayPlan):
+        from nanotf.pool.ray.crew import RayCrew  # which imports Ray
+
+        return RayCrew(plan, transport, key)
+    from nanotf.pool.handles import LocalCrew
+
+    return LocalCrew(plan, transport, key)
+
+
+def stop_what_was_started() -> None:
+    """Ends what a back end needed beside the workers: a Ray that nanotf has started."""
+    if "nanotf.pool.ray.cluster" in sys.modules:
+        sys.modules["nanotf.pool.ray.cluster"].stop()

@@ -1,0 +1,336 @@
+"""The parent's view of its workers: of each, process, channel and log.
+
+`Pool` knows a `Crew` of `Worker`s, and not how they were started: `LocalCrew` here, as processes of
+this one; `on_ray.crew` through Ray.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from nanotf.console import logger
+from nanotf.errors import WorkerDied, WorkerError, describe_exit
+from nanotf.machine import environment, topology
+from nanotf.machine.interpreter import python_command
+from nanotf.pool import stalls
+from nanotf.pool.worker_log import WorkerLog
+from nanotf.wire.channel import Channel
+from nanotf.wire.memory_files import above_standard
+
+DEATH_SECONDS = 2.0  # a process that has closed its channel is gone by then
+KILL_SECONDS = 20.0  # one that holds tens of gigabytes takes seconds to end
+STACK_SIGNAL = signal.SIGQUIT  # makes a worker write its Python stacks to its log
+STACK_SECONDS = 5.0
+STACK_LOOKS = 4  # a dump is complete when the log has not grown for so many looks
+
+_Error = TypeVar("_Error", bound=WorkerError)
+
+
+class Process(Protocol):
+    """What is needed of a worker's process; as in `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
+class Worker:
+    """The parent's view of one worker.
+
+    Attributes:
+        rank: int.
+        cores: tuple of int, the logical CPUs that it has.
+        process: `Process`.
+        channel: `Channel`, to the worker or to what stands in for it.
+        log: `WorkerLog`, what it prints.
+        host: str, where another worker reaches it.
+        shares_memory: bool, whether it maps this process's shared blocks.
+    """
+
+    rank: int
+    cores: tuple[int, ...]
+    process: Process
+    channel: Channel
+    log: WorkerLog
+    host: str = "127.0.0.1"
+    shares_memory: bool = True
+
+    def log_tail(self) -> str:
+        """The last lines that the worker printed; of a crash, the top of its Python stack."""
+        return self.log.tail()
+
+    def is_ready(self) -> None:
+        """It has started: what it said meanwhile is of no use in an error."""
+        self.log.begin_here()
+
+    def trim_log(self) -> None:
+        """Drops all but the end of a log that has become long."""
+        self.log.trim()
+
+    def error(self, kind: type[_Error], message: str, **more: Any) -> _Error:
+        """An error that says which worker it is about, with the end of its log.
+
+        Args:
+            kind: `WorkerError` or a subclass.
+            message: str.
+            **more: further arguments of `kind`.
+        """
+        return kind(
+            message,
+            rank=self.rank,
+            pid=self.process.pid,
+            cores=self.cores,
+            log_tail=self.log_tail(),
+            **more,
+        )
+
+    def died(self, doing: str) -> WorkerDied:
+        """The error that says how the worker ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=DEATH_SECONDS)
+        how, exit_code, signal = self.how_it_ended()
+        return self.error(
+            WorkerDied,
+            f"Worker {self.rank} ({self.where()}) {how} "
+            f"while {doing}. The other workers were stopped; the next call starts new ones.",
+            exit_code=exit_code,
+            signal=signal,
+        )
+
+    def how_it_ended(self) -> tuple[str, int | None, int | None]:
+        """As `errors.describe_exit`."""
+        return describe_exit(self.process.returncode)
+
+    def where(self) -> str:
+        """For people: its process, its cores."""
+        return f"pid {self.process.pid}, cores {list(self.cores)}"
+
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP, a debugger) has stopped it."""
+        return stalls.is_stopped(self.process.pid)
+
+    def has_answered(self, since: float) -> bool:
+        """Whether it is there for sure: its node has answered since a moment of the clock."""
+        return True
+
+    def stack(self) -> str:
+        """Its Python stack, as it writes it to its log; or why there is none.
+
+        Whatever holds Python's lock there does not keep it from doing so; a stopped process does
+        not. Takes up to `STACK_SECONDS`.
+        """
+        if self.process.poll() is not None:
+            return "it has ended"
+        if self.is_stopped():
+            return "stopped by a signal"
+        begin = size = self.log.size()
+        self.process.send_signal(STACK_SIGNAL)
+        deadline = time.monotonic() + STACK_SECONDS
+        quiet = 0
+        while time.monotonic() < deadline and (size == begin or quiet < STACK_LOOKS):
+            time.sleep(0.05)
+            before, size = size, self.log.size()
+            quiet = quiet + 1 if size == before else 0
+        written = self.log.since(begin)
+        return written or "it does not answer"
+
+    def wait_killed(self) -> None:
+        """Waits until the process, which was killed, has ended; not for ever."""
+        try:
+            self.process.wait(KILL_SECONDS)
+        except subprocess.TimeoutExpired:  # it is in the kernel, as of a file system that hangs
+            logger.warning(
+                "Worker %d (%s) was killed, and has not ended for %g s.",
+                self.rank,
+                self.where(),
+                KILL_SECONDS,
+            )
+
+    def close(self) -> None:
+        """Lets go of channel and log; the process has ended."""
+        self.channel.close()
+        self.log.close()
+
+
+class Crew(Protocol):
+    """How the workers of a pool are started, and what stays of that when they have ended.
+
+    Attributes:
+        workers: list of `Worker`, those that were started so far, by rank.
+    """
+
+    @property
+    def workers(self) -> Sequence[Worker]: ...
+
+    def start(self) -> None:
+        """Starts the workers."""
+
+    def close(self) -> None:
+        """Lets go of what they were started with; they have ended."""
+
+
+class LocalCrew:
+    """Workers that are processes of this one.
+
+    Args:
+        plan: `topology.Plan`.
+        transport: str, one of `transports.TRANSPORTS`.
+        key: bytes, the pool's secret key.
+    """
+
+    def __init__(self, plan: topology.Plan, transport: str, key: bytes) -> None:
+        self.workers: list[WorkerProcess] = []
+        self._plan, self._transport, self._key = plan, transport, key
+
+    def start(self) -> None:
+        for placement in self._plan.placements:
+            self.workers.append(WorkerProcess(placement, self._key, self._transport))
+
+    def close(self) -> None:
+        pass
+
+
+class WorkerProcess(Worker):
+    """A worker that is a process of this one.
+
+    Args:
+        placement: `topology.Placement`, its rank and cores.
+        key: bytes, the pool's secret key.
+        transport: str, one of `transports.TRANSPORTS`.
+        environ: environment variables that it starts from; None for this process's.
+    """
+
+    def __init__(
+        self,
+        placement: topology.Placement,
+        key: bytes,
+        transport: str,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self.rank = placement.rank
+        self.cores = placement.cores
+        self.log = WorkerLog()
+        ours, theirs = (
+            socket.socket(fileno=above_standard(sock.detach()))
+            for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        )
+        pinned = placement.cores if placement.pin else ()
+        try:
+            command = python_command(
+                "nanotf.worker",
+                str(theirs.fileno()),
+                str(self.rank),
+                ",".join(map(str, pinned)),
+                "" if placement.numa_node is None else str(placement.numa_node),
+                transport,
+                str(os.getpid()),
+            )
+            variables = _variables(placement, os.environ if environ is None else environ)
+            self.process = process = in_lasting_thread(
+                lambda: self._spawn(command, variables, theirs.fileno())
+            )
+        except BaseException:
+            ours.close()
+            self.log.close()
+            raise
+        finally:
+            theirs.close()
+        self.channel = Channel(ours)
+        with contextlib.suppress(BrokenPipeError):  # died already; the channel will tell
+            process.stdin.write(key)
+            process.stdin.close()
+
+    def _spawn(
+        self, command: list[str], variables: Mapping[str, str], fd: int
+    ) -> subprocess.Popen[bytes]:
+        # Inherited: no SIGINT reaches a worker before it has seen to that itself.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            # A session of its own: Ctrl-C in the terminal is for the parent to handle.
+            return subprocess.Popen(
+                command,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=self.log.fileno(),
+                stderr=subprocess.STDOUT,
+                pass_fds=[fd],
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def stacks(workers: Sequence[Worker]) -> list[str]:
+    """The Python stacks of workers, all at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(len(workers), "nanotf-stack") as pool:
+        return list(pool.map(lambda worker: worker.stack(), workers))
+
+
+# ------------------------------------------------------------------------ a lasting thread
+# Linux ends a worker with the *thread* that started it (PR_SET_PDEATHSIG), while a pool outlives
+# the thread that happened to need it first. So one thread, which never ends, starts them all.
+_tasks: queue.SimpleQueue[Callable[[], None]] | None = None
+_tasks_owner = 0  # the process that the thread belongs to; a forked one needs a thread of its own
+_tasks_lock = threading.Lock()
+
+
+def in_lasting_thread(function: Callable[[], Any]) -> Any:
+    """What a function returns or raises when the lasting thread of this process calls it."""
+    global _tasks, _tasks_owner
+    outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def task() -> None:
+        try:
+            outcome.put((function(), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    with _tasks_lock:
+        if _tasks is None or _tasks_owner != os.getpid():
+            _tasks, _tasks_owner = queue.SimpleQueue(), os.getpid()
+            threading.Thread(
+                target=_run_tasks, args=(_tasks,), name="nanotf-starter", daemon=True
+            ).start()
+        _tasks.put(task)
+    result, error = outcome.get()
+    if error is not None:
+        raise error
+    return result
+
+
+def _run_tasks(tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
+    while True:
+        tasks.get()()
+
+
+def _variables(placement: topology.Placement, environ: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a worker."""
+    found = environment.worker_environment(placement, environ)
+    if placement.rank == 0:  # the same for all
+        for warning in found.warnings:
+            logger.warning("%s", warning)
+        for name, value in found.kept.items():
+            logger.info("Workers keep %s=%s, which you have set.", name, value)
+    variables = found.apply(environ)
+    variables["NANOTF_RANK"] = str(placement.rank)
+    return variables

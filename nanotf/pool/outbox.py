@@ -1,0 +1,104 @@
+"""What the parent sends to one worker: handed over at once, written when the worker reads.
+
+A worker that reads nothing, since a signal has stopped it or the user's code holds Python's lock,
+would keep whoever writes to it; the parent could not look after its workers meanwhile. So a thread
+for each worker writes, and whoever sends goes on. The thread waits for as long as the worker lives:
+`Pool.check_progress` notices one that is stopped, and `Pool.kill` ends the wait.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from nanotf.wire.channel import Channel, ChannelClosed
+
+END_SECONDS = 1.0  # for a thread whose channel is shut down; it takes a millisecond
+
+
+class Parcel:
+    """A message on its way to several workers, with descriptors of its own.
+
+    Args:
+        data: bytes, the message, see `channel.packed`.
+        fds: sequence of int, descriptors that go with it; duplicates are made.
+        readers: int, number of workers.
+
+    Raises:
+        OSError: This process has no file descriptors left.
+    """
+
+    def __init__(self, data: bytes, fds: Sequence[int], readers: int) -> None:
+        self.data = data
+        self.fds: list[int] = []
+        self._left = readers
+        self._lock = threading.Lock()
+        try:
+            for fd in fds:
+                self.fds.append(os.dup(fd))
+        except BaseException:
+            self._close()
+            raise
+
+    def done(self) -> None:
+        """One of the workers has it, or will not get it."""
+        with self._lock:
+            self._left -= 1
+            last = self._left == 0
+        if last:
+            self._close()
+
+    def _close(self) -> None:
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+class Outbox:
+    """The parent's thread that writes to a worker.
+
+    Args:
+        channel: `Channel` to the worker.
+        name: str, the thread's.
+        fail: callable of an exception with which writing has failed. A worker that has gone is
+            not such: who reads the channel notices.
+    """
+
+    def __init__(self, channel: Channel, name: str, fail: Callable[[BaseException], None]) -> None:
+        self._channel = channel
+        self._fail = fail
+        self._parcels: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
+        self._ended = False
+        self._lock = threading.Lock()  # nothing is put after the None that ends the thread
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, parcel: Parcel) -> None:
+        """Hands a message over; they are written in this order."""
+        with self._lock:
+            if not self._ended:
+                self._parcels.put(parcel)
+                return
+        parcel.done()
+
+    def end(self) -> None:
+        """Ends the thread, when the channel is shut down."""
+        with self._lock:
+            self._ended = True
+            self._parcels.put(None)
+        self._thread.join(END_SECONDS)
+
+    def _run(self) -> None:
+        gone = False
+        while (parcel := self._parcels.get()) is not None:
+            try:
+                if not gone:
+                    self._channel.send_packed(parcel.data, parcel.fds)
+            except ChannelClosed:
+                gone = True
+            except BaseException as error:  # no descriptor left: half of the message is written
+                gone = True
+                self._fail(error)
+            finally:
+                parcel.done()

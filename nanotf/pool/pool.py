@@ -1,0 +1,533 @@
+"""A pool: start, supervise and stop its workers.
+
+    parent process                                   worker process (one per rank)
+      Pool(plan, transport)                            nanotf.worker
+        socketpair, secret key on stdin      ---->     pins itself, then imports TensorFlow
+        one thread per worker reads its channel        one thread reads the channel
+        and puts what it says into `Pool._inbox`       and ends the process when it closes
+        another writes to it, see `outbox`
+
+The channel is a Unix socket pair that only the two processes hold: it has no name that
+somebody else could open, or that could stay behind. A worker's output goes to an anonymous
+file, whose end stands in the error when the worker dies. When the parent goes, in whatever
+way, the kernel closes its end, and each worker ends itself.
+
+A pool belongs to the thread that runs a job on it; see `warm` for who that is. It waits for
+nothing but the inbox, so that it notices workers that do not go on. Its reader threads touch
+nothing but the inbox.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import queue
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from multiprocessing import connection
+from typing import Any
+
+from nanotf import collectives
+from nanotf.console import logger
+from nanotf.errors import NanoError, WorkerDied, WorkerError, WorkerStuck
+from nanotf.pool import backends, interrupts, silence, stalls
+from nanotf.pool.handles import Worker, stacks
+from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
+from nanotf.wire import messages
+from nanotf.wire.blocks import Block
+from nanotf.wire.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packed
+
+START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
+STOP_SECONDS = 2.0
+LOOK_SECONDS = 1.0  # how often the parent looks around while it waits
+TRIM_SECONDS = 60.0  # how often the parent looks whether a worker's log has become long
+SILENT_SECONDS = 10.0  # a node that has not answered for so long has gone
+# A rank may hear of a peer's end before the parent does: not long before, if it is on this host.
+GRACE_SECONDS = 1.0
+REMOTE_GRACE_SECONDS = 5.0
+STALL_LOOKS = 3  # ranks begin a step, and look at the clock, not all at the same time
+
+
+class _Gone:
+    """In the inbox: the worker's channel has closed."""
+
+
+@dataclasses.dataclass
+class _Told:
+    """What a rank has said of a step that does not end: of which, when last, at how many looks."""
+
+    began: int
+    at: float = 0.0
+    times: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Delivery:
+    """In the inbox: a message with the shared block whose descriptor followed it."""
+
+    message: Any  # `messages.Outputs` or `messages.Returned`
+    block: Block
+
+
+class Pool:
+    """N live workers.
+
+    Args:
+        plan: `topology.Plan` or `backends.RayPlan`.
+        transport: str, how workers exchange gradients.
+
+    Raises:
+        WorkerDied: A worker ended before it was ready.
+        WorkerError: A worker could not set up its strategy.
+        NanoError: This process has no file descriptors left, or NANOTF_STALL_SECONDS is wrong.
+    """
+
+    def __init__(self, plan: backends.AnyPlan, transport: str) -> None:
+        self.plan = plan
+        self.transport = transport
+        self.size = plan.size
+        self.owner = os.getpid()
+        self.usable = True  # not so while a job runs: what it leaves would answer the next one
+        self._closed = False
+        self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._readers: list[threading.Thread] = []
+        self._outboxes: list[Outbox] = []  # by rank
+        self._send_lock = threading.Lock()  # all workers get all messages in one order
+        self._jobs = 0
+        self.stall_seconds = stalls.stall_seconds()
+        self._clock = 0.0  # s; see `_now`
+        self._looked = time.monotonic()
+        self._heard: dict[int, float] = {}  # by rank, when it last said something
+        self._stalled: dict[int, _Told] = {}  # by rank
+        self._stopped: dict[int, float] = {}  # by rank, since when a signal has stopped it
+        self._trimmed = time.monotonic()  # the workers' logs
+        self._checked = time.monotonic()  # when `check_progress` was called
+        self._silence = silence.Silence(self.stall_seconds)
+        self.group: collectives.GroupOwner | None = None
+        key = secrets.token_bytes(KEY_NBYTES)
+        self._crew = backends.crew_of(plan, transport, key)
+        try:
+            with explaining_few_descriptors(self.size):
+                if transport != "grpc":  # before the workers: its limits are known at once
+                    self.group = collectives.create_group(self.size, deadline=self.stall_seconds)
+                self._crew.start()
+                deadline = time.monotonic() + START_SECONDS
+                for worker in self.workers:
+                    self._greet(worker, key, deadline)
+                self._set_up(deadline)
+        except BaseException:
+            with interrupts.held_back():
+                self.kill()
+            raise
+        for worker in self.workers:
+            self._readers.append(
+                threading.Thread(
+                    target=self._read, args=(worker,), name=f"nanotf-{worker.rank}", daemon=True
+                )
+            )
+            self._readers[-1].start()
+            self._outboxes.append(
+                Outbox(
+                    worker.channel,
+                    f"nanotf-to-{worker.rank}",
+                    lambda error, rank=worker.rank: self._inbox.put((rank, error)),  # type: ignore[misc]
+                )
+            )
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """The workers that were started, by rank."""
+        return self._crew.workers
+
+    def share_memory(self) -> bool:
+        """Whether all workers map this process's shared blocks."""
+        return all(worker.shares_memory for worker in self.workers)
+
+    # ------------------------------------------------------------------------- starting
+    def _greet(self, worker: Worker, key: bytes, deadline: float) -> None:
+        while not worker.channel.poll(0.2):
+            if worker.process.poll() is not None:
+                raise worker.died("starting")
+            if time.monotonic() > deadline:
+                raise _late([worker], "starting")
+        worker.channel.limit(max(0.1, deadline - time.monotonic()))
+        try:
+            worker.channel.show_key_second(key)
+        except BlockingIOError as error:
+            raise _late([worker], "starting") from error
+        except (EOFError, OSError) as error:
+            raise worker.died("starting") from error
+
+    def _expect(self, kind: type, doing: str, deadline: float) -> list[Any]:
+        """Waits until every worker has sent a message of one kind; returns them by rank.
+
+        Whoever fails first is heard first, since the others may be waiting for it.
+        """
+        found: dict[int, Any] = {}
+        while len(found) < self.size:
+            missing = [worker for worker in self.workers if worker.rank not in found]
+            channels: list[Any] = [worker.channel for worker in missing]
+            ready: list[Any] = connection.wait(channels, timeout=0.2)
+            for worker in missing:
+                if worker.channel in ready:
+                    found[worker.rank] = self._first_message(worker, kind, doing)
+                elif worker.process.poll() is not None:
+                    raise worker.died(doing)
+            if time.monotonic() > deadline:
+                raise _late(missing, doing)
+        return [found[rank] for rank in range(self.size)]
+
+    def _first_message(self, worker: Worker, kind: type, doing: str) -> Any:
+        try:
+            message = worker.channel.receive()
+        except ChannelClosed as error:
+            raise worker.died(doing) from error
+        except BlockingIOError as error:
+            raise _late([worker], doing) from error
+        if isinstance(message, messages.SetupFailed):
+            text = f"Worker {message.rank} could not set up its strategy: {message.summary}"
+            failure = worker.error(SetupError, text, remote_traceback=message.traceback)
+            failure.retry = message.retry
+            if message.native_unusable is not None:
+                collectives.rule_out(message.native_unusable)
+            raise failure
+        assert isinstance(message, kind), message
+        return message
+
+    def _set_up(self, deadline: float) -> None:
+        hellos = self._expect(messages.Hello, "starting", deadline)
+        for worker, hello in zip(self.workers, hellos, strict=True):
+            for warning in hello.warnings:
+                logger.warning("Worker %d: %s", worker.rank, warning)
+        setup = messages.Setup(tuple(sys.path), tuple(sys.argv), self.size, self.stall_seconds)
+        fds = []
+        if self.group is None:
+            cluster = tuple(
+                f"{worker.host}:{hello.port}"
+                for worker, hello in zip(self.workers, hellos, strict=True)
+            )
+            setup = dataclasses.replace(setup, cluster=cluster)
+            _warn_of_listeners(cluster)
+        else:
+            setup = dataclasses.replace(setup, group=self.group.spec)
+            fds = [self.group.fd]
+        for worker in self.workers:
+            try:
+                worker.channel.send(setup, fds)
+            except BlockingIOError as error:
+                raise _late([worker], "starting") from error
+        self._expect(messages.Ready, "importing TensorFlow", deadline)
+        for worker in self.workers:
+            worker.channel.limit(0)
+            worker.is_ready()
+
+    # ----------------------------------------------------------------------- talking
+    def _read(self, worker: Worker) -> None:
+        try:
+            while True:
+                message = worker.channel.receive()
+                if isinstance(message, (messages.Outputs, messages.Returned)):
+                    block = Block(message.nbytes, worker.channel.receive_fds(1)[0])
+                    message = Delivery(message, block)
+                self._inbox.put((worker.rank, message))
+        except ChannelClosed:
+            self._inbox.put((worker.rank, _Gone()))
+        except BaseException as error:  # no memory or descriptor for what came: the job's end
+            self._inbox.put((worker.rank, error))
+
+    def send(self, message: messages.Message, blocks: Sequence[Block] = ()) -> None:
+        """Sends a message, and the descriptors of shared blocks, to all workers.
+
+        Does not wait until they have them: a worker that has gone, or that does not read, is not
+        noticed here but by `receive` and `check_progress`.
+
+        Raises:
+            OSError: This process has no file descriptors left.
+        """
+        fds = [block.fd for block in blocks if block.fd is not None]
+        parcel = Parcel(packed(message), fds, len(self._outboxes))
+        with self._send_lock:
+            for outbox in self._outboxes:
+                outbox.put(parcel)
+
+    def receive(self, timeout: float | None = None) -> tuple[int, Any]:
+        """Waits for the next message of any worker.
+
+        Args:
+            timeout: float or None, seconds.
+
+        Returns:
+            A tuple of the rank and the message, which is a `Delivery` where a block came with it.
+
+        Raises:
+            WorkerDied: A worker has gone. The pool is not usable any more.
+            NanoError: All have, since `close` was called.
+            queue.Empty: Nothing is there, and the timeout has passed since the last message or
+                since `check_progress` was called.
+        """
+        self._trim_logs()
+        looked_long_ago = timeout is not None and time.monotonic() - self._checked > timeout
+        if looked_long_ago and self._inbox.empty():
+            raise queue.Empty  # of many workers one has always just said something
+        rank, message = self._inbox.get(timeout=timeout)
+        if isinstance(message, _Gone):
+            raise self._lost(self.workers[rank])
+        now = self._now()
+        if not isinstance(message, messages.Stalled):
+            self._silence.heard(rank, now)
+        # Progress is not what those wait for who are at a hook, or have ended the job.
+        if not isinstance(message, messages.Progress):
+            self._heard[rank] = now
+        return rank, message
+
+    def _lost(self, worker: Worker) -> NanoError:
+        """The error for a worker that has ended in the middle of a job."""
+        self.usable = False
+        if self._closed:
+            return NanoError(
+                "The workers have to stay until the call that uses them has returned. Received: "
+                "nanotf.shutdown() in the middle of it, in a callback or a signal's handler. Call "
+                "it later."
+            )
+        died: WorkerDied = worker.died("a job ran")
+        return died
+
+    def _now(self) -> float:
+        """A clock in seconds for which time does not count in which this process does not look.
+
+        It may be frozen then, and its workers with it, or in a callback, for which they wait.
+        """
+        before, self._looked = self._looked, time.monotonic()
+        self._clock += min(self._looked - before, 2 * LOOK_SECONDS)
+        return self._clock
+
+    def _trim_logs(self) -> None:
+        now = time.monotonic()
+        if now - self._trimmed > TRIM_SECONDS:
+            self._trimmed = now
+            for worker in self.workers:
+                worker.trim_log()
+
+    def check_progress(
+        self, present: Collection[int], reading: Callable[[], Sequence[str]] = tuple
+    ) -> None:
+        """Looks whether a worker keeps the others waiting for too long.
+
+        Args:
+            present: ranks that wait for the others, in the parent's answer.
+            reading: callable, returns the stacks of this process's threads that read data for
+                them.
+
+        Raises:
+            WorkerStuck: One does.
+            WorkerDied: One has ended, and a fork of this process holds its channel open.
+        """
+        now, self._checked = self._now(), time.monotonic()
+        for worker in self.workers:
+            if worker.process.poll() is not None:
+                raise self._lost(worker)
+            if not worker.is_stopped():
+                self._stopped.pop(worker.rank, None)
+            elif now - self._stopped.setdefault(worker.rank, now) > self.stall_seconds:
+                raise self.stuck([worker.rank], "a signal (SIGSTOP) has stopped it")
+        self._report_silence(present, now, reading)
+        if not present:
+            return
+        began = min(self._heard.get(rank, now) for rank in present)
+        late = [
+            rank
+            for rank in range(self.size)
+            if rank not in present
+            and now - max(began, self._heard.get(rank, began)) > self.stall_seconds
+        ]
+        if late:
+            raise self.stuck(late, f"the workers {sorted(present)} wait for it")
+
+    def _report_silence(
+        self, present: Collection[int], now: float, reading: Callable[[], Sequence[str]]
+    ) -> None:
+        """Says who has not gone on for long, though nobody waits for it that could tell."""
+        if self._stalled:  # they look at the clock themselves, and say so
+            return
+        late, seconds = self._silence.look(present, now)
+        if not late:
+            return
+        who = ", ".join(f"{rank} ({self.workers[rank].where()})" for rank in late)
+        lines = [
+            f"Worker {who} has done no step and no collective for {seconds:.0f} s, and nobody "
+            "knows whether it will. It may be busy (a compiler, a long step), wait for your data, "
+            "or hang. Training goes on waiting; interrupt it (Ctrl-C) if what follows looks wrong. "
+            f"Set {stalls.STALL_VARIABLE} to hear of it later."
+        ]
+        lines += self._stacks_of_workers()
+        lines += [f"This process reads data for them:\n{stack}" for stack in reading()]
+        logger.warning("%s", "\n\n".join(lines))
+
+    def _stacks_of_workers(self) -> list[str]:
+        return [
+            f"Python stacks of worker {worker.rank}:\n{stack}"
+            for worker, stack in zip(self.workers, stacks(self.workers), strict=True)
+        ]
+
+    def note_stalled(self, rank: int, message: messages.Stalled) -> None:
+        """Hears that a rank's step does not end; after some looks the others have said so, too.
+
+        Raises:
+            WorkerStuck: It has said so at `STALL_LOOKS` looks.
+        """
+        now = time.monotonic()
+        told = self._stalled.get(rank)
+        if told is None or told.began != message.began:
+            told = self._stalled[rank] = _Told(message.began)
+        # Messages that came while this process was stopped are one.
+        if now - told.at > LOOK_SECONDS / 2:
+            told.at, told.times = now, told.times + 1
+        if told.times < STALL_LOOKS:
+            return
+        late = [other for other in range(self.size) if other not in self._stalled]
+        if late:
+            raise self.stuck(late, f"the workers {sorted(self._stalled)} are in a step without it")
+        raise self.stuck(
+            range(self.size),
+            "their step does not end, and TensorFlow does not say who waits for whom",
+        )
+
+    def stuck(self, ranks: Sequence[int], why: str) -> WorkerStuck:
+        """The error that says which workers have not gone on, and where all of them are.
+
+        Args:
+            ranks: sequence of int, the workers for which the others wait.
+            why: str, what says so.
+        """
+        who = ", ".join(f"{rank} ({self.workers[rank].where()})" for rank in ranks)
+        lines = [
+            f"Worker {who} has not gone on for {self.stall_seconds:g} s: {why}. The other "
+            "workers were stopped; the next call starts new ones. Set "
+            f"{stalls.STALL_VARIABLE} to wait longer."
+        ]
+        lines += self._stacks_of_workers()
+        return self.workers[ranks[0]].error(WorkerStuck, "\n\n".join(lines))
+
+    def explain(self, failure: messages.JobFailed) -> WorkerError | None:
+        """The error of the worker that is behind another's, or None if that worker says all.
+
+        A rank that waits for another in a collective may notice first that this one has ended
+        or does not come.
+        """
+        text = f"{failure.summary}\n{failure.traceback}"
+        missing = stalls.missing_ranks(text)
+        if missing:
+            return self.stuck(missing, stalls.expiry(text))
+        waits = self.transport == "grpc" or stalls.lost_a_peer(text)
+        grace = GRACE_SECONDS if self.share_memory() else REMOTE_GRACE_SECONDS
+        began = time.monotonic()
+        while True:
+            waited = time.monotonic() - began
+            silent = [worker for worker in self.workers if not worker.has_answered(began)]
+            ended = [worker for worker in self.workers if worker.process.poll() is not None]
+            if ended or (silent and waited > SILENT_SECONDS):
+                died: WorkerDied = (ended or silent)[0].died("a job ran")
+                return died
+            if not silent and (not waits or waited > grace):
+                return None
+            time.sleep(0.01)
+
+    def post(self, message: messages.DataFailed) -> None:
+        """Puts a message of the parent's own threads into the inbox, as of rank -1."""
+        self._inbox.put((-1, message))
+
+    def next_job(self) -> int:
+        """A new job number."""
+        self._jobs += 1
+        self._stalled.clear()
+        self._checked = time.monotonic()
+        self._silence.begin(range(self.size), self._now())
+        return self._jobs
+
+    # ----------------------------------------------------------------------- ending
+    def is_alive(self) -> bool:
+        """Whether all workers run, and none has a job."""
+        return self.usable and all(w.process.poll() is None for w in self.workers)
+
+    def close(self) -> None:
+        """Asks the workers to end, and ends those that do not."""
+        if self.owner != os.getpid():  # after a fork, the workers belong to the parent
+            return
+        self.usable, self._closed = False, True
+        try:
+            self.send(messages.Stop())
+            deadline = time.monotonic() + STOP_SECONDS
+            for worker in self.workers:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(timeout=max(0.0, deadline - time.monotonic()))
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Ends the workers at once."""
+        if self.owner != os.getpid():
+            return
+        self.usable = False
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.process.kill()
+        for worker in self.workers:
+            worker.wait_killed()
+            worker.channel.shut_down()  # a fork may hold the other end
+        for outbox in self._outboxes:
+            outbox.end()
+        for reader in self._readers:
+            reader.join(END_SECONDS)
+        for worker in self.workers:
+            worker.close()
+        self._crew.close()
+        if self.group is not None:
+            self.group.close()
+
+
+@contextlib.contextmanager
+def explaining_few_descriptors(size: int) -> Iterator[None]:
+    """Says in a `NanoError` what to do where this process has no file descriptors left."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_DESCRIPTORS:
+            raise
+        raise NanoError(
+            f"Every worker needs a few file descriptors of this process. Received: {size} workers, "
+            f"and {error.strerror!r}. Raise the limit (`ulimit -n`), or close files."
+        ) from error
+
+
+def _warn_of_listeners(cluster: Sequence[str]) -> None:
+    """TensorFlow's server binds all interfaces (0.0.0.0, in its sources), whatever it is told."""
+    ports = [address.rpartition(":")[2] for address in cluster]
+    logger.warning(
+        'transport="grpc": TensorFlow\'s server in each worker listens on all network interfaces, '
+        "TCP port%s %s, and lets everybody in who reaches it: that is enough to run code as you. "
+        'Use it on trusted networks only, or behind a firewall; transport="shm" opens no port.',
+        "s" if len(ports) > 1 else "",
+        ", ".join(ports),
+    )
+
+
+def _late(workers: Sequence[Worker], doing: str) -> WorkerError:
+    text = (
+        f"Workers {[w.rank for w in workers]} did not finish {doing} within {START_SECONDS:.0f} s."
+    )
+    stopped = [w.rank for w in workers if w.is_stopped()]
+    if stopped:
+        text += f" A signal (SIGSTOP) has stopped {stopped}."
+    error: WorkerError = workers[0].error(WorkerError, text)
+    return error
+
+
+class SetupError(WorkerError):
+    """A worker could not make its strategy; `retry` says whether starting again may help."""
+
+    retry = False

@@ -1,0 +1,221 @@
+"""The parent's end of the way to a worker on another node.
+
+    Pool                Bridge                     Ray              Relay (there)      worker
+      channel  <----->  down: takes a message,     put, push  --->  fills the twins,
+                        with what was written                       then delivers  --->
+               <-----   up: fills the blocks,      <--- pull        copies what was   <---
+                        then delivers                               written
+
+To the pool the bridge looks like a worker of this machine: a Unix socket with messages and file
+descriptors. It maps the blocks that it is handed, as a worker does, and copies what messages say
+was written (`Job`: all of its blocks; `Batch`: its arrays; `Proceed`, `Waiting`, `JobDone`: their
+field `written`). Between two messages each byte has one writer, the parent or one rank, so copies
+never meet.
+
+Bytes that all workers get are put into Ray's object store once (`Payloads`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nanotf.console import logger
+from nanotf.pool.ray.relay import Key, Said, as_bytes, read
+from nanotf.wire import messages
+from nanotf.wire.blocks import Block
+from nanotf.wire.channel import Channel, ChannelClosed
+
+PULL_SECONDS = 1.0  # how long a relay waits for something to say; also, how stale `stopped` is
+PIECE_NBYTES = 64 * 1024**2  # what is copied at once, so that the object store need not hold all
+INLINE_NBYTES = 64 * 1024  # less than this is an argument of a call, and no object in the store
+
+
+class Payloads:
+    """What all bridges of a pool send, each once in the object store.
+
+    Args:
+        ray: the module.
+        readers: int, number of bridges.
+    """
+
+    def __init__(self, ray: Any, readers: int) -> None:
+        self._ray = ray
+        self._readers = readers
+        self._lock = threading.Lock()
+        self._held: dict[tuple[int, int], tuple[Any, int]] = {}  # object, readers to come
+
+    def put(self, number: int, piece: int, block: Block, offset: int, nbytes: int) -> Any:
+        """The content of part of a block, or a reference to it.
+
+        Args:
+            number: int, of the message that it belongs to; all bridges count alike.
+            piece: int, its place among those of the message.
+            block: `Block`.
+            offset, nbytes: int.
+        """
+        if nbytes <= INLINE_NBYTES:
+            return read(block, offset, nbytes)
+        with self._lock:
+            held, left = self._held.pop((number, piece), (None, self._readers))
+            if held is None:
+                held = self._ray.put(as_bytes(read(block, offset, nbytes)))
+            if left > 1:
+                self._held[number, piece] = held, left - 1
+            return held
+
+
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    key: Key
+    offset: int
+    nbytes: int
+
+    def pieces(self) -> Iterator[_Span]:
+        for start in range(0, self.nbytes, PIECE_NBYTES):
+            nbytes = min(PIECE_NBYTES, self.nbytes - start)
+            yield _Span(self.key, self.offset + start, nbytes)
+
+
+def describe(error: BaseException) -> str:
+    """What Ray says, in a line; the last one of many says why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no reason is known'}"
+
+
+def _in_thread(target: Callable[..., None], *arguments: Any) -> None:
+    name = f"nanotf-bridge{target.__name__}"
+    threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
+
+
+class Bridge:
+    """The way to one worker.
+
+    Args:
+        ray: the module.
+        relay: the handle of its `Relay`.
+        key: bytes, the pool's secret key.
+        payloads: `Payloads`.
+        ahead: int, nanoseconds, the parent's clock minus the relay's.
+
+    Attributes:
+        channel: `Channel`, the pool's end.
+        stopped: bool, whether a signal has stopped the worker.
+        heard: float, when the relay has answered last, at least every `PULL_SECONDS`.
+        lost: str, what Ray says when the relay has failed; empty if it has not.
+    """
+
+    def __init__(self, ray: Any, relay: Any, key: bytes, payloads: Payloads, ahead: int) -> None:
+        self._ray, self._relay, self._payloads, self._ahead = ray, relay, payloads, ahead
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket = theirs.dup()
+        self.channel, self._channel = Channel(ours), Channel(theirs)
+        self.stopped, self.lost, self.heard = False, "", time.monotonic()
+        self._ended = False
+        # Written by `_down` when the worker is at rest, read by `_up` when it has got the job.
+        self._blocks: dict[Key, Block] = {}
+        _in_thread(self._down, key)
+
+    def close(self) -> None:
+        """Ends the bridge; its threads end soon."""
+        self._ended = True
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the pool has closed its end
+
+    def _fail(self, error: Exception) -> None:
+        """Notes why the bridge ends; the pool hears of it when its channel closes."""
+        if not self._ended:
+            self.lost = describe(error)
+            logger.info("The way to a worker has broken.", exc_info=error)
+
+    # ----------------------------------------------------------------- parent to worker
+    def _down(self, key: bytes) -> None:
+        number = 0
+        try:
+            self._channel.show_key_first(key)
+            _in_thread(self._up)  # not before: the worker's first message may be there already
+            while True:
+                message = self._channel.receive()
+                number += 1
+                self._ship(number, message)
+        except ChannelClosed:
+            pass  # the pool has closed its end, or `_up` this one
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self.close()
+            self._channel.close()
+            self._socket.close()
+            self._blocks.clear()
+
+    def _ship(self, number: int, message: Any) -> None:
+        new: list[tuple[Key, int]] = []
+        spans: list[_Span] = []
+        if isinstance(message, messages.Job):
+            fds = self._channel.receive_fds(len(message.blocks))
+            self._blocks = {
+                ("job", place): Block(nbytes, fd)
+                for place, (nbytes, fd) in enumerate(zip(message.blocks, fds, strict=True))
+            }
+            new = [(key, block.nbytes) for key, block in self._blocks.items()]
+            spans = [_Span(key, 0, block.nbytes) for key, block in self._blocks.items()]
+        elif isinstance(message, messages.Batch):
+            ring: Key = ("ring", message.stream)
+            if message.block is not None:
+                self._blocks[ring] = Block(message.block, self._channel.receive_fds(1)[0])
+                new = [(ring, message.block)]
+            spans = [_Span(ring, offset, nbytes) for offset, _, _, nbytes in message.arrays]
+        elif isinstance(message, messages.Proceed):
+            spans = [_Span(("job", place), *span) for place, *span in message.written]
+        if new:
+            self._push(b"", new, ())
+        pieces = [piece for span in spans for piece in span.pieces()]
+        for index, piece in enumerate(pieces):
+            block = self._blocks[piece.key]
+            data = self._payloads.put(number, index, block, piece.offset, piece.nbytes)
+            self._push(b"", (), ((piece.key, piece.offset),), data)
+        self._push(pickle.dumps(message), (), ())
+
+    def _push(self, *arguments: Any) -> None:
+        push = self._relay.push.options(concurrency_group="down")
+        self._ray.get(push.remote(*arguments))
+
+    # ----------------------------------------------------------------- worker to parent
+    def _up(self) -> None:
+        pull = self._relay.pull.options(concurrency_group="up")
+        try:
+            while not self._ended:
+                found, self.stopped = self._ray.get(pull.remote(PULL_SECONDS))
+                self.heard = time.monotonic()
+                for said in found:
+                    if not said.body:
+                        return
+                    self._deliver(said)
+        except ChannelClosed:
+            pass
+        except Exception as error:
+            self._fail(error)
+        finally:
+            self.close()
+
+    def _deliver(self, said: Said) -> None:
+        for key, offset, content in said.written:
+            self._blocks[key].write(offset, as_bytes(content))
+        message = pickle.loads(said.body)
+        if isinstance(message, messages.JobDone) and message.times is not None:
+            message = dataclasses.replace(message, times=message.times.moved(self._ahead))
+        if said.block is None:
+            self._channel.send(message)
+            return
+        block = Block(len(said.block))
+        block.write(0, as_bytes(said.block))
+        assert block.fd is not None
+        self._channel.send(message, [block.fd])
+        block.close_fd()

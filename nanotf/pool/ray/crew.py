@@ -1,0 +1,300 @@
+"""The workers of a pool, as actors of Ray: the parent's side."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import nanotf
+from nanotf.errors import NanoError, PlacementError
+from nanotf.machine import topology
+from nanotf.pool.backends import RayPlan
+from nanotf.pool.ray import cluster
+from nanotf.pool.ray.bridge import Bridge, Payloads
+from nanotf.pool.ray.handle import ANSWER_SECONDS, RayProcess, RayWorker, is_connected
+from nanotf.pool.ray.relay import CONCURRENCY_GROUPS, HANDOVER_BYTES, Relay, Started
+from nanotf.pool.worker_log import WorkerLog
+from nanotf.wire import timing
+from nanotf.wire.channel import Channel
+
+PLACE_SECONDS = 60.0  # for Ray to find the CPUs, which others may have
+START_SECONDS = 60.0  # for an actor to start a process, from a cold network file system
+LOOPBACK = "127.0.0.1"
+CLOCK_LOOKS = 5  # the quickest of so many answers says best what time it is there
+
+# The parent's variables that limit the cores of workers on its own node; see `topology.plan`.
+LIMITS = ("OMP_NUM_THREADS", "NANOTF_ENV")
+
+# Of the parent's variables, those that workers on all nodes get; see `taken_over`.
+TAKEN_OVER = (
+    *("TF_", "TF2_", "KERAS_", "XLA_", "ONEDNN_", "DNNL_", "NANOTF_", "PYTHONHASHSEED"),
+    *("OMP_", "KMP_", "MKL_", "TCMALLOC_", "MALLOC_CONF", "GLIBC_TUNABLES"),
+)
+# Terraform's, which holds credentials in such variables, and not TensorFlow's.
+FOREIGN = ("TF_VAR_", "TF_TOKEN_", "TF_CLI_")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Post:
+    """Where a worker will be.
+
+    Args:
+        relay: the handle of its `Relay`.
+        node: str, the node's id.
+        address: str, the node's.
+        placement: `topology.Placement`.
+        token: bytes, by which the parent knows the channel that it is handed.
+    """
+
+    relay: Any
+    node: str
+    address: str
+    placement: topology.Placement
+    token: bytes = dataclasses.field(default_factory=lambda: secrets.token_bytes(HANDOVER_BYTES))
+
+
+class RayCrew:
+    """Starts a pool's workers through Ray.
+
+    Args:
+        plan: `backends.RayPlan`.
+        transport: str. With "shm" all workers are on this process's node. With "grpc" Ray packs
+            them on as few nodes as it can.
+        key: bytes, the pool's secret key.
+    """
+
+    def __init__(self, plan: RayPlan, transport: str, key: bytes) -> None:
+        self.workers: list[RayWorker] = []
+        self._plan, self._transport, self._key = plan, transport, key
+        self._relays: list[Any] = []
+        self._group: Any = None  # a placement group of Ray's
+
+    def start(self) -> None:
+        """Starts the workers.
+
+        Raises:
+            PlacementError: There are not enough CPUs, or a node not enough cores.
+            NanoError: Ray, or a node, does not do what is needed.
+        """
+        self._ray = ray = cluster.connect()
+        self._session = cluster.session(ray)
+        home = ray.get_runtime_context().get_node_id()
+        cpus = cluster.cpus_by_node(ray)
+        allowed = [cpus.get(home, 0)] if self._transport == "shm" else list(cpus.values())
+        share = cluster.share(allowed, self._plan.size, self._plan.cores_per_process)
+        relays = self._make_relays(share, home)
+        self._check_versions(relays)
+        posts = self._posts(relays, share, cpus, home)
+        with _listener(self._plan.size) as (listener, name):
+            started = self._start_workers(posts, home, name)
+            handed = [post.token for post, s in zip(posts, started, strict=True) if s.direct]
+            direct = _receive(listener, handed)
+        payloads = Payloads(ray, len(posts) - len(direct))
+        several = len({post.node for post in posts}) > 1
+        for post, s in zip(posts, started, strict=True):
+            process = RayProcess(ray, self._session, post.relay, s.pid)
+            worker = RayWorker(post.placement, process, post.address if several else LOOPBACK)
+            if s.direct:
+                worker.channel, worker.log = direct[post.token]
+            else:
+                ahead = self._ahead(post.relay)
+                worker.cross(Bridge(ray, post.relay, self._key, payloads, ahead))
+            self.workers.append(worker)
+
+    def _start_workers(self, posts: Sequence[_Post], home: str, name: str) -> list[Started]:
+        """Makes the relays start them; those on this process's node come to the socket `name`."""
+        directory = str(pathlib.Path.cwd())
+        started: list[Started] = self._get(
+            [
+                post.relay.start.remote(
+                    post.placement,
+                    self._key,
+                    self._transport,
+                    taken_over(os.environ),
+                    directory,
+                    (name, post.token) if post.node == home else None,
+                )
+                for post in posts
+            ],
+            START_SECONDS,
+            "started a worker",
+        )
+        others = [s for s in started if not s.direct]
+        if self._transport == "shm" and others:
+            raise PlacementError(
+                "transport='shm' needs all workers on this process's node, with shared memory. "
+                f"Received: {len(others)} of {len(started)} workers that cannot be reached over a "
+                "Unix socket, as in another container. Use transport='grpc'."
+            )
+        return started
+
+    def close(self) -> None:
+        """Ends the actors and gives Ray's CPUs back."""
+        nothing = not self._relays and self._group is None
+        if nothing or not is_connected(self._ray, self._session):
+            return
+        for relay in self._relays:
+            self._ray.kill(relay)
+        if self._group is not None:
+            self._ray.util.remove_placement_group(self._group)
+        self._relays, self._group = [], None
+
+    # ------------------------------------------------------------------------ placement
+    def _make_relays(self, share: int, home: str) -> list[Any]:
+        ray, size = self._ray, self._plan.size
+        from ray.util import scheduling_strategies as strategies
+
+        if self._transport == "shm":
+            there: list[Any] = [strategies.NodeAffinitySchedulingStrategy(home, soft=False)] * size
+        else:
+            self._group = ray.util.placement_group([{"CPU": share}] * size, strategy="PACK")
+            there = [
+                strategies.PlacementGroupSchedulingStrategy(self._group, bundle)
+                for bundle in range(size)
+            ]
+        kind = ray.remote(num_cpus=share, max_restarts=0, concurrency_groups=CONCURRENCY_GROUPS)(
+            Relay
+        )
+        self._relays = [kind.options(scheduling_strategy=strategy).remote() for strategy in there]
+        return self._relays
+
+    def _check_versions(self, relays: Sequence[Any]) -> None:
+        versions = self._get(
+            [relay.version.remote() for relay in relays], PLACE_SECONDS, "found the CPUs"
+        )
+        others = sorted(set(versions) - {nanotf.__version__})
+        if others:
+            raise NanoError(
+                "All nodes must have the same nanotf. Received: "
+                f"{nanotf.__version__} here, and {', '.join(others)} on nodes of the cluster."
+            )
+
+    def _get(self, references: Sequence[Any], seconds: float, what: str) -> list[Any]:
+        try:
+            return list(self._ray.get(list(references), timeout=seconds))
+        except self._ray.exceptions.GetTimeoutError as error:
+            free = self._ray.available_resources().get("CPU", 0)
+            raise PlacementError(
+                f"Ray has not {what} for all workers within {seconds:.0f} s. Received: "
+                f"num_processes={self._plan.size}, and a cluster with {free:g} CPUs free. End "
+                "what else holds CPUs there, or ask for less: cores_per_process=..."
+            ) from error
+        except self._ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            if isinstance(cause, NanoError):  # its text says what to do
+                raise type(cause)(str(cause)) from error
+            raise _start_error(error) from error
+        except self._ray.exceptions.RayError as error:
+            raise _start_error(error) from error
+
+    def _posts(
+        self, relays: Sequence[Any], share: int, cpus: dict[str, int], home: str
+    ) -> list[_Post]:
+        """The posts by rank, node by node, this process's first. One relay plans for its node."""
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}
+        ids = self._get([relay.node.remote() for relay in relays], START_SECONDS, "asked")
+        on: dict[str, list[Any]] = {}
+        for node, relay in sorted(
+            zip(ids, relays, strict=True), key=lambda place: (place[0] != home, place[0])
+        ):
+            on.setdefault(node, []).append(relay)
+        limits = {name: os.environ[name] for name in LIMITS if name in os.environ}
+        planned = self._get(
+            [
+                there[0].plan.remote(
+                    len(there),
+                    self._plan.cores_per_process,
+                    _part(len(there), share, cpus[node]),
+                    limits if node == home else {},
+                )
+                for node, there in on.items()
+            ],
+            START_SECONDS,
+            "planned",
+        )
+        found: list[_Post] = []
+        for (node, there), placements in zip(on.items(), planned, strict=True):
+            for relay, place in zip(there, placements, strict=True):
+                placement = dataclasses.replace(place, rank=len(found))
+                found.append(_Post(relay, node, addresses[node], placement))
+        return found
+
+    def _ahead(self, relay: Any) -> int:
+        """Nanoseconds by which this process's clock is ahead of that of a relay's node."""
+        looks: list[tuple[int, int]] = []
+        for _ in range(CLOCK_LOOKS):
+            before = timing.now()
+            there = self._ray.get(relay.clock.remote(), timeout=ANSWER_SECONDS)
+            after = timing.now()
+            looks.append((after - before, (before + after) // 2 - there))
+        return min(looks)[1]
+
+
+def taken_over(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of the parent's environment that goes to the nodes of a cluster.
+
+    A variable goes if its name begins as one that changes how TensorFlow, Keras or nanotf compute
+    (`TAKEN_OVER`), so that all workers compute alike. No other one leaves this process, passwords
+    and cloud credentials among them: the environment of a worker is that of its node, where Ray
+    was started. What user code in workers reads has to be set there.
+
+    Args:
+        environ: mapping, the parent's environment.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(TAKEN_OVER) and not name.startswith(FOREIGN)
+    }
+
+
+def _part(count: int, share: int, cpus: int) -> float:
+    """The part of a node's CPUs that its workers have; a rest too small for another is theirs."""
+    return 1.0 if (count + 1) * share > cpus else count * share / cpus
+
+
+def _start_error(error: BaseException) -> NanoError:
+    return NanoError(
+        "Every node of the Ray cluster must have nanotf and TensorFlow, in the Python that Ray was "
+        f"started with. Received: {type(error).__name__}: {error}"
+    )
+
+
+# ----------------------------------------------------------------------------- the handover
+@contextlib.contextmanager
+def _listener(size: int) -> Iterator[tuple[socket.socket, str]]:
+    """A Unix socket on which relays of this node hand channels over, and its name."""
+    with (
+        tempfile.TemporaryDirectory(prefix="nanotf-") as directory,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock,
+    ):
+        name = str(pathlib.Path(directory) / "handover")  # nobody else can enter the directory
+        sock.bind(name)
+        sock.listen(size)
+        sock.settimeout(ANSWER_SECONDS)
+        yield sock, name
+
+
+def _receive(
+    listener: socket.socket, tokens: Sequence[bytes]
+) -> dict[bytes, tuple[Channel, WorkerLog]]:
+    """The channels and logs that relays have sent already, by token."""
+    found: dict[bytes, tuple[Channel, WorkerLog]] = {}
+    while len(found) < len(tokens):
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(ANSWER_SECONDS)
+            token, fds, _, _ = socket.recv_fds(connection, HANDOVER_BYTES, 2)
+        if token not in tokens or len(fds) != 2:
+            raise NanoError("Somebody else has connected to the socket of nanotf's Ray workers.")
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        found[token] = Channel(socket.socket(fileno=fds[0])), WorkerLog(fds[1])
+    return found

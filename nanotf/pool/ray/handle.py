@@ -1,0 +1,166 @@
+"""The parent's view of one worker that Ray has started."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+from nanotf.machine import topology
+from nanotf.pool.handles import STACK_SECONDS, Worker
+from nanotf.pool.ray import cluster
+from nanotf.pool.ray.bridge import Bridge, describe
+
+ANSWER_SECONDS = 5.0  # for what a relay knows without waiting for anything
+LOST = -9  # as if by SIGKILL
+
+
+def is_connected(ray: Any, session: str) -> bool:
+    """Whether Ray is the one that a pool was started with; the user may have shut it down."""
+    return bool(ray.is_initialized() and cluster.session(ray) == session)
+
+
+class RayProcess:
+    """What stands for the process of a worker that a relay has started.
+
+    Args:
+        ray: the module.
+        session: str, see `cluster.session`.
+        relay: the handle of its `Relay`.
+        pid: int.
+
+    Attributes:
+        returncode: int or None, as in `subprocess.Popen`; `LOST` for a worker that was lost, which
+            ends with its actor.
+        lost: str, what Ray says of an actor that has gone; empty if it has not.
+    """
+
+    def __init__(self, ray: Any, session: str, relay: Any, pid: int) -> None:
+        self._ray, self._session, self._relay = ray, session, relay
+        self.pid = pid
+        self.returncode: int | None = None
+        self.lost = ""
+        self._end = relay.wait.options(concurrency_group="life").remote()
+
+    def poll(self) -> int | None:
+        """The return code, or None while it runs."""
+        return self._look(0)
+
+    def _look(self, seconds: float) -> int | None:
+        if self.returncode is not None:
+            return self.returncode
+        if not is_connected(self._ray, self._session):
+            return self._is_lost("ray.shutdown() was called")
+        ready, _ = self._ray.wait([self._end], timeout=seconds)
+        if not ready:
+            return None
+        try:
+            found = int(self._ray.get(self._end))
+        except self._ray.exceptions.RayError as error:
+            return self._is_lost(describe(error))
+        self.returncode = found
+        return found
+
+    def _is_lost(self, why: str) -> int:
+        self.lost, self.returncode = why, LOST
+        return LOST
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits until it has ended. Without a timeout, ends its actor if that takes too long."""
+        found = self._look(ANSWER_SECONDS if timeout is None else timeout)
+        if found is not None:
+            return found
+        if timeout is not None:
+            raise subprocess.TimeoutExpired("worker", timeout)
+        self._ray.kill(self._relay)
+        return self._is_lost("it did not answer")
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self._tell("kill")
+
+    def send_signal(self, sig: int) -> None:
+        """Sends it a signal."""
+        self._tell("send_signal", int(sig))
+
+    def _tell(self, method: str, *arguments: Any) -> None:
+        if is_connected(self._ray, self._session):
+            tell = getattr(self._relay, method).options(concurrency_group="control")
+            tell.remote(*arguments)
+
+    def ask(self, method: str, seconds: float = 0.0) -> str:
+        """What its relay answers, which takes so long; empty where it has gone."""
+        if not is_connected(self._ray, self._session):
+            return ""
+        asked = getattr(self._relay, method).options(concurrency_group="control").remote()
+        try:
+            return str(self._ray.get(asked, timeout=seconds + ANSWER_SECONDS))
+        except (self._ray.exceptions.RayError, TimeoutError):
+            return ""
+
+
+class RayWorker(Worker):
+    """A worker that a relay has started.
+
+    Args:
+        placement: `topology.Placement`.
+        process: `RayProcess`.
+        host: str, its node's address.
+    """
+
+    process: RayProcess
+
+    def __init__(self, placement: topology.Placement, process: RayProcess, host: str) -> None:
+        self.rank, self.cores = placement.rank, placement.cores
+        self.process, self.host = process, host
+        self._bridge: Bridge | None = None
+
+    def cross(self, bridge: Bridge) -> None:
+        """Makes this a worker on another node."""
+        self._bridge = bridge
+        self.channel, self.shares_memory = bridge.channel, False
+
+    def log_tail(self) -> str:
+        return super().log_tail() if self._bridge is None else self.process.ask("log_tail")
+
+    def is_ready(self) -> None:
+        if self._bridge is None:
+            super().is_ready()
+
+    def trim_log(self) -> None:
+        if self._bridge is None:  # otherwise its relay does
+            super().trim_log()
+
+    def stack(self) -> str:
+        if self._bridge is None:
+            return super().stack()
+        return self.process.ask("stack", STACK_SECONDS) or "its node does not answer"
+
+    def is_stopped(self) -> bool:
+        if self._bridge is None:
+            return super().is_stopped()
+        return self._bridge.stopped
+
+    def has_answered(self, since: float) -> bool:
+        return self._bridge is None or self._bridge.heard > since
+
+    def where(self) -> str:
+        node = f" on node {self.host}" if self._bridge is not None else ""
+        return super().where() + node
+
+    def how_it_ended(self) -> tuple[str, int | None, int | None]:
+        lost = self.process.lost or (self._bridge.lost if self._bridge is not None else "")
+        if lost:
+            return f"was lost with its Ray actor ({lost})", None, None
+        if self._bridge is not None and self.process.returncode is None:
+            return "was lost: its node does not answer", None, None
+        return super().how_it_ended()
+
+    def wait_killed(self) -> None:
+        self.process.wait()
+
+    def close(self) -> None:
+        self.channel.close()
+        if self._bridge is None:
+            self.log.close()
+        else:
+            self._bridge.close()

@@ -1,0 +1,291 @@
+"""The actor: starts a worker on its node, and stands between it and the parent where it must.
+
+This module needs neither Ray nor TensorFlow to be imported; `crew` makes an actor of `Relay`. Its
+methods run in threads of their own, one for each of `CONCURRENCY_GROUPS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import pickle
+import queue
+import socket
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import nanotf
+from nanotf.machine import cpus, neighbours, topology
+from nanotf.pool import stalls
+from nanotf.pool.handles import WorkerProcess
+from nanotf.wire import messages, timing
+from nanotf.wire.blocks import Block
+from nanotf.wire.channel import ChannelClosed
+
+# One thread each, so that none waits for another's end.
+CONCURRENCY_GROUPS = {"down": 1, "up": 1, "life": 1, "control": 1}
+
+HANDOVER_BYTES = 32  # a token by which the parent knows the worker whose channel arrives
+# What Ray sets for its own processes, beside OMP_NUM_THREADS.
+RAYS_OWN = ("RAY_", "SPT_NOENV", "PYTHONBREAKPOINT")
+
+Key = tuple[str, int]  # of a block: ("job", its place in the job) or ("ring", a stream's number)
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """What a relay says when its worker runs.
+
+    Args:
+        pid: int, the worker's.
+        direct: bool, whether the parent has been handed its channel.
+    """
+
+    pid: int
+    direct: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """One message of a worker's, on its way to the parent.
+
+    Args:
+        body: bytes, the pickled message; empty when the worker has closed its channel.
+        written: tuple of (key, offset, bytes), to be copied to the parent's blocks.
+        block: bytes or None, the content of the block that belongs to the message.
+    """
+
+    body: bytes = b""
+    written: tuple[tuple[Key, int, bytes], ...] = ()
+    block: bytes | None = None
+
+
+class Relay:
+    """One for each worker."""
+
+    def __init__(self) -> None:
+        self._worker: WorkerProcess | None = None
+        self._blocks: dict[Key, Block] = {}
+        self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
+        os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, and would limit the plan as the user's
+
+    # ------------------------------------------------------------------------ placement
+    def version(self) -> str:
+        """nanotf's, on this node."""
+        return nanotf.__version__
+
+    def node(self) -> str:
+        """The id of the node that Ray has put it on."""
+        ray: Any = importlib.import_module("ray")
+        return str(ray.get_runtime_context().get_node_id())
+
+    def plan(
+        self, count: int, cores_per_process: int | None, part: float, limits: Mapping[str, str]
+    ) -> tuple[topology.Placement, ...]:
+        """The cores of all workers of this node.
+
+        Args:
+            count: int, how many workers it has.
+            cores_per_process: int or None for equal shares.
+            part: float, the part of the node's CPUs that Ray gave to them all.
+            limits: environment variables of the parent that say how many cores to use, where it
+                is on this node.
+
+        Raises:
+            PlacementError: There are not enough cores.
+        """
+        os.environ.update(limits)
+        if cores_per_process is None and part < 1:
+            usable = len(cpus.describe_machine().usable_cores())
+            cores_per_process = max(1, int(usable * part / count))
+        return neighbours.plan(count, cores_per_process).placements
+
+    # ---------------------------------------------------------------------------- start
+    def start(
+        self,
+        placement: topology.Placement,
+        key: bytes,
+        transport: str,
+        environ: Mapping[str, str],
+        directory: str,
+        handover: tuple[str, bytes] | None,
+    ) -> Started:
+        """Starts the worker.
+
+        Args:
+            placement: its rank and cores.
+            key: bytes, the pool's secret key.
+            transport: str.
+            environ: what its environment takes over from the parent's; the rest is the node's.
+            directory: str, the parent's working directory.
+            handover: where the parent is on this node: the name of a Unix socket on which it
+                waits for the channel, and the token to show there.
+        """
+        ours = {k: v for k, v in os.environ.items() if not k.startswith(RAYS_OWN)}
+        if os.path.isdir(directory):  # noqa: PTH112, another node may not have it
+            os.chdir(directory)
+        self._worker = worker = WorkerProcess(placement, key, transport, {**ours, **environ})
+        direct = handover is not None and _hand_over(worker, *handover)
+        if not direct:
+            reader = threading.Thread(target=self._read, args=(key,), name="nanotf-relay")
+            reader.daemon = True
+            reader.start()
+        return Started(worker.process.pid, direct)
+
+    @property
+    def worker(self) -> WorkerProcess:
+        assert self._worker is not None, "start() comes first"
+        return self._worker
+
+    # ----------------------------------------------------------------- parent to worker
+    def push(
+        self,
+        body: bytes,
+        new: Sequence[tuple[Key, int]],
+        places: Sequence[tuple[Key, int]],
+        *data: Any,
+    ) -> None:
+        """Takes a message of the parent's, or a part of what comes before it.
+
+        Args:
+            body: bytes, the pickled message; empty where it is still to come.
+            new: sequence of (key, size in bytes), blocks to be made.
+            places: sequence of (key, offset), where the data go.
+            *data: bytes or arrays of bytes.
+        """
+        if any(kind == "job" for (kind, _), _ in new):
+            self._blocks.clear()  # those of the last job
+        for key, nbytes in new:
+            self._blocks[key] = Block(nbytes)
+        for (key, offset), content in zip(places, data, strict=True):
+            self._blocks[key].write(offset, as_bytes(content))
+        if body:
+            message = pickle.loads(body)
+            try:
+                self._deliver(message)
+            except ChannelClosed:
+                pass  # the reader says so
+
+    def _deliver(self, message: Any) -> None:
+        handed: list[Block] = []
+        if isinstance(message, messages.Setup):
+            ours = [path for path in sys.path if path not in message.sys_path]
+            message = dataclasses.replace(
+                message, sys_path=(*message.sys_path, *ours), says_written=True
+            )
+        elif isinstance(message, messages.Job):
+            handed = [self._blocks["job", place] for place in range(len(message.blocks))]
+        elif isinstance(message, messages.Batch) and message.block is not None:
+            handed = [self._blocks["ring", message.stream]]
+        fds = [block.fd for block in handed]
+        self.worker.channel.send(message, fds)
+        for block in handed:
+            block.close_fd()
+
+    # ----------------------------------------------------------------- worker to parent
+    def _read(self, key: bytes) -> None:
+        channel = self.worker.channel
+        try:
+            channel.show_key_second(key)
+            while True:
+                self._said.put(self._take(channel.receive()))
+        except (EOFError, OSError):
+            pass  # the worker has gone
+        finally:
+            self._said.put(Said())
+
+    def _take(self, message: Any) -> Said:
+        block: bytes | None = None
+        written: tuple[tuple[Key, int, bytes], ...] = ()
+        if isinstance(message, (messages.Outputs, messages.Returned)):
+            own = Block(message.nbytes, self.worker.channel.receive_fds(1)[0])
+            block = read(own, 0, message.nbytes)
+            own.discard()
+        elif isinstance(message, (messages.Waiting, messages.JobDone)):
+            written = tuple(
+                (("job", place), offset, read(self._blocks["job", place], offset, nbytes))
+                for place, offset, nbytes in message.written
+            )
+        if isinstance(message, (messages.JobDone, messages.JobFailed)):
+            # They stay until the next job: the parent may be about to write a batch that nobody
+            # needs any more, and their descriptors are `push`'s.
+            for own in list(self._blocks.values()):
+                own.discard()
+        return Said(pickle.dumps(message), written, block)
+
+    def pull(self, seconds: float) -> tuple[list[Said], bool]:
+        """Waits for what the worker says.
+
+        Args:
+            seconds: float, at most.
+
+        Returns:
+            A tuple of what it has said since the last call, maybe nothing, and whether a signal
+            has stopped it.
+        """
+        self.worker.trim_log()
+        found: list[Said] = []
+        try:
+            found.append(self._said.get(timeout=seconds))
+            while True:
+                found.append(self._said.get_nowait())
+        except queue.Empty:
+            return found, stalls.is_stopped(self.worker.process.pid)
+
+    # -------------------------------------------------------------------------- its life
+    def wait(self) -> int:
+        """Waits until the worker has ended; returns how, as `subprocess.Popen.returncode`."""
+        return self.worker.process.wait()
+
+    def kill(self) -> None:
+        """Ends the worker at once."""
+        if self._worker is not None:
+            self._worker.process.kill()
+
+    def send_signal(self, signal: int) -> None:
+        """Sends the worker a signal."""
+        self.worker.process.send_signal(signal)
+
+    def log_tail(self) -> str:
+        """See `Worker`."""
+        return self.worker.log_tail()
+
+    def stack(self) -> str:
+        """See `Worker`."""
+        return self.worker.stack()
+
+    def clock(self) -> int:
+        """This node's clock, by which the worker notes its times."""
+        return timing.now()
+
+
+def _hand_over(worker: WorkerProcess, name: str, token: bytes) -> bool:
+    """Gives the parent the worker's channel and log; says whether that worked.
+
+    It does not where the parent is in another container: they share a node, not the sockets.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            sock.connect(name)
+            socket.send_fds(sock, [token], [worker.channel.fileno(), worker.log.fileno()])
+        except OSError:
+            return False
+    worker.channel.close()  # the worker notices when the last copy of that end is closed
+    return True
+
+
+def as_bytes(content: Any) -> Any:
+    """An array of bytes over what Ray delivers, bytes or an array."""
+    import numpy as np
+
+    return np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
+
+
+def read(block: Block, offset: int, nbytes: int) -> bytes:
+    """A copy of part of a block."""
+    import numpy as np
+
+    return bytes(block.array(offset, (nbytes,), np.uint8).data)

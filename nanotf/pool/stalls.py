@@ -1,0 +1,119 @@
+"""Workers that do not go on: how long the others wait, and what is said then.
+
+Every wait has somebody who notices:
+
+| who waits | who notices |
+| --- | --- |
+| a rank, in a collective of transport "shm" | the rank itself: the group's deadline |
+| a rank, in a step with transport "grpc", whose collectives wait for ever | the rank's `Watch` |
+| a rank of a `@nano` function, for one that has taken another path | the parent: `divergence` |
+| the parent, for the rest of the ranks at a hook or at the end of a job | `Pool.check_progress` |
+| anybody, for a process that a signal has stopped | `Pool.check_progress` |
+| nobody: a rank is busy, or hangs, by itself | `Pool.check_progress` warns; see `silence` |
+| the parent, for a rank to read | nobody has to: threads write, see `outbox` |
+
+The time is the same for all, NANOTF_STALL_SECONDS. It may not be short: ranks wait for each
+other while one of them compiles, or is swapped in. What a callback or the user's data take in the
+parent does not count, since all workers wait for that alike; only the parent knows whether a step
+waits for it (`StreamWriter.owes`).
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import threading
+import time
+from collections.abc import Callable
+
+from nanotf.pool import settings
+
+STALL_SECONDS = 600.0
+LOOK_SECONDS = 1.0  # how often a `Watch` looks
+STALL_VARIABLE = "NANOTF_STALL_SECONDS"
+
+# What a collective says when its deadline has passed, in both implementations; `Expire` in
+# native/call.cc and `_await` in python_engine.py.
+_EXPIRED = re.compile(
+    r"nanotf collective: rank \d+ waited .* s in .* for (rank [^\n]*)\. Ranks must"
+)
+_MISSING = re.compile(r"rank (\d+) \(")
+_PEER_LOST = re.compile(r"nanotf collective: rank \d+ \(process \d+\) (ended|left the group) while")
+
+
+def stall_seconds() -> float:
+    """How long a worker may keep others waiting: NANOTF_STALL_SECONDS, 600 by default.
+
+    Raises:
+        NanoError: The variable is not a number above 0.
+    """
+    return settings.seconds(STALL_VARIABLE, STALL_SECONDS)
+
+
+class Watch:
+    """A worker's thread that notices a step that does not end.
+
+    Args:
+        seconds: float, how long a step may last.
+        step_since: callable, when the step that runs has begun, by `timing.now`; None between
+            steps.
+        tell: callable of that; called at every look at a step that has lasted longer.
+        look: callable, called at every look.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        step_since: Callable[[], int | None],
+        tell: Callable[[int], None],
+        look: Callable[[], None],
+    ) -> None:
+        self._seconds = seconds
+        self._step_since = step_since
+        self._tell = tell
+        self._look = look
+        threading.Thread(target=self._run, name="nanotf-watch", daemon=True).start()
+
+    def _run(self) -> None:
+        # In looks, since the clock goes on while the whole machine, or this process, is stopped.
+        known, lasted = None, 0.0
+        while True:
+            time.sleep(LOOK_SECONDS)
+            self._look()
+            since = self._step_since()
+            lasted = lasted + LOOK_SECONDS if since == known else 0.0
+            known = since
+            if since is not None and lasted > self._seconds:
+                self._tell(since)
+
+
+def missing_ranks(text: str) -> list[int]:
+    """The ranks for which a collective waited until its deadline; empty for another failure.
+
+    Args:
+        text: str, an exception's text, with whatever TensorFlow wrapped around it.
+    """
+    found = _EXPIRED.search(text)
+    return [int(rank) for rank in _MISSING.findall(found[1])] if found else []
+
+
+def expiry(text: str) -> str:
+    """What that collective said; `text` as in `missing_ranks`, which is not empty."""
+    found = _EXPIRED.search(text)
+    assert found is not None, text
+    return found[0].removesuffix(". Ranks must")
+
+
+def lost_a_peer(text: str) -> bool:
+    """Whether a collective failed since another rank's process has gone; `text` as above."""
+    return _PEER_LOST.search(text) is not None
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal (SIGSTOP, a debugger) has stopped a process. False where /proc is not."""
+    try:
+        line = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    # The name in parentheses may contain anything, a parenthesis included.
+    return line.rpartition(")")[2].split()[:1] in (["T"], ["t"])

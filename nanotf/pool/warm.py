@@ -1,0 +1,224 @@
+"""The pool of this process, kept warm between jobs. There is one: its workers own the cores."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Iterator, Sequence
+
+from nanotf.console import logger
+from nanotf.errors import NanoError
+from nanotf.machine import neighbours
+from nanotf.pool import backends, settings
+from nanotf.pool.pool import Pool, SetupError
+from nanotf.pool.transports import check_transport
+
+IDLE_SECONDS = 600.0
+START_TRIES = 3  # a port that was free may be taken before TensorFlow binds it
+
+_lock = threading.RLock()
+_pool: Pool | None = None
+_idle_timer: threading.Timer | None = None
+_lent_to: int | None = None  # the thread that runs a job; written by that thread, under `_lock`
+
+
+@contextlib.contextmanager
+def pool_for(plan: backends.AnyPlan, transport: str) -> Iterator[Pool]:
+    """Lends the warm pool, or a new one where plan or transport differ or a worker died.
+
+    There is one pool per process, since its workers own the cores. A second thread waits
+    until the first has ended its job.
+    """
+    global _lent_to
+    idle_seconds()  # raises now, and not when training has ended
+    _stop_idle_timer()
+    with _lock:
+        pool = _current(plan, transport)
+        _lent_to = threading.get_ident()
+        try:
+            yield pool
+        except BaseException:
+            # What a job left unfinished would answer the next one.
+            if not pool.is_alive():
+                _end_pool()
+            raise
+        finally:
+            _lent_to = None
+            _start_idle_timer()
+
+
+def is_warm(plan: backends.AnyPlan, transport: str) -> bool:
+    """Whether `pool_for` would lend a pool that is there already.
+
+    Not while another thread runs a job on it or starts it, which may take any time.
+    """
+    if not _lock.acquire(blocking=False):
+        return False
+    try:
+        return _pool is not None and _is_usable(_pool, plan, transport)
+    finally:
+        _lock.release()
+
+
+def _is_usable(pool: Pool, plan: backends.AnyPlan, transport: str) -> bool:
+    mine = pool.owner == os.getpid()  # not one of the process that forked this one
+    return mine and (pool.plan, pool.transport) == (plan, transport) and pool.is_alive()
+
+
+def lent_to() -> int | None:
+    """The thread that runs a job on this process's workers, if one does."""
+    lent = _pool is not None and _pool.owner == os.getpid()
+    return _lent_to if lent else None
+
+
+def check_not_lent(received: str) -> None:
+    """Refuses a job inside another, in a callback above all: its workers wait for the callback.
+
+    Args:
+        received: str, the call, as the user wrote it.
+
+    Raises:
+        NanoError: This thread runs a job already.
+    """
+    if lent_to() == threading.get_ident():
+        raise NanoError(
+            "The workers are in the middle of a job, and wait for what this callback decides. "
+            f"Received: {received} inside another call with num_processes. Leave num_processes "
+            "out there, and it runs in this process, on the model's current weights."
+        )
+
+
+def _current(plan: backends.AnyPlan, transport: str) -> Pool:
+    global _pool
+    if _pool is not None and _pool.owner != os.getpid():
+        _pool = None  # forked: the workers are the other process's
+    if _pool is not None and not _is_usable(_pool, plan, transport):
+        _end_pool()
+    if _pool is None:
+        _pool = _start(plan, transport)
+    return _pool
+
+
+def _start(plan: backends.AnyPlan, transport: str) -> Pool:
+    for attempt in range(START_TRIES):
+        try:
+            return Pool(plan, transport)
+        except SetupError as error:
+            if not error.retry or attempt == START_TRIES - 1:
+                raise
+            logger.info("Starting the workers again: %s", error.message)
+    raise AssertionError("unreachable")
+
+
+def warm_up(
+    num_processes: int,
+    cores_per_process: int | None = None,
+    transport: str | None = None,
+    cores: Sequence[int] | None = None,
+    backend: str | None = None,
+) -> None:
+    """Starts the workers in the background, while the caller goes on.
+
+    A worker needs some seconds to import TensorFlow; called at the top of a script, this hides
+    them behind what the script does before its first `fit(num_processes=...)`, which waits for
+    the rest. An error in starting is raised by that `fit`.
+
+    Args:
+        num_processes, cores_per_process, transport, cores, backend: as in `fit`; the pool is used
+            by a `fit` with the same ones.
+
+    Raises:
+        NanoError: An argument cannot be used.
+    """
+    transport = check_transport(transport)
+    plan = backends.plan(backend, num_processes, cores_per_process, cores)
+
+    def start() -> None:
+        with _lock:
+            if _pool is None or not _pool.is_alive():
+                with contextlib.suppress(NanoError):
+                    _current(plan, transport)
+                _start_idle_timer()
+
+    threading.Thread(target=start, name="nanotf-warm-up", daemon=True).start()
+
+
+def shutdown() -> None:
+    """Ends the workers of this process, if there are any. The next job starts new ones."""
+    _stop_idle_timer()
+    with _lock:
+        _end_pool()
+        backends.stop_what_was_started()
+
+
+def _end_pool() -> None:
+    global _pool
+    pool, _pool = _pool, None
+    if pool is not None:
+        try:
+            pool.close()
+        finally:
+            neighbours.forget()
+
+
+def _stop_idle_timer() -> None:
+    global _idle_timer
+    timer, _idle_timer = _idle_timer, None
+    if timer is not None:
+        timer.cancel()
+
+
+def _start_idle_timer() -> None:
+    global _idle_timer
+    _stop_idle_timer()
+    timer = threading.Timer(idle_seconds(), _close_if_idle)
+    timer.daemon = True
+    timer.start()
+    _idle_timer = timer
+
+
+def _close_if_idle() -> None:
+    if _lock.acquire(blocking=False):  # held by a job that has just begun
+        try:
+            shutdown()
+        finally:
+            _lock.release()
+
+
+def idle_seconds() -> float:
+    """How long a warm pool waits for the next job: NANOTF_IDLE_SECONDS, 600 by default.
+
+    Raises:
+        NanoError: The variable is not a number above 0.
+    """
+    return settings.seconds("NANOTF_IDLE_SECONDS", IDLE_SECONDS)
+
+
+def worker_pids() -> tuple[int, ...]:
+    """The process ids of the live workers, by rank; empty when there is no pool."""
+    pool = _pool
+    if pool is None or pool.owner != os.getpid():
+        return ()
+    return tuple(worker.process.pid for worker in pool.workers)
+
+
+def _at_exit() -> None:
+    if _lock.acquire(blocking=False):
+        _lock.release()
+        shutdown()
+    elif _pool is not None:  # a daemon thread's job, which nobody waits for
+        _pool.kill()
+
+
+def _after_fork() -> None:
+    """The thread that held the lock is not there in a child, and the cores are the parent's."""
+    global _lock, _lent_to
+    _lock, _lent_to = threading.RLock(), None
+    neighbours.forget()
+
+
+atexit.register(_at_exit)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

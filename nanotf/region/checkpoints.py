@@ -1,0 +1,140 @@
+"""Checkpoints of a custom training loop: written once, restored everywhere."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any
+
+from nanotf.compat.versions import require_tensorflow
+from nanotf.region import context
+
+_ELSEWHERE = "ram://nanotf-checkpoint"
+
+
+class CheckpointManager:
+    """`tf.train.CheckpointManager` for `@nano` functions and for a single process.
+
+    In a `@nano` function every worker calls `save` and `restore_or_initialize`; rank 0 writes the
+    files, and the others wait until they are complete. Files have TensorFlow's own format, and
+    are restored without a strategy, too.
+
+    Args:
+        checkpoint: `tf.train.Checkpoint`.
+        directory: str or path-like.
+        max_to_keep: int or None, as all further arguments in `tf.train.CheckpointManager`.
+        **options: `keep_checkpoint_every_n_hours`, `checkpoint_name`, `step_counter`,
+            `checkpoint_interval`, `init_fn`, `last_checkpoint_step`.
+
+    Raises:
+        ValueError: What `tf.train.CheckpointManager` raises.
+    """
+
+    def __init__(
+        self, checkpoint: Any, directory: Any, max_to_keep: int | None, **options: Any
+    ) -> None:
+        self._arguments = (checkpoint, os.fspath(directory), max_to_keep, options)
+        self.checkpoint = checkpoint
+        self._manager = self._make(os.fspath(directory))
+
+    def _make(self, directory: str) -> Any:
+        checkpoint, _, max_to_keep, options = self._arguments
+        manager_class = require_tensorflow().train.CheckpointManager
+        return manager_class(checkpoint, directory, max_to_keep, **options)
+
+    def __reduce__(self) -> Any:
+        return _remake, self._arguments
+
+    @property
+    def directory(self) -> str:
+        """Where the checkpoints are."""
+        return str(self._arguments[1])
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The kept checkpoints, oldest first."""
+        self._look_again()
+        return list(self._manager.checkpoints)
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The last one; None before the first."""
+        found = self.checkpoints
+        return found[-1] if found else None
+
+    def _look_again(self) -> None:
+        """Takes notice of what another process has written: rank 0, for the parent as well."""
+        if context.is_chief() and context.current is not None:
+            return
+        state = require_tensorflow().train.get_checkpoint_state(self.directory)
+        written = [] if state is None else list(state.all_model_checkpoint_paths)
+        if written != list(self._manager.checkpoints):
+            self._manager = self._make(self.directory)
+
+    def save(
+        self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None
+    ) -> str | None:
+        """Saves; returns when the files are complete.
+
+        Args:
+            checkpoint_number, check_interval, options: as in `tf.train.CheckpointManager`.
+
+        Returns:
+            The path that rank 0 has written, on every rank; None if it is not time yet.
+        """
+        path: str | None
+        _wait_for_all()  # a rank that does not come is found here, and not in the parent
+        if context.current is not None:
+            context.current.before_save()
+        if context.is_chief():
+            self._look_again()
+            path = self._manager.save(checkpoint_number, check_interval, options)
+            if context.current is not None and path is not None:
+                context.current.saved(path)
+        else:
+            path = self._take_part(checkpoint_number, check_interval, options)
+        _wait_for_all()
+        if path is None or context.is_chief():
+            return path
+        return str(pathlib.Path(self.directory) / pathlib.Path(path).name)
+
+    def _take_part(self, checkpoint_number: Any, check_interval: bool, options: Any) -> str | None:
+        """Saves somewhere else: reading metrics takes all workers, as does counting.
+
+        In TensorFlow's file system in this process's memory, of which nothing stays if it is
+        killed in the middle.
+        """
+        files = require_tensorflow().io.gfile
+        try:
+            manager = self._make(_ELSEWHERE)
+            path: str | None = manager.save(checkpoint_number, check_interval, options)
+            return path
+        finally:
+            if files.exists(_ELSEWHERE):
+                files.rmtree(_ELSEWHERE)
+
+    def restore_or_initialize(self) -> str | None:
+        """Restores the last checkpoint on every worker, or calls `init_fn` if there is none.
+
+        Returns:
+            The restored path, or None.
+        """
+        _wait_for_all()
+        self._look_again()
+        path: str | None = self._manager.restore_or_initialize()
+        if context.current is not None:
+            context.current.restored(path)
+        return path
+
+
+def _remake(checkpoint: Any, directory: str, max_to_keep: int | None, options: Any) -> Any:
+    return CheckpointManager(checkpoint, directory, max_to_keep, **options)
+
+
+def _wait_for_all() -> None:
+    """A barrier, where there are several workers."""
+    if context.size() == 1:
+        return
+    tf = require_tensorflow()
+    strategy = context.get_strategy()
+    strategy.reduce(tf.distribute.ReduceOp.SUM, tf.ones([]), axis=None)

@@ -1,0 +1,222 @@
+"""Steps of a custom training loop: what the decorators of a step make of a function.
+
+A step is a plain function of the user's. In the user's own process it is called as it is. In a
+worker, inside of a `@nano` function, `loop_step` runs it on this worker's rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import InvalidArgumentTypeError
+from nanotf.machine import processor
+from nanotf.region import context
+
+
+def is_tf_function(value: Any) -> bool:
+    """Whether something was made by `tf.function`."""
+    methods = ("python_function", "get_concrete_function")
+    return not isinstance(value, Step) and all(hasattr(value, name) for name in methods)
+
+
+class Step:
+    """A function that the workers of a `@nano` function share. Made by `nano_multiprocessing`.
+
+    Attributes that it does not have itself are those of the function.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        python = getattr(function, "python_function", function)
+        functools.update_wrapper(self, python)
+        del vars(self)["__wrapped__"]  # AutoGraph would call that instead
+        with contextlib.suppress(ValueError, TypeError):  # of a function written in C
+            # `inspect` takes what has a `__get__` for such a function; `tf.function` asks it.
+            self.__signature__ = inspect.signature(python)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if context.current is None:
+            return self.function(*args, **kwargs)
+        return context.current.run_step(self, self.function, args, kwargs)
+
+    def __get__(self, owner: Any, cls: type | None = None) -> Any:
+        return self if owner is None else types.MethodType(self, owner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "function":  # a copy that is not filled yet
+            raise AttributeError(name)
+        return getattr(self.function, name)
+
+    def __reduce__(self) -> Any:
+        return Step, (self.function,)
+
+
+def nano_multiprocessing(function: Callable[..., Any]) -> Step:
+    """Makes a training or test step one that the workers of a `@nano` function share.
+
+    Every worker runs it on its own rows of the batch. The batch is the first argument, or part
+    of one, that is a tensor or array with at least one dimension. What a single process would
+    return comes back on every worker:
+
+    - a floating scalar is taken for a mean over the batch, and is the one of the global batch;
+    - a value for each row is gathered, in the order of the global batch; as such counts every
+      value that is on each worker as long as that worker's rows are;
+    - an integer scalar is taken for a count, and summed;
+    - anything else is this worker's own.
+
+    Gradients that a Keras optimizer applies are weighed by the worker's part of the batch and
+    summed, and metrics count every row once.
+
+    Args:
+        function: a function, a method or a `tf.function`.
+
+    Returns:
+        A callable with the same arguments. Outside of `@nano` it just calls the function.
+
+    Raises:
+        InvalidArgumentTypeError: It is not callable.
+
+    Example:
+        >>> @nano_multiprocessing
+        ... @tf.function
+        ... def train_step(x, y, model, loss_object, optimizer):
+        ...     with tf.GradientTape() as tape:
+        ...         loss = loss_object(y, model(x, training=True))
+        ...     gradients = tape.gradient(loss, model.trainable_variables)
+        ...     optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        ...     return loss
+    """
+    if not callable(function):
+        raise InvalidArgumentTypeError(
+            "@nano_multiprocessing decorates a function. Received: an object of class "
+            f"{type(function).__qualname__}. Write it without parentheses."
+        )
+    return Step(function)
+
+
+class _Loss:
+    """A plain function of rows, as a loss; see `nano_multiprocessing_loss`.
+
+    Args:
+        function: callable, of targets and predictions.
+        options: mapping of str to object, arguments of `tf.function`; none for no `tf.function`.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        self.function = function
+        self.options = options
+        functools.update_wrapper(self, function)
+        del vars(self)["__wrapped__"]  # AutoGraph would call that instead
+        # A copy in a worker makes its own: a `tf.function` travels without its arguments.
+        self.compiled = function
+        if options:
+            python = getattr(function, "python_function", function)
+            self.compiled = require_tensorflow().function(python, **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tf = require_tensorflow()
+        function = self.compiled
+        if context.current is not None:
+            function = context.current.over_whole_batch(function)
+        values = tf.convert_to_tensor(function(*args, **kwargs))
+        return values if values.shape.rank == 0 else tf.reduce_mean(values)
+
+    def __reduce__(self) -> Any:
+        return _Loss, (self.function, self.options)
+
+
+def nano_multiprocessing_loss(function: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
+    """Turns a plain function of targets and predictions into a loss for a step.
+
+    A function that returns a value for each row becomes their mean over the global batch. One
+    that returns a scalar, whatever it is, gets the rows of all workers, so that it is what a
+    single process would compute. It may take more than targets and predictions, or less: what
+    has as many rows as the first tensor is the batch's, like sample weights, and all else is
+    passed on as it is.
+
+    Args:
+        function: callable, where the decorator is written without parentheses.
+        **kwargs: arguments of `tf.function`, such as `jit_compile`, under which the function then
+            runs. Without any it runs as it is.
+
+    Returns:
+        The loss, or without `function` a decorator that makes one.
+
+    Raises:
+        InvalidArgumentTypeError: What is decorated is not callable, or `tf.function` does not take
+            the arguments.
+
+    Example:
+        >>> @nano_multiprocessing_loss()
+        ... def loss_object(y_true, y_pred):
+        ...     return tf.reduce_mean(tf.abs(y_true - y_pred), axis=-1)
+    """
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        if not callable(function):
+            raise InvalidArgumentTypeError(
+                "@nano_multiprocessing_loss() decorates a function of targets and predictions. "
+                f"Received: an object of class {type(function).__qualname__}."
+            )
+        try:
+            return _Loss(function, kwargs)
+        except TypeError as error:
+            raise InvalidArgumentTypeError(
+                "nano_multiprocessing_loss() takes the arguments of tf.function. Received: "
+                f"{', '.join(f'{name}={value!r}' for name, value in kwargs.items())}, of which "
+                f"TensorFlow says: {str(error).rstrip('.')}. Leave out what it does not take."
+            ) from error
+
+    return decorate if function is None else decorate(function)
+
+
+def nano_bf16(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Casts the floating tensors and arrays among a step's arguments to bfloat16.
+
+    Above or below `@nano_multiprocessing`, it casts each worker's rows.
+
+    Args:
+        function: a function, a method or a `tf.function`.
+
+    Returns:
+        A function with the same arguments. Models, optimizers and Python numbers are passed on.
+    """
+    if not callable(function):
+        raise InvalidArgumentTypeError(
+            "@nano_bf16 decorates a function. Received: an object of class "
+            f"{type(function).__qualname__}. Write it without parentheses."
+        )
+
+    if isinstance(function, Step):
+        return Step(nano_bf16(function.function))
+    processor.warn_of_slow_bfloat16("@nano_bf16")
+    inner = getattr(function, "python_function", function)
+
+    @functools.wraps(inner)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return inner(*_to_bfloat16(args), **_to_bfloat16(kwargs))
+
+    # One graph, not one inside of another, which a replica's step may not have.
+    return require_tensorflow().function(step) if is_tf_function(function) else step
+
+
+def _to_bfloat16(structure: Any) -> Any:
+    tf = require_tensorflow()
+
+    def cast(leaf: Any) -> Any:
+        is_data = tf.is_tensor(leaf) or hasattr(leaf, "__array_interface__")
+        if not is_data or isinstance(leaf, tf.Variable):
+            return leaf
+        dtype = getattr(leaf.dtype, "name", "")
+        return tf.cast(leaf, tf.bfloat16) if dtype in _CAST else leaf
+
+    return tf.nest.map_structure(cast, structure)
+
+
+_CAST = ("float16", "float32", "float64")

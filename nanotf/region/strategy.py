@@ -1,0 +1,199 @@
+"""The distribution strategy of a worker.
+
+Every worker runs the same Keras code under a `tf.distribute.MultiWorkerMirroredStrategy`;
+Keras and TensorFlow do the training. Two things differ from the stock strategy:
+
+- With transport "shm" it starts no server and opens no socket. It begins in the local mode
+  of the stock strategy, is then told its rank and the number of workers, and moves the bytes
+  of every collective through shared memory (`collectives`).
+- A dataset that already yields this worker's share is iterated as it is, instead of being
+  wrapped, sharded and rebuilt at every epoch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.collectives import engine, launcher
+from nanotf.collectives.tally import Tally
+from nanotf.compat import distribute
+
+
+def mark_as_share(dataset: Any, iterable: Any = None) -> Any:
+    """Marks a dataset as yielding this worker's share, so that it is not sharded again.
+
+    Args:
+        dataset: `tf.data.Dataset`.
+        iterable: what is iterated in its place; None for the dataset itself.
+
+    Returns:
+        The dataset.
+    """
+    dataset._nanotf_share = dataset if iterable is None else iterable
+    # Keras 2's predict() asks for another way to shard, on a copy that has lost the mark.
+    dataset.with_options = lambda options: dataset
+    return dataset
+
+
+def _yields_rows(dataset: Any) -> bool:
+    if hasattr(dataset, "_nanotf_rows"):
+        return True
+    return any(_yields_rows(source) for source in distribute.inputs_of(dataset))
+
+
+class _Extended(distribute.Extended):  # type: ignore[misc]
+    """The stock implementation, with other ways to make variables equal on all ranks."""
+
+    values_are_known = False
+    merges = True
+    group: Any = None
+    tally: Any = None
+
+    def _use_merge_call(self) -> bool:
+        merges = self.merges and not distribute.in_inner_graph()
+        return merges and bool(super()._use_merge_call())
+
+    def _get_variable_creator_initial_value(
+        self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
+    ) -> Callable[[], Any]:
+        def stock(initial_value: Any, dtype: Any) -> Callable[[], Any]:
+            given = {**kwargs, "initial_value": initial_value, "dtype": dtype}
+            found: Callable[[], Any] = super(_Extended, self)._get_variable_creator_initial_value(
+                replica_id, device, primary_var, **given
+            )
+            return found
+
+        if replica_id != 0:
+            return stock(kwargs["initial_value"], kwargs.get("dtype"))
+
+        def initial_value() -> Any:
+            value = kwargs["initial_value"]
+            value = value() if callable(value) else value
+            if self.values_are_known:
+                return value
+            value = distribute.initial_tensor(value, kwargs.get("dtype"))
+            if self.group is not None:
+                return self.group.broadcast(value, launcher.INITIAL_VALUE_KEY)
+            if self.tally is not None:
+                self.tally.begin_initial_value(value)
+            # TensorFlow's collectives broadcast no bfloat16.
+            wide = tf.float32 if value.dtype == tf.bfloat16 else value.dtype
+            return tf.cast(stock(tf.cast(value, wide), wide)(), value.dtype)
+
+        return initial_value
+
+
+class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
+    """A `tf.distribute.MultiWorkerMirroredStrategy` for one worker of a pool.
+
+    Args:
+        rank: int, this worker's rank.
+        size: int, number of workers.
+        cluster: sequence of str, `host:port` by rank, for transport "grpc". The port of this
+            rank must be free; TensorFlow's server binds it on all interfaces.
+        group: `collectives.Group` attached to this rank, for transport "shm".
+
+    Exactly one of `cluster` and `group` is given.
+
+    Attributes:
+        tally: `collectives.Tally` of TensorFlow's own collectives; None with transport "shm".
+    """
+
+    tally: Tally | None = None
+
+    def __init__(
+        self, rank: int, size: int, cluster: tuple[str, ...] = (), group: Any = None
+    ) -> None:
+        if cluster:
+            os.environ["TF_CONFIG"] = json.dumps(
+                {"cluster": {"worker": list(cluster)}, "task": {"type": "worker", "index": rank}}
+            )
+            resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        else:
+            resolver = distribute.empty_cluster()
+        extended = _Extended(
+            self,
+            cluster_resolver=resolver,
+            communication_options=tf.distribute.experimental.CommunicationOptions(),
+        )
+        if group is not None:
+            extended.group = group
+            distribute.set_rank(extended, rank, size)
+            self._keys = keys = launcher.Keys()
+            distribute.use_launcher(
+                extended, size, lambda device: launcher.ShmLauncher(group, keys, device)
+            )
+        else:
+            distribute.move_in_float32(extended, size)
+            self.tally = extended.tally = Tally()
+            distribute.count_collectives(extended, self.tally)
+        distribute.reduce_without_semaphores(extended)
+        tf.distribute.Strategy.__init__(self, extended)
+        self.rank = rank
+        self.size = size
+
+    # For `sharded_update`; transport "shm" alone.
+    def part_of(self, elements: int) -> tuple[int, int]:
+        """This rank's part of a vector: its first element, and the element after its last."""
+        return engine.part_of(self.rank, self.size, elements)
+
+    def reduce_scatter(self, tensors: Sequence[Any]) -> Any:
+        """Sums dense tensors, seen as one vector, over the ranks; returns this rank's part."""
+        return self.extended.group.reduce_scatter(tensors, self._keys.next())
+
+    def gather_parts(self, part: Any, likes: Sequence[Any]) -> list[Any]:
+        """Tensors of the shapes of `likes`, from the parts of all ranks."""
+        gathered: list[Any] = self.extended.group.gather_parts(part, likes, self._keys.next())
+        return gathered
+
+    @contextlib.contextmanager
+    def known_values(self) -> Iterator[None]:
+        """Variables created in this context are this strategy's, and need no broadcast."""
+        with self.values_known(), self.scope():
+            yield
+
+    @contextlib.contextmanager
+    def values_known(self) -> Iterator[None]:
+        """Variables created in this context are not broadcast.
+
+        They are set afterwards, or begin alike on every rank, or are this rank's alone.
+        """
+        before = self.extended.values_are_known
+        self.extended.values_are_known = True
+        try:
+            yield
+        finally:
+            self.extended.values_are_known = before
+
+    @contextlib.contextmanager
+    def without_merging(self) -> Iterator[None]:
+        """Variables updated in this context are updated where the code stands.
+
+        Otherwise a replica's code is left for the update and entered again after it, which
+        TensorFlow cannot do from inside a branch of `tf.cond`; there nothing is merged anyway.
+        """
+        before = self.extended.merges
+        self.extended.merges = False
+        try:
+            yield
+        finally:
+            self.extended.merges = before
+
+    def in_inner_graph(self) -> bool:
+        """Whether a branch, a graph's loop or a function inside of a replica's code is traced."""
+        return distribute.in_inner_graph()
+
+    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
+        """As in TensorFlow, except that a worker's own share is returned as it is."""
+        share = getattr(dataset, "_nanotf_share", None)
+        if share is not None:
+            return share
+        if _yields_rows(dataset):
+            return dataset
+        return super().experimental_distribute_dataset(dataset, options)

@@ -1,0 +1,304 @@
+"""What a job consists of, as the parent ships it to the workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import sys
+from typing import Any
+
+from nanotf.compat import keras_names
+from nanotf.compat.versions import require_tensorflow
+from nanotf.region.sharded_update import OptimizerShards
+from nanotf.shipping.state import StateLayout
+
+# Keras's callback hooks, in the words of `tf.keras.callbacks.Callback`.
+EPOCH_HOOKS = ("on_epoch_begin", "on_epoch_end")
+BATCH_HOOKS = (
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_batch_begin",
+    "on_test_batch_end",
+    "on_predict_batch_begin",
+    "on_predict_batch_end",
+)
+PLAIN_HOOKS = ("on_test_begin", "on_test_end", "on_train_end")
+HOOKS = EPOCH_HOOKS + BATCH_HOOKS + PLAIN_HOOKS
+
+
+def index_and_logs(hook: str, *arguments: Any, **named: Any) -> tuple[int | None, Any]:
+    """The epoch or batch (None for a hook without one) and the logs (or None) of a hook's call."""
+    values = [*arguments, *named.values()]
+    index = values.pop(0) if hook in EPOCH_HOOKS + BATCH_HOOKS else None
+    return index, values[0] if values else None
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasSettings:
+    """Keras's global settings, which a worker takes over from the parent.
+
+    Args:
+        floatx: str, the default float type.
+        epsilon: float, what losses and metrics keep away from zero.
+        image_data_format: str.
+        limits: tuple of int or None, see `keras_names.run_limits`.
+    """
+
+    floatx: str
+    epsilon: float
+    image_data_format: str
+    limits: tuple[int | None, int | None]
+
+    @classmethod
+    def taken(cls) -> KerasSettings:
+        """Those of this process."""
+        backend = require_tensorflow().keras.backend
+        return cls(
+            backend.floatx(),
+            backend.epsilon(),
+            backend.image_data_format(),
+            keras_names.run_limits(),
+        )
+
+    def put(self) -> None:
+        """Makes them those of this process."""
+        backend = require_tensorflow().keras.backend
+        backend.set_floatx(self.floatx)
+        backend.set_epsilon(self.epsilon)
+        backend.set_image_data_format(self.image_data_format)
+        keras_names.set_run_limits(*self.limits)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelJob:
+    """What every job of a model's method consists of.
+
+    Args:
+        recipe: bytes, the pickled `shipping.models.ModelRecipe`. Equal bytes mean that a worker
+            can go on with the model that it has, and with its traced functions.
+        settings: `KerasSettings`.
+        specs: nested structure of `tf.TensorSpec`, of one global batch.
+        layout: `StateLayout` of the model's variables, then, in `FitJob`, the optimizer's.
+        state_block: int, which of the job's blocks holds the state.
+        events: frozenset of str, hooks that rank 0 reports.
+        waits: frozenset of str, hooks at which all ranks wait for the parent's answer.
+        seed: int, of the job's random numbers.
+        terminal: `Terminal`.
+        quiet: bool, whether what rank 0 prints stays out of it.
+    """
+
+    recipe: bytes
+    settings: KerasSettings
+    specs: Any
+    layout: StateLayout
+    state_block: int
+    events: frozenset[str]
+    waits: frozenset[str]
+    seed: int
+    terminal: Terminal
+    quiet: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class FitJob(ModelJob):
+    """One `fit`. A worker's result is None.
+
+    Args:
+        train: `ArrayInput` or `StreamInput`.
+        validation: same, or None.
+        epochs: int, index of the epoch after the last.
+        initial_epoch: int.
+        steps_per_epoch: int or None.
+        validation_steps: int or None.
+        validation_freq: int or list of int, as `fit` takes it.
+        initial_step: int, in that epoch; 0 unless `BackupAndRestore` of Keras 2 resumes.
+        shards: `OptimizerShards`, or None where each worker makes the whole update.
+        asks: frozenset of str, the batch hooks at which workers store their state unasked.
+        metrics_layout: `StateLayout` of what `keras_names.metric_state` lists.
+        metrics_block: int, which of the job's blocks holds it.
+        stop: bool, whether to stop after one batch, as `on_train_begin` wanted.
+    """
+
+    train: Any
+    validation: Any
+    epochs: int
+    initial_epoch: int
+    initial_step: int
+    steps_per_epoch: int | None
+    validation_steps: int | None
+    validation_freq: Any
+    shards: OptimizerShards | None
+    asks: frozenset[str]
+    metrics_layout: StateLayout
+    metrics_block: int
+    stop: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluateJob(ModelJob):
+    """One `evaluate`. A worker's result is `Evaluated`.
+
+    Args:
+        data: `ArrayInput` or `StreamInput`.
+        steps: int or None, as `evaluate` takes it.
+    """
+
+    data: Any
+    steps: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluated:
+    """What a worker returns from an `EvaluateJob`.
+
+    Args:
+        logs: dict of str to float, what `evaluate(return_dict=True)` returns; equal on all ranks.
+        values: float or list of float, what `evaluate()` returns.
+        metrics: list of `numpy.ndarray`, this rank's part of the metrics' variables.
+        steps: int or None, batches, where Keras counts them in the model.
+        seeds: list of `numpy.ndarray`, where this rank's random layers stand.
+    """
+
+    logs: dict[str, Any]
+    values: Any
+    metrics: list[Any]
+    steps: int | None
+    seeds: list[Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class PredictJob(ModelJob):
+    """One `predict`. A worker's result is `Predicted`.
+
+    Args:
+        data: `ArrayInput` or `StreamInput`.
+        steps: int or None, as `predict` takes it.
+    """
+
+    data: Any
+    steps: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+    """What a worker returns from a `PredictJob`, next to the outputs that it has sent.
+
+    Args:
+        steps, seeds: as in `Evaluated`.
+    """
+
+    steps: int | None
+    seeds: list[Any]
+
+
+# ------------------------------------------------------------------------- custom loops
+@dataclasses.dataclass(frozen=True)
+class LoopData:
+    """Batches of a custom loop, which the parent reads.
+
+    Args:
+        kind: str, "dataset" for what can be iterated again and again, "iterator" for what yields
+            tensors once, "generator" for what yields arrays once.
+        signature: nested structure of `tf.TensorSpec`, of one global batch.
+        cardinality: int, batches, or TensorFlow's codes for endless and unknown.
+        whole: nested structure of `tf.TensorSpec`, of an element as the dataset has it.
+        is_batched: bool, whether elements are batches; where not, the function makes some.
+    """
+
+    kind: str
+    signature: Any
+    cardinality: int
+    whole: Any = None
+    is_batched: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Terminal:
+    """What rank 0 needs to know of the user's output.
+
+    Args:
+        is_terminal: dict of str to bool, whether "stdout" and "stderr" are one.
+        columns: int, its width.
+    """
+
+    is_terminal: dict[str, bool]
+    columns: int
+
+    @classmethod
+    def taken(cls) -> Terminal:
+        """That of this process."""
+        # A daemon's streams are None, a notebook's may be anything.
+        streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+        is_terminal = {name: bool(getattr(s, "isatty", bool)()) for name, s in streams.items()}
+        return cls(is_terminal, shutil.get_terminal_size().columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopJob:
+    """One `@nano` call. A worker's result is a `LoopEnd`.
+
+    Args:
+        shipment: `shipping.programs.Shipment`.
+        array_block: int or None, which of the job's blocks holds the arrays of its pickles.
+        data: tuple of `LoopData`, by number.
+        settings: `KerasSettings`.
+        dtype_policy: str, Keras's global policy.
+        layout: `StateLayout` of the variables of all roots that exist in the parent.
+        counts: tuple of int, how many variables each root has there.
+        optimizers: dict, what the optimizers there are built with; see
+            `shipping.objects.built_optimizers`.
+        excluded: dict, what they leave without weight decay; see
+            `shipping.objects.excluded_from_decay`.
+        state_block: int, which of the job's blocks holds the state.
+        seed: int, of TensorFlow's random numbers.
+        global_seed: int or None, what the user gave to `tf.random.set_seed`.
+        random_states: tuple of the states of `random` and of NumPy, the same for all ranks.
+        terminal: `Terminal`.
+    """
+
+    shipment: Any
+    array_block: int | None
+    data: tuple[LoopData, ...]
+    settings: KerasSettings
+    dtype_policy: str
+    layout: StateLayout
+    counts: tuple[int, ...]
+    optimizers: dict[Any, Any]
+    excluded: dict[Any, Any]
+    state_block: int
+    seed: int
+    global_seed: int | None
+    random_states: tuple[Any, Any]
+    terminal: Terminal
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """What a `@nano` function has built of the user's objects; sent by rank 0.
+
+    Args:
+        layers: dict of int to dict, the `get_build_config()` of layers and models by root.
+        compiled: dict of int to dict, the `keras_compiled.built_state` of models by root.
+        optimizers: as in `LoopJob`, afterwards.
+        values: dict of int to list of `numpy.ndarray`, of every root whose number of variables
+            has changed, all its values.
+        random_states: as in `LoopJob`, afterwards.
+    """
+
+    layers: dict[int, Any]
+    compiled: dict[int, Any]
+    optimizers: dict[Any, Any]
+    values: dict[int, list[Any]]
+    random_states: tuple[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopEnd:
+    """How a `@nano` function ended on one rank.
+
+    Args:
+        sums: tuple of float, for each variable that all ranks should hold alike the sum of its
+            magnitudes.
+    """
+
+    sums: tuple[float, ...]

@@ -1,0 +1,433 @@
+"""Every message between the parent and a worker.
+
+They travel as pickles over a Unix socket whose two ends have shown each other the
+pool's secret key (`multiprocessing.connection`, HMAC challenge in both directions)
+before anything is unpickled. File descriptors of shared blocks follow on the same
+socket as ancillary data, in the order that the message names them.
+
+The life of a pool, from top to bottom:
+
+    parent                                     worker `rank`
+      |  <- Hello (pid, address it could serve)  |   started by `pool.handles`
+      |  Setup (paths, cluster) ->               |   imports TensorFlow, makes its strategy
+      |  <- Ready                                |
+      |  Job (a model, data, arguments) ->       |
+      |  <- EpochBegin, BatchEnd, TestBegin ...  |   rank 0 reports, for callbacks
+      |  <- Progress                             |   every rank, now and then, as it goes on
+      |  <- Stalled                              |   a rank whose step does not end
+      |  <- EpochEnd                             |   every rank, its state in the shared block
+      |  Proceed (stop?, new state?) ->          |   every rank, so that all decide alike
+      |  <- Outputs                              |   every rank, in predict
+      |  <- Printed, Saved, Restored, Returned   |   rank 0, in a @nano function
+      |  <- Reached                              |   every rank there, with "grpc"
+      |  <- JobDone | JobFailed                  |
+      |  Stop ->                                 |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanotf.collectives.spec import GroupSpec
+
+Logs = dict[str, Any]
+Written = tuple[tuple[int, int, int], ...]  # the block's place in the job, offset and size in bytes
+
+
+def written(block: int, spans: tuple[tuple[int, int], ...]) -> Written:
+    """What a message says of pieces of a block, see `shipping.state.State.spans`."""
+    return tuple((block, offset, nbytes) for offset, nbytes in spans)
+
+
+class Message:
+    """Base class of all messages."""
+
+
+# ---------------------------------------------------------------- start and end of a pool
+@dataclasses.dataclass(frozen=True)
+class Hello(Message):
+    """Worker -> parent: the process runs, pinned, and TensorFlow is not imported yet.
+
+    Args:
+        rank: int.
+        pid: int.
+        cores: tuple of int, the affinity mask as the kernel reports it.
+        port: int or None, a TCP port that was free just now (transport "grpc" alone).
+        warnings: tuple of str, what could not be done (pinning, memory binding).
+    """
+
+    rank: int
+    pid: int
+    cores: tuple[int, ...]
+    port: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup(Message):
+    """Parent -> worker: what it needs to know before it imports TensorFlow.
+
+    Args:
+        sys_path: tuple of str, the parent's `sys.path`.
+        argv: tuple of str, the parent's `sys.argv`.
+        size: int, number of workers.
+        stall_seconds: float, how long a step may last before the worker says `Stalled`
+            (transport "grpc" alone).
+        cluster: tuple of str, `host:port` by rank (transport "grpc" alone).
+        group: `collectives.GroupSpec` or None; the descriptor of the group's memory follows
+            (transport "shm" alone).
+        says_written: bool, whether the worker's messages have to say what it has written to the
+            job's blocks, since its memory is not the parent's (see `on_ray.bridge`).
+    """
+
+    sys_path: tuple[str, ...]
+    argv: tuple[str, ...]
+    size: int
+    stall_seconds: float
+    cluster: tuple[str, ...] = ()
+    group: GroupSpec | None = None
+    says_written: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready(Message):
+    """Worker -> parent: TensorFlow is imported and the strategy stands."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SetupFailed(Message):
+    """Worker -> parent: the strategy could not be made.
+
+    Args:
+        retry: bool, whether starting again may help: with new ports, or without the native
+            collectives.
+        summary: str, the exception in one line.
+        traceback: str.
+        native_unusable: str or None, why the native collectives cannot be used here.
+    """
+
+    rank: int
+    retry: bool
+    summary: str
+    traceback: str
+    native_unusable: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop(Message):
+    """Parent -> worker: end."""
+
+
+# ------------------------------------------------------------------------------- one job
+@dataclasses.dataclass(frozen=True)
+class Job(Message):
+    """Parent -> worker: run one job.
+
+    Args:
+        job: int, counts up in the parent's process; every answer carries it.
+        body: bytes, the shipped job (see `shipping.pickling`).
+        blocks: tuple of int, the sizes in bytes of the shared blocks whose file
+            descriptors follow, in order.
+    """
+
+    job: int
+    body: bytes
+    blocks: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Event(Message):
+    """Worker -> parent, rank 0: a callback hook was reached.
+
+    Args:
+        job: int.
+        hook: str, the name of the Keras callback method, like "on_epoch_begin".
+        index: int or None, the epoch or batch that the hook gets.
+        logs: dict of str to float, or None.
+    """
+
+    job: int
+    hook: str
+    index: int | None = None
+    logs: Logs | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress(Message):
+    """Worker -> parent: it has gone on since it said so last, see `pool.silence`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stalled(Message):
+    """Worker -> parent: its step goes on and on (transport "grpc" alone).
+
+    Args:
+        began: int, when the step began, by the worker's clock: what tells it from another.
+    """
+
+    began: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiting(Message):
+    """Worker -> parent, every rank: a hook was reached, and the parent decides how to go on.
+
+    The rank's variables stand in its part of the state block when `state` is true; `written` is
+    what it has written there, if it was told to say so.
+    """
+
+    job: int
+    rank: int
+    hook: str
+    index: int | None = None
+    logs: Logs | None = None
+    state: bool = False
+    written: Written = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Proceed(Message):
+    """Parent -> worker, every rank alike: the answer to `Waiting`.
+
+    Args:
+        job: int.
+        stop: bool, whether `model.stop_training` was set.
+        reload: bool, whether the parent changed variables; they stand in the state block.
+        reload_metrics: bool, same, of the metrics.
+        store: bool, whether a callback needs the state at this hook: the workers are to store it
+            and report the hook once more.
+        abandon: bool, whether the job ends here, since the user's data have raised.
+        written: what the parent has written to the job's blocks.
+    """
+
+    job: int
+    stop: bool = False
+    reload: bool = False
+    reload_metrics: bool = False
+    store: bool = False
+    abandon: bool = False
+    written: Written = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class JobDone(Message):
+    """Worker -> parent: the job ended.
+
+    Args:
+        job: int.
+        rank: int.
+        result: object, what the job's kind returns from a worker; see `jobs`.
+        times: `timing.WorkerTimes`.
+        written: what the job's last lines have written to its blocks, as in `Waiting`.
+    """
+
+    job: int
+    rank: int
+    result: Any = None
+    times: Any = None
+    written: Written = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class JobFailed(Message):
+    """Worker -> parent: the job raised.
+
+    Args:
+        job: int.
+        rank: int.
+        summary: str, the exception in one line.
+        traceback: str.
+        exception: bytes, the pickled exception; empty when it cannot be pickled.
+    """
+
+    job: int
+    rank: int
+    summary: str
+    traceback: str
+    exception: bytes = b""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs(Message):
+    """Worker -> parent: what a model put out for this worker's rows of the next batches.
+
+    The file descriptor of a shared block follows, in which the arrays lie.
+
+    Args:
+        job: int.
+        rank: int.
+        structure: bytes, the pickled structure of one batch's outputs; see `shipping.outputs`.
+        steps: int, number of batches.
+        arrays: tuple of `shipping.arrays.ArrayRef`, batch by batch.
+        nbytes: int, the block's size in bytes.
+    """
+
+    job: int
+    rank: int
+    structure: bytes
+    steps: int
+    arrays: tuple[Any, ...]
+    nbytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Printed(Message):
+    """Worker -> parent, rank 0: a `@nano` function or a model's step has printed.
+
+    Args:
+        job: int.
+        stream: str, "stdout" or "stderr".
+        text: str.
+    """
+
+    job: int
+    stream: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved(Message):
+    """Worker -> parent, rank 0: a `CheckpointManager` has saved; a restart goes on from there."""
+
+    job: int
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored(Message):
+    """Worker -> parent, rank 0: a `CheckpointManager` has restored what was saved there."""
+
+    job: int
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached(Message):
+    """Worker -> parent, every rank, in a `@nano` function with transport "grpc".
+
+    Sent when a rank has begun no collective for a while, and when it has returned.
+
+    Args:
+        job, rank: int.
+        count, fingerprint, what: as in `collectives.tally.Progress`.
+    """
+
+    job: int
+    rank: int
+    count: int
+    fingerprint: int
+    what: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Returned(Message):
+    """Worker -> parent, rank 0: what a `@nano` function returned, and what it has built.
+
+    The file descriptor of a shared block follows, in which the arrays lie.
+
+    Args:
+        job: int.
+        value: `shipping.packing.Pickled`.
+        built: `shipping.packing.Pickled`, of a `jobs.Built`.
+        nbytes: int, the block's size in bytes.
+    """
+
+    job: int
+    value: Any
+    built: Any
+    nbytes: int
+
+
+# ---------------------------------------------------- batches that the parent hands out
+@dataclasses.dataclass(frozen=True)
+class OpenStream(Message):
+    """Worker -> parent: an iterator over stream `stream` begins; `turn` counts them.
+
+    This and the next two carry the job's number, since an iterator may be dropped, and say so,
+    when the next job has begun.
+    """
+
+    job: int
+    stream: int
+    turn: int
+
+
+@dataclasses.dataclass(frozen=True)
+class CloseStream(Message):
+    """Worker -> parent: that iterator is not read any further."""
+
+    job: int
+    stream: int
+    turn: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch(Message):
+    """Parent -> worker: one global batch lies in a slot of the stream's ring.
+
+    Args:
+        stream: int.
+        turn: int.
+        slot: int, given back by `SlotRead` when the worker has copied its rows.
+        arrays: tuple of `(offset, shape, dtype, nbytes)` of each array, in flattened order; see
+            `shipping.arrays.ArrayRef`.
+        rows: int, rows of the global batch.
+        block: int or None, the size in bytes of a new, larger ring whose file descriptor
+            follows, where the batch did not fit the old one.
+    """
+
+    stream: int
+    turn: int
+    slot: int
+    arrays: tuple[tuple[int, tuple[int, ...], str, int], ...]
+    rows: int
+    block: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class EndOfStream(Message):
+    """Parent -> worker: the iterator `turn` of `stream` has no further batch.
+
+    Args:
+        stream: int.
+        turn: int.
+        failed: bool, whether the user's data raised instead of giving one: no later turn has a
+            batch, either.
+    """
+
+    stream: int
+    turn: int
+    failed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFailed(Message):
+    """The user's data raised in the parent's thread that reads them for a job.
+
+    Worker -> parent, rank 0: a batch that workers read themselves cannot be used. All of them
+    abandon the job at the same step.
+
+    Args:
+        job: int.
+        stream: int, or None for data that workers read.
+        error: the exception.
+        validates: bool, of the latter, whether they are those of validation.
+    """
+
+    job: int
+    stream: int | None
+    error: BaseException
+    validates: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotRead(Message):
+    """Worker -> parent: this worker has copied its rows out of `slot`."""
+
+    job: int
+    stream: int
+    slot: int

@@ -1,0 +1,182 @@
+"""What rank 0 prints in a `@nano` function or in a model's steps, on its way to the user."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import io
+import os
+import pathlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.shipping.jobs import Terminal
+from nanotf.wire import messages
+
+STREAMS = ("stdout", "stderr")
+_FLUSH_SECONDS = 5.0  # for the pipe to be read; it takes a millisecond
+
+
+class _Relay(io.TextIOBase):
+    """A text stream that hands on what is written, line by line.
+
+    Args:
+        send: callable of a str.
+        is_terminal: bool, what `isatty` says; progress bars ask for it.
+    """
+
+    encoding = "utf-8"
+
+    def __init__(self, send: Callable[[str], None], is_terminal: bool) -> None:
+        super().__init__()
+        self._send = send
+        self._is_terminal = is_terminal
+        self._texts: collections.deque[str] = collections.deque()
+        # User code may print from several threads; and again in the thread that prints: in the
+        # destructor of what Python collects meanwhile.
+        self._lock = threading.RLock()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            self._texts.append(text)
+            if "\n" in text or "\r" in text:
+                self._pass_on()
+        return len(text)
+
+    def flush(self) -> None:
+        with self._lock:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        text = ""
+        while self._texts:
+            text += self._texts.popleft()
+        if text:
+            self._send(text)
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def writable(self) -> bool:
+        return True
+
+
+class TensorFlowPrints:
+    """Makes `tf.print` go through a pipe; TensorFlow writes to descriptors, not to `sys.stderr`.
+
+    The pipe lives as long as the process, since traced functions keep its name.
+    """
+
+    def __init__(self) -> None:
+        self._send: Callable[[str], None] | None = None
+        self._written = threading.Event()
+        self._reader, self._writer = os.pipe()
+        self._path = f"file:///proc/self/fd/{self._writer}"
+        threading.Thread(target=self._read, name="nanotf-prints", daemon=True).start()
+
+    def _read(self) -> None:
+        while True:
+            text = os.read(self._reader, 1 << 16).decode(errors="replace")
+            if "\0" in text:
+                self._written.set()
+                text = text.replace("\0", "")
+            if self._send is not None and text:
+                self._send(text)
+
+    @contextlib.contextmanager
+    def relayed(self, send: Callable[[str], None]) -> Iterator[None]:
+        """Hands on, in this context, what `tf.print` writes."""
+        stock, self._send = tf.print, send
+        standard = (None, sys.stdout, sys.stderr)
+
+        @functools.wraps(stock)
+        def tf_print(*values: Any, **options: Any) -> Any:
+            if any(options.get("output_stream") is stream for stream in standard):
+                options["output_stream"] = self._path
+            return stock(*values, **options)
+
+        tf.print = tf_print
+        try:
+            yield
+        finally:
+            tf.print = stock
+            self._written.clear()
+            os.write(self._writer, b"\0")  # all before it has been read when this has
+            self._written.wait(_FLUSH_SECONDS)
+            self._send = None
+
+
+_tensorflow_prints: TensorFlowPrints | None = None
+
+
+def to_parent(
+    session: Any,
+    job: int,
+    terminal: Terminal,
+    streams: Sequence[str] = STREAMS,
+    quiet: bool = False,
+) -> contextlib.AbstractContextManager[None]:
+    """A context in which the user sees what rank 0 prints; others write to their logs.
+
+    Args:
+        session: `session.Session`.
+        job: int, its number.
+        terminal: `Terminal`.
+        streams: sequence of str, which of Python's two streams; `tf.print` is always.
+        quiet: bool, whether rank 0 writes to its log, too. What is traced meanwhile is printed for
+            the user in later jobs.
+    """
+    if session.rank != 0:
+        return contextlib.nullcontext()
+    log = sys.stdout
+
+    def send(stream: str, text: str) -> None:
+        if quiet:
+            log.write(text)
+        else:
+            session.channel.send(messages.Printed(job, stream, text))
+
+    return relayed(send, terminal, streams)
+
+
+@contextlib.contextmanager
+def relayed(
+    send: Callable[[str, str], None], terminal: Terminal, streams: Sequence[str] = STREAMS
+) -> Iterator[None]:
+    """Hands on, in this context, what this process prints.
+
+    Args:
+        send: callable of the stream's name, "stdout" or "stderr", and a text.
+        terminal: `Terminal`.
+        streams: as in `to_parent`.
+    """
+    global _tensorflow_prints
+    out = _Relay(functools.partial(send, "stdout"), terminal.is_terminal["stdout"])
+    err = _Relay(functools.partial(send, "stderr"), terminal.is_terminal["stderr"])
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(terminal.columns)
+    prints: Any = contextlib.nullcontext()
+    try:
+        with contextlib.ExitStack() as redirected:
+            if "stdout" in streams:
+                redirected.enter_context(contextlib.redirect_stdout(out))
+            if "stderr" in streams:
+                redirected.enter_context(contextlib.redirect_stderr(err))
+            if pathlib.Path("/proc/self/fd").is_dir():
+                if _tensorflow_prints is None:
+                    _tensorflow_prints = TensorFlowPrints()
+                prints = _tensorflow_prints.relayed(functools.partial(send, "stderr"))
+            with prints:
+                yield
+    finally:
+        out.flush()
+        err.flush()
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
