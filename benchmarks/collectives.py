@@ -1,7 +1,7 @@
 """All-reduce through shared memory, against one memcpy of the message: no TensorFlow involved.
 
 The ranks are pinned to the cores that workers would have, and measure with
-`nanotf.collectives.latency`: buffers are reused, the memcpy is timed on rank 0 between the
+`benchmarks.latency`: buffers are reused, the memcpy is timed on rank 0 between the
 all-reduces while the other ranks wait.
 """
 
@@ -73,7 +73,7 @@ def measure(num_processes: int, sizes: tuple[int, ...] = SIZES) -> list[dict[str
 
 
 def _main(code: str) -> None:
-    from nanotf.collectives import latency
+    from benchmarks import latency
 
     task: Any = pickle.loads(base64.b64decode(code))
     spec, fd, rank, cores, sizes = task

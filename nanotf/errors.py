@@ -11,6 +11,7 @@ import contextlib
 import signal as signals
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -189,3 +190,20 @@ def describe_exit(returncode: int | None) -> tuple[str, int | None, int | None]:
     if number == signals.SIGKILL and sys.platform == "linux":
         phrase += " (the kernel does this when memory runs out; see `dmesg`)"
     return phrase, None, number
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuses a value that is none of those that an argument takes.
+
+    Args:
+        name: str, the argument's.
+        value: what was given for it.
+        choices: sequence of str.
+
+    Raises:
+        InvalidArgumentError: It is none of them.
+    """
+    if value not in choices:
+        raise InvalidArgumentError(
+            f"`{name}` must be one of {', '.join(map(repr, choices))}. Received: {name}={value!r}."
+        )

@@ -22,10 +22,10 @@ from nanotf.cli.picture import count
 from nanotf.cli.run import Script
 from nanotf.console import say
 from nanotf.errors import NanoError
-from nanotf.machine import environment, topology
+from nanotf.machine import environment, shell_state, topology
 from nanotf.machine.installed import find_installed
 from nanotf.parent import auto_cache, defaults
-from nanotf.parent.precision import PRECISIONS
+from nanotf.parent.defaults import PRECISIONS
 
 _Done = TypeVar("_Done")
 
@@ -134,7 +134,7 @@ def _init(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     machine = topology.describe_machine()
     if parsed.debug:
         found = {"python": sys.executable, "machine": machine, "installed": find_installed()}
-        for name, value in {**found, "before": environment.read_state(environ)}.items():
+        for name, value in {**found, "before": shell_state.read_state(environ)}.items():
             say(f"{name}: {value}", sys.stderr)
     code, made = shell.init_code(machine, environ, _options(parsed), quiet=parsed.quiet)
     _warn(made)
@@ -348,7 +348,7 @@ def _env(parsed: argparse.Namespace) -> int:
         before = environment.shell_environment(machine, os.environ, options)
         environ = environment.initialised(os.environ, options, before)
         plan = topology.plan(
-            parsed.num_processes, machine=machine, max_cores=environment.cores_cap(environ)
+            parsed.num_processes, machine=machine, max_cores=shell_state.cores_cap(environ)
         )
         workers = [(p, environment.worker_environment(p, environ)) for p in plan.placements]
         title, made = f"{machine.explain()}.", environment.Environment()
@@ -409,8 +409,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add("-r", "--cores", type=int, metavar="N", help="use N cores in all, default all usable ones")
 
 
-def _options(parsed: argparse.Namespace) -> environment.Options:
-    return environment.Options(
+def _options(parsed: argparse.Namespace) -> shell_state.Options:
+    return shell_state.Options(
         openmp=not parsed.disable_openmp,
         allocator=parsed.allocator or "auto",
         onednn=not parsed.disable_onednn,

@@ -18,7 +18,7 @@ from nanotf.cli import findings, shell, trial
 from nanotf.cli.findings import Facts, Finding, gigabytes
 from nanotf.cli.picture import count, draw, headline, ranges
 from nanotf.collectives.native_library import native_status
-from nanotf.machine import environment, topology
+from nanotf.machine import environment, shell_state, topology
 from nanotf.machine.installed import find_installed
 from nanotf.machine.limits import read_system
 from nanotf.machine.processor import read_processor
@@ -86,7 +86,7 @@ def examine(
         _plan(num_processes, topology.describe_machine(), os.environ)
         facts = gather()
     plan = _plan(num_processes, facts.machine, facts.environ)
-    state = environment.read_state(facts.environ)
+    state = shell_state.read_state(facts.environ)
     wanted = environment.shell_environment(
         facts.machine, facts.environ, state.options if state else None, facts.installed
     )
@@ -106,7 +106,7 @@ def _plan(
 ) -> topology.Plan:
     if num_processes is None:
         num_processes = min(2, findings.usable_cores(machine, environ))
-    cap = environment.cores_cap(environ)
+    cap = shell_state.cores_cap(environ)
     return topology.plan(num_processes, machine=machine, max_cores=cap)
 
 
@@ -188,7 +188,7 @@ def _workers(plan: topology.Plan) -> str:
 
 def _variables(report: Report) -> str:
     environ, wanted = report.facts.environ, report.shell
-    sourced = environment.read_state(environ) is not None
+    sourced = shell_state.read_state(environ) is not None
     title = "environment (nanotf-init was sourced)" if sourced else "environment"
     rows = [(name, value, environ.get(name)) for name, value in wanted.variables.items()]
     lines = []
@@ -264,7 +264,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "allocators": dict(facts.installed.allocators),
         "workers": [asdict(placement) for placement in report.plan.placements],
         "environment": {
-            "initialised": environment.read_state(environ) is not None,
+            "initialised": shell_state.read_state(environ) is not None,
             "wanted": report.shell.variables,
             "now": {name: environ.get(name) for name in report.shell.variables},
             "kept": report.shell.kept,

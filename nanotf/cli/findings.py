@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nanotf.cli.picture import count, ranges
 from nanotf.collectives.native_library import PYTHON_WANTED
 from nanotf.compat.versions import OLDEST_KERAS_3, parse_version
-from nanotf.machine import environment
+from nanotf.machine import environment, shell_state
 from nanotf.machine.cpus import Machine
 from nanotf.machine.installed import ALLOCATORS, Installed
 from nanotf.machine.limits import System
@@ -119,12 +119,12 @@ def _of_tensorflow(build: TensorFlowBuild) -> Iterator[Finding]:
 
 def usable_cores(machine: Machine, environ: Mapping[str, str]) -> int:
     """How many cores workers may have: those that are free, up to what the environment says."""
-    return len(machine.usable_cores()[: environment.cores_cap(environ)])
+    return len(machine.usable_cores()[: shell_state.cores_cap(environ)])
 
 
 def _of_machine(facts: Facts, skipped: bool) -> Iterator[Finding]:
     machine, environ = facts.machine, facts.environ
-    free, cap = len(machine.usable_cores()), environment.cores_cap(environ)
+    free, cap = len(machine.usable_cores()), shell_state.cores_cap(environ)
     usable = usable_cores(machine, environ)
     if usable < 2:
         yield Finding(
@@ -216,7 +216,7 @@ def _of_system(system: System, size: int) -> Iterator[Finding]:
 
 def _of_environment(facts: Facts, chosen: Plan) -> Iterator[Finding]:
     environ, installed = facts.environ, facts.installed
-    state = environment.read_state(environ)
+    state = shell_state.read_state(environ)
     options = state.options if state else None
     shell = environment.shell_environment(facts.machine, environ, options, installed)
     worker = environment.worker_environment(chosen.placements[0], environ, installed)

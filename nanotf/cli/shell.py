@@ -12,15 +12,9 @@ from collections.abc import Mapping
 from nanotf.console import prefixed
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine.cpus import Machine
-from nanotf.machine.environment import (
-    STATE_VARIABLE,
-    Environment,
-    Options,
-    initialised,
-    read_state,
-    shell_environment,
-)
+from nanotf.machine.environment import Environment, initialised, shell_environment
 from nanotf.machine.installed import Installed
+from nanotf.machine.shell_state import STATE_VARIABLE, Options, read_state
 
 
 def init_code(

@@ -13,7 +13,7 @@
   `native/layout.h` states the protocol.
 - `python_engine.py`, `shared_view.py`, `layout.py`: the same protocol in pure Python.
 - `tally.py`: counts TensorFlow's own collectives, with transport "grpc".
-- `build.py` compiles `native/`; `latency.py` measures.
+- `build.py` compiles `native/`.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ IMPLEMENTATIONS = ("native", "python")
 REDUCTIONS = ("sum", "min", "max")
 DEFAULT_DEADLINE = 600.0  # s
 
-# Measured with latency.py; see there.
+# Measured with benchmarks/latency.py; see there.
 _CHUNK_BYTES = {"native": 128 << 10, "python": 1 << 20}
 _SYMMETRIC_BYTES = 256 << 10
 _SPIN_SECONDS = 50e-6

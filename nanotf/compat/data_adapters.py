@@ -35,7 +35,8 @@ from nanotf.compat.keras_names import source_module
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import ShippingError
-from nanotf.shipping.inputs import UNKNOWN_CARDINALITY
+
+UNKNOWN_CARDINALITY = -2  # tf.data's code
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import check_keras, keras_module_name, require_tensorflow
 from nanotf.keras import models
 from nanotf.machine import processor
-from nanotf.parent.precision import check_precision
+from nanotf.parent.defaults import check_precision
 
 _keras_new: Any = None  # what `vars(Model)` had for `__new__`, while patched
 _keras_inits: dict[type, Any] = {}  # Keras's `__init__` by class, of those replaced

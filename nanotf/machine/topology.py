@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, PlacementError
+from nanotf.machine import shell_state
 from nanotf.machine.cpus import LogicalCpu, Machine, describe_machine
 from nanotf.parent import defaults
 
@@ -160,7 +161,7 @@ def plan(
     cores_per_process = check_cores_per_process(cores_per_process)
     if machine is None:
         machine = describe_machine()
-        max_cores = _cap_of_environment(os.environ) if max_cores is None else max_cores
+        max_cores = shell_state.cores_cap(os.environ) if max_cores is None else max_cores
     if max_cores is not None:
         max_cores = _positive_integer("max_cores", max_cores, "Pass the cores of all workers")
     pin = machine.can_pin and (cores is not None or not machine.is_quota_limited())
@@ -172,12 +173,6 @@ def plan(
         why = _why(machine, max_cores if len(pool) < len(free) else None, avoid)
     pool, share = _share(pool, num_processes, cores_per_process, why)
     return Plan(tuple(_place(pool, num_processes, share, pin)))
-
-
-def _cap_of_environment(environ: Mapping[str, str]) -> int | None:
-    from nanotf.machine import environment  # it imports this module
-
-    return environment.cores_cap(environ)
 
 
 def _positive_integer(name: str, value: Any, remedy: str, more: str = "") -> int:

@@ -40,7 +40,7 @@ from nanotf.compat import keras_names, random_states
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import ModelError, NanoError, PlacementError, ShippingError
-from nanotf.machine import environment, neighbours, topology
+from nanotf.machine import neighbours, shell_state, topology
 from nanotf.parent import auto_cache, auto_key, calls, defaults, model_copy, report, training
 from nanotf.parent.fit_data import FitArguments
 from nanotf.pool import pool, warm
@@ -126,7 +126,7 @@ def candidates(
     """
     if machine is None:
         neighbours.plan(1, None, cores)  # says what is wrong with `cores`
-        described, cap = topology.describe_machine(), environment.cores_cap(os.environ)
+        described, cap = topology.describe_machine(), shell_state.cores_cap(os.environ)
     else:
         described, cap = machine, None
     found: dict[int, topology.Plan] = {}

@@ -34,6 +34,7 @@ from nanotf.parent import gpu, rejections, report
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_data import FitArguments, FitData, Stream
 from nanotf.pool import backends, interrupts, warm
+from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import LOOK_SECONDS, Pool, explaining_few_descriptors
 from nanotf.pool.transports import check_transport
 from nanotf.shipping import captured, jobs, models, pickling, streams
@@ -100,7 +101,7 @@ def plan_for(
     cores_per_process: int | None,
     cores: Sequence[int] | None = None,
     backend: str | None = None,
-) -> backends.AnyPlan | None:
+) -> AnyPlan | None:
     """Says where the workers of a call will run.
 
     Args:
@@ -111,7 +112,7 @@ def plan_for(
         backend: str or None for the default, one of `backends.BACKENDS`.
 
     Returns:
-        A `topology.Plan` or `backends.RayPlan`, or None where there are GPUs, which take the
+        A `topology.Plan` or `plans.RayPlan`, or None where there are GPUs, which take the
         place of workers.
 
     Raises:

@@ -7,6 +7,13 @@ import contextvars
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+from nanotf.errors import check_choice
+
+# "float32" leaves Keras's global dtype policy as it is; "mixed_bfloat16" computes in bfloat16 and
+# keeps variables in float32.
+PRECISIONS = ("float32", "mixed_bfloat16")
 
 AUTO = "auto"  # the number of processes that each `fit` finds out by itself, see `auto`
 
@@ -56,6 +63,16 @@ def num_processes(given: int | str | None) -> int | str | None:
     current.fits += 1
     if given is not None:
         return given
-    from nanotf.pool import warm  # the parent's side, not needed in a worker
+    from nanotf.pool import warm  # and NumPy with it, which the command line does without
 
     return None if warm.lent_to() == threading.get_ident() else current.processes
+
+
+def check_precision(precision: Any) -> str:
+    """The value of an argument `precision`.
+
+    Raises:
+        InvalidArgumentError: There is no such precision.
+    """
+    check_choice("precision", precision, PRECISIONS)
+    return str(precision)

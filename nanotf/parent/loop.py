@@ -43,7 +43,8 @@ from nanotf.machine import processor
 from nanotf.parent import calls
 from nanotf.parent.divergence import Partings
 from nanotf.parent.fit_data import Stream
-from nanotf.pool import backends, warm
+from nanotf.pool import warm
+from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery
 from nanotf.pool.transports import check_transport
 from nanotf.region import context
@@ -153,7 +154,7 @@ def _run(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    plan: backends.AnyPlan,
+    plan: AnyPlan,
     transport: str | None,
     max_restarts: int,
 ) -> Any:

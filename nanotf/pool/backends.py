@@ -8,37 +8,18 @@ rest of nanotf knows `Pool` alone.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
-import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from nanotf.choices import check_choice
-from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
+from nanotf.errors import InvalidArgumentError, UnsupportedVersionError, check_choice
 from nanotf.machine import neighbours, topology
-
-if TYPE_CHECKING:
-    from nanotf.pool.handles import Crew
+from nanotf.pool.handles import Crew, LocalCrew
+from nanotf.pool.plans import AnyPlan, RayPlan
+from nanotf.pool.ray import cluster
+from nanotf.pool.ray.crew import RayCrew
 
 BACKENDS = {"local": "local", "multiprocessing": "local", "ray": "ray"}  # by accepted name
 DEFAULT_BACKEND = "local"
-
-
-@dataclasses.dataclass(frozen=True)
-class RayPlan:
-    """Workers for which Ray finds the nodes, and each node the cores.
-
-    Args:
-        size: int, number of workers.
-        cores_per_process: int or None for equal shares of what the cluster has.
-    """
-
-    size: int
-    cores_per_process: int | None = None
-
-
-AnyPlan = topology.Plan | RayPlan
 
 
 def check_backend(backend: str | None) -> str:
@@ -112,15 +93,10 @@ def crew_of(plan: AnyPlan, transport: str, key: bytes) -> Crew:
         key: bytes, the pool's secret key.
     """
     if isinstance(plan, RayPlan):
-        from nanotf.pool.ray.crew import RayCrew  # which imports Ray
-
         return RayCrew(plan, transport, key)
-    from nanotf.pool.handles import LocalCrew
-
     return LocalCrew(plan, transport, key)
 
 
 def stop_what_was_started() -> None:
     """Ends what a back end needed beside the workers: a Ray that nanotf has started."""
-    if "nanotf.pool.ray.cluster" in sys.modules:
-        sys.modules["nanotf.pool.ray.cluster"].stop()
+    cluster.stop()

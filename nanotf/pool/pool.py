@@ -38,6 +38,7 @@ from nanotf.errors import NanoError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.pool import backends, interrupts, silence, stalls
 from nanotf.pool.handles import Worker, stacks
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
+from nanotf.pool.plans import AnyPlan
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packed
@@ -78,7 +79,7 @@ class Pool:
     """N live workers.
 
     Args:
-        plan: `topology.Plan` or `backends.RayPlan`.
+        plan: `topology.Plan` or `plans.RayPlan`.
         transport: str, how workers exchange gradients.
 
     Raises:
@@ -87,7 +88,7 @@ class Pool:
         NanoError: This process has no file descriptors left, or NANOTF_STALL_SECONDS is wrong.
     """
 
-    def __init__(self, plan: backends.AnyPlan, transport: str) -> None:
+    def __init__(self, plan: AnyPlan, transport: str) -> None:
         self.plan = plan
         self.transport = transport
         self.size = plan.size

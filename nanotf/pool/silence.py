@@ -2,7 +2,7 @@
 
     worker                                          parent
       counts steps and collectives as it goes on
-      Heartbeat: has the count changed?  Progress ->  Silence: who has not gone on for long?
+      watch.Heartbeat: has the count changed?  Progress ->  Silence: who has not gone on for long?
 
 A worker waits for another, or for the parent, only where somebody looks at the clock, see `stalls`.
 What is left is a worker that is busy, or waits, by itself: in the user's code, in a compiler, in a
@@ -15,47 +15,11 @@ keep it from saying that.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Iterable
 
-BEAT_SECONDS = 5.0
 # After this much more than the time that ranks wait for each other: what they say then is an error,
 # and names the one that is missing.
 MARGIN_SECONDS = 5.0
-
-
-def beat_seconds(stall_seconds: float) -> float:
-    """How often a worker says that it goes on."""
-    return min(BEAT_SECONDS, stall_seconds / 4)
-
-
-class Heartbeat:
-    """A worker's thread.
-
-    Args:
-        seconds: float, how often it looks.
-        progress: callable, something that changes as the worker goes on.
-        tell: callable, called when it has.
-    """
-
-    def __init__(
-        self, seconds: float, progress: Callable[[], Any], tell: Callable[[], None]
-    ) -> None:
-        self._seconds = seconds
-        self._progress = progress
-        self._tell = tell
-        threading.Thread(target=self._run, name="nanotf-heartbeat", daemon=True).start()
-
-    def _run(self) -> None:
-        known = self._progress()
-        while True:
-            time.sleep(self._seconds)
-            found = self._progress()
-            if found != known:
-                known = found
-                self._tell()
 
 
 class Silence:

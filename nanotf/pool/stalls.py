@@ -5,7 +5,7 @@ Every wait has somebody who notices:
 | who waits | who notices |
 | --- | --- |
 | a rank, in a collective of transport "shm" | the rank itself: the group's deadline |
-| a rank, in a step with transport "grpc", whose collectives wait for ever | the rank's `Watch` |
+| a rank, in a step with transport "grpc", whose collectives wait for ever | `worker.watch.Watch` |
 | a rank of a `@nano` function, for one that has taken another path | the parent: `divergence` |
 | the parent, for the rest of the ranks at a hook or at the end of a job | `Pool.check_progress` |
 | anybody, for a process that a signal has stopped | `Pool.check_progress` |
@@ -22,14 +22,10 @@ from __future__ import annotations
 
 import pathlib
 import re
-import threading
-import time
-from collections.abc import Callable
 
 from nanotf.pool import settings
 
 STALL_SECONDS = 600.0
-LOOK_SECONDS = 1.0  # how often a `Watch` looks
 STALL_VARIABLE = "NANOTF_STALL_SECONDS"
 
 # What a collective says when its deadline has passed, in both implementations; `Expire` in
@@ -48,43 +44,6 @@ def stall_seconds() -> float:
         NanoError: The variable is not a number above 0.
     """
     return settings.seconds(STALL_VARIABLE, STALL_SECONDS)
-
-
-class Watch:
-    """A worker's thread that notices a step that does not end.
-
-    Args:
-        seconds: float, how long a step may last.
-        step_since: callable, when the step that runs has begun, by `timing.now`; None between
-            steps.
-        tell: callable of that; called at every look at a step that has lasted longer.
-        look: callable, called at every look.
-    """
-
-    def __init__(
-        self,
-        seconds: float,
-        step_since: Callable[[], int | None],
-        tell: Callable[[int], None],
-        look: Callable[[], None],
-    ) -> None:
-        self._seconds = seconds
-        self._step_since = step_since
-        self._tell = tell
-        self._look = look
-        threading.Thread(target=self._run, name="nanotf-watch", daemon=True).start()
-
-    def _run(self) -> None:
-        # In looks, since the clock goes on while the whole machine, or this process, is stopped.
-        known, lasted = None, 0.0
-        while True:
-            time.sleep(LOOK_SECONDS)
-            self._look()
-            since = self._step_since()
-            lasted = lasted + LOOK_SECONDS if since == known else 0.0
-            known = since
-            if since is not None and lasted > self._seconds:
-                self._tell(since)
 
 
 def missing_ranks(text: str) -> list[int]:

@@ -5,7 +5,7 @@ collectives, for comparison and for several hosts; its server in each worker lis
 interfaces.
 """
 
-from nanotf.choices import check_choice
+from nanotf.errors import check_choice
 
 TRANSPORTS = ("shm", "grpc")
 DEFAULT_TRANSPORT = "shm"

@@ -12,6 +12,7 @@ from nanotf.console import logger
 from nanotf.errors import NanoError
 from nanotf.machine import neighbours
 from nanotf.pool import backends, settings
+from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool, SetupError
 from nanotf.pool.transports import check_transport
 
@@ -25,7 +26,7 @@ _lent_to: int | None = None  # the thread that runs a job; written by that threa
 
 
 @contextlib.contextmanager
-def pool_for(plan: backends.AnyPlan, transport: str) -> Iterator[Pool]:
+def pool_for(plan: AnyPlan, transport: str) -> Iterator[Pool]:
     """Lends the warm pool, or a new one where plan or transport differ or a worker died.
 
     There is one pool per process, since its workers own the cores. A second thread waits
@@ -49,7 +50,7 @@ def pool_for(plan: backends.AnyPlan, transport: str) -> Iterator[Pool]:
             _start_idle_timer()
 
 
-def is_warm(plan: backends.AnyPlan, transport: str) -> bool:
+def is_warm(plan: AnyPlan, transport: str) -> bool:
     """Whether `pool_for` would lend a pool that is there already.
 
     Not while another thread runs a job on it or starts it, which may take any time.
@@ -62,7 +63,7 @@ def is_warm(plan: backends.AnyPlan, transport: str) -> bool:
         _lock.release()
 
 
-def _is_usable(pool: Pool, plan: backends.AnyPlan, transport: str) -> bool:
+def _is_usable(pool: Pool, plan: AnyPlan, transport: str) -> bool:
     mine = pool.owner == os.getpid()  # not one of the process that forked this one
     return mine and (pool.plan, pool.transport) == (plan, transport) and pool.is_alive()
 
@@ -90,7 +91,7 @@ def check_not_lent(received: str) -> None:
         )
 
 
-def _current(plan: backends.AnyPlan, transport: str) -> Pool:
+def _current(plan: AnyPlan, transport: str) -> Pool:
     global _pool
     if _pool is not None and _pool.owner != os.getpid():
         _pool = None  # forked: the workers are the other process's
@@ -101,7 +102,7 @@ def _current(plan: backends.AnyPlan, transport: str) -> Pool:
     return _pool
 
 
-def _start(plan: backends.AnyPlan, transport: str) -> Pool:
+def _start(plan: AnyPlan, transport: str) -> Pool:
     for attempt in range(START_TRIES):
         try:
             return Pool(plan, transport)
@@ -109,6 +110,10 @@ def _start(plan: backends.AnyPlan, transport: str) -> Pool:
             if not error.retry or attempt == START_TRIES - 1:
                 raise
             logger.info("Starting the workers again: %s", error.message)
+        finally:
+            # Last registered, first called: workers end before what they were started with (Ray).
+            atexit.unregister(_at_exit)
+            atexit.register(_at_exit)
     raise AssertionError("unreachable")
 
 

@@ -40,11 +40,11 @@ from typing import Any
 
 import numpy as np
 
+from nanotf.compat.data_adapters import UNKNOWN_CARDINALITY
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.inputs import (
-    UNKNOWN_CARDINALITY,
     RowsDiffer,
     resumed,
     rows_of_rank,

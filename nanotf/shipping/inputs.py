@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from nanotf.compat.data_adapters import UNKNOWN_CARDINALITY
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.wire.blocks import Block
-
-UNKNOWN_CARDINALITY = -2  # tf.data's code
 
 
 class RowsDiffer(InvalidArgumentError):

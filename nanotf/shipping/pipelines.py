@@ -33,9 +33,8 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.choices import check_choice
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import ShippingError
+from nanotf.errors import ShippingError, check_choice
 from nanotf.shipping.inputs import RowsDiffer, resumed, share_of_rows, tuned, until_rows_differ
 
 SHARDINGS = ("auto", "data", "file", "parent")

@@ -27,10 +27,7 @@ The life of a pool, from top to bottom:
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from nanotf.collectives.spec import GroupSpec
+from typing import Any
 
 Logs = dict[str, Any]
 Written = tuple[tuple[int, int, int], ...]  # the block's place in the job, offset and size in bytes
@@ -87,7 +84,7 @@ class Setup(Message):
     size: int
     stall_seconds: float
     cluster: tuple[str, ...] = ()
-    group: GroupSpec | None = None
+    group: Any = None
     says_written: bool = False
 
 

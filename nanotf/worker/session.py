@@ -29,7 +29,6 @@ from nanotf.compat import (
     keras_share,
     shared_datasets,
 )
-from nanotf.pool import silence, stalls
 from nanotf.region import gradients
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
 from nanotf.region.share import Share
@@ -49,7 +48,7 @@ from nanotf.shipping import (
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
-from nanotf.worker import output, replica
+from nanotf.worker import output, replica, watch
 from nanotf.worker.loop_run import LoopRun
 
 MODELS_KEPT = 2
@@ -96,8 +95,8 @@ class Session:
         self.stopwatch = timing.Stopwatch(rank, group)
         self.reader: streams.StreamReader  # of the job that runs
         self.watched: Callable[[], None] = lambda: None  # what a `Watch` calls at every look
-        silence.Heartbeat(
-            silence.beat_seconds(setup.stall_seconds),
+        watch.Heartbeat(
+            watch.beat_seconds(setup.stall_seconds),
             self.stopwatch.progress,
             lambda: self._tell(messages.Progress()),
         )
@@ -107,7 +106,7 @@ class Session:
             def tell(began: int) -> None:
                 self._tell(messages.Stalled(began))
 
-            stalls.Watch(
+            watch.Watch(
                 setup.stall_seconds,
                 lambda: stopwatch.step_since,
                 tell,

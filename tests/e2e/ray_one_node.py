@@ -34,7 +34,7 @@ from waiting import wait_until
 import nanotf
 from nanotf.errors import InvalidArgumentError, PlacementError, WorkerDied
 from nanotf.keras import nano
-from nanotf.pool import backends, warm
+from nanotf.pool import backends, plans, warm
 
 ON_RAY = {"num_processes": 2, "backend": "ray"}
 CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
@@ -88,7 +88,7 @@ def run_case(case: Any, request: pytest.FixtureRequest) -> None:
         **{name: given[name] if name in given else request.getfixturevalue(name) for name in names}
     )
     assert warm._pool is not None
-    assert isinstance(warm._pool.plan, backends.RayPlan), "the test ran on other workers"
+    assert isinstance(warm._pool.plan, plans.RayPlan), "the test ran on other workers"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)

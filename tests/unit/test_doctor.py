@@ -16,10 +16,11 @@ from nanotf.cli.picture import draw, ranges
 from nanotf.errors import InvalidArgumentError, PlacementError
 from nanotf.machine import topology
 from nanotf.machine.cpus import LogicalCpu, Machine
-from nanotf.machine.environment import Options, initialised, shell_environment
+from nanotf.machine.environment import initialised, shell_environment
 from nanotf.machine.installed import Installed
 from nanotf.machine.limits import System, read_system
 from nanotf.machine.processor import Processor, read_processor
+from nanotf.machine.shell_state import Options
 from nanotf.machine.tensorflow_build import TensorFlowBuild, read_build
 from nanotf.machine.topology import plan
 

@@ -16,18 +16,14 @@ from nanotf.cli import shell
 from nanotf.errors import InvalidArgumentError, PlacementError
 from nanotf.machine import installed
 from nanotf.machine.environment import (
-    STATE_VARIABLE,
     WORKER_INTEROP_THREADS,
     Environment,
-    Options,
-    cores_cap,
     initialised,
-    read_state,
     shell_environment,
-    user_environ,
     worker_environment,
 )
 from nanotf.machine.installed import Installed
+from nanotf.machine.shell_state import STATE_VARIABLE, Options, cores_cap, read_state, user_environ
 from nanotf.machine.topology import LogicalCpu, Machine, Placement, plan
 
 TCMALLOC = "/lib/libtcmalloc_minimal.so.4"
@@ -406,7 +402,7 @@ def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_neither_importing_nor_env_imports_tensorflow() -> None:
     code = (
-        "import sys; from nanotf import cli; from nanotf.machine import environment, topology; cli.main(['env', '--json']); "
+        "import sys; from nanotf import cli; cli.main(['env', '--json']); "
         "sys.exit(any(m in sys.modules for m in ('tensorflow', 'numpy', 'keras')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from nanotf.pool.silence import MARGIN_SECONDS, Heartbeat, Silence, beat_seconds
+from nanotf.pool.silence import MARGIN_SECONDS, Silence
+from nanotf.worker.watch import Heartbeat, beat_seconds
 
 
 def test_silence_is_told_again_after_twice_the_time() -> None:

@@ -60,7 +60,10 @@ def test_nor_is_a_limit_on_the_size_of_files(tmp_path: pathlib.Path) -> None:
 
 
 def test_lines_are_written_before_a_process_is_killed() -> None:
-    code = "from nanotf.worker import __main__ as worker; worker.write_log(); print('last words'); worker.os._exit(0)"
+    code = (
+        "from nanotf.worker import __main__ as worker; worker.write_log(); print('last words'); "
+        "worker.os._exit(0)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import logging
 import os
@@ -13,7 +12,6 @@ from nanotf.errors import NanoError, PlacementError
 from nanotf.pool.handles import in_lasting_thread
 
 _started = ""  # the session that `connect` has begun, if it has
-_at_exit = False
 
 
 def connect() -> Any:
@@ -26,7 +24,6 @@ def connect() -> Any:
     Raises:
         NanoError: Ray cannot be reached or started.
     """
-    global _at_exit
     ray: Any = importlib.import_module("ray")
     if not ray.is_initialized():
         try:
@@ -39,12 +36,6 @@ def connect() -> Any:
                 f"{type(error).__name__}: {error}. RAY_ADDRESS=local starts one here; `ray stop` "
                 "forgets one that has gone; or call ray.init(...) yourself before."
             ) from error
-    if not _at_exit:
-        from nanotf.pool import warm
-
-        # Once more, so that it runs before Ray's own: what is registered last is called first.
-        atexit.register(warm.shutdown)
-        _at_exit = True
     return ray
 
 
@@ -59,10 +50,11 @@ def _start(ray: Any) -> None:
 def stop() -> None:
     """Disconnects from Ray if `connect` connected, and so ends a Ray that it has started."""
     global _started
-    ray: Any = importlib.import_module("ray")
-    if _started and ray.is_initialized() and session(ray) == _started:
-        ray.shutdown()
-    _started = ""
+    started, _started = _started, ""
+    if started:
+        ray: Any = importlib.import_module("ray")
+        if ray.is_initialized() and session(ray) == started:
+            ray.shutdown()
 
 
 def session(ray: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import nanotf
 from nanotf.errors import NanoError, PlacementError
 from nanotf.machine import topology
-from nanotf.pool.backends import RayPlan
+from nanotf.pool.plans import RayPlan
 from nanotf.pool.ray import cluster
 from nanotf.pool.ray.bridge import Bridge, Payloads
 from nanotf.pool.ray.handle import ANSWER_SECONDS, RayProcess, RayWorker, is_connected
@@ -64,7 +64,7 @@ class RayCrew:
     """Starts a pool's workers through Ray.
 
     Args:
-        plan: `backends.RayPlan`.
+        plan: `plans.RayPlan`.
         transport: str. With "shm" all workers are on this process's node. With "grpc" Ray packs
             them on as few nodes as it can.
         key: bytes, the pool's secret key.

@@ -1,4 +1,4 @@
-"""Measures the collectives: `python -m nanotf.collectives.latency [--help]`.
+"""Measures the collectives: `python -m benchmarks.latency [--help]`.
 
 Spawns the ranks, pins each to cores of its own, and prints for each size the time of an
 all-reduce, the bandwidth (message size over that time), and the ratio to one `memcpy` of the
@@ -108,7 +108,7 @@ def run(size: int, implementation: str | None, sizes: Sequence[int], **options: 
     """Spawns the ranks and prints rank 0's table."""
     with create_group(size, implementation=implementation, deadline=60.0, **options) as owner:
         task = base64.b64encode(pickle.dumps((owner.spec, owner.fd, list(sizes))))
-        command = python_command("nanotf.collectives.latency", "--task", task.decode())
+        command = python_command("benchmarks.latency", "--task", task.decode())
         ranks = [
             subprocess.Popen(
                 [*command, "--rank", str(rank)],

@@ -1,0 +1,107 @@
+"""What `nanotf-init` did to a shell, as it stands in the environment variable `NANOTF_ENV`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from nanotf.machine.installed import ALLOCATORS
+
+STATE_VARIABLE = "NANOTF_ENV"
+ALLOCATOR_CHOICES = ("auto", *ALLOCATORS, "none")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked `nanotf-init` for.
+
+    Args:
+        openmp: bool, default True; False sets no `OMP_*`/`KMP_*` and preloads no libiomp5.
+        allocator: str, one of `ALLOCATOR_CHOICES`, default "auto": tcmalloc if it is installed,
+            the only allocator that measurably helped.
+        onednn: bool, default True.
+        perf: bool, default False, see `environment.PERF_HELP`.
+        cores: int or None for all usable cores.
+    """
+
+    openmp: bool = True
+    allocator: str = "auto"
+    onednn: bool = True
+    perf: bool = False
+    cores: int | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """What `nanotf-init` did to the shell, as kept in `NANOTF_ENV`.
+
+    Args:
+        options: `Options`.
+        values: dict of str to str, what it exported.
+        before: dict of str to str or None, what was there before; None for unset.
+    """
+
+    options: Options
+    values: dict[str, str]
+    before: dict[str, str | None]
+
+    def dump(self) -> str:
+        """The value of `NANOTF_ENV`: plain ASCII, whatever bytes the old values have."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+def read_state(environ: Mapping[str, str]) -> State | None:
+    """What `nanotf-init` did to this environment; None if it did nothing that can be read."""
+    try:
+        found = json.loads(environ.get(STATE_VARIABLE, ""))
+        state = State(Options(**found["options"]), found["values"], found["before"])
+        texts = [*state.values.values(), *(v for v in state.before.values() if v is not None)]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    sound = (
+        set(state.before) == set(state.values)
+        and all(isinstance(text, str) for text in texts)
+        # The names reach a shell's `eval`.
+        and all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in state.before)
+        and state.options.allocator in ALLOCATOR_CHOICES
+        and isinstance(state.options.cores, int | None)
+    )
+    return state if sound else None
+
+
+def user_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what `nanotf-init` exported.
+
+    A variable that no longer has the value that `nanotf-init` gave it is the user's.
+    """
+    state = read_state(environ)
+    mine = dict(environ)
+    mine.pop(STATE_VARIABLE, None)
+    for name, value in state.values.items() if state else ():
+        if mine.get(name) != value:
+            continue
+        before = state.before[name] if state else None
+        if before is None:
+            del mine[name]
+        else:
+            mine[name] = before
+    return mine
+
+
+def cores_cap(environ: Mapping[str, str]) -> int | None:
+    """How many cores the user lets nanotf use in all; None for no cap.
+
+    Reads `OMP_NUM_THREADS`, where the user set it, and what `nanotf-init --cores` was told.
+    """
+    state = read_state(environ)
+    caps = [thread_count(user_environ(environ).get("OMP_NUM_THREADS"))]
+    caps.append(state.options.cores if state else None)
+    return min((cap for cap in caps if cap), default=None)
+
+
+def thread_count(text: str | None) -> int | None:
+    """A thread count. `OMP_NUM_THREADS=4,2` is 4 threads, each of which may start 2."""
+    found = re.fullmatch(r"\s*([0-9]+)\s*(,.*)?", text or "")
+    return (int(found[1]) or None) if found else None

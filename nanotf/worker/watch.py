@@ -1,0 +1,83 @@
+"""Threads of a worker that tell the parent how it goes: `Heartbeat` that it does, `Watch` that not.
+
+See `pool.silence` and `pool.stalls`, the parent's halves.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+BEAT_SECONDS = 5.0
+LOOK_SECONDS = 1.0  # how often a `Watch` looks
+
+
+def beat_seconds(stall_seconds: float) -> float:
+    """How often a worker says that it goes on."""
+    return min(BEAT_SECONDS, stall_seconds / 4)
+
+
+class Heartbeat:
+    """A worker's thread.
+
+    Args:
+        seconds: float, how often it looks.
+        progress: callable, something that changes as the worker goes on.
+        tell: callable, called when it has.
+    """
+
+    def __init__(
+        self, seconds: float, progress: Callable[[], Any], tell: Callable[[], None]
+    ) -> None:
+        self._seconds = seconds
+        self._progress = progress
+        self._tell = tell
+        threading.Thread(target=self._run, name="nanotf-heartbeat", daemon=True).start()
+
+    def _run(self) -> None:
+        known = self._progress()
+        while True:
+            time.sleep(self._seconds)
+            found = self._progress()
+            if found != known:
+                known = found
+                self._tell()
+
+
+class Watch:
+    """A worker's thread that notices a step that does not end.
+
+    Args:
+        seconds: float, how long a step may last.
+        step_since: callable, when the step that runs has begun, by `timing.now`; None between
+            steps.
+        tell: callable of that; called at every look at a step that has lasted longer.
+        look: callable, called at every look.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        step_since: Callable[[], int | None],
+        tell: Callable[[int], None],
+        look: Callable[[], None],
+    ) -> None:
+        self._seconds = seconds
+        self._step_since = step_since
+        self._tell = tell
+        self._look = look
+        threading.Thread(target=self._run, name="nanotf-watch", daemon=True).start()
+
+    def _run(self) -> None:
+        # In looks, since the clock goes on while the whole machine, or this process, is stopped.
+        known, lasted = None, 0.0
+        while True:
+            time.sleep(LOOK_SECONDS)
+            self._look()
+            since = self._step_since()
+            lasted = lasted + LOOK_SECONDS if since == known else 0.0
+            known = since
+            if since is not None and lasted > self._seconds:
+                self._tell(since)
