@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from nanotf.collectives import layout
 from nanotf.collectives import native_library as native
 from nanotf.collectives.native_engine import NativeEngine
 from nanotf.collectives.python_engine import PythonEngine
@@ -85,12 +86,12 @@ def _reducer(engine: Any, values: np.ndarray[Any, Any]) -> Callable[[], object]:
     shapes = (ctypes.c_int64 * 2)(1, values.size)
     call = native.Call(1, b"all_reduce(sum)", b"float32", shapes, 1)
     fragment = native.Fragment(values.ctypes.data, values.ctypes.data, values.nbytes)
-    error = ctypes.create_string_buffer(native.ERROR_BYTES)
+    failure = layout.RawFailure()
     function, handle = native.load().nanotf_all_reduce, engine.handle
 
     def reduce() -> None:
-        if function(handle, call, 0, 0, fragment, 1, error):
-            raise RuntimeError(error.value.decode())
+        if function(handle, call, 0, 0, fragment, 1, failure):
+            raise RuntimeError(failure.unpacked().message)
 
     return reduce
 

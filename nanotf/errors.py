@@ -59,6 +59,7 @@ class WorkerError(NanoError, RuntimeError):
         signal: int or None, the number of the signal that ended it.
         remote_traceback: str, the traceback in the worker, empty if there is none.
         log_tail: str, the last lines of the worker's log.
+        what: str, what happened, without what comes of it; empty for `message`.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class WorkerError(NanoError, RuntimeError):
         signal: int | None = None,
         remote_traceback: str = "",
         log_tail: str = "",
+        what: str = "",
     ) -> None:
         Exception.__init__(self, message)  # not that of a class that `also` has mixed in
         self.message = message
@@ -81,6 +83,7 @@ class WorkerError(NanoError, RuntimeError):
         self.signal = signal
         self.remote_traceback = remote_traceback
         self.log_tail = log_tail
+        self.what = what or message
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # Exception's own __reduce__ would keep the message alone.
@@ -96,6 +99,7 @@ class WorkerError(NanoError, RuntimeError):
             self.signal,
             self.remote_traceback,
             self.log_tail,
+            self.what,
         )
 
     def __str__(self) -> str:

@@ -217,7 +217,7 @@ def _findings(found: tuple[Finding, ...]) -> str:
     lines = ["findings"]
     for number, finding in enumerate(found, 1):
         lines.append(_wrapped(f"  {number}. ", f"{finding.severity}: {finding.text}"))
-        lines.append(_wrapped("     -> ", finding.mend))
+        lines.append(_wrapped("     -> ", finding.fix))
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nanotf.cli.picture import count, ranges
-from nanotf.collectives.native_library import PYTHON_WANTED
+from nanotf.collectives.native_library import python_wanted
 from nanotf.compat.versions import OLDEST_KERAS_3, parse_version
 from nanotf.machine import environment, shell_state
 from nanotf.machine.cpus import Machine
@@ -30,12 +30,12 @@ class Finding:
     Args:
         severity: str, one of `SEVERITIES`.
         text: str, what it is.
-        mend: str, what to do about it.
+        fix: str, what to do about it.
     """
 
     severity: str
     text: str
-    mend: str
+    fix: str
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,9 @@ def _of_environment(facts: Facts, chosen: Plan) -> Iterator[Finding]:
     options = state.options if state else None
     shell = environment.shell_environment(facts.machine, environ, options, installed)
     worker = environment.worker_environment(chosen.placements[0], environ, installed)
-    # These are "what is the matter; what to do".
     for warning in dict.fromkeys([*shell.warnings, *worker.warnings]):
-        text, _, mend = warning.rpartition("; ")
-        yield Finding("warning", f"{text}.", mend[:1].upper() + mend[1:])
+        fix = f"{warning.fix[:1].upper()}{warning.fix[1:]}."
+        yield Finding("warning", f"{warning.text}.", fix)
     missing = [n for n, value in shell.variables.items() if environ.get(n) != value]
     if missing:
         yield Finding(
@@ -243,7 +242,7 @@ def _of_speed(facts: Facts) -> Iterator[Finding]:
             "warning",
             f"Gradients are exchanged by the pure-Python implementation: {why}.",
             "unset NANOTF_NATIVE."
-            if why == PYTHON_WANTED
+            if python_wanted(facts.environ)
             else "Install a C++ compiler (g++), then python -m nanotf.collectives.build.",
         )
     if facts.build.tensorflow and not facts.build.onednn:

@@ -22,7 +22,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nanotf.collectives.group import Group, failure_message
+    from nanotf.collectives.group import Group
     from nanotf.collectives.native_library import native_status, rule_out
     from nanotf.collectives.spec import GroupOwner, GroupSpec, create_group
 
@@ -31,14 +31,12 @@ __all__ = [
     "GroupOwner",
     "GroupSpec",
     "create_group",
-    "failure_message",
     "native_status",
     "rule_out",
 ]
 
 _HOMES = {
     "Group": "group",
-    "failure_message": "group",
     "native_status": "native_library",
     "rule_out": "native_library",
     "GroupOwner": "spec",

@@ -10,6 +10,7 @@ import numpy as np
 
 from nanotf.collectives.spec import REDUCTIONS, GroupSpec
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
+from nanotf.wire.failures import Failure
 
 Array = np.ndarray[Any, Any]
 
@@ -85,8 +86,12 @@ class Engine(abc.ABC):
         """How many collectives this rank has ended; for any thread."""
 
     @abc.abstractmethod
-    def abort(self, message: str) -> None:
-        """Makes every rank's present and future collectives of the group raise `message`."""
+    def failures(self) -> tuple[int, Failure | None]:
+        """Returns how many collectives of this rank have failed, and why the last of them did."""
+
+    @abc.abstractmethod
+    def abort(self, text: str) -> None:
+        """Makes every rank's present and future collectives of the group raise `text`."""
 
     @abc.abstractmethod
     def close(self) -> None:

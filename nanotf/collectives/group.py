@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,10 +24,9 @@ from nanotf.collectives.native_library import OPS_LIBRARY, NativeUnusable
 from nanotf.collectives.python_engine import PythonEngine
 from nanotf.collectives.spec import GroupSpec
 from nanotf.errors import CollectiveError, InvalidArgumentError, InvalidArgumentTypeError
+from nanotf.wire.failures import Failure
 
 Tensor = Any  # tf.Tensor; TensorFlow ships no usable types
-
-_PREFIX = "nanotf collective: "
 
 
 @functools.cache
@@ -47,35 +45,6 @@ def _ops() -> Any:
     return ops
 
 
-def failure_message(error: BaseException) -> str | None:
-    """The message of a collective that failed somewhere below `error`.
-
-    Args:
-        error: what `model.fit`, a `tf.function` or a collective raised.
-
-    Returns:
-        str, or None if no collective failed. TensorFlow raises its own exceptions for ops that
-        fail in a graph and wraps their messages in where and when; this finds ours again.
-    """
-    if isinstance(error, CollectiveError):
-        return str(error)
-    found = re.search(re.escape(_PREFIX) + r"[^\n]*", str(error))
-    if found is None:
-        return None
-    return re.sub(r"\s*(\[\[\{\{node .*|\[Op:\w+\].*)$", "", found.group())
-
-
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except tf.errors.OpError as error:
-        message = failure_message(error)
-        if message is None:
-            raise
-        raise CollectiveError(message) from None
-
-
 class Group:
     """One rank of a group, for TensorFlow. Made by `Group.attach`, once per process and group.
 
@@ -89,9 +58,9 @@ class Group:
     A call blocks its thread until all ranks have come.
 
     All raise `CollectiveError` eagerly, and `tf.errors.OpError` with the same text from a
-    `tf.function` (`failure_message` gets it back), on every rank: when ranks differ in what
-    they call, when a rank ends, leaves or aborts, and when the group's deadline passes. After
-    a difference the group can be used further; after the others it cannot.
+    `tf.function` (`failures` has the facts), on every rank: when ranks differ in what they call,
+    when a rank ends, leaves or aborts, and when the group's deadline passes. After a difference
+    the group can be used further; after the others it cannot.
 
     In a `tf.function` collectives are stateful ops: they run in the order in which they were
     traced, once each, and are never optimised away. The function belongs to this group; with
@@ -144,7 +113,7 @@ class Group:
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         check_reducible([tensor.dtype.name for tensor in tensors])
         if self._native:
-            with _translated():
+            with self._translated():
                 return list(
                     _ops().nanotf_all_reduce(
                         tensors=tensors, group=self._handle, key=key, reduction=op
@@ -175,7 +144,7 @@ class Group:
             self.rank, self.size, sum(tensor.shape.num_elements() for tensor in tensors)
         )
         if self._native:
-            with _translated():
+            with self._translated():
                 part = _ops().nanotf_reduce_scatter(
                     tensors=tensors, group=self._handle, key=key, length=end - begin
                 )
@@ -202,7 +171,7 @@ class Group:
         part = tf.convert_to_tensor(part)
         likes = [tf.convert_to_tensor(tensor) for tensor in likes]
         if self._native:
-            with _translated():
+            with self._translated():
                 return list(
                     _ops().nanotf_gather_parts(part=part, like=likes, group=self._handle, key=key)
                 )
@@ -228,7 +197,7 @@ class Group:
         if tensor.shape.rank is not None:
             check_rows(tensor.shape.rank)
         if self._native:
-            with _translated():
+            with self._translated():
                 return _ops().nanotf_all_gather(tensor=tensor, group=self._handle, key=key)
         results = self._in_python(
             lambda array: [self._engine.all_gather(array, key)], [tensor], [tensor.dtype]
@@ -252,7 +221,7 @@ class Group:
             )
         tensor = _movable(tf.convert_to_tensor(tensor), "broadcast")
         if self._native:
-            with _translated():
+            with self._translated():
                 return _ops().nanotf_broadcast(
                     tensor=tensor, group=self._handle, key=key, root=root
                 )
@@ -303,13 +272,32 @@ class Group:
         """
         return _ops().nanotf_stamp(tensor=tensor, group=self._handle, key=0)
 
-    def abort(self, message: str) -> None:
-        """Makes every rank's present and future collectives of this group raise `message`."""
-        self._engine.abort(message)
+    def failures(self) -> tuple[int, Failure | None]:
+        """Returns how many collectives of this rank have failed, and why the last of them did.
+
+        TensorFlow carries the text of a failure out of a `tf.function`, and nothing else of it.
+        """
+        return self._engine.failures()
+
+    def abort(self, text: str) -> None:
+        """Makes every rank's present and future collectives of this group raise `text`."""
+        self._engine.abort(text)
 
     def close(self) -> None:
         """Leaves the group. Ranks that wait for this one raise. May be called twice."""
         self._engine.close()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turns the error of an eager op whose collective has failed into `CollectiveError`."""
+        before, _ = self.failures()
+        try:
+            yield
+        except tf.errors.OpError:
+            count, failure = self.failures()
+            if failure is None or count == before:
+                raise
+            raise CollectiveError(failure.message) from None
 
     @property
     def _native(self) -> bool:

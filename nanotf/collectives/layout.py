@@ -6,9 +6,12 @@ them. All offsets and sizes are in bytes.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 
-MAGIC = 0x6E616E6F74663032  # "nanotf02": changes with the layout
+from nanotf.wire.failures import Failure, Kind
+
+MAGIC = 0x6E616E6F74663033  # "nanotf03": changes with the layout
 SLOTS = 16  # collectives that one rank may have in flight
 BUFFERS = 4  # rounds of one collective that may be under way
 DESCRIBING = 1 << 62  # the first round in which ranks say in what they differ
@@ -35,14 +38,40 @@ ROWS = 136
 TEXT_LENGTH = 144
 TEXT = 148
 TEXT_BYTES = 360
-# In an abort record.
-RECORD_LENGTH = 4
-RECORD_TEXT = 8
-RECORD_TEXT_BYTES = 1016
+# In an abort record, whose first word says whether it is set.
+RECORD_FAILURE = 4
 # In a rank's region again.
 ACKNOWLEDGEMENTS = SLOT_HEADERS + SLOTS * SLOT_HEADER_BYTES
 
 ABSENT, ATTACHED, CLOSED = 0, 1, 2
+
+
+class RawFailure(ctypes.Structure):
+    """`NanotfFailure`: a `Failure` in shared memory, and at the C interface."""
+
+    _fields_ = [
+        ("kind", ctypes.c_uint32),
+        ("rank", ctypes.c_int32),
+        ("missing", ctypes.c_uint32 * (MAX_SIZE // 32)),
+        ("text", ctypes.c_char * 1652),
+        ("remedy", ctypes.c_char * 256),
+    ]
+
+    @classmethod
+    def of(cls, failure: Failure) -> RawFailure:
+        """Packs a failure; texts that are too long are cut."""
+        raw = cls(failure.kind, failure.rank)
+        for rank in failure.missing:
+            raw.missing[rank // 32] |= 1 << rank % 32
+        raw.text = failure.text.encode("utf-8", "replace")[: cls.text.size - 1]
+        raw.remedy = failure.remedy.encode("utf-8", "replace")[: cls.remedy.size - 1]
+        return raw
+
+    def unpacked(self) -> Failure:
+        """The failure."""
+        missing = [rank for rank in range(MAX_SIZE) if self.missing[rank // 32] >> rank % 32 & 1]
+        text, remedy = (raw.decode("utf-8", "replace") for raw in (self.text, self.remedy))
+        return Failure(Kind(self.kind), self.rank, text, remedy, tuple(missing))
 
 
 def _round_up(value: int, unit: int) -> int:

@@ -24,8 +24,10 @@ from nanotf.collectives.engine import (
     check_rows,
     part_of,
 )
+from nanotf.collectives.layout import RawFailure
 from nanotf.collectives.spec import GroupSpec
 from nanotf.errors import CollectiveError
+from nanotf.wire.failures import Failure
 
 
 class NativeEngine(Engine):
@@ -52,10 +54,10 @@ class NativeEngine(Engine):
             spec.spin_seconds,
             spec.deadline,
         )
-        error = ctypes.create_string_buffer(native.ERROR_BYTES)
-        self.handle: int = self._library.nanotf_attach(config, fd, rank, error)
+        failure = RawFailure()
+        self.handle: int = self._library.nanotf_attach(config, fd, rank, failure)
         if self.handle == 0:
-            raise CollectiveError(_text(error))
+            raise CollectiveError(failure.unpacked().message)
 
     def all_reduce(self, arrays: Sequence[Array], key: int, op: str = "sum") -> list[Array]:
         arrays = [np.asarray(array, order="C") for array in arrays]
@@ -163,8 +165,13 @@ class NativeEngine(Engine):
         self._read_times(self.handle, numbers)
         return Times._make(numbers[:]).calls
 
-    def abort(self, message: str) -> None:
-        self._library.nanotf_abort(self.handle, message.encode("utf-8", "replace"))
+    def failures(self) -> tuple[int, Failure | None]:
+        last = RawFailure()
+        count = self._library.nanotf_failures(self.handle, last)
+        return count, last.unpacked() if count else None
+
+    def abort(self, text: str) -> None:
+        self._library.nanotf_abort(self.handle, text.encode("utf-8", "replace"))
 
     def close(self) -> None:
         self._library.nanotf_close(self.handle)
@@ -188,9 +195,9 @@ class NativeEngine(Engine):
             (ctypes.c_int64 * len(shapes))(*shapes),
             len(arrays),
         )
-        error = ctypes.create_string_buffer(native.ERROR_BYTES)
-        if function(self.handle, call, *arguments, error):
-            raise CollectiveError(_text(error))
+        failure = RawFailure()
+        if function(self.handle, call, *arguments, failure):
+            raise CollectiveError(failure.unpacked().message)
 
 
 def _fragments(pairs: Sequence[tuple[Array | None, Array | None]]) -> Any:
@@ -203,7 +210,3 @@ def _fragments(pairs: Sequence[tuple[Array | None, Array | None]]) -> Any:
         return native.Fragment(*addresses, known.nbytes)
 
     return (native.Fragment * len(pairs))(*[fragment(*pair) for pair in pairs])
-
-
-def _text(error: ctypes.Array[ctypes.c_char]) -> str:
-    return error.value.decode("utf-8", "replace")

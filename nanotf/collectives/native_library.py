@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,6 @@ from nanotf.collectives import layout
 LIBRARY = Path(__file__).with_name("_shm.so")
 OPS_LIBRARY = Path(__file__).with_name("_ops.so")
 
-PYTHON_WANTED = "NANOTF_NATIVE=0"  # why the native implementation is not used
-
-ERROR_BYTES = 2048
 TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3, "int32": 4, "int64": 5}
 REDUCTIONS = {"sum": 0, "min": 1, "max": 2}
 
@@ -64,10 +62,10 @@ Allocate = ctypes.CFUNCTYPE(
 def load() -> ctypes.CDLL:
     """The library, with the types of its functions declared."""
     library = ctypes.CDLL(os.fspath(LIBRARY))
-    call, error = ctypes.POINTER(Call), ctypes.c_char_p
+    call, failure = ctypes.POINTER(Call), ctypes.POINTER(layout.RawFailure)
     handle, address, size = ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint64
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "attach": (handle, [ctypes.POINTER(Config), ctypes.c_int, ctypes.c_int, error]),
+        "attach": (handle, [ctypes.POINTER(Config), ctypes.c_int, ctypes.c_int, failure]),
         "all_reduce": (
             ctypes.c_int,
             [
@@ -77,7 +75,7 @@ def load() -> ctypes.CDLL:
                 ctypes.c_int,
                 ctypes.POINTER(Fragment),
                 handle,
-                error,
+                failure,
             ],
         ),
         "reduce_scatter": (
@@ -90,23 +88,24 @@ def load() -> ctypes.CDLL:
                 handle,
                 address,
                 size,
-                error,
+                failure,
             ],
         ),
         "gather_parts": (
             ctypes.c_int,
-            [handle, call, address, size, size, ctypes.POINTER(Fragment), handle, error],
+            [handle, call, address, size, size, ctypes.POINTER(Fragment), handle, failure],
         ),
         "all_gather": (
             ctypes.c_int,
-            [handle, call, address, size, size, Allocate, address, error],
+            [handle, call, address, size, size, Allocate, address, failure],
         ),
-        "broadcast": (ctypes.c_int, [handle, call, ctypes.c_int, address, address, size, error]),
-        "barrier": (ctypes.c_int, [handle, call, error]),
+        "broadcast": (ctypes.c_int, [handle, call, ctypes.c_int, address, address, size, failure]),
+        "barrier": (ctypes.c_int, [handle, call, failure]),
         "times": (ctypes.c_int, [handle, ctypes.POINTER(ctypes.c_int64)]),
         "begin_steps": (ctypes.c_int, [handle, ctypes.POINTER(ctypes.c_int64)]),
-        "stamp": (ctypes.c_int, [handle, error]),
-        "abort": (ctypes.c_int, [handle, error]),
+        "stamp": (ctypes.c_int, [handle, failure]),
+        "abort": (ctypes.c_int, [handle, ctypes.c_char_p]),
+        "failures": (ctypes.c_int64, [handle, failure]),
         "close": (ctypes.c_int, [handle]),
         "layout": (ctypes.c_int, [size, size, ctypes.POINTER(size)]),
         "vectors": (ctypes.c_char_p, []),
@@ -135,6 +134,11 @@ def rule_out(reason: str) -> None:
     _unusable.append(reason)
 
 
+def python_wanted(environ: Mapping[str, str]) -> bool:
+    """Whether the user has ruled out the native implementation."""
+    return environ.get("NANOTF_NATIVE") == "0"
+
+
 def native_status() -> tuple[bool, str]:
     """Whether the native implementation can be used, and why or why not. Takes about 1 ms.
 
@@ -142,8 +146,8 @@ def native_status() -> tuple[bool, str]:
 
     Environment variables read: `NANOTF_NATIVE`; 0 forces the pure-Python implementation.
     """
-    if os.environ.get("NANOTF_NATIVE") == "0":
-        return False, PYTHON_WANTED
+    if python_wanted(os.environ):
+        return False, "NANOTF_NATIVE=0"
     if _unusable:
         return False, _unusable[0]
     for path in (LIBRARY, OPS_LIBRARY):

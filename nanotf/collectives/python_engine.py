@@ -6,10 +6,11 @@ no futex; reductions are NumPy's, in the order of ranks, so that all ranks get e
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -26,9 +27,10 @@ from nanotf.collectives.engine import (
     check_rows,
     part_of,
 )
-from nanotf.collectives.shared_view import SharedView
+from nanotf.collectives.shared_view import Failed, SharedView
 from nanotf.collectives.spec import GroupSpec
 from nanotf.errors import CollectiveError, InvalidArgumentError
+from nanotf.wire.failures import Failure, Kind
 
 _REDUCE: dict[str, Callable[..., Any]] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
@@ -46,13 +48,18 @@ class PythonEngine(Engine):
 
     def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:
         super().__init__(spec, rank)
-        self.view = SharedView(spec, rank, fd)
+        try:
+            self.view = SharedView(spec, rank, fd)
+        except Failed as failed:
+            raise CollectiveError(failed.failure.message) from None
         # Guards what follows. Held for a moment, never in a wait.
         self._lock = threading.Lock()
         self._calls: dict[int, int] = {}
         self._in_flight: set[int] = set()
         self._busy: set[int] = set()
         self._times = Times()
+        self._failures = 0
+        self._last_failure: Failure | None = None
 
     def all_reduce(self, arrays: Sequence[Array], key: int, op: str = "sum") -> list[Array]:
         arrays = [np.asarray(array, order="C") for array in arrays]
@@ -72,7 +79,7 @@ class PythonEngine(Engine):
         source, target = _raw(flat), _raw(result)
         chunk = self.spec.chunk_bytes
         ranks = range(self.size)
-        with _Call(self, key, description) as call:
+        with self._call(key, description) as call:
 
             def consume(number: int) -> None:
                 out = target[number * chunk : (number + 1) * chunk]
@@ -112,7 +119,7 @@ class PythonEngine(Engine):
     def _all_gather(self, description: Description, array: Array, key: int) -> Array:
         row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64))
         chunk = self.spec.chunk_bytes
-        with _Call(self, key, description, rows=array.shape[0]) as call:
+        with self._call(key, description, rows=array.shape[0]) as call:
             results: list[Array] = []
             targets: list[Array] = []
 
@@ -141,7 +148,7 @@ class PythonEngine(Engine):
         target = _raw(result)
         chunk = self.spec.chunk_bytes
         description = describe(f"broadcast from rank {root}", [array])
-        with _Call(self, key, description) as call:
+        with self._call(key, description) as call:
 
             def consume(number: int) -> None:
                 out = target[number * chunk : (number + 1) * chunk]
@@ -152,7 +159,7 @@ class PythonEngine(Engine):
         return result
 
     def barrier(self, key: int) -> None:
-        with _Call(self, key, describe("barrier")) as call:
+        with self._call(key, describe("barrier")) as call:
             call.run(np.empty(0, np.uint8), 1, lambda number: None)
 
     def times(self, steps_begin: bool = False) -> Times:
@@ -169,31 +176,46 @@ class PythonEngine(Engine):
                 old.calls + calls, old.in_calls + in_calls, old.waited + waited, old.input
             )
 
-    def abort(self, message: str) -> None:
-        prefix = "nanotf collective: "
-        self.view.abort(message if message.startswith(prefix) else prefix + message)
+    def failures(self) -> tuple[int, Failure | None]:
+        with self._lock:
+            return self._failures, self._last_failure
+
+    def abort(self, text: str) -> None:
+        self.view.abort(Failure(Kind.ABORTED, self.rank, text))
 
     def close(self) -> None:
         self.view.close()
+
+    @contextlib.contextmanager
+    def _call(self, key: int, description: Description, rows: int = 0) -> Iterator[_Call]:
+        """A collective; its failure is remembered."""
+        try:
+            with _Call(self, key, description, rows) as call:
+                yield call
+        except Failed as failed:
+            with self._lock:
+                self._failures += 1
+                self._last_failure = failed.failure
+            raise CollectiveError(failed.failure.message) from None
 
     # ---------------------------------------------------------------- for `_Call`
     def enter(self, key: int) -> int:
         """The number of this call of `key`."""
         with self._lock:
             if key in self._in_flight:
-                raise CollectiveError(
-                    "nanotf collective: one rank may have one collective of a key in flight. "
-                    f"Received: key={key} on rank {self.rank} from two threads at once. "
-                    "Give each its own key."
+                raise self.view.misused(
+                    "one rank may have one collective of a key in flight. Received: "
+                    f"key={key} on rank {self.rank} from two threads at once",
+                    "Give each its own key.",
                 )
             # From 1 on, since 0 would be the tag of a slot that was never used; and none twice,
             # since a slot may still have the tag of the first call of that number.
             number = self._calls.get(key, 0) + 1
             if number > _MAX_NUMBER:
-                raise CollectiveError(
-                    "nanotf collective: a group numbers 2**32 - 1 collectives of a key. "
-                    f"Received: one more of key={key} on rank {self.rank}. "
-                    "Attach to a new group."
+                raise self.view.misused(
+                    "a group numbers 2**32 - 1 collectives of a key. Received: one more of "
+                    f"key={key} on rank {self.rank}",
+                    "Attach to a new group.",
                 )
             self._in_flight.add(key)
             self._calls[key] = number
@@ -317,10 +339,11 @@ class _Call:
 
         def look_around(waited: float) -> None:
             if waited > self.engine.spec.deadline and not try_claim():
-                self._fail(
+                self._give_up(
+                    Kind.EXPIRED,
                     f"rank {self.engine.rank} waited {self.engine.spec.deadline:g} s to begin "
-                    f"{self._describe()}, because {layout.SLOTS} collectives were in flight. "
-                    f"Ranks that begin more than {layout.SLOTS} at once must begin the same ones."
+                    f"{self._describe()}, because {layout.SLOTS} collectives were in flight",
+                    f"Ranks that begin more than {layout.SLOTS} at once must begin the same ones.",
                 )
 
         self.view.wait(try_claim, look_around)
@@ -349,11 +372,16 @@ class _Call:
         for rank in range(1, self.engine.size):
             if view.word(self._header(rank) + layout.SIGNATURE) != first:
                 details = self._exchange(self.description.details)
-                raise CollectiveError(
-                    "nanotf collective: all ranks must call the same collective on the same type "
-                    f"and shape. Received: {difference(details[0], rank, details[rank])} "
-                    f"(key {self.key}, call {self.number}). Check that every rank runs the same "
-                    "model on batches of the same structure."
+                raise Failed(
+                    Failure(
+                        Kind.DIFFERENT,
+                        self.engine.rank,
+                        "all ranks must call the same collective on the same type and shape. "
+                        f"Received: {difference(details[0], rank, details[rank])} "
+                        f"(key {self.key}, call {self.number})",
+                        "Check that every rank runs the same model on batches of the same "
+                        "structure.",
+                    )
                 )
 
     def _exchange(self, details: bytes) -> list[bytes]:
@@ -393,15 +421,22 @@ class _Call:
             how = self.view.lost(peer)
             if how is not None and not ready():  # it may have posted, then ended
                 pid = self.view.half(self.view.layout.region(peer) + layout.PID)
-                self._fail(
+                self._give_up(
+                    Kind.LOST,
                     f"rank {peer} (process {pid}) {how} while rank {self.engine.rank} waited "
-                    f"for it in {self._describe()}. See that rank's log."
+                    f"for it in {self._describe()}",
+                    "See that rank's log.",
+                    [peer],
                 )
             if waited > self.engine.spec.deadline and not ready():
-                self._fail(
+                missing = self._missing(peer)
+                self._give_up(
+                    Kind.EXPIRED,
                     f"rank {self.engine.rank} waited {self.engine.spec.deadline:g} s in "
-                    f"{self._describe()} for {self._missing(peer)}. Ranks must call the same "
-                    "collectives; if one is only slow, raise the deadline."
+                    f"{self._describe()} for {', '.join(missing.values())}",
+                    "Ranks must call the same collectives; if one is only slow, raise the "
+                    "deadline.",
+                    list(missing),
                 )
 
         if ready():
@@ -412,16 +447,21 @@ class _Call:
         finally:
             self.engine.add_times(waited=time.monotonic_ns() - began)
 
-    def _fail(self, message: str) -> None:
-        self.engine.abort(message)
-        raise CollectiveError(f"nanotf collective: {message}")
+    def _give_up(self, kind: Kind, text: str, remedy: str, missing: Sequence[int] = ()) -> NoReturn:
+        """Aborts the group, and raises."""
+        failure = Failure(kind, self.engine.rank, text, remedy, tuple(missing))
+        self.view.abort(failure)
+        raise Failed(failure)
 
     def _describe(self) -> str:
         return f"{self.description.summary} (key {self.key}, call {self.number})"
 
-    def _missing(self, awaited: int) -> str:
-        """Names the ranks that have not come, or came and did not go on; `awaited` at the least."""
-        names = []
+    def _missing(self, awaited: int) -> dict[int, str]:
+        """The ranks that have not come, or came and did not go on, and how to name them.
+
+        `awaited` at the least.
+        """
+        missing = {}
         here = self.view.word(self._header(self.engine.rank) + layout.POSTED)
         for peer in self._peers():
             # One looks for the peers one after another, so those after it were not looked for.
@@ -431,8 +471,8 @@ class _Call:
                 not self._met or self.view.word(self._header(peer) + layout.POSTED) >= here
             ):
                 continue
-            names.append(self._lacking(peer, found))
-        return ", ".join(names) or self._lacking(awaited, True)
+            missing[peer] = self._lacking(peer, found)
+        return missing or {awaited: self._lacking(awaited, True)}
 
     def _lacking(self, peer: int, found: bool) -> str:
         state = self.view.half(self.view.layout.region(peer) + layout.STATE)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nanotf.collectives import layout
 from nanotf.collectives.spec import GroupSpec, write_abort_record
-from nanotf.errors import CollectiveError
+from nanotf.wire.failures import Failure, Kind
 
 _ORDERED_STORES = platform.machine() in ("x86_64", "AMD64")
 _fence_lock = threading.Lock()
@@ -37,6 +37,18 @@ def _fence() -> None:
                 pass
 
 
+class Failed(Exception):
+    """A collective fails; `python_engine` makes a `CollectiveError` of it.
+
+    Args:
+        failure: `Failure`.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 class SharedView:
     """The mapped memory of a group, as one rank sees it.
 
@@ -51,9 +63,9 @@ class SharedView:
         self.rank = rank
         self.layout = spec.layout
         if os.fstat(fd).st_size < self.layout.total_bytes:
-            raise CollectiveError(
-                "nanotf collective: the descriptor must be the file of the group. "
-                f"Received: fd={fd}. Pass the descriptor that came with the specification."
+            raise self.misused(
+                f"the descriptor must be the file of the group. Received: fd={fd}",
+                "Pass the descriptor that came with the specification.",
             )
         self._map = mmap.mmap(fd, self.layout.total_bytes)
         self._words = memoryview(self._map).cast("Q")
@@ -62,15 +74,15 @@ class SharedView:
         self.closed = False
         expected = [layout.MAGIC, spec.nonce, spec.size, spec.chunk_bytes]
         if [self._words[i] for i in range(4)] != expected:
-            raise CollectiveError(
-                "nanotf collective: the descriptor belongs to another group than the "
-                "specification. Pass the descriptor that came with it."
+            raise self.misused(
+                "the descriptor belongs to another group than the specification",
+                "Pass the descriptor that came with it.",
             )
         region = self.layout.region(rank)
         if self.half(region + layout.STATE) != layout.ABSENT:
-            raise CollectiveError(
-                "nanotf collective: a rank can be attached once. Received: "
-                f"rank={rank}, which process {self.half(region + layout.PID)} has."
+            raise self.misused(
+                f"a rank can be attached once. Received: rank={rank}, which process "
+                f"{self.half(region + layout.PID)} has"
             )
         self.set_half(region + layout.PID, os.getpid())
         self.set_half(region + layout.STATE, layout.ATTACHED)
@@ -122,25 +134,25 @@ class SharedView:
         return self.bytes[begin : begin + nbytes]
 
     def check_aborted(self) -> None:
-        """Raises `CollectiveError` if the group was aborted, or closed on this rank."""
+        """Raises `Failed` if the group was aborted, or closed on this rank."""
         if self.closed:
-            raise CollectiveError(
-                f"nanotf collective: the group is closed on rank {self.rank}. "
-                "Attach to a new group."
-            )
+            raise self.misused(f"the group is closed on rank {self.rank}", "Attach to a new group.")
         if not self.half(layout.ABORTED):
             return
         records = [layout.COMMON_RECORD] + [
             self.layout.region(rank) + layout.RANK_RECORD for rank in range(self.spec.size)
         ]
         record = next((offset for offset in records if self.half(offset)), records[0])
-        begin = record + layout.RECORD_TEXT
-        length = min(self.half(record + layout.RECORD_LENGTH), layout.RECORD_TEXT_BYTES)
-        raise CollectiveError(bytes(self.bytes[begin : begin + length]).decode("utf-8", "replace"))
+        raw = layout.RawFailure.from_buffer_copy(self._map, record + layout.RECORD_FAILURE)
+        raise Failed(raw.unpacked())
 
-    def abort(self, message: str) -> None:
-        """Aborts the group, with `message` unless this rank has already given one."""
-        write_abort_record(self._map, self.layout.region(self.rank) + layout.RANK_RECORD, message)
+    def misused(self, text: str, remedy: str = "") -> Failed:
+        """The exception for a call that is wrong; `text` and `remedy` as in `Failure`."""
+        return Failed(Failure(Kind.MISUSED, self.rank, text, remedy))
+
+    def abort(self, failure: Failure) -> None:
+        """Aborts the group, with `failure` unless this rank has already given one."""
+        write_abort_record(self._map, self.layout.region(self.rank) + layout.RANK_RECORD, failure)
 
     def wait(
         self, ready: Callable[[], bool], look_around: Callable[[float], None] | None = None

@@ -23,9 +23,10 @@ import weakref
 from types import TracebackType
 
 from nanotf.collectives import layout
-from nanotf.collectives.native_library import PYTHON_WANTED, native_status
+from nanotf.collectives.native_library import native_status, python_wanted
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
+from nanotf.wire.failures import Failure, Kind
 from nanotf.wire.memory_files import anonymous_file
 
 IMPLEMENTATIONS = ("native", "python")
@@ -67,13 +68,11 @@ class GroupSpec:
         return layout.Layout(self.size, self.chunk_bytes)
 
 
-def write_abort_record(memory: mmap.mmap, offset: int, message: str) -> None:
+def write_abort_record(memory: mmap.mmap, offset: int, failure: Failure) -> None:
     """Writes an abort record at `offset` unless it is set, then the group's abort flag."""
     if struct.unpack_from("<I", memory, offset)[0] == 0:
-        text = message.encode("utf-8", "replace")[: layout.RECORD_TEXT_BYTES]
-        begin = offset + layout.RECORD_TEXT
-        memory[begin : begin + len(text)] = text
-        struct.pack_into("<I", memory, offset + layout.RECORD_LENGTH, len(text))
+        raw, begin = bytes(layout.RawFailure.of(failure)), offset + layout.RECORD_FAILURE
+        memory[begin : begin + len(raw)] = raw
         struct.pack_into("<I", memory, offset, 1)
     struct.pack_into("<I", memory, layout.ABORTED, 1)
 
@@ -115,16 +114,17 @@ class GroupOwner:
             "<QQQQ", self._common, 0, layout.MAGIC, spec.nonce, spec.size, spec.chunk_bytes
         )
 
-    def abort(self, message: str) -> None:
+    def abort(self, text: str) -> None:
         """Makes every rank that is in a collective, or enters one, raise `CollectiveError`.
 
         Args:
-            message: str, why. The first abort of a group counts.
+            text: str, why. The first abort of a group counts.
 
         Blocked ranks notice within 50 ms.
         """
         if not self._common.closed:
-            write_abort_record(self._common, layout.COMMON_RECORD, _with_prefix(message))
+            failure = Failure(Kind.ABORTED, -1, text)
+            write_abort_record(self._common, layout.COMMON_RECORD, failure)
 
     def waits(self) -> list[Wait]:
         """The collectives in which some rank waits for others that have not come."""
@@ -245,7 +245,7 @@ def _choose(implementation: str | None) -> str:
             "implementation='native' needs the compiled library. "
             f"Received: {reason}. Run `python -m nanotf.collectives.build`."
         )
-    if not available and reason != PYTHON_WANTED:
+    if not available and not python_wanted(os.environ):
         _warn_of_python(reason)
     return "native" if available else "python"
 
@@ -262,8 +262,3 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _with_prefix(message: str) -> str:
-    prefix = "nanotf collective: "
-    return message if message.startswith(prefix) else prefix + message

@@ -18,7 +18,7 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | `iterator_ops.OwnedIterator`, its `_next_internal`, `_iterator_resource`, `Dataset._variant_tensor` | iterators whose elements a step reads, and that begin again |
 | `mirrored_run._MirroredReplicaThread.graph` | see `in_inner_graph` |
 | `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
-| `values.DistributedVariable` | see `read_as_numbers` |
+| `values.DistributedVariable`, its `handle`, Keras 2's `losses.Loss._get_reduction` | see `read_as_numbers`, `explain_place` |
 | `values.SyncOnReadVariable` | see `add_outside_of_replicas` |
 | `tf.train.Checkpoint._maybe_create_save_counter` | see `count_saves_alone` |
 """
@@ -44,6 +44,8 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.distribute.cluster_resolver import cluster_resolver
 from tensorflow.python.trackable import base as trackable
+
+from nanotf.errors import InvalidArgumentError
 
 Extended: Any = collective_all_reduce_strategy.CollectiveAllReduceExtended
 Launcher: Any = cross_device_utils.CollectiveReplicaLauncher
@@ -109,6 +111,37 @@ def read_as_numbers() -> None:
     cls.__int__ = lambda self: int(self.numpy())
     cls.__complex__ = lambda self: complex(self.numpy())
     cls.__array__ = lambda self, dtype=None, copy=None: np.asarray(self.numpy(), dtype)
+
+
+def explain_place(in_loop: Callable[[], bool]) -> None:
+    """Makes what works in a step alone say, in a `@nano` function, where it has to stand.
+
+    Args:
+        in_loop: callable, whether such a function runs.
+    """
+
+    def explaining(stock: Any) -> Any:
+        @functools.wraps(stock)
+        def explained(self: Any) -> Any:
+            try:
+                return stock(self)
+            except ValueError as error:  # it has no other
+                if not in_loop():
+                    raise
+                raise InvalidArgumentError(
+                    "Inside of a @nano function gradients are computed and applied in steps that "
+                    "the workers share. Received: code outside of one, of which TensorFlow says: "
+                    f"{error} Put @nano_multiprocessing on the function that it stands in, or "
+                    "call that with get_strategy().run()."
+                ) from error
+
+        return explained
+
+    variable: Any = values.DistributedVariable
+    variable.handle = property(explaining(variable.handle.fget))
+    loss: Any = tf.keras.losses.Loss
+    if hasattr(loss, "_get_reduction"):
+        loss._get_reduction = explaining(loss._get_reduction)
 
 
 def add_outside_of_replicas(rank: int) -> None:

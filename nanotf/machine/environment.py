@@ -55,6 +55,22 @@ _ALLOCATOR_FILE = re.compile(r"lib(tcmalloc|jemalloc|mimalloc|tbbmalloc|hoard|sn
 
 
 @dataclass(frozen=True)
+class Advice:
+    """A setting that should not stay as it is.
+
+    Args:
+        text: str, what is the matter, without the last stop.
+        fix: str, what to do about it, without the last stop.
+    """
+
+    text: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.fix}."
+
+
+@dataclass(frozen=True)
 class Environment:
     """Environment variables for a process.
 
@@ -62,13 +78,13 @@ class Environment:
         variables: dict of str to str, to be set.
         kept: dict of str to str, left as they are because the user set them.
         removed: tuple of str, to be unset: `nanotf-init` set them, and they are not wanted here.
-        warnings: tuple of str, one line each.
+        warnings: tuple of `Advice`.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     removed: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Advice, ...] = ()
 
     def apply(self, environ: Mapping[str, str]) -> dict[str, str]:
         """A whole environment: `environ` with the changes of this one."""
@@ -118,9 +134,10 @@ def worker_environment(
         builder.add_onednn()
     builder.add_libraries()
     if builder.kept.get("TF_NUM_INTEROP_THREADS") == "1":
-        builder.warnings.append(
+        builder.warn(
             "TF_NUM_INTEROP_THREADS=1 leaves a worker no thread beside the one that waits for the "
-            "other workers; unset it."
+            "other workers",
+            "unset it",
         )
     return builder.build(environ)
 
@@ -160,9 +177,10 @@ def shell_environment(
     builder.add_onednn()
     builder.add_libraries()
     if wanted != options.cores:
-        builder.warnings.append(
+        builder.warn(
             f"OMP_NUM_THREADS={mine['OMP_NUM_THREADS']} was set by you and wins over "
-            f"--cores {options.cores}; unset it to use more cores."
+            f"--cores {options.cores}",
+            "unset it to use more cores",
         )
     return builder.build(mine)
 
@@ -191,7 +209,7 @@ class _Builder:
         self.threads_are_bounds = threads_are_bounds
         self.variables: dict[str, str] = {}
         self.kept: dict[str, str] = {}
-        self.warnings: list[str] = []
+        self.warnings: list[Advice] = []
 
     def build(self, environ: Mapping[str, str]) -> Environment:
         """The result, as a change of `environ`, which `nanotf-init` may have changed already."""
@@ -205,6 +223,9 @@ class _Builder:
             elif name != STATE_VARIABLE:
                 removed.append(name)
         return Environment(variables, self.kept, tuple(removed), tuple(self.warnings))
+
+    def warn(self, text: str, fix: str) -> None:
+        self.warnings.append(Advice(text, fix))
 
     def set(self, name: str, value: str) -> None:
         # An empty value says nothing, and OpenMP runtimes warn about it.
@@ -239,9 +260,9 @@ class _Builder:
         self.set("TF_ENABLE_ONEDNN_OPTS", value)
         kept = self.kept.get("TF_ENABLE_ONEDNN_OPTS", value)
         if kept != value and not self.options.onednn:
-            self.warnings.append(
-                f"TF_ENABLE_ONEDNN_OPTS={kept} was set by you and wins over --disable-onednn; "
-                "unset it to disable oneDNN."
+            self.warn(
+                f"TF_ENABLE_ONEDNN_OPTS={kept} was set by you and wins over --disable-onednn",
+                "unset it to disable oneDNN",
             )
 
     def add_libraries(self) -> None:
@@ -269,9 +290,10 @@ class _Builder:
             return None
         if theirs:
             if wanted != "auto" and wanted not in theirs:
-                self.warnings.append(
+                self.warn(
                     f"LD_PRELOAD has {theirs}, which was set by you and wins over "
-                    f"--enable-{wanted}; a process can have one allocator only."
+                    f"--enable-{wanted}",
+                    "a process can have one allocator only",
                 )
             return None
         name = "tcmalloc" if wanted == "auto" else wanted
@@ -279,9 +301,9 @@ class _Builder:
         if path is not None:
             return name, path
         if wanted != "auto":
-            self.warnings.append(
-                f"{name} was asked for and is not installed, so no allocator is preloaded; "
-                f"install the package {ALLOCATORS[name][1]}."
+            self.warn(
+                f"{name} was asked for and is not installed, so no allocator is preloaded",
+                f"install the package {ALLOCATORS[name][1]}",
             )
         return None
 

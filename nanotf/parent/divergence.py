@@ -7,17 +7,12 @@ they have begun, and which (`collectives.tally`).
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from nanotf import collectives
 from nanotf.errors import CollectiveError
 from nanotf.wire import messages
+from nanotf.wire.failures import Failure, Kind
 
-# What TensorFlow's collectives say where ranks differ (2.15 to 2.21); ours say it by themselves.
-_MISMATCH = re.compile(
-    r"(Shape mismatch in the collective instance|Collective instance \d+ expected)[^\n\"]*"
-)
 STUCK_LOOKS = 10  # looks at which nothing has moved, before ranks count as parted
 
 
@@ -55,23 +50,17 @@ class Partings:
             self._look_at_waits(group.waits(), ended)
 
     def check(self) -> None:
-        """Same, when all ranks have returned: with "grpc" they may have met by accident."""
+        """Same, for what the ranks have said when all have returned, or one has failed.
+
+        With "grpc" they may have met by accident, or TensorFlow's error names no reason.
+        """
         self._look_at_counts(set())
 
-    def explain(self, rank: int, text: str) -> CollectiveError | None:
-        """The error for what a rank has raised; None where that is no parting.
-
-        Args:
-            rank: int.
-            text: str, the exception and its traceback.
-        """
-        said = collectives.failure_message(RuntimeError(text))
-        if said is None:
-            found = _MISMATCH.search(text)
-            if found is None:
-                return None
-            said = found[0]
-        return self.error(f"in rank {rank} a collective failed: {said}")
+    def explain(self, rank: int, failure: Failure) -> CollectiveError | None:
+        """The error for a collective that has failed in a rank; None where that is no parting."""
+        if failure.kind not in (Kind.DIFFERENT, Kind.EXPIRED):
+            return None
+        return self.error(f"in rank {rank} a collective failed: {failure.text}")
 
     def _look_at_waits(self, waits: list[Any], ended: set[int]) -> None:
         for wait in waits:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import queue
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +33,7 @@ from nanotf.compat import (
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import (
+    CollectiveError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
     ModelError,
@@ -45,7 +48,7 @@ from nanotf.parent.divergence import Partings
 from nanotf.parent.fit_data import Stream
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
-from nanotf.pool.pool import Delivery
+from nanotf.pool.pool import LOOK_SECONDS, Delivery
 from nanotf.pool.transports import check_transport
 from nanotf.region import context
 from nanotf.shipping import iterators, jobs, models, objects, programs, streams
@@ -54,6 +57,7 @@ from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
+REST_SECONDS = 5.0  # a rank that waits in a collective has said so by then, see `messages.Reached`
 _SAME = 1e-3  # relative; what rounding may make of a sum of magnitudes that should be equal
 # A function whose code names one of these divides the work itself.
 _DIVIDES_ITSELF = {"get_strategy", "experimental_distribute_dataset", "rank", "Dataset"}
@@ -272,7 +276,7 @@ class _LoopCall(calls.Call):
         self.restarts += 1
         logger.warning(
             "%s %s is called again, with new workers: restart %d of %d.",
-            error.message.split(" The other workers", 1)[0],
+            error.what,
             self.name,
             self.restarts,
             self.max_restarts,
@@ -378,11 +382,42 @@ class _LoopCall(calls.Call):
 
     def failure(self, message: messages.JobFailed) -> BaseException:
         error = super().failure(message)
-        parted = self.partings.explain(message.rank, f"{message.summary}\n{message.traceback}")
+        parted = self._parted(message, error.__cause__)
         if parted is None:
             return error
         parted.__cause__ = error
         return parted
+
+    def _parted(
+        self, message: messages.JobFailed, original: BaseException | None
+    ) -> CollectiveError | None:
+        """The error for ranks that have parted, if that is why one has failed."""
+        if message.failure is not None:
+            return self.partings.explain(message.rank, message.failure)
+        op_error = require_tensorflow().errors.OpError
+        if self.workers.transport != "grpc" or not isinstance(original, op_error):
+            return None
+        # TensorFlow's collectives fail in one rank, and say nothing of what the others have begun.
+        self._hear_where_others_are(message.rank)
+        try:
+            self.partings.check()
+        except CollectiveError as parted:
+            return parted
+        return None
+
+    def _hear_where_others_are(self, failed: int) -> None:
+        """Waits until all ranks but one have told of their collectives, or do not rest."""
+        told, deadline = {failed}, time.monotonic() + REST_SECONDS
+        while len(told) < self.size and time.monotonic() < deadline:
+            try:
+                rank, message = self.workers.receive(LOOK_SECONDS)
+            except queue.Empty:
+                self.workers.check_progress(())
+                continue
+            if isinstance(message, messages.Reached):
+                self.hear(message)
+            if isinstance(message, (messages.Reached, messages.JobFailed, messages.JobDone)):
+                told.add(rank)
 
     def collect(self) -> None:
         self.state.combine(1)

@@ -257,7 +257,7 @@ class _FitCall(calls.ModelCall):
         self.restarts += 1
         logger.warning(
             "%s Training goes on with epoch %d of %d and new workers: restart %d of %d.",
-            error.message.split(" The other workers", 1)[0],
+            error.what,
             self.last_epoch.next_epoch + 1,
             self.arguments.epochs,
             self.restarts,

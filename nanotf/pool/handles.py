@@ -33,6 +33,9 @@ STACK_SIGNAL = signal.SIGQUIT  # makes a worker write its Python stacks to its l
 STACK_SECONDS = 5.0
 STACK_LOOKS = 4  # a dump is complete when the log has not grown for so many looks
 
+# What comes of an error that ends a call; not said where workers are started again at once.
+OTHERS_STOPPED = "The other workers were stopped; the next call starts new ones."
+
 _Error = TypeVar("_Error", bound=WorkerError)
 
 
@@ -109,12 +112,13 @@ class Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=DEATH_SECONDS)
         how, exit_code, signal = self.how_it_ended()
+        what = f"Worker {self.rank} ({self.where()}) {how} while {doing}."
         return self.error(
             WorkerDied,
-            f"Worker {self.rank} ({self.where()}) {how} "
-            f"while {doing}. The other workers were stopped; the next call starts new ones.",
+            f"{what} {OTHERS_STOPPED}",
             exit_code=exit_code,
             signal=signal,
+            what=what,
         )
 
     def how_it_ended(self) -> tuple[str, int | None, int | None]:

@@ -36,12 +36,13 @@ from nanotf import collectives
 from nanotf.console import logger
 from nanotf.errors import NanoError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.pool import backends, interrupts, silence, stalls
-from nanotf.pool.handles import Worker, stacks
+from nanotf.pool.handles import OTHERS_STOPPED, Worker, stacks
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
 from nanotf.pool.plans import AnyPlan
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packed
+from nanotf.wire.failures import Kind
 
 START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 STOP_SECONDS = 2.0
@@ -406,25 +407,21 @@ class Pool:
             why: str, what says so.
         """
         who = ", ".join(f"{rank} ({self.workers[rank].where()})" for rank in ranks)
-        lines = [
-            f"Worker {who} has not gone on for {self.stall_seconds:g} s: {why}. The other "
-            "workers were stopped; the next call starts new ones. Set "
-            f"{stalls.STALL_VARIABLE} to wait longer."
-        ]
+        what = f"Worker {who} has not gone on for {self.stall_seconds:g} s: {why}."
+        lines = [f"{what} {OTHERS_STOPPED} Set {stalls.STALL_VARIABLE} to wait longer."]
         lines += self._stacks_of_workers()
-        return self.workers[ranks[0]].error(WorkerStuck, "\n\n".join(lines))
+        return self.workers[ranks[0]].error(WorkerStuck, "\n\n".join(lines), what=what)
 
-    def explain(self, failure: messages.JobFailed) -> WorkerError | None:
+    def explain(self, message: messages.JobFailed) -> WorkerError | None:
         """The error of the worker that is behind another's, or None if that worker says all.
 
         A rank that waits for another in a collective may notice first that this one has ended
         or does not come.
         """
-        text = f"{failure.summary}\n{failure.traceback}"
-        missing = stalls.missing_ranks(text)
-        if missing:
-            return self.stuck(missing, stalls.expiry(text))
-        waits = self.transport == "grpc" or stalls.lost_a_peer(text)
+        why = message.failure
+        if why is not None and why.kind == Kind.EXPIRED and why.missing:
+            return self.stuck(why.missing, why.text)
+        waits = self.transport == "grpc" or (why is not None and why.kind == Kind.LOST)
         grace = GRACE_SECONDS if self.share_memory() else REMOTE_GRACE_SECONDS
         began = time.monotonic()
         while True:

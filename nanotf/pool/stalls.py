@@ -21,20 +21,11 @@ waits for it (`StreamWriter.owes`).
 from __future__ import annotations
 
 import pathlib
-import re
 
 from nanotf.pool import settings
 
 STALL_SECONDS = 600.0
 STALL_VARIABLE = "NANOTF_STALL_SECONDS"
-
-# What a collective says when its deadline has passed, in both implementations; `Expire` in
-# native/call.cc and `_await` in python_engine.py.
-_EXPIRED = re.compile(
-    r"nanotf collective: rank \d+ waited .* s in .* for (rank [^\n]*)\. Ranks must"
-)
-_MISSING = re.compile(r"rank (\d+) \(")
-_PEER_LOST = re.compile(r"nanotf collective: rank \d+ \(process \d+\) (ended|left the group) while")
 
 
 def stall_seconds() -> float:
@@ -44,28 +35,6 @@ def stall_seconds() -> float:
         NanoError: The variable is not a number above 0.
     """
     return settings.seconds(STALL_VARIABLE, STALL_SECONDS)
-
-
-def missing_ranks(text: str) -> list[int]:
-    """The ranks for which a collective waited until its deadline; empty for another failure.
-
-    Args:
-        text: str, an exception's text, with whatever TensorFlow wrapped around it.
-    """
-    found = _EXPIRED.search(text)
-    return [int(rank) for rank in _MISSING.findall(found[1])] if found else []
-
-
-def expiry(text: str) -> str:
-    """What that collective said; `text` as in `missing_ranks`, which is not empty."""
-    found = _EXPIRED.search(text)
-    assert found is not None, text
-    return found[0].removesuffix(". Ranks must")
-
-
-def lost_a_peer(text: str) -> bool:
-    """Whether a collective failed since another rank's process has gone; `text` as above."""
-    return _PEER_LOST.search(text) is not None
 
 
 def is_stopped(pid: int) -> bool:

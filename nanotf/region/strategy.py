@@ -23,6 +23,7 @@ import tensorflow as tf
 from nanotf.collectives import engine, launcher
 from nanotf.collectives.tally import Tally
 from nanotf.compat import distribute
+from nanotf.wire import ports
 
 
 def mark_as_share(dataset: Any, iterable: Any = None) -> Any:
@@ -89,6 +90,20 @@ class _Extended(distribute.Extended):  # type: ignore[misc]
         return initial_value
 
 
+@contextlib.contextmanager
+def _telling_of_taken_port(port: int | None) -> Iterator[None]:
+    """Raises `PortTaken` where TensorFlow's server does not start and its port is taken.
+
+    TensorFlow's error says so in its text alone.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if port is None or ports.is_free(port):
+            raise
+        raise ports.PortTaken(f"TCP port {port} was taken meanwhile: {error}") from error
+
+
 class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
     """A `tf.distribute.MultiWorkerMirroredStrategy` for one worker of a pool.
 
@@ -100,6 +115,9 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         group: `collectives.Group` attached to this rank, for transport "shm".
 
     Exactly one of `cluster` and `group` is given.
+
+    Raises:
+        PortTaken: Another process has taken this rank's port.
 
     Attributes:
         tally: `collectives.Tally` of TensorFlow's own collectives; None with transport "shm".
@@ -117,11 +135,12 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         else:
             resolver = distribute.empty_cluster()
-        extended = _Extended(
-            self,
-            cluster_resolver=resolver,
-            communication_options=tf.distribute.experimental.CommunicationOptions(),
-        )
+        with _telling_of_taken_port(int(cluster[rank].rpartition(":")[2]) if cluster else None):
+            extended = _Extended(
+                self,
+                cluster_resolver=resolver,
+                communication_options=tf.distribute.experimental.CommunicationOptions(),
+            )
         if group is not None:
             extended.group = group
             distribute.set_rank(extended, rank, size)

@@ -29,6 +29,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from nanotf.wire.failures import Failure
+
 Logs = dict[str, Any]
 Written = tuple[tuple[int, int, int], ...]  # the block's place in the job, offset and size in bytes
 
@@ -239,6 +241,7 @@ class JobFailed(Message):
         summary: str, the exception in one line.
         traceback: str.
         exception: bytes, the pickled exception; empty when it cannot be pickled.
+        failure: `Failure` of the collective that has raised, or None (transport "shm" alone).
     """
 
     job: int
@@ -246,6 +249,7 @@ class JobFailed(Message):
     summary: str
     traceback: str
     exception: bytes = b""
+    failure: Failure | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +310,7 @@ class Restored(Message):
 class Reached(Message):
     """Worker -> parent, every rank, in a `@nano` function with transport "grpc".
 
-    Sent when a rank has begun no collective for a while, and when it has returned.
+    Sent when a rank has begun no collective for a while, and when it has returned or raised.
 
     Args:
         job, rank: int.

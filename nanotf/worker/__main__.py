@@ -25,9 +25,7 @@ from typing import Any
 from nanotf.collectives.native_library import NativeUnusable
 from nanotf.wire import messages
 from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
-
-# What TensorFlow says when its server cannot bind the port (2.15 to 2.21).
-PORT_TAKEN = ("Could not start gRPC server", "Address already in use")
+from nanotf.wire.ports import PortTaken, free_port
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -112,14 +110,6 @@ def bind_memory(numa_node: int | None) -> None:
             library.numa_set_preferred(ctypes.c_int(numa_node))
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody uses at this moment."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 class Inbox:
     """Reads the channel in a thread of its own.
 
@@ -195,7 +185,7 @@ def _setup(
         made = session.Session(rank, channel, setup, fds)
     except BaseException as error:
         unusable = str(error) if isinstance(error, NativeUnusable) else None
-        retry = unusable is not None or any(text in str(error) for text in PORT_TAKEN)
+        retry = isinstance(error, (NativeUnusable, PortTaken))
         summary = f"{type(error).__name__}: {error}"
         channel.send(messages.SetupFailed(rank, retry, summary, traceback.format_exc(), unusable))
         return None

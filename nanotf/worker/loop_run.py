@@ -27,7 +27,6 @@ from nanotf.compat import (
     random_states,
     shared_datasets,
 )
-from nanotf.errors import NanoError
 from nanotf.region import context, loop_step
 from nanotf.region.decorators import is_tf_function
 from nanotf.region.share import over_whole_batch
@@ -267,26 +266,6 @@ class _KeptProgram:
         return over_whole_batch(function, self._share, with_gradient=True)
 
 
-# What TensorFlow, and Keras 2's losses, say of code that stands outside of a replica.
-_OUTSIDE = ("outside the replica context", "losses are used with `tf.distribute.Strategy`")
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Says what to do about TensorFlow's words for what cannot run in a `@nano` function."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        if not any(text in str(error) for text in _OUTSIDE):
-            raise
-        raise NanoError(
-            "Inside of a @nano function gradients are computed and applied in steps that the "
-            f"workers share. Received: code outside of one, of which TensorFlow says: {error} "
-            "Put @nano_multiprocessing on the function that it stands in, or call that with "
-            "get_strategy().run()."
-        ) from error
-
-
 class LoopRun:
     """One `@nano` call in one worker.
 
@@ -335,7 +314,7 @@ class LoopRun:
         random_states.put(job.random_states)
         prints = output.to_parent(session, self.number, self.job.terminal)
         scope = session.strategy.scope()
-        with prints, self._current(kept), scope, _explained(), self._counted():
+        with prints, self._current(kept), scope, self._counted():
             value = kept.program.function(*args, **kwargs)
         with session.strategy.scope():
             built = self._built(kept)
@@ -403,9 +382,9 @@ class LoopRun:
         session.watched = look
         try:
             yield
-            tell(tally.progress())
         finally:
             tally.active, session.watched = False, lambda: None
+            tell(tally.progress())
 
     @contextlib.contextmanager
     def _current(self, kept: _KeptProgram) -> Iterator[None]:

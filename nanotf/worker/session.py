@@ -29,6 +29,7 @@ from nanotf.compat import (
     keras_share,
     shared_datasets,
 )
+from nanotf.errors import CollectiveError
 from nanotf.region import gradients
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
 from nanotf.region.share import Share
@@ -48,6 +49,7 @@ from nanotf.shipping import (
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
+from nanotf.wire.failures import Failure
 from nanotf.worker import output, replica, watch
 from nanotf.worker.loop_run import LoopRun
 
@@ -80,6 +82,7 @@ class Session:
         keras_names.refuse_own_loops(lambda: self.share.in_loop)
         keras_names.refuse_clear_session(lambda: self.share.in_loop)
         keras_names.call_metrics_here(lambda: self.share.in_loop)
+        distribute.explain_place(lambda: self.share.in_loop)
         shared_datasets.sample_alike()
         autograph.leave_tf_keras_alone()
         autograph.keep_no_files()
@@ -92,6 +95,7 @@ class Session:
         distribute.add_outside_of_replicas(rank)
         distribute.count_saves_alone(self.strategy.values_known)
         keras_names.save_alone(self.strategy.values_known)
+        self._group = group
         self.stopwatch = timing.Stopwatch(rank, group)
         self.reader: streams.StreamReader  # of the job that runs
         self.watched: Callable[[], None] = lambda: None  # what a `Watch` calls at every look
@@ -134,6 +138,7 @@ class Session:
         """Runs a job, as `inbox` has handed it out, and reports its end."""
         self.stopwatch.begin()
         self.reader = reader
+        failed, _ = self._failures()
         try:
             job = pickling.loads(message.body)
             run = _RUNS[type(job)](self, inbox, message.job, job, blocks)
@@ -148,6 +153,10 @@ class Session:
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
             reader.end()  # before the error, which may hold the last reference to an iterator
+            count, why = self._failures()
+            # TensorFlow keeps the text alone of what has failed in a graph.
+            if count > failed and _is_of_op(error):
+                answer = dataclasses.replace(answer, failure=why)
         reader.end()
         try:
             self.channel.send(answer)
@@ -160,6 +169,9 @@ class Session:
             # Datasets of jobs that have ended hang in cycles, and each mapping of a block that one
             # holds has a file descriptor. Python would leave them for hundreds of jobs.
             gc.collect()
+
+    def _failures(self) -> tuple[int, Failure | None]:
+        return (0, None) if self._group is None else self._group.failures()
 
     def model(
         self,
@@ -252,6 +264,17 @@ def _failure(job: int, rank: int, error: BaseException) -> messages.JobFailed:
         pickled = b""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return messages.JobFailed(job, rank, f"{type(error).__name__}: {error}", text, pickled)
+
+
+def _is_of_op(error: BaseException | None) -> bool:
+    """Whether an op or a collective has raised, or what was raised because of that."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, (tf.errors.OpError, CollectiveError)):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class _Abandoned(Exception):

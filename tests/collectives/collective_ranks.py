@@ -22,6 +22,7 @@ from nanotf.collectives import layout
 from nanotf.collectives.engine import part_of
 from nanotf.collectives.shared_view import SharedView
 from nanotf.errors import CollectiveError
+from nanotf.wire.failures import Failure
 
 try:  # comes with TensorFlow
     from ml_dtypes import bfloat16
@@ -52,6 +53,17 @@ def error_of(function: Any, *arguments: Any) -> str:
     except CollectiveError as error:
         return str(error)
     raise AssertionError("no CollectiveError")
+
+
+def failure_of(engine: Any, function: Any, *arguments: Any) -> Failure:
+    """What the engine remembers of the failure that `function` must raise."""
+    before, _ = engine.failures()
+    text = error_of(function, *arguments)
+    count, failure = engine.failures()
+    assert count == before + 1
+    assert failure.message == text
+    found: Failure = failure
+    return found
 
 
 def lengths(itemsize: int) -> list[int]:
@@ -231,43 +243,43 @@ def many_threads(spec: Any, rank: int, fd: int, threads: int, calls: int) -> Non
     assert not failures, failures[0]
 
 
-def one_key_twice(spec: Any, rank: int, fd: int, directory: Path) -> str:
+def one_key_twice(spec: Any, rank: int, fd: int, directory: Path) -> Failure | None:
     """A second call of a key that is in flight on this rank is refused."""
     with engine_of(spec, rank, fd) as engine:
         if rank == 0:
             # Rank 1 has not come, so whichever of the two enters first blocks.
             with futures.ThreadPoolExecutor(2) as threads:
-                calls = [threads.submit(error_of, engine.barrier, 5) for _ in range(2)]
+                calls = [threads.submit(failure_of, engine, engine.barrier, 5) for _ in range(2)]
                 refused, blocked = futures.wait(calls, 30, futures.FIRST_COMPLETED)
                 (directory / "go").touch()
-                (text,) = [call.result() for call in refused]
+                (failure,) = [call.result() for call in refused]
                 for call in blocked:
                     assert call.exception() is not None, "two were refused"
-            return str(text)
+            return failure
         wait_for((directory / "go").exists)
         engine.barrier(5)
-        return ""
+        return None
 
 
-def mismatches(spec: Any, rank: int, fd: int) -> list[str]:
-    """The errors of calls in which the last rank differs; the group goes on after each."""
+def mismatches(spec: Any, rank: int, fd: int) -> list[Failure]:
+    """The failures of calls in which the last rank differs; the group goes on after each."""
     last = rank == spec.size - 1
     ones = np.ones
     with engine_of(spec, rank, fd) as engine:
-        texts = [
-            error_of(engine.all_reduce, [ones((2, 3 if last else 4), np.float32)], 1),
-            error_of(engine.all_reduce, [ones(9, np.int32 if last else np.int64)], 1),
-            error_of(engine.all_reduce, [ones(9, np.int32)], 1, "max" if last else "sum"),
-            error_of(engine.broadcast, ones(9), 1, 1 if last else 0),
-            error_of(engine.all_gather, ones((2, 3 if last else 4)), 1),
-            error_of(engine.all_reduce, [ones(1 if last else 300_000)], 1),
+        found = [
+            failure_of(engine, engine.all_reduce, [ones((2, 3 if last else 4), np.float32)], 1),
+            failure_of(engine, engine.all_reduce, [ones(9, np.int32 if last else np.int64)], 1),
+            failure_of(engine, engine.all_reduce, [ones(9, np.int32)], 1, "max" if last else "sum"),
+            failure_of(engine, engine.broadcast, ones(9), 1, 1 if last else 0),
+            failure_of(engine, engine.all_gather, ones((2, 3 if last else 4)), 1),
+            failure_of(engine, engine.all_reduce, [ones(1 if last else 300_000)], 1),
         ]
         if last:
-            texts.append(error_of(engine.all_gather, ones(9), 1))
+            found.append(failure_of(engine, engine.all_gather, ones(9), 1))
         else:
-            texts.append(error_of(engine.all_reduce, [ones(9)], 1))
+            found.append(failure_of(engine, engine.all_reduce, [ones(9)], 1))
         assert engine.all_reduce([ones(9)], 1)[0][0] == spec.size
-    return texts
+    return found
 
 
 def mismatches_of_many(spec: Any, rank: int, fd: int) -> list[str]:
@@ -306,13 +318,13 @@ def mismatches_of_many(spec: Any, rank: int, fd: int) -> list[str]:
     return texts
 
 
-def differs_and_stops(spec: Any, rank: int, fd: int, directory: Path, how: str) -> str:
+def differs_and_stops(spec: Any, rank: int, fd: int, directory: Path, how: str) -> Failure | None:
     """The last rank comes with another call, and neither says what that is nor goes on."""
     if rank < spec.size - 1:
         with engine_of(spec, rank, fd) as engine:
-            text = error_of(engine.all_reduce, [np.ones(3)] * 6, 42)
+            failure = failure_of(engine, engine.all_reduce, [np.ones(3)] * 6, 42)
         (directory / f"failed-{rank}").touch()
-        return text
+        return failure
     view = SharedView(spec, rank, fd)
     wait_for(lambda: view.word(view.tag(0, 0)) != 0)
     own = view.slot_header(rank, 0)
@@ -323,10 +335,10 @@ def differs_and_stops(spec: Any, rank: int, fd: int, directory: Path, how: str) 
         os.kill(os.getpid(), signal.SIGKILL)
     for other in range(rank):
         wait_for((directory / f"failed-{other}").exists)
-    return ""
+    return None
 
 
-def last_rank_dies(spec: Any, rank: int, fd: int, how: str) -> list[str]:
+def last_rank_dies(spec: Any, rank: int, fd: int, how: str) -> list[Failure]:
     """The last rank ends while others are in the middle of large all-reduces."""
     engine = make_engine(spec, rank, fd)
     values = np.ones(200_000, np.float32)
@@ -353,29 +365,32 @@ def last_rank_dies(spec: Any, rank: int, fd: int, how: str) -> list[str]:
         while True:
             engine.all_reduce([values], 1)
 
-    return [error_of(go_on), error_of(engine.barrier, 2)]
+    return [failure_of(engine, go_on), failure_of(engine, engine.barrier, 2)]
 
 
-def aborted(spec: Any, rank: int, fd: int, directory: Path) -> list[str]:
+def aborted(spec: Any, rank: int, fd: int, directory: Path) -> list[Failure]:
     """All but the last rank are blocked when the abort comes; the last enters after it."""
     with engine_of(spec, rank, fd) as engine:
         if rank == spec.size - 1:
             wait_for((directory / "aborted").exists)
-            return [error_of(engine.barrier, 1)]
+            return [failure_of(engine, engine.barrier, 1)]
         (directory / f"entering-{rank}").touch()
-        return [error_of(engine.barrier, 1), error_of(engine.all_reduce, [np.ones(3)], 2)]
+        return [
+            failure_of(engine, engine.barrier, 1),
+            failure_of(engine, engine.all_reduce, [np.ones(3)], 2),
+        ]
 
 
-def rank_aborts(spec: Any, rank: int, fd: int) -> str:
+def rank_aborts(spec: Any, rank: int, fd: int) -> Failure | None:
     with engine_of(spec, rank, fd) as engine:
         if rank == 0:
             engine.abort("rank 0 had enough")
-        return error_of(engine.barrier, 1)
+        return failure_of(engine, engine.barrier, 1)
 
 
 def absent(
     spec: Any, rank: int, fd: int, directory: Path, missing: int, method: str = "all_reduce"
-) -> str:
+) -> Failure:
     """One rank attaches and does not come. The first gives more rounds to a gather than others."""
     values = np.ones(2 * CHUNK if method == "all_gather" and rank == 0 else 3)
     with engine_of(spec, rank, fd) as engine:
@@ -386,19 +401,19 @@ def absent(
             wait_for((directory / f"attached-{other}").exists)
         if rank == missing:
             wait_for((directory / "expired").exists)
-            return error_of(call, values, 42)
-        text = error_of(call, values, 42)
+            return failure_of(engine, call, values, 42)
+        failure = failure_of(engine, call, values, 42)
         (directory / "expired").touch()
-        return text
+        return failure
 
 
-def came_and_did_not_reduce(spec: Any, rank: int, fd: int, directory: Path) -> str:
+def came_and_did_not_reduce(spec: Any, rank: int, fd: int, directory: Path) -> Failure | None:
     """Rank 1 posts all that it gives, in a copy of rank 0's slot, and reduces nothing."""
     if rank == 0:
         with engine_of(spec, rank, fd) as engine:
-            text = error_of(engine.all_reduce, [np.ones(CHUNK)], 42)
+            failure = failure_of(engine, engine.all_reduce, [np.ones(CHUNK)], 42)
         (directory / "expired").touch()
-        return text
+        return failure
     view = SharedView(spec, rank, fd)
     wait_for(lambda: view.word(view.tag(0, 0)) != 0)
     theirs, own = view.slot_header(0, 0), view.slot_header(rank, 0)
@@ -408,7 +423,7 @@ def came_and_did_not_reduce(spec: Any, rank: int, fd: int, directory: Path) -> s
     view.set_word(own + layout.REDUCED, 0)
     view.set_word(view.tag(rank, 0), view.word(view.tag(0, 0)))
     wait_for((directory / "expired").exists)
-    return ""
+    return None
 
 
 def frozen(spec: Any, rank: int, fd: int, directory: Path) -> None:
@@ -446,9 +461,9 @@ def last_numbers(spec: Any, rank: int, fd: int) -> str:
         return text
 
 
-def never_attached(spec: Any, rank: int, fd: int) -> str:
+def never_attached(spec: Any, rank: int, fd: int) -> Failure | None:
     with engine_of(spec, rank, fd) as engine:
-        return error_of(engine.barrier, 8)
+        return failure_of(engine, engine.barrier, 8)
 
 
 def attach_twice(spec: Any, rank: int, fd: int) -> str:

@@ -12,8 +12,9 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import numpy as np
 import tensorflow as tf
 
-from nanotf.collectives import Group, failure_message
+from nanotf.collectives import Group
 from nanotf.errors import CollectiveError, InvalidArgumentError, InvalidArgumentTypeError
+from nanotf.wire.failures import Failure
 
 REDUCIBLE = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64)
 
@@ -190,43 +191,52 @@ def _raises(kind: type[Exception], function: Callable[[], Any]) -> None:
     raise AssertionError(f"no {kind.__name__}")
 
 
-def _differences(group: Group) -> list[str]:
-    last = group.rank == group.size - 1
-    texts = []
+def _failure_of(group: Group, kind: type[Exception], function: Callable[[], Any]) -> Failure:
+    """What the group remembers of the failure that `function` must raise."""
+    before, _ = group.failures()
     try:
-        group.all_reduce(tf.ones([2, 3 if last else 4]), 61)
-    except CollectiveError as error:
-        texts.append(str(error))
+        function()
+    except kind as error:
+        count, failure = group.failures()
+        assert count == before + 1
+        assert failure is not None
+        assert failure.message in str(error)
+        return failure
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def _differences(group: Group) -> list[Failure]:
+    last = group.rank == group.size - 1
+    found = [
+        _failure_of(
+            group,
+            CollectiveError,
+            lambda: group.all_reduce(tf.ones([2, 3 if last else 4]), 61),
+        )
+    ]
     many = [tf.ones([5])] * 6 + [tf.ones([2 if last else 3])]
     for function in (
         tf.function(lambda: group.all_reduce(tf.ones([2, 3 if last else 4]), 62)),
         tf.function(lambda: group.all_reduce_many(many, 63)),
     ):
-        try:
-            function()
-        except tf.errors.OpError as error:
-            texts.append(failure_message(error) or str(error))
+        found.append(_failure_of(group, tf.errors.OpError, function))
     assert group.all_reduce(tf.ones([]), 64).numpy() == group.size, "usable afterwards"
     group.barrier(65)
     if last:
         group.abort("enough")
-    try:
+
+    def go_on() -> None:
         while True:
             group.all_reduce(tf.ones([3]), 66)
-    except CollectiveError as error:
-        texts.append(str(error))
-    return texts
+
+    return [*found, _failure_of(group, CollectiveError, go_on)]
 
 
-def rank_that_raises(spec: Any, rank: int, fd: int) -> str:
+def rank_that_raises(spec: Any, rank: int, fd: int) -> Failure:
     """An exception of the user's in one rank, while the other is in a tf.function."""
     group = Group.attach(spec, rank, fd)
     function = tf.function(lambda: group.all_reduce(tf.ones([100_000]), 1))
     function()
     if rank == 1:
         raise RuntimeError("a user's error")
-    try:
-        function()
-    except tf.errors.OpError as error:
-        return failure_message(error) or str(error)
-    return ""
+    return _failure_of(group, tf.errors.OpError, function)

@@ -21,6 +21,7 @@ from collective_runner import (
 from nanotf.collectives import create_group, native_status
 from nanotf.errors import CollectiveError, InvalidArgumentError
 from nanotf.pool import stalls
+from nanotf.wire.failures import Failure, Kind
 
 BOTH = pytest.mark.parametrize(
     "implementation",
@@ -134,8 +135,9 @@ def test_keys_in_different_orders(implementation, size, threads):
 @BOTH
 def test_one_key_twice_is_refused(implementation, tmp_path):
     with group(2, implementation) as owner:
-        text, _ = values(run_ranks(owner, ranks.one_key_twice, tmp_path))
-    assert "key=5 on rank 0 from two threads at once" in text
+        failure, _ = values(run_ranks(owner, ranks.one_key_twice, tmp_path))
+    assert (failure.kind, failure.rank) == (Kind.MISUSED, 0)
+    assert "key=5 on rank 0 from two threads at once" in failure.text
 
 
 @BOTH
@@ -153,11 +155,16 @@ def test_a_difference_is_an_error_on_every_rank(implementation, size):
         ("all_reduce(sum) of float64[300000]", "all_reduce(sum) of float64[1]"),
         ("all_reduce(sum) of float64[9]", "all_gather of float64[*]"),
     ]
-    for texts in per_rank:
-        for text, (first, other) in zip(texts, expected, strict=True):
+    for rank, failures in enumerate(per_rank):
+        for failure, (first, other) in zip(failures, expected, strict=True):
+            assert (failure.kind, failure.rank, failure.missing) == (Kind.DIFFERENT, rank, ())
+            text = failure.message
             assert text.startswith("nanotf collective: all ranks must call the same collective")
             assert f"Received: rank 0: {first}; rank {last}: {other} (key 1, call " in text
-    assert len({tuple(texts) for texts in per_rank}) == 1
+            assert text.endswith(
+                "). Check that every rank runs the same model on batches of the same structure."
+            )
+    assert len({tuple(failure.text for failure in failures) for failures in per_rank}) == 1
 
 
 @BOTH
@@ -206,11 +213,14 @@ def test_a_rank_that_differs_and_stops(implementation, how, tmp_path):
         "all_reduce(sum) of float64[3], float64[3], float64[3], float64[3], ... (6 tensors) "
         "(key 42, call 1)"
     )
-    for text in values(others):
+    for failure in values(others):
+        assert failure.kind == (Kind.LOST if how == "kill" else Kind.EXPIRED)
+        assert failure.missing == (2,)
+        text = failure.text
         if how == "kill":
             assert ") ended while rank " in text and f" waited for it in {call}" in text
         else:
-            assert f"waited 2 s in {call} for rank 2 (came, did not finish). Ranks must" in text
+            assert text.endswith(f"waited 2 s in {call} for rank 2 (came, did not finish)")
 
 
 @BOTH
@@ -222,10 +232,12 @@ def test_a_rank_that_goes_away(implementation, how):
     way = "left the group" if how == "close" else "ended"
     if how == "kill":
         assert last.returncode == -9
-    for texts in values(others):
-        for text in texts:
-            assert text.startswith("nanotf collective: rank 2 (process ")
-            assert f") {way} while rank " in text
+    for failures in values(others):
+        for failure in failures:  # the second call fails for the reason of the first
+            assert (failure.kind, failure.missing) == (Kind.LOST, (2,))
+            assert failure.rank in (0, 1)
+            assert failure.message.startswith("nanotf collective: rank 2 (process ")
+            assert f") {way} while rank {failure.rank} waited" in failure.text
 
 
 @BOTH
@@ -240,24 +252,28 @@ def test_the_parent_aborts(implementation, size, tmp_path):
             (tmp_path / "aborted").touch()
 
         per_rank = values(run_ranks(owner, ranks.aborted, tmp_path, meanwhile=abort))
-    expected = "nanotf collective: the user pressed Ctrl-C"
-    assert {text for texts in per_rank for text in texts} == {expected}
+    expected = Failure(Kind.ABORTED, -1, "the user pressed Ctrl-C")
+    assert {failure for failures in per_rank for failure in failures} == {expected}
+    assert expected.message == "nanotf collective: the user pressed Ctrl-C"
 
 
 @BOTH
 def test_a_rank_aborts(implementation):
     with group(3, implementation) as owner:
-        texts = values(run_ranks(owner, ranks.rank_aborts))
-    assert set(texts) == {"nanotf collective: rank 0 had enough"}
+        failures = values(run_ranks(owner, ranks.rank_aborts))
+    assert set(failures) == {Failure(Kind.ABORTED, 0, "rank 0 had enough")}
 
 
 @BOTH
 def test_the_deadline_names_who_is_missing(implementation, tmp_path):
     with create_group(3, implementation=implementation, deadline=3) as owner:
-        texts = values(run_ranks(owner, ranks.absent, tmp_path, 2))
-    for text in texts:
-        assert "waited 3 s in all_reduce(sum) of float64[3] (key 42, call 1) for rank 2" in text
-        assert "rank 2 (did not come)" in text
+        failures = values(run_ranks(owner, ranks.absent, tmp_path, 2))
+    for failure in failures:
+        assert (failure.kind, failure.missing) == (Kind.EXPIRED, (2,))
+        call = "all_reduce(sum) of float64[3] (key 42, call 1)"
+        waited = f"rank {failure.rank} waited 3 s in {call} for rank 2 (did not come)"
+        assert failure.text == waited
+        assert failure.message.startswith(f"nanotf collective: {waited}. Ranks must")
 
 
 @BOTH
@@ -265,18 +281,19 @@ def test_the_deadline_names_who_is_missing(implementation, tmp_path):
 def test_the_deadline_blames_nobody_else(implementation, method, tmp_path):
     options = {"chunk_bytes": ranks.CHUNK, "deadline": 3}
     with create_group(4, implementation=implementation, **options) as owner:
-        texts = values(run_ranks(owner, ranks.absent, tmp_path, 1, method))
-    for text in texts:
-        assert "(key 42, call 1) for rank 1 (did not come). Ranks must" in text
+        failures = values(run_ranks(owner, ranks.absent, tmp_path, 1, method))
+    for failure in failures:
+        assert failure.missing == (1,)
+        assert failure.text.endswith("(key 42, call 1) for rank 1 (did not come)")
 
 
 @pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
 def test_the_deadline_names_who_does_not_reduce(tmp_path):
     options = {"chunk_bytes": ranks.CHUNK, "symmetric_bytes": 64, "deadline": 2}
     with create_group(2, implementation="native", **options) as owner:
-        text, _ = values(run_ranks(owner, ranks.came_and_did_not_reduce, tmp_path))
-    assert "for rank 1 (came, did not finish). Ranks must" in text
-    assert stalls.missing_ranks(text) == [1]
+        failure, _ = values(run_ranks(owner, ranks.came_and_did_not_reduce, tmp_path))
+    assert (failure.kind, failure.rank, failure.missing) == (Kind.EXPIRED, 0, (1,))
+    assert failure.text.endswith("for rank 1 (came, did not finish)")
 
 
 @BOTH
@@ -321,8 +338,9 @@ def test_the_calls_of_a_key_are_numbered(tmp_path):
 @BOTH
 def test_the_deadline_names_who_never_attached(implementation):
     with create_group(2, implementation=implementation, deadline=0.5) as owner:
-        (text,) = values(run_ranks(owner, ranks.never_attached, ranks=[0]))
-    assert "for rank 1 (never attached)" in text
+        (failure,) = values(run_ranks(owner, ranks.never_attached, ranks=[0]))
+    assert (failure.kind, failure.missing) == (Kind.EXPIRED, (1,))
+    assert "for rank 1 (never attached)" in failure.text
 
 
 @BOTH

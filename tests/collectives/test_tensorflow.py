@@ -8,6 +8,7 @@ import pytest
 from collective_runner import run_ranks, values
 
 from nanotf.collectives import create_group, native_status
+from nanotf.wire.failures import Failure, Kind
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
@@ -32,21 +33,26 @@ class Lazily:
 def test_everything(implementation, size):
     with create_group(size, implementation=implementation, deadline=120) as owner:
         per_rank = values(run_ranks(owner, Lazily("everything"), deadline=240))
-    assert len(set(map(tuple, per_rank))) == 1
-    eager, traced, many, aborted = per_rank[0]
-    for text in (eager, traced):
+    for rank, (*different, aborted) in enumerate(per_rank):
+        assert {(f.kind, f.rank, f.missing) for f in different} == {(Kind.DIFFERENT, rank, ())}
+        assert aborted == Failure(Kind.ABORTED, size - 1, "enough")
+    assert len({tuple(failure.text for failure in failures) for failures in per_rank}) == 1
+    eager, traced, many, _ = per_rank[0]
+    for failure in (eager, traced):
+        text = failure.message
         assert text.startswith("nanotf collective: all ranks must call the same")
         assert f"rank 0: all_reduce(sum) of float32[2, 4]; rank {size - 1}: " in text
         assert text.endswith("same structure.")
     seventh = "all_reduce(sum) of 7 tensors, tensor 7: float32"
-    assert f"rank 0: {seventh}[3]; rank {size - 1}: {seventh}[2] (key 63" in many
-    assert aborted == "nanotf collective: enough"
+    assert f"rank 0: {seventh}[3]; rank {size - 1}: {seventh}[2] (key 63" in many.text
 
 
 def test_a_rank_that_raises():
     with create_group(2, deadline=120) as owner:
         first, second = run_ranks(owner, Lazily("rank_that_raises"), deadline=120)
     assert second.error == "RuntimeError: a user's error"
-    (text,) = values([first])
+    (failure,) = values([first])
+    assert (failure.kind, failure.rank, failure.missing) == (Kind.LOST, 0, (1,))
+    text = failure.message
     assert text.startswith("nanotf collective: rank 1 (process ")
     assert " ended while rank 0 waited for it in all_reduce(sum) of float32[100000]" in text

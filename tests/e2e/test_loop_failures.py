@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import re
 import signal
 import tempfile
 import threading
@@ -261,7 +262,11 @@ def test_ranks_that_run_different_steps(transport: str) -> None:
             else:
                 other(inputs[0])
 
-    with pytest.raises(errors.CollectiveError, match=r"same steps.*in rank \d a collective failed"):
+    how = {
+        "shm": r"in rank \d a collective failed: all ranks must call the same collective",
+        "grpc": r"the collectives that the ranks have begun differ.*in the step plain_step",
+    }
+    with pytest.raises(errors.CollectiveError, match=rf"same steps.*{how[transport]}"):
         train(*_arguments(), step)
     if transport == "shm":
         _works()
@@ -287,14 +292,43 @@ def test_different_steps_that_meet_by_accident() -> None:
         train(dense(), loops.dataset())
 
 
-def test_update_outside_of_a_step() -> None:
+OF_A_COLLECTIVE = (
+    "nanotf collective: rank 0 waited 8 s in all_reduce(sum) of float32[3] (key 3, call 1) for "
+    "rank 1 (did not come). Ranks must call the same collectives; if one is only slow, raise the "
+    "deadline."
+)
+OF_TENSORFLOW = "not available outside the replica context or a `tf.distribute` call"
+
+
+@pytest.mark.parametrize("text", [OF_A_COLLECTIVE, OF_TENSORFLOW])
+def test_a_users_exception_is_not_taken_for_what_it_says(text: str) -> None:
+    @two()
+    def train(data: Any, text: str) -> None:
+        raise ValueError(text)
+
+    with pytest.raises(ValueError, match=re.escape(text)) as caught:
+        train(loops.dataset(), text)
+    assert isinstance(caught.value, errors.WorkerError)
+    assert not isinstance(caught.value, errors.WorkerStuck)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "@nano_multiprocessing" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["step", "gradient"])
+def test_update_outside_of_a_step(what: str) -> None:
     @two()
     def train(model: Any, data: Any, loss_object: Any, optimizer: Any) -> None:
         for inputs in data:
-            plain_step(inputs, model, loss_object, optimizer)
+            if what == "step":
+                plain_step(inputs, model, loss_object, optimizer)
+            if what == "gradient":
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(model(inputs[0]))
+                tape.gradient(loss, model.trainable_variables)
 
-    with pytest.raises(errors.WorkerError, match="Put @nano_multiprocessing on"):
+    with pytest.raises(errors.WorkerError, match="Put @nano_multiprocessing on") as caught:
         train(*_arguments())
+    assert isinstance(caught.value, errors.NanoError)
     _works()
 
 

@@ -280,19 +280,3 @@ def test_what_the_variable_takes(monkeypatch: pytest.MonkeyPatch, text: str) -> 
     monkeypatch.setenv(stalls.STALL_VARIABLE, text)
     with pytest.raises(NanoError, match=f"NANOTF_STALL_SECONDS='{text}'"):
         stalls.stall_seconds()
-
-
-def test_what_a_collective_says_when_its_deadline_passes() -> None:
-    """As TensorFlow hands it on, from either implementation."""
-    text = (
-        "{{function_node __inference_x}} nanotf collective: rank 0 waited 8 s in all_reduce(sum) "
-        "of float32[160] (key 3, call 1) for rank 1 (did not come), rank 3 (came, did not "
-        "finish). Ranks must call the same collectives; if one is only slow, raise the deadline."
-        "\n\t [[{{node x}}]]"
-    )
-    assert stalls.missing_ranks(text) == [1, 3]
-    assert stalls.expiry(text).startswith("nanotf collective: rank 0 waited 8 s in all_reduce")
-    assert stalls.expiry(text).endswith("rank 3 (came, did not finish)")
-    assert stalls.missing_ranks("rank 1 (did not come)") == []
-    assert not stalls.lost_a_peer(text)
-    assert stalls.lost_a_peer("nanotf collective: rank 1 (process 7) ended while rank 0 waited")

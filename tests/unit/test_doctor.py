@@ -140,13 +140,13 @@ def test_several_packages_of_tensorflow() -> None:
     build = dataclasses.replace(GOOD.build, packages=("tensorflow 2.21.0", "tensorflow-cpu 2.20"))
     (found,) = _findings(build=build)
     assert found.severity == "warning"
-    assert "pip uninstall tensorflow tensorflow-cpu" in found.mend
+    assert "pip uninstall tensorflow tensorflow-cpu" in found.fix
 
 
 def test_a_quota_leaves_workers_unpinned() -> None:
     found = _one(_findings(machine=container()), "A CPU quota of 3.5 CPUs")
     assert found.severity == "note"
-    assert "--cpuset-cpus=4-6" in found.mend
+    assert "--cpuset-cpus=4-6" in found.fix
 
 
 def test_too_few_cores() -> None:
@@ -159,7 +159,7 @@ def test_too_few_cores() -> None:
 def test_a_worker_astride_two_nodes_and_the_number_that_avoids_it() -> None:
     found = _one(_findings(3), "cores of several NUMA nodes")
     assert "worker 2 has" in found.text
-    assert found.mend == "Use another number of workers, such as 2, 4."
+    assert found.fix == "Use another number of workers, such as 2, 4."
     assert _findings(4) == []
 
 
@@ -167,12 +167,12 @@ def test_efficiency_cores_slow_everybody_down() -> None:
     assert _findings(6, machine=laptop()) == []
     found = _one(_findings(8, machine=laptop()), "efficiency cores")
     assert "12-13" in found.text
-    assert "up to 6 workers" in found.mend
+    assert "up to 6 workers" in found.fix
 
 
 def test_a_cap_that_the_user_has_set() -> None:
     found = _one(_findings(environ={"OMP_NUM_THREADS": "4"}), "4 cores of 56 are used")
-    assert "unset OMP_NUM_THREADS" in found.mend
+    assert "unset OMP_NUM_THREADS" in found.fix
 
 
 SYSTEMS = [
@@ -182,11 +182,11 @@ SYSTEMS = [
 ]
 
 
-@pytest.mark.parametrize(("system", "text", "mend"), SYSTEMS)
-def test_limits_of_the_system(system: System, text: str, mend: str) -> None:
+@pytest.mark.parametrize(("system", "text", "fix"), SYSTEMS)
+def test_limits_of_the_system(system: System, text: str, fix: str) -> None:
     (found,) = _findings(system=system)
     assert (found.severity, text in found.text) == ("warning", True)
-    assert found.mend.startswith(mend)
+    assert found.fix.startswith(fix)
 
 
 def test_what_makes_it_slower() -> None:
@@ -197,11 +197,11 @@ def test_what_makes_it_slower() -> None:
         processor=Processor("Old", frozenset({"avx2"})),
         environ={"TF_NUM_INTEROP_THREADS": "1"},
     )
-    assert "g++" in _one(found, "pure-Python").mend
+    assert "g++" in _one(found, "pure-Python").fix
     assert _one(found, "oneDNN").severity == "note"
-    assert "libtcmalloc-minimal4" in _one(found, "tcmalloc").mend
-    assert "float32" in _one(found, "bfloat16").mend
-    assert _one(found, "TF_NUM_INTEROP_THREADS=1 leaves").mend == "Unset it."
+    assert "libtcmalloc-minimal4" in _one(found, "tcmalloc").fix
+    assert "float32" in _one(found, "bfloat16").fix
+    assert _one(found, "TF_NUM_INTEROP_THREADS=1 leaves").fix == "Unset it."
     assert [f.severity for f in found] == sorted(
         (f.severity for f in found), key=["error", "warning", "note"].index
     )
@@ -220,7 +220,7 @@ def test_unpinnable_machines() -> None:
 
 def test_nanotf_init_that_was_not_sourced() -> None:
     (found,) = doctor.examine(facts=GOOD).findings
-    assert (found.severity, found.mend) == ("note", "source nanotf-init.")
+    assert (found.severity, found.fix) == ("note", "source nanotf-init.")
 
 
 # -------------------------------------------------------------------------------- reports
@@ -284,7 +284,7 @@ def test_a_test_needs_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         report = doctor.examine(facts=_facts(**changes), test=True)
         (found,) = (f for f in report.findings if f.severity == "error")
         assert found.text.endswith("this process has 1 core; the test was skipped.")
-        assert "Give it more" in found.mend
+        assert "Give it more" in found.fix
         assert report.checks == ()
 
 

@@ -91,7 +91,10 @@ def test_an_empty_value_is_not_the_users_word() -> None:
 
 def test_a_single_inter_op_thread_is_warned_about() -> None:
     made = worker_environment(PLACEMENT, {"TF_NUM_INTEROP_THREADS": "1"}, BARE)
-    assert "TF_NUM_INTEROP_THREADS=1 leaves a worker no thread" in made.warnings[0]
+    (warning,) = made.warnings
+    assert warning.text.startswith("TF_NUM_INTEROP_THREADS=1 leaves a worker no thread")
+    assert warning.fix == "unset it"
+    assert str(warning) == f"{warning.text}; unset it."
 
 
 def test_a_worker_uses_onednn_as_its_parent_does() -> None:
@@ -156,7 +159,7 @@ def test_the_users_thread_count_wins_over_cores() -> None:
     made = shell_environment(MACHINE, {"OMP_NUM_THREADS": "2"}, Options(cores=4), BARE)
     assert made.kept == {"OMP_NUM_THREADS": "2"}
     assert made.variables["TF_NUM_INTRAOP_THREADS"] == "2"
-    assert "OMP_NUM_THREADS=2 was set by you and wins over --cores 4" in made.warnings[0]
+    assert "OMP_NUM_THREADS=2 was set by you and wins over --cores 4" in made.warnings[0].text
 
 
 def test_disabling_openmp_leaves_its_variables_alone() -> None:
@@ -169,7 +172,7 @@ def test_onednn_that_the_user_enabled_stays_and_is_said() -> None:
     environ = {"TF_ENABLE_ONEDNN_OPTS": "1"}
     made = shell_environment(MACHINE, environ, Options(onednn=False), BARE)
     assert made.kept == environ
-    assert "wins over --disable-onednn" in made.warnings[0]
+    assert "wins over --disable-onednn" in made.warnings[0].text
 
 
 @pytest.mark.parametrize(
@@ -229,9 +232,9 @@ def test_a_missing_allocator_that_was_asked_for_is_one_warning(name: str, packag
     value, made = preload({}, BARE, name)
     assert value is None
     (warning,) = made.warnings
-    assert name in warning
-    assert package in warning
-    assert "\n" not in warning
+    assert name in warning.text
+    assert package in warning.fix
+    assert "\n" not in str(warning)
 
 
 def test_a_missing_default_allocator_is_no_warning() -> None:

@@ -85,13 +85,12 @@ void Call::ClaimSlot() {
     nanosleep(&pause, nullptr);
     group_.CheckAborted();
     if (patience.IsOver(Clock::now()) && !claimed()) {
-      const std::string message =
-          "nanotf collective: rank " + std::to_string(group_.rank()) + " waited " +
-          Seconds(group_.config().deadline_seconds) + " to begin " + Describe() + ", because " +
-          std::to_string(kSlots) + " collectives were in flight. Ranks that begin more than " +
-          std::to_string(kSlots) + " at once must begin the same ones.";
-      group_.Abort(message);
-      throw Failure{message};
+      GiveUp(kNanotfExpired,
+             "rank " + std::to_string(group_.rank()) + " waited " +
+                 Seconds(group_.config().deadline_seconds) + " to begin " + Describe() +
+                 ", because " + std::to_string(kSlots) + " collectives were in flight",
+             "Ranks that begin more than " + std::to_string(kSlots) +
+                 " at once must begin the same ones.");
     }
   } while (own < 0 && !claimed());
 }
@@ -134,12 +133,12 @@ void Call::Meet() {
   for (int rank = 1; rank < group_.size(); ++rank) {
     if (group_.slot(rank, slots_[rank]).signature == first) continue;
     const std::vector<std::string> details = Exchange(Details(what_));
-    throw Failure{
-        "nanotf collective: all ranks must call the same collective on the same type and shape. "
-        "Received: " +
-        Difference(details[0], rank, details[rank]) + " (key " + std::to_string(what_.key) +
-        ", call " + std::to_string(number_) +
-        "). Check that every rank runs the same model on batches of the same structure."};
+    throw MakeFailure(
+        kNanotfDifferent, group_.rank(),
+        "all ranks must call the same collective on the same type and shape. Received: " +
+            Difference(details[0], rank, details[rank]) + " (key " + std::to_string(what_.key) +
+            ", call " + std::to_string(number_) + ")",
+        "Check that every rank runs the same model on batches of the same structure.");
   }
 }
 
@@ -225,22 +224,27 @@ void Call::AwaitAsleep(int peer, Ready ready) {
 }
 
 void Call::PeerLost(int peer, const char* how) {
-  const std::string message = "nanotf collective: rank " + std::to_string(peer) + " (process " +
-                              std::to_string(group_.header(peer).pid) + ") " + how +
-                              " while rank " + std::to_string(group_.rank()) +
-                              " waited for it in " + Describe() + ". See that rank's log.";
-  group_.Abort(message);
-  throw Failure{message};
+  GiveUp(kNanotfLost,
+         "rank " + std::to_string(peer) + " (process " + std::to_string(group_.header(peer).pid) +
+             ") " + how + " while rank " + std::to_string(group_.rank()) + " waited for it in " +
+             Describe(),
+         "See that rank's log.", {peer});
 }
 
 void Call::Expire(int peer) {
-  const std::string message = "nanotf collective: rank " + std::to_string(group_.rank()) +
-                              " waited " + Seconds(group_.config().deadline_seconds) + " in " +
-                              Describe() + " for " + Missing(peer) +
-                              ". Ranks must call the same collectives; if one is only slow, "
-                              "raise the deadline.";
-  group_.Abort(message);
-  throw Failure{message};
+  std::string names;
+  const std::vector<int> missing = Missing(peer, &names);
+  GiveUp(kNanotfExpired,
+         "rank " + std::to_string(group_.rank()) + " waited " +
+             Seconds(group_.config().deadline_seconds) + " in " + Describe() + " for " + names,
+         "Ranks must call the same collectives; if one is only slow, raise the deadline.", missing);
+}
+
+void Call::GiveUp(NanotfFailureKind kind, const std::string& text, const std::string& remedy,
+                  const std::vector<int>& missing) {
+  const Failure failure = MakeFailure(kind, group_.rank(), text, remedy, missing);
+  group_.Abort(failure);
+  throw failure;
 }
 
 std::string Call::Describe() const {
@@ -248,9 +252,9 @@ std::string Call::Describe() const {
          ")";
 }
 
-// Names the ranks that have not come, or that came and did not go on; `awaited` at the least.
-std::string Call::Missing(int awaited) {
-  std::string names;
+// `awaited` at the least.
+std::vector<int> Call::Missing(int awaited, std::string* names) {
+  std::vector<int> missing;
   const uint64_t here = group_.slot(group_.rank(), slots_[group_.rank()]).posted.load();
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;
@@ -259,9 +263,12 @@ std::string Call::Missing(int awaited) {
     // Until all have met, they cannot go on, and in a gather they begin with unlike rounds.
     const bool goes_on = !met_ || group_.slot(peer, slots_[peer]).posted.load() >= here;
     if (found && goes_on) continue;
-    names += (names.empty() ? "" : ", ") + Lacking(peer, found);
+    *names += (missing.empty() ? "" : ", ") + Lacking(peer, found);
+    missing.push_back(peer);
   }
-  return names.empty() ? Lacking(awaited, true) : names;
+  if (!missing.empty()) return missing;
+  *names = Lacking(awaited, true);
+  return {awaited};
 }
 
 std::string Call::Lacking(int peer, bool found) const {

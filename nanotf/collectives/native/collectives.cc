@@ -198,8 +198,9 @@ Chunk PartOf(int rank, int size, uint64_t total, uint64_t element) {
 
 void CheckPart(const Chunk& part, uint64_t given) {
   if (part.bytes() == given) return;
-  throw Failure{"a rank's part must be of its size. Received: " + std::to_string(given) +
-                " bytes instead of " + std::to_string(part.bytes()) + "."};
+  throw MakeFailure(kNanotfMisused, -1,
+                    "a rank's part must be of its size. Received: " + std::to_string(given) +
+                        " bytes instead of " + std::to_string(part.bytes()));
 }
 
 }  // namespace
@@ -322,11 +323,12 @@ void AllGather(Group& group, const NanotfCall& what, const void* in, uint64_t ro
     }
     void* output = nullptr;
     if (allocate(context, total, &output) != 0) {
-      const std::string message = "nanotf collective: rank " + std::to_string(group.rank()) +
-                                  " has no memory for the " + std::to_string(total * row_bytes) +
-                                  " bytes that it gathers.";
-      group.Abort(message);
-      throw Failure{message};
+      const Failure failure =
+          MakeFailure(kNanotfAborted, group.rank(),
+                      "rank " + std::to_string(group.rank()) + " has no memory for the " +
+                          std::to_string(total * row_bytes) + " bytes that it gathers");
+      group.Abort(failure);
+      throw failure;
     }
     out = static_cast<char*>(output);
     if (bytes > 0) memcpy(out + starts[group.rank()], in, bytes);
@@ -345,8 +347,9 @@ void AllGather(Group& group, const NanotfCall& what, const void* in, uint64_t ro
 void Broadcast(Group& group, const NanotfCall& what, int root, const void* in, void* out,
                uint64_t bytes) {
   if (root < 0 || root >= group.size()) {
-    throw Failure{"root must be a rank, 0 to " + std::to_string(group.size() - 1) +
-                  ". Received: root=" + std::to_string(root) + "."};
+    throw MakeFailure(kNanotfMisused, group.rank(),
+                      "root must be a rank, 0 to " + std::to_string(group.size() - 1) +
+                          ". Received: root=" + std::to_string(root));
   }
   const uint64_t size_of_chunk = group.config().chunk_bytes;
   const uint64_t rounds = Rounds(bytes, size_of_chunk);

@@ -10,32 +10,47 @@
 
 namespace nanotf {
 
+Failure MakeFailure(NanotfFailureKind kind, int rank, const std::string& text,
+                    const std::string& remedy, const std::vector<int>& missing) {
+  Failure failure = {};
+  failure.kind = kind;
+  failure.rank = rank;
+  for (const int one : missing) failure.missing[one / 32] |= 1u << one % 32;
+  text.copy(failure.text, sizeof(failure.text) - 1);
+  remedy.copy(failure.remedy, sizeof(failure.remedy) - 1);
+  return failure;
+}
+
 Group::Group(const NanotfConfig& config, int fd, int rank)
     : config_(config), layout_{config.size, config.chunk_bytes}, rank_(rank) {
   struct stat file;
   if (fstat(fd, &file) != 0 || static_cast<size_t>(file.st_size) < layout_.total_bytes()) {
     // Mapping beyond the end would kill the process with SIGBUS at the first access.
-    throw Failure{"the descriptor must be the file of the group. Received: fd=" +
-                  std::to_string(fd) + ". Pass the descriptor that came with the specification."};
+    throw MakeFailure(
+        kNanotfMisused, rank,
+        "the descriptor must be the file of the group. Received: fd=" + std::to_string(fd),
+        "Pass the descriptor that came with the specification.");
   }
   void* base = mmap(nullptr, layout_.total_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) {
-    throw Failure{"could not map " + std::to_string(layout_.total_bytes()) +
-                  " bytes of shared memory: " + strerror(errno) + "."};
+    throw MakeFailure(kNanotfMisused, rank,
+                      "could not map " + std::to_string(layout_.total_bytes()) +
+                          " bytes of shared memory: " + strerror(errno));
   }
   base_ = static_cast<char*>(base);
   if (common().magic != kMagic || common().nonce != config.nonce || common().size != config.size ||
       common().chunk_bytes != config.chunk_bytes) {
     munmap(base, layout_.total_bytes());
-    throw Failure{
-        "the descriptor belongs to another group than the specification. Pass the "
-        "descriptor that came with it."};
+    throw MakeFailure(kNanotfMisused, rank,
+                      "the descriptor belongs to another group than the specification",
+                      "Pass the descriptor that came with it.");
   }
   if (header(rank_).state.load(std::memory_order_acquire) != kAbsent) {
     const uint32_t pid = header(rank_).pid;
     munmap(base, layout_.total_bytes());
-    throw Failure{"a rank can be attached once. Received: rank=" + std::to_string(rank) +
-                  ", which process " + std::to_string(pid) + " has."};
+    throw MakeFailure(kNanotfMisused, rank,
+                      "a rank can be attached once. Received: rank=" + std::to_string(rank) +
+                          ", which process " + std::to_string(pid) + " has");
   }
   // The first write places a page on the writer's NUMA node. Buffers are first written by their
   // owner anyway; of what peers might read earlier, only the page of the tags cannot be had first.
@@ -53,13 +68,12 @@ void Group::Announce() {
   if (own.sleepers.load(std::memory_order_seq_cst) != 0) WakeAll(own.event);
 }
 
-void Group::Abort(const std::string& message) {
+void Group::Abort(const Failure& failure) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     AbortRecord& record = header(rank_).record;
     if (record.set.load(std::memory_order_relaxed) == 0) {
-      record.length = static_cast<uint32_t>(std::min(message.size(), sizeof(record.text)));
-      memcpy(record.text, message.data(), record.length);
+      record.failure = failure;
       record.set.store(1, std::memory_order_release);
     }
   }
@@ -69,15 +83,27 @@ void Group::Abort(const std::string& message) {
 
 void Group::CheckAborted() const {
   if (closed_.load(std::memory_order_relaxed)) {
-    throw Failure{"the group is closed on rank " + std::to_string(rank_) +
-                  ". Attach to a new group."};
+    throw MakeFailure(kNanotfMisused, rank_, "the group is closed on rank " + std::to_string(rank_),
+                      "Attach to a new group.");
   }
   if (common().aborted.load(std::memory_order_acquire) == 0) return;
   const AbortRecord* record = &common().record;
   for (int rank = 0; rank < size() && record->set.load(std::memory_order_acquire) == 0; ++rank) {
     record = &header(rank).record;
   }
-  throw Failure{std::string(record->text, std::min<size_t>(record->length, sizeof(record->text)))};
+  throw record->failure;
+}
+
+void Group::Remember(const Failure& failure) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++failures_;
+  last_failure_ = failure;
+}
+
+int64_t Group::Failures(Failure* last) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  *last = last_failure_;
+  return failures_;
 }
 
 void Group::Close() {
@@ -90,15 +116,18 @@ uint32_t Group::Enter(uint32_t key) {
   std::lock_guard<std::mutex> lock(mutex_);
   KeyState& state = keys_[key];
   if (state.in_flight) {
-    throw Failure{"one rank may have one collective of a key in flight. Received: key=" +
-                  std::to_string(key) + " on rank " + std::to_string(rank_) +
-                  " from two threads at once. Give each its own key."};
+    throw MakeFailure(kNanotfMisused, rank_,
+                      "one rank may have one collective of a key in flight. Received: key=" +
+                          std::to_string(key) + " on rank " + std::to_string(rank_) +
+                          " from two threads at once",
+                      "Give each its own key.");
   }
   // None twice: a slot may still have the tag of the first call of that number.
   if (state.calls == UINT32_MAX) {
-    throw Failure{"a group numbers 2**32 - 1 collectives of a key. Received: one more of key=" +
-                  std::to_string(key) + " on rank " + std::to_string(rank_) +
-                  ". Attach to a new group."};
+    throw MakeFailure(kNanotfMisused, rank_,
+                      "a group numbers 2**32 - 1 collectives of a key. Received: one more of key=" +
+                          std::to_string(key) + " on rank " + std::to_string(rank_),
+                      "Attach to a new group.");
   }
   state.in_flight = true;
   return ++state.calls;  // from 1 on: a tag of 0 means a slot that was never used

@@ -18,10 +18,11 @@
 
 namespace nanotf {
 
-// What a collective throws; becomes the error text at the C interface.
-struct Failure {
-  std::string message;
-};
+// What a collective throws, and gives to its caller at the C interface.
+using Failure = NanotfFailure;
+
+Failure MakeFailure(NanotfFailureKind kind, int rank, const std::string& text,
+                    const std::string& remedy = "", const std::vector<int>& missing = {});
 
 // Where this rank's time goes, in nanoseconds of `Clock`. Calls that run at the same time add up.
 class Times {
@@ -98,12 +99,17 @@ class Group {
 
   // Announces that this rank has posted something.
   void Announce();
-  // Sets the abort flag, with `message` unless this rank has already given one.
-  void Abort(const std::string& message);
+  // Sets the abort flag, with `failure` unless this rank has already given one.
+  void Abort(const Failure& failure);
   // Throws Failure if the group was aborted or closed.
   void CheckAborted() const;
   // Stops this rank's part: calls still running fail, peers that wait for it are told.
   void Close();
+  // Notes that a collective has failed, for who asks when the failure itself is lost on the way
+  // through TensorFlow.
+  void Remember(const Failure& failure);
+  // How many have, and why the last one did.
+  int64_t Failures(Failure* last);
 
  private:
   friend class Call;
@@ -132,6 +138,8 @@ class Group {
   };
   // Guards what follows and the writing of the abort record. Held for a moment, never in a wait.
   std::mutex mutex_;
+  int64_t failures_ = 0;
+  Failure last_failure_ = {};
   std::unordered_map<uint32_t, KeyState> keys_;
   bool busy_[kSlots] = {};
 };
@@ -172,8 +180,12 @@ class Call {
   bool Find(int peer);
   [[noreturn]] void Expire(int peer);
   [[noreturn]] void PeerLost(int peer, const char* how);
+  // Aborts the group, and throws.
+  [[noreturn]] void GiveUp(NanotfFailureKind kind, const std::string& text,
+                           const std::string& remedy, const std::vector<int>& missing = {});
   std::string Describe() const;
-  std::string Missing(int awaited);
+  // The ranks that have not come, or that came and did not go on, and how to name them.
+  std::vector<int> Missing(int awaited, std::string* names);
   std::string Lacking(int peer, bool found) const;
 
   Group& group_;

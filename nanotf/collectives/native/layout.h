@@ -65,9 +65,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "shm.h"
+
 namespace nanotf {
 
-constexpr uint64_t kMagic = 0x6e616e6f74663032;  // "nanotf02": changes with the layout
+constexpr uint64_t kMagic = 0x6e616e6f74663033;  // "nanotf03": changes with the layout
 constexpr int kSlots = 16;
 constexpr int kBuffers = 4;
 constexpr uint64_t kDescribing = uint64_t{1} << 62;  // the first round of step 4a
@@ -78,9 +80,8 @@ enum RankState : uint32_t { kAbsent = 0, kAttached = 1, kClosed = 2 };
 
 // Why the group was aborted. Written once by whoever owns the page it lies in.
 struct AbortRecord {
-  std::atomic<uint32_t> set;  // 1 after `text` is complete
-  uint32_t length;
-  char text[1016];
+  std::atomic<uint32_t> set;  // 1 after `failure` is complete
+  NanotfFailure failure;
 };
 
 struct Common {
@@ -110,9 +111,9 @@ struct SlotHeader {
   char text[360];  // what the call is, for people
 };
 
-static_assert(sizeof(AbortRecord) == 1024);
-static_assert(sizeof(Common) == 2048);
-static_assert(sizeof(RankHeader) == 2048);
+static_assert(sizeof(AbortRecord) == 2048);
+static_assert(sizeof(Common) <= kPage);
+static_assert(sizeof(RankHeader) <= kPage);
 static_assert(sizeof(SlotHeader) == 512);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 

@@ -144,10 +144,14 @@ class Execution {
   }
 
   bool ok() const { return Ok(status_); }
-  char* error() { return error_; }
+  NanotfFailure* failure() { return &failure_; }
   void Fail(const char* message) { tf().SetStatus(status_.get(), kTfInternal, message); }
+  // TensorFlow carries a text alone; who wants to know more asks nanotf_failures.
   void Check(int failed) {
-    if (failed != 0) Fail(error_);
+    if (failed == 0) return;
+    std::string message = std::string("nanotf collective: ") + failure_.text;
+    if (failure_.remedy[0] != 0) message += std::string(". ") + failure_.remedy;
+    Fail(message.c_str());
   }
 
   Tensor Input(int index) {
@@ -175,7 +179,7 @@ class Execution {
  private:
   TF_OpKernelContext* context_;
   Status status_;
-  char error_[kNanotfErrorBytes] = {};
+  NanotfFailure failure_ = {};
 };
 
 void ComputeAllReduce(void* kernel, TF_OpKernelContext* context) {
@@ -209,7 +213,7 @@ void ComputeAllReduce(void* kernel, TF_OpKernelContext* context) {
   }
   const NanotfCall call = description.Call(attributes.key);
   run.Check(nanotf_all_reduce(attributes.group, &call, static_cast<NanotfType>(type),
-                              attributes.reduction, fragments.data(), count, run.error()));
+                              attributes.reduction, fragments.data(), count, run.failure()));
 }
 
 struct GatherOutput {
@@ -248,7 +252,7 @@ void ComputeAllGather(void* kernel, TF_OpKernelContext* context) {
   for (size_t i = 1; i < output.dims.size(); ++i) row_bytes *= output.dims[i];
   const NanotfCall call = description.Call(attributes.key);
   run.Check(nanotf_all_gather(attributes.group, &call, tf().TensorData(input.get()), rows,
-                              row_bytes, AllocateGathered, &output, run.error()));
+                              row_bytes, AllocateGathered, &output, run.failure()));
 }
 
 // Sums tensors over the ranks; this rank gets its part of them, seen as one vector.
@@ -274,7 +278,7 @@ void ComputeReduceScatter(void* kernel, TF_OpKernelContext* context) {
   const NanotfCall call = description.Call(attributes.key);
   run.Check(nanotf_reduce_scatter(attributes.group, &call, static_cast<NanotfType>(type),
                                   fragments.data(), count, tf().TensorData(part.get()),
-                                  tf().TensorByteSize(part.get()), run.error()));
+                                  tf().TensorByteSize(part.get()), run.failure()));
 }
 
 // The way back: tensors of the shapes of inputs 1 to N, from the ranks' parts (input 0).
@@ -305,7 +309,7 @@ void ComputeGatherParts(void* kernel, TF_OpKernelContext* context) {
   const NanotfCall call = description.Call(attributes.key);
   run.Check(nanotf_gather_parts(attributes.group, &call, tf().TensorData(part.get()),
                                 tf().TensorByteSize(part.get()), info.bytes, fragments.data(),
-                                count, run.error()));
+                                count, run.failure()));
 }
 
 void ComputeBroadcast(void* kernel, TF_OpKernelContext* context) {
@@ -321,7 +325,7 @@ void ComputeBroadcast(void* kernel, TF_OpKernelContext* context) {
   if (nanotf_rank(attributes.group) == attributes.root) {
     // The root's output is its input, so that nothing is copied.
     run.Check(nanotf_broadcast(attributes.group, &call, static_cast<int>(attributes.root),
-                               tf().TensorData(input.get()), nullptr, bytes, run.error()));
+                               tf().TensorData(input.get()), nullptr, bytes, run.failure()));
     if (run.ok()) run.SetOutput(0, input);
     return;
   }
@@ -329,7 +333,7 @@ void ComputeBroadcast(void* kernel, TF_OpKernelContext* context) {
   const Tensor output = run.OutputInPlace(0, 0, dims);
   if (!run.ok()) return;
   run.Check(nanotf_broadcast(attributes.group, &call, static_cast<int>(attributes.root), nullptr,
-                             tf().TensorData(output.get()), bytes, run.error()));
+                             tf().TensorData(output.get()), bytes, run.failure()));
 }
 
 void ComputeBarrier(void* kernel, TF_OpKernelContext* context) {
@@ -337,14 +341,14 @@ void ComputeBarrier(void* kernel, TF_OpKernelContext* context) {
   Execution run(context);
   Description description("barrier");
   const NanotfCall call = description.Call(attributes.key);
-  run.Check(nanotf_barrier(attributes.group, &call, run.error()));
+  run.Check(nanotf_barrier(attributes.group, &call, run.failure()));
 }
 
 // The data of a step, one of which is the input, are there.
 void ComputeStamp(void* kernel, TF_OpKernelContext* context) {
   const Attributes& attributes = *static_cast<Attributes*>(kernel);
   Execution run(context);
-  run.Check(nanotf_stamp(attributes.group, run.error()));
+  run.Check(nanotf_stamp(attributes.group, run.failure()));
 }
 
 struct ShapeDeleter {

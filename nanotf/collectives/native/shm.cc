@@ -1,4 +1,4 @@
-// The C interface: handles, and exceptions turned into messages.
+// The C interface: handles, and exceptions turned into return values.
 
 #include "shm.h"
 
@@ -19,6 +19,7 @@ namespace {
 
 using nanotf::Failure;
 using nanotf::Group;
+using nanotf::MakeFailure;
 
 // A call holds its group, so that closing it does not unmap memory under a running collective.
 class Registry {
@@ -32,9 +33,8 @@ class Registry {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = groups_.find(handle);
     if (found == groups_.end()) {
-      throw Failure{
-          "the group is closed in this process. Trace the function again with the "
-          "present group."};
+      throw MakeFailure(kNanotfMisused, -1, "the group is closed in this process",
+                        "Trace the function again with the present group.");
     }
     return found->second;
   }
@@ -59,33 +59,25 @@ Registry& Groups() {
   return *registry;
 }
 
-void Report(const std::string& message, char* error) {
-  static const char kPrefix[] = "nanotf collective: ";
-  std::string text =
-      message.compare(0, strlen(kPrefix), kPrefix) == 0 ? message : kPrefix + message;
-  const size_t length = std::min<size_t>(text.size(), kNanotfErrorBytes - 1);
-  memcpy(error, text.data(), length);
-  error[length] = 0;
-}
-
 template <typename Body>
-int Guard(char* error, Body body) {
+int Guard(NanotfFailure* failure, Body body) {
   try {
     body();
     return 0;
-  } catch (const Failure& failure) {
-    Report(failure.message, error);
+  } catch (const Failure& thrown) {
+    *failure = thrown;
   } catch (const std::exception& exception) {
-    Report(exception.what(), error);
+    *failure = MakeFailure(kNanotfMisused, -1, exception.what());
   }
   return 1;
 }
 
-// A collective: as Guard, and its time is counted.
+// A collective: as Guard, and its time is counted, and its failure remembered.
 template <typename Body>
-int Collective(int64_t handle, char* error, Body body) {
-  return Guard(error, [&] {
-    const std::shared_ptr<Group> group = Groups().Get(handle);
+int Collective(int64_t handle, NanotfFailure* failure, Body body) {
+  std::shared_ptr<Group> group;
+  const int failed = Guard(failure, [&] {
+    group = Groups().Get(handle);
     struct Timer {
       nanotf::Times& times;
       const nanotf::Clock::time_point began = nanotf::Clock::now();
@@ -93,69 +85,81 @@ int Collective(int64_t handle, char* error, Body body) {
     } timer{group->times()};
     body(*group);
   });
+  if (failed && group) group->Remember(*failure);
+  return failed;
 }
 
 }  // namespace
 
 extern "C" {
 
-int64_t nanotf_attach(const NanotfConfig* config, int fd, int rank, char* error) {
+int64_t nanotf_attach(const NanotfConfig* config, int fd, int rank, NanotfFailure* failure) {
   int64_t handle = 0;
-  Guard(error, [&] { handle = Groups().Add(std::make_shared<Group>(*config, fd, rank)); });
+  Guard(failure, [&] { handle = Groups().Add(std::make_shared<Group>(*config, fd, rank)); });
   return handle;
 }
 
 int nanotf_rank(int64_t handle) {
-  char error[kNanotfErrorBytes];
+  NanotfFailure unused;
   int rank = -1;
-  Guard(error, [&] { rank = Groups().Get(handle)->rank(); });
+  Guard(&unused, [&] { rank = Groups().Get(handle)->rank(); });
   return rank;
 }
 
 int nanotf_all_reduce(int64_t handle, const NanotfCall* call, NanotfType type,
                       NanotfReduction reduction, const NanotfFragment* fragments, int64_t count,
-                      char* error) {
-  return Collective(handle, error, [&](Group& group) {
+                      NanotfFailure* failure) {
+  return Collective(handle, failure, [&](Group& group) {
     nanotf::AllReduce(group, *call, type, reduction, fragments, count);
   });
 }
 
 int nanotf_reduce_scatter(int64_t handle, const NanotfCall* call, NanotfType type,
                           const NanotfFragment* fragments, int64_t count, void* out,
-                          uint64_t out_bytes, char* error) {
-  return Collective(handle, error, [&](Group& group) {
+                          uint64_t out_bytes, NanotfFailure* failure) {
+  return Collective(handle, failure, [&](Group& group) {
     nanotf::ReduceScatter(group, *call, type, fragments, count, out, out_bytes);
   });
 }
 
 int nanotf_gather_parts(int64_t handle, const NanotfCall* call, const void* part,
                         uint64_t part_bytes, uint64_t element_bytes,
-                        const NanotfFragment* fragments, int64_t count, char* error) {
-  return Collective(handle, error, [&](Group& group) {
+                        const NanotfFragment* fragments, int64_t count, NanotfFailure* failure) {
+  return Collective(handle, failure, [&](Group& group) {
     nanotf::GatherParts(group, *call, part, part_bytes, element_bytes, fragments, count);
   });
 }
 
 int nanotf_all_gather(int64_t handle, const NanotfCall* call, const void* in, uint64_t rows,
-                      uint64_t row_bytes, NanotfAllocate allocate, void* context, char* error) {
-  return Collective(handle, error, [&](Group& group) {
+                      uint64_t row_bytes, NanotfAllocate allocate, void* context,
+                      NanotfFailure* failure) {
+  return Collective(handle, failure, [&](Group& group) {
     nanotf::AllGather(group, *call, in, rows, row_bytes, allocate, context);
   });
 }
 
 int nanotf_broadcast(int64_t handle, const NanotfCall* call, int root, const void* in, void* out,
-                     uint64_t bytes, char* error) {
-  return Collective(handle, error,
+                     uint64_t bytes, NanotfFailure* failure) {
+  return Collective(handle, failure,
                     [&](Group& group) { nanotf::Broadcast(group, *call, root, in, out, bytes); });
 }
 
-int nanotf_barrier(int64_t handle, const NanotfCall* call, char* error) {
-  return Collective(handle, error, [&](Group& group) { nanotf::Barrier(group, *call); });
+int nanotf_barrier(int64_t handle, const NanotfCall* call, NanotfFailure* failure) {
+  return Collective(handle, failure, [&](Group& group) { nanotf::Barrier(group, *call); });
 }
 
-int nanotf_abort(int64_t handle, const char* message) {
-  char error[kNanotfErrorBytes];
-  return Guard(error, [&] { Groups().Get(handle)->Abort(message); });
+int nanotf_abort(int64_t handle, const char* text) {
+  NanotfFailure unused;
+  return Guard(&unused, [&] {
+    const std::shared_ptr<Group> group = Groups().Get(handle);
+    group->Abort(MakeFailure(kNanotfAborted, group->rank(), text));
+  });
+}
+
+int64_t nanotf_failures(int64_t handle, NanotfFailure* last) {
+  int64_t count = 0;
+  Guard(last, [&] { count = Groups().Get(handle)->Failures(last); });
+  return count;
 }
 
 int nanotf_close(int64_t handle) {
@@ -165,8 +169,8 @@ int nanotf_close(int64_t handle) {
 }
 
 int nanotf_begin_steps(int64_t handle, int64_t* numbers) {
-  char error[kNanotfErrorBytes];
-  return Guard(error, [&] {
+  NanotfFailure unused;
+  return Guard(&unused, [&] {
     const std::shared_ptr<Group> group = Groups().Get(handle);
     const auto values = group->times().Read();
     std::copy(values.begin(), values.end(), numbers);
@@ -175,15 +179,15 @@ int nanotf_begin_steps(int64_t handle, int64_t* numbers) {
 }
 
 int nanotf_times(int64_t handle, int64_t* numbers) {
-  char error[kNanotfErrorBytes];
-  return Guard(error, [&] {
+  NanotfFailure unused;
+  return Guard(&unused, [&] {
     const auto values = Groups().Get(handle)->times().Read();
     std::copy(values.begin(), values.end(), numbers);
   });
 }
 
-int nanotf_stamp(int64_t handle, char* error) {
-  return Guard(error, [&] { Groups().Get(handle)->times().Stamp(); });
+int nanotf_stamp(int64_t handle, NanotfFailure* failure) {
+  return Guard(failure, [&] { Groups().Get(handle)->times().Stamp(); });
 }
 
 int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t* numbers) {
@@ -197,6 +201,12 @@ int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t* numbers) {
       nanotf::kPage,
       offsetof(nanotf::Common, aborted),
       offsetof(nanotf::Common, record),
+      offsetof(nanotf::AbortRecord, failure),
+      sizeof(NanotfFailure),
+      offsetof(NanotfFailure, rank),
+      offsetof(NanotfFailure, missing),
+      offsetof(NanotfFailure, text),
+      offsetof(NanotfFailure, remedy),
       offsetof(nanotf::RankHeader, state),
       offsetof(nanotf::RankHeader, tags),
       offsetof(nanotf::RankHeader, record),

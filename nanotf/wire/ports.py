@@ -1,0 +1,28 @@
+"""TCP ports of this machine."""
+
+from __future__ import annotations
+
+import socket
+
+
+class PortTaken(Exception):
+    """Another process took a port that was free just before. Starting again finds another one."""
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody uses at this moment."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on a port of all interfaces, as TensorFlow's does."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # gRPC sets it, too
+        try:
+            sock.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+        return True

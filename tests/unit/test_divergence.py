@@ -1,0 +1,32 @@
+"""Ranks that have diverged: the parent decides by facts."""
+
+from __future__ import annotations
+
+import pytest
+
+from nanotf.errors import CollectiveError
+from nanotf.parent.divergence import Partings
+from nanotf.wire.failures import Failure, Kind
+from nanotf.wire.messages import Reached
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_which_failures_of_a_collective_are_a_divergence(kind: Kind) -> None:
+    found = Partings("train", 2).explain(1, Failure(kind, 1, "so it is", "do that"))
+    assert (found is not None) == (kind in (Kind.DIFFERENT, Kind.EXPIRED))
+    if found is not None:
+        assert "Received: in train, in rank 1 a collective failed: so it is. Decide" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("count", "fingerprint", "differ"), [(2, 5, False), (2, 6, True), (1, 6, False)]
+)
+def test_counts_and_fingerprints(count: int, fingerprint: int, differ: bool) -> None:
+    partings = Partings("train", 2)
+    partings.hear(Reached(7, 0, 2, 5, "all_reduce of float32[3]"))
+    partings.hear(Reached(7, 1, count, fingerprint, "all_reduce of float32[4]"))
+    if not differ:
+        partings.check()
+        return
+    with pytest.raises(CollectiveError, match=r"of 2, the last one of rank 0 is .*\[3\], that of"):
+        partings.check()
