@@ -303,11 +303,11 @@ OF_TENSORFLOW = "not available outside the replica context or a `tf.distribute` 
 @pytest.mark.parametrize("text", [OF_A_COLLECTIVE, OF_TENSORFLOW])
 def test_a_users_exception_is_not_taken_for_what_it_says(text: str) -> None:
     @two()
-    def train(data: Any, text: str) -> None:
+    def train(model: Any, data: Any, text: str) -> None:
         raise ValueError(text)
 
     with pytest.raises(ValueError, match=re.escape(text)) as caught:
-        train(loops.dataset(), text)
+        train(dense(), loops.dataset(), text)
     assert isinstance(caught.value, errors.WorkerError)
     assert not isinstance(caught.value, errors.WorkerStuck)
     assert isinstance(caught.value.__cause__, ValueError)

@@ -96,6 +96,7 @@ def test_killed_in_the_middle_of_an_epoch(rank: int, caplog: pytest.LogCaptureFi
     assert "SIGKILL" in line
     assert "goes on with epoch 3 of 4" in line
     assert "restart 1 of 2" in line
+    assert "The other workers" not in line  # they are started again at once
 
 
 @pytest.mark.usefixtures("float64")

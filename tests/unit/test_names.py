@@ -55,6 +55,13 @@ def test_worker_error_survives_a_pickle() -> None:
         assert part in str(copy)
 
 
+def test_what_happened_without_what_comes_of_it() -> None:
+    assert errors.WorkerDied("It ended.").what == "It ended."
+    error = errors.WorkerStuck("It hangs. The others were stopped.", rank=1, what="It hangs.")
+    for copy in (error, pickle.loads(pickle.dumps(error))):
+        assert (copy.what, str(copy)) == ("It hangs.", "It hangs. The others were stopped.")
+
+
 ENDS = [
     (0, "exited with code 0", 0, None),
     (7, "exited with code 7", 7, None),
