@@ -8,6 +8,7 @@ package installs as it is: nanotf then moves gradients with its pure-Python impl
 import importlib.util
 import logging
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Command, Distribution, setup
 from setuptools.command.build_py import build_py
@@ -42,7 +43,7 @@ class BuildNative(Command):
     """`python setup.py build_native`."""
 
     description = "compile the native collectives in place"
-    user_options = ()
+    user_options: ClassVar = []  # setuptools takes no tuple
 
     def initialize_options(self):
         """Nothing to do."""

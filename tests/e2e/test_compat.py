@@ -716,6 +716,7 @@ def test_containers_of_a_compiled_model_can_be_put_back() -> None:
 def test_names_that_workers_change() -> None:
     values = _module("values")
     assert issubclass(values.SyncOnReadVariable, values.DistributedVariable)
+    assert isinstance(values.DistributedVariable.handle, property)
     assert callable(tf.train.Checkpoint._maybe_create_save_counter)
     if IS_KERAS_3:
         saving = keras_names.source_module("saving.saving_lib")
