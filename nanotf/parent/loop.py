@@ -57,7 +57,7 @@ from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
-REST_SECONDS = 5.0  # a rank that waits in a collective has said so by then, see `messages.Reached`
+REST_SECONDS = 10.0  # a rank that waits in a collective has said so by then, see `messages.Reached`
 _SAME = 1e-3  # relative; what rounding may make of a sum of magnitudes that should be equal
 # A function whose code names one of these divides the work itself.
 _DIVIDES_ITSELF = {"get_strategy", "experimental_distribute_dataset", "rank", "Dataset"}
