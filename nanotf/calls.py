@@ -450,7 +450,7 @@ class ModelCall(Call):
     callbacks: ParentCallbacks
     can_be_abandoned = True
     quiet = False  # whether what the model prints stays out of the user's terminal
-    trains = False  # a model without variables can be called, and not be trained
+    trains = False
 
     def __init__(
         self, model: Any, arguments: FitArguments, size: int, sharding: str = "parent"
@@ -502,7 +502,7 @@ class ModelCall(Call):
         else:
             self._call_model(specs[0] if isinstance(specs, tuple) else specs)
             missing = models.needs_call(model)
-        if missing and (self.trains or not model.built):
+        if missing and not model.built:
             raise ModelError(
                 "A model must be built before workers can get its weights. Received: model "
                 f"{model.name!r}, which has no variables after a step on data {specs}."

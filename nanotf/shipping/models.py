@@ -368,6 +368,8 @@ def _compile_arguments(model: Any) -> dict[str, Any] | None:
         return None
     arguments = keras_names.compile_arguments(model)
     arguments.pop("optimizer", None)  # the live object travels, with its current settings
+    if is_keras_3():
+        arguments["auto_scale_loss"] = False  # and scales losses already, where it should
     return arguments
 
 

@@ -114,6 +114,34 @@ def test_loss_scale_goes_on() -> None:
 
 
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no variables for seeds that are always used")
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no auto_scale_loss")
+def test_a_loss_that_is_not_to_be_scaled() -> None:
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    expected, found = dense("sgd"), dense("sgd")
+    for model in (expected, found):
+        model.compile("sgd", "mse", auto_scale_loss=False)
+    in_a_row(expected, (None,))
+    in_a_row(found, (2,))
+    assert type(found.optimizer) is tf.keras.optimizers.SGD
+    assert len(found.optimizer.variables) == len(expected.optimizer.variables)
+
+
+class Weightless(Model):
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return inputs if training else 0 * inputs
+
+
+@pytest.mark.filterwarnings("ignore:.*trainable weights")
+def test_a_model_without_variables() -> None:
+    model = Weightless()
+    model.compile("sgd", "mse")
+    x, y = np.ones((20, 1), "float32"), np.zeros((20, 1), "float32")
+    arguments = {"batch_size": 8, "verbose": 0, "num_processes": 2}
+    assert model.fit(x, y, **arguments).history == {"loss": [1.0]}
+    assert model.evaluate(x, y, **arguments) == 0.0
+    assert not model.predict(x, **arguments).any()
+
+
 def test_seeds_stand_where_one_process_leaves_them() -> None:
     def seeds(processes: tuple[int | None, ...]) -> list[np.ndarray]:
         tf.keras.utils.set_random_seed(5)  # of which the dropout draws its seed
