@@ -434,6 +434,15 @@ def has_call(model: Any) -> bool:
     return type(model).call is not keras_model.call
 
 
+def scope_of(model: Any) -> Any:
+    """A context in which variables are made as the model's own, of its strategy.
+
+    A model keeps the `tf.distribute.Strategy` that it was made under; both generations build what
+    its first step needs in that one's scope, wherever `fit` is called.
+    """
+    return model.distribute_strategy.scope()
+
+
 def build_metrics(model: Any, specs: Any) -> None:
     """Creates the variables of metrics, which `evaluate` would at its first step.
 
