@@ -13,9 +13,9 @@ from typing import Any
 
 from nanotf import console, jobs
 from nanotf.callbacks import ParentCallbacks
-from nanotf.compat import keras_optimizers
+from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import require_tensorflow
-from nanotf.shipping import captured, models
+from nanotf.shipping import captured, models, objects
 
 
 def devices() -> list[str]:
@@ -74,7 +74,9 @@ def fit(
         replica = models.build(loaded.recipe)
         loaded.compile(replica)
         models.exclude_from_decay(replica, loaded.recipe)
-        keras_optimizers.build_optimizer(replica)
+        objects.build_optimizers([replica], objects.built_optimizers([model]))
+        if keras_names.builds_optimizer_for_all(model):
+            keras_optimizers.build_optimizer(replica)
     ours = (model, held.variables)
     theirs = (replica, loaded.captured(replica).variables)
     _copy_state(ours, theirs)

@@ -95,7 +95,7 @@ def trace_step(model: Any, specs: Any, method: str = "fit") -> None:
     if method == "fit":
         if model.built and model.trainable_variables:
             with keras_names.scope_of(model):
-                keras_optimizers.build_optimizer(model)
+                keras_optimizers.build_optimizers(model, specs)
         counters = [optimizer.iterations for optimizer in keras_optimizers.optimizers_of(model)]
         variables = [*keras_optimizers.training_variables(model), *counters]
         kept = [(v, v.numpy()) for v in variables]

@@ -48,6 +48,7 @@ from nanotf.shipping import (
     files,
     inputs,
     models,
+    objects,
     outputs,
     pickling,
     pipelines,
@@ -171,12 +172,12 @@ class Session:
         specs: Any,
         seed: int,
         metrics: bool = True,
-        optimizer: bool = False,
+        optimizers: dict[Any, Any] | None = None,
         shards: OptimizerShards | None = None,
     ) -> Any:
         """The model of a recipe, built now or by an earlier job.
 
-        Metrics and optimizer are built by the first job that needs them.
+        Metrics and optimizers are built by the first job that needs them.
 
         TensorFlow's own seed is set only when a model is built, since setting it makes
         TensorFlow forget every function that it has prepared, which takes seconds.
@@ -184,7 +185,9 @@ class Session:
         # Functions that were traced keep the settings of that time.
         key = hashlib.sha256(recipe + repr(jobs.KerasSettings.taken()).encode()).digest()
         kept = self._models.get(key)
-        if kept is None or (optimizer and kept.has_optimizer and kept.shards != shards):
+        if kept is None or (
+            optimizers is not None and kept.has_optimizer and kept.shards != shards
+        ):
             tf.random.set_seed(_sequence(seed, self.rank)[0])
             with self.strategy.known_values():
                 loaded = captured.Loaded(recipe)
@@ -202,8 +205,8 @@ class Session:
         with self.strategy.known_values():
             if metrics and not kept.has_metrics:
                 self._build_metrics(kept, specs)
-            if optimizer and not kept.has_optimizer:
-                self._build_optimizers(kept, specs, shards)
+            if optimizers is not None and not kept.has_optimizer:
+                self._build_optimizers(kept, specs, optimizers, shards)
         return kept.model
 
     def _drop(self, kept: _KeptModel) -> None:
@@ -220,12 +223,17 @@ class Session:
         kept.has_metrics = True
 
     def _build_optimizers(
-        self, kept: _KeptModel, specs: Any, shards: OptimizerShards | None
+        self,
+        kept: _KeptModel,
+        specs: Any,
+        optimizers: dict[Any, Any],
+        shards: OptimizerShards | None,
     ) -> None:
         model, update = kept.model, None
         if shards is not None:
             trainable = model.trainable_variables
             update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
+        objects.build_optimizers([model], optimizers)
         share = tf.TensorSpec([], tf.float64)  # what the step of a replica takes beside the data
         keras_optimizers.build_optimizers(model, (specs, share), self.strategy)
         replica.weigh_steps(model, update, self.strategy)
@@ -435,7 +443,7 @@ class _FitRun(_ModelRun):
             keras_optimizers.training_variables,
             job.train,
             job.validation,
-            optimizer=True,
+            optimizers=job.optimizers,
             shards=job.shards,
         )
         self.metrics = self._metrics_state()

@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585); sends all outputs of `predict` to all workers |
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
+| `Trainer._distribute_strategy` | 3; 3.10-3.15 | see `builds_optimizer_for_all` |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
@@ -494,6 +495,15 @@ def _has_own_step(model: Any) -> bool:
     if own is not None:  # a replica, whose class has a train_step anyway
         return "train_step" in own
     return not is_keras_own(type(model).train_step)
+
+
+def builds_optimizer_for_all(model: Any) -> bool:
+    """Whether `fit` builds the model's optimizer for all trainable variables.
+
+    So does Keras's own step. In a step of the user's own the optimizer is built for those that
+    this trains; but Keras 3 does it before, if the model was made under a strategy.
+    """
+    return not _has_own_step(model) or (is_keras_3() and model._distribute_strategy is not None)
 
 
 def unused_losses(model: Any) -> set[str]:

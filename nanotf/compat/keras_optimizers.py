@@ -254,13 +254,16 @@ def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
         strategy: the `tf.distribute.Strategy` that the model trains under, or None.
     """
     tf = require_tensorflow()
-    build_optimizer(model)
+    legacy = hasattr(getattr(model, "optimizer", None), "_create_all_weights")
+    if legacy or keras_names.builds_optimizer_for_all(model):  # a legacy one may get slots later
+        build_optimizer(model)
     if not all(_is_built(optimizer) for optimizer in optimizers_of(model)):
-        # Only the user's own step knows which variables each of several optimizers trains.
+        # Only the user's own step knows which optimizer trains which variables.
         def step(data: Any) -> Any:
-            return strategy.run(model.train_step, (data,)) if strategy else model.train_step(data)
+            return (strategy or tf.distribute.get_strategy()).run(model.train_step, (data,))
 
         tf.function(step).get_concrete_function(specs)
+        build_optimizer(model)  # which no step uses; in a worker Keras 3 would build it
 
 
 def _is_built(optimizer: Any) -> bool:

@@ -263,6 +263,7 @@ def test_keras_3_names() -> None:
     parameters = list(inspect.signature(trainer.reduce_per_replica).parameters)
     assert parameters == ["values", "strategy", "reduction"]
     assert callable(tf.keras.Model._maybe_symbolic_build)
+    assert tf.keras.Sequential()._distribute_strategy is None
     assert callable(keras_names.source_module("backend").compute_output_spec)
 
 
