@@ -426,3 +426,33 @@ def test_the_first_predict_builds_a_model_under_its_strategy() -> None:
     np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5)
     model.fit(x, found, verbose=0)  # plain Keras goes on with these variables
     assert int(model.optimizer.iterations.numpy()) == 1
+
+
+class _Noisy(Model):
+    def __init__(self) -> None:
+        super().__init__(name="noisy")
+        self.dense, self.dropout = L.Dense(3), L.Dropout(0.5)
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        return self.dropout(self.dense(x), training=training)
+
+
+@pytest.mark.parametrize("make", [lambda: Sequential([L.Input((3,)), L.Dense(3)]), _Noisy])
+@pytest.mark.every_case  # the second is built by the call, and rebuilt to be checked
+def test_a_model_made_after_a_call_gets_the_weights_of_one_process(make: Any) -> None:
+    x = np.ones((8, 3), np.float32)
+
+    def next_weights(**more: Any) -> list[list[np.ndarray]]:
+        tf.keras.utils.set_random_seed(1)
+        model = make()
+        model.compile("adam", "mse")
+        found = []
+        for call in (model.fit, model.evaluate):
+            call(x, x, batch_size=4, verbose=0, **more)
+            found.append(Sequential([L.Input((3,)), L.Dense(2)]).get_weights())
+        model.predict(x, verbose=0, **more)
+        return [*found, Sequential([L.Input((3,)), L.Dense(2)]).get_weights()]
+
+    for found, expected in zip(next_weights(num_processes=2), next_weights(), strict=True):
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
