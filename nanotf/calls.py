@@ -464,7 +464,8 @@ class ModelCall(Call):
         self.data = FitData(
             model, arguments, self.seed, STATE_BLOCK + 1, size, sharding, trains=self.trains
         )
-        self.build()
+        with keras_names.scope_of(model):
+            self.build()
         models.check_rows_are_independent(model)
         if keras_names.computes_in_bfloat16(model):
             processor.warn_of_slow_bfloat16(

@@ -21,6 +21,7 @@ from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, ModelError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.fit_data import FitArguments, FitData, Resume
 from nanotf.optimizer_shards import OptimizerShards
+from nanotf.shipping import objects
 from nanotf.shipping.blocks import Block
 from nanotf.shipping.files import FilesInput
 from nanotf.shipping.pipelines import check_sharding
@@ -279,6 +280,7 @@ class _FitCall(calls.ModelCall):
             validation_steps=self.data.validation_steps,
             validation_freq=a.validation_freq,
             shards=self._shards(),
+            optimizers=objects.built_optimizers([self.model]),
             asks=self.callbacks.asks,
             metrics_layout=self.metrics_layout,
             metrics_block=self.metrics_block,

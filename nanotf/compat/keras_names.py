@@ -4,6 +4,8 @@
 | --- | --- | --- |
 | `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585); sends all outputs of `predict` to all workers |
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
+| `backend._SEED_GENERATOR.generator` | 2; 2.15, tf_keras 2.15-2.21 | see `seeds_of_initializers` |
+| `Trainer._distribute_strategy` | 3; 3.10-3.15 | see `builds_optimizer_for_all` |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
@@ -44,6 +46,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -448,6 +451,15 @@ def has_call(model: Any) -> bool:
     return type(model).call is not keras_model.call
 
 
+def scope_of(model: Any) -> Any:
+    """A context in which variables are made as the model's own, of its strategy.
+
+    A model keeps the `tf.distribute.Strategy` that it was made under; both generations build what
+    its first step needs in that one's scope, wherever `fit` is called.
+    """
+    return model.distribute_strategy.scope()
+
+
 def trace_step(model: Any, name: str, specs: Any, strategy: Any = None) -> None:
     """Traces a step, which makes all variables that it uses, and runs nothing.
 
@@ -458,11 +470,12 @@ def trace_step(model: Any, name: str, specs: Any, strategy: Any = None) -> None:
         strategy: the `tf.distribute.Strategy` that the model trains under, or None.
     """
 
-    def step(data: Any) -> Any:
-        own = getattr(model, name)
-        return strategy.run(own, (data,)) if strategy else own(data)
+    tf = require_tensorflow()
 
-    require_tensorflow().function(step).get_concrete_function(specs)
+    def step(data: Any) -> Any:
+        return (strategy or tf.distribute.get_strategy()).run(getattr(model, name), (data,))
+
+    tf.function(step).get_concrete_function(specs)
 
 
 def build_metrics(model: Any, specs: Any, trace: Callable[[], None] | None = None) -> None:
@@ -528,6 +541,25 @@ def has_own_step(model: Any, name: str = "train_step") -> bool:
     if own is not None:  # a replica, whose class has a train_step anyway
         return name in own
     return not is_keras_own(getattr(type(model), name))
+
+
+def seeds_of_initializers() -> random.Random | None:
+    """The generator that gives initializers and random layers of Keras 2 their seeds.
+
+    None if no seed was set, and with Keras 3: seeds then come from Python's `random`.
+    """
+    if is_keras_3():
+        return None
+    return getattr(source_module("backend")._SEED_GENERATOR, "generator", None)
+
+
+def builds_optimizer_for_all(model: Any) -> bool:
+    """Whether `fit` builds the model's optimizer for all trainable variables.
+
+    So does Keras's own step. In a step of the user's own the optimizer is built for those that
+    this trains; but Keras 3 does it before, if the model was made under a strategy.
+    """
+    return not has_own_step(model) or (is_keras_3() and model._distribute_strategy is not None)
 
 
 def unused_losses(model: Any) -> set[str]:

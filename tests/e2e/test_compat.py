@@ -289,6 +289,7 @@ def test_keras_3_names() -> None:
     parameters = list(inspect.signature(trainer.reduce_per_replica).parameters)
     assert parameters == ["values", "strategy", "reduction"]
     assert callable(tf.keras.Model._maybe_symbolic_build)
+    assert tf.keras.Sequential()._distribute_strategy is None
     assert callable(keras_names.source_module("backend").compute_output_spec)
 
 
@@ -581,6 +582,8 @@ def test_keras_2_names_of_losses_and_metrics() -> None:
     assert parameters == ["weighted_losses", "reduction"]
     model = _compiled()
     keras_optimizers.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
+    tf.keras.utils.set_random_seed(1)
+    assert callable(keras_names.seeds_of_initializers().setstate)
     losses = model.compiled_loss
     container = keras_names.source_module("engine.compile_utils").LossesContainer
     assert isinstance(losses, container) and "__call__" in vars(container)
