@@ -36,7 +36,8 @@ def kept() -> Iterator[None]:
     states = take()
     others = [(seeds, seeds.getstate()) for seeds in found if seeds is not None]
     try:
-        yield
+        with keras_names.kept_seeds():
+            yield
     finally:
         put(states)
         for seeds, state in others:

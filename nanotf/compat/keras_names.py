@@ -24,6 +24,7 @@
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `Layer._non_trainable_variables`, `_non_trainable_weights` | 3; 3.10-3.15 / 2 | what every replica updates by itself |
 | `Layer._seed_generators` | 3; 3.10-3.15 | the seeds of random layers |
+| `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` / `backend._SEED_GENERATOR` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | see `kept_seeds` |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
@@ -443,6 +444,35 @@ def seed_variables(model: Any) -> list[Any]:
         return []
     generators = [g for layer in model._flatten_layers() for g in layer._seed_generators]
     return [tf_variable(generator.state) for generator in generators]
+
+
+@contextlib.contextmanager
+def kept_seeds() -> Iterator[None]:
+    """After this context Keras's own generator of seeds stands where it stood before.
+
+    In Keras 3 random operations without a seed draw from it; in Keras 2 initial weights do, if
+    `set_random_seed` was called, and otherwise from Python's.
+    """
+    if is_keras_3():
+        tracker = source_module("backend.common.global_state")
+        generator = tracker.get_global_attribute("global_seed_generator")
+        seeds = None if generator is None else generator.state.numpy()
+        try:
+            yield
+        finally:
+            tracker.set_global_attribute("global_seed_generator", generator)
+            if generator is not None:
+                generator.state.assign(seeds)
+        return
+    holder = source_module("backend")._SEED_GENERATOR
+    generator = getattr(holder, "generator", None)
+    state = None if generator is None else generator.getstate()
+    try:
+        yield
+    finally:
+        holder.generator = generator
+        if generator is not None:
+            generator.setstate(state)
 
 
 def has_call(model: Any) -> bool:

@@ -168,6 +168,23 @@ def test_seeds_of_operations() -> None:
     assert eager_context.seeds_of_operations() is seeds
 
 
+def test_seeds_of_keras() -> None:
+    tf.keras.utils.set_random_seed(3)
+
+    def drawn() -> list[float]:
+        if IS_KERAS_3:
+            return [float(tf.keras.random.uniform([])) for _ in range(2)]
+        return np.ravel(tf.keras.initializers.GlorotUniform()((1, 2))).tolist()
+
+    drawn()
+    with keras_names.kept_seeds():
+        inside = drawn()
+        tf.keras.utils.set_random_seed(4)
+        drawn()
+    assert drawn() == inside
+    assert drawn() != inside
+
+
 def test_rank_can_be_told() -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         cluster_resolver=distribute.empty_cluster()
