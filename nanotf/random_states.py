@@ -32,13 +32,12 @@ def kept() -> Iterator[None]:
     """Whatever draws numbers in this context, later ones are those that would have come."""
     from nanotf.compat import eager_context, keras_names
 
-    found = (eager_context.seeds_of_operations(), keras_names.seeds_of_initializers())
-    states = take()
-    others = [(seeds, seeds.getstate()) for seeds in found if seeds is not None]
+    states, seeds = take(), eager_context.seeds_of_operations()
+    seeds_state = None if seeds is None else seeds.getstate()
     try:
         with keras_names.kept_seeds():
             yield
     finally:
         put(states)
-        for seeds, state in others:
-            seeds.setstate(state)
+        if seeds is not None:
+            seeds.setstate(seeds_state)  # type: ignore[arg-type]

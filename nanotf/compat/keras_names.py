@@ -4,7 +4,6 @@
 | --- | --- | --- |
 | `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585); sends all outputs of `predict` to all workers |
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
-| `backend._SEED_GENERATOR.generator` | 2; 2.15, tf_keras 2.15-2.21 | see `seeds_of_initializers` |
 | `Trainer._distribute_strategy` | 3; 3.10-3.15 | see `builds_optimizer_for_all` |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
@@ -47,7 +46,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -571,16 +569,6 @@ def has_own_step(model: Any, name: str = "train_step") -> bool:
     if own is not None:  # a replica, whose class has a train_step anyway
         return name in own
     return not is_keras_own(getattr(type(model), name))
-
-
-def seeds_of_initializers() -> random.Random | None:
-    """The generator that gives initializers and random layers of Keras 2 their seeds.
-
-    None if no seed was set, and with Keras 3: seeds then come from Python's `random`.
-    """
-    if is_keras_3():
-        return None
-    return getattr(source_module("backend")._SEED_GENERATOR, "generator", None)
 
 
 def builds_optimizer_for_all(model: Any) -> bool:

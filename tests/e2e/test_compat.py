@@ -599,8 +599,6 @@ def test_keras_2_names_of_losses_and_metrics() -> None:
     assert parameters == ["weighted_losses", "reduction"]
     model = _compiled()
     keras_optimizers.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
-    tf.keras.utils.set_random_seed(1)
-    assert callable(keras_names.seeds_of_initializers().setstate)
     losses = model.compiled_loss
     container = keras_names.source_module("engine.compile_utils").LossesContainer
     assert isinstance(losses, container) and "__call__" in vars(container)
