@@ -129,7 +129,7 @@ def _check_descriptors(before: dict[int, str]) -> None:
     def leaked() -> dict[int, str]:
         # Libraries keep files and sockets of their own; nanotf holds these three kinds.
         kinds = ("socket:", "/memfd:nanotf", "pipe:")
-        new = {fd: path for fd, path in _descriptors().items() if before.get(fd) != path}
+        new = {fd: path for fd, path in _descriptors().items() if fd not in before}
         return {fd: path for fd, path in new.items() if path.startswith(kinds)}
 
     def closed() -> bool:

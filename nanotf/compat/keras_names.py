@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585); sends all outputs of `predict` to all workers |
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
+| `Trainer._distribute_strategy` | 3; 3.10-3.15 | see `builds_optimizer_for_all` |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
@@ -22,6 +23,7 @@
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `Layer._non_trainable_variables`, `_non_trainable_weights` | 3; 3.10-3.15 / 2 | what every replica updates by itself |
 | `Layer._seed_generators` | 3; 3.10-3.15 | the seeds of random layers |
+| `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` / `backend._SEED_GENERATOR` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | see `kept_seeds` |
 | `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
@@ -442,10 +444,48 @@ def seed_variables(model: Any) -> list[Any]:
     return [tf_variable(generator.state) for generator in generators]
 
 
+@contextlib.contextmanager
+def kept_seeds() -> Iterator[None]:
+    """After this context Keras's own generator of seeds stands where it stood before.
+
+    In Keras 3 random operations without a seed draw from it; in Keras 2 initial weights do, if
+    `set_random_seed` was called, and otherwise from Python's.
+    """
+    if is_keras_3():
+        tracker = source_module("backend.common.global_state")
+        generator = tracker.get_global_attribute("global_seed_generator")
+        seeds = None if generator is None else generator.state.numpy()
+        try:
+            yield
+        finally:
+            tracker.set_global_attribute("global_seed_generator", generator)
+            if generator is not None:
+                generator.state.assign(seeds)
+        return
+    holder = source_module("backend")._SEED_GENERATOR
+    generator = getattr(holder, "generator", None)
+    state = None if generator is None else generator.getstate()
+    try:
+        yield
+    finally:
+        holder.generator = generator
+        if generator is not None:
+            generator.setstate(state)
+
+
 def has_call(model: Any) -> bool:
     """Whether a model can be called; one that only has a `train_step`, as a GAN, cannot."""
     keras_model = require_tensorflow().keras.Model
     return type(model).call is not keras_model.call
+
+
+def scope_of(model: Any) -> Any:
+    """A context in which variables are made as the model's own, of its strategy.
+
+    A model keeps the `tf.distribute.Strategy` that it was made under; both generations build what
+    its first step needs in that one's scope, wherever `fit` is called.
+    """
+    return model.distribute_strategy.scope()
 
 
 def trace_step(model: Any, name: str, specs: Any, strategy: Any = None) -> None:
@@ -458,11 +498,12 @@ def trace_step(model: Any, name: str, specs: Any, strategy: Any = None) -> None:
         strategy: the `tf.distribute.Strategy` that the model trains under, or None.
     """
 
-    def step(data: Any) -> Any:
-        own = getattr(model, name)
-        return strategy.run(own, (data,)) if strategy else own(data)
+    tf = require_tensorflow()
 
-    require_tensorflow().function(step).get_concrete_function(specs)
+    def step(data: Any) -> Any:
+        return (strategy or tf.distribute.get_strategy()).run(getattr(model, name), (data,))
+
+    tf.function(step).get_concrete_function(specs)
 
 
 def build_metrics(model: Any, specs: Any, trace: Callable[[], None] | None = None) -> None:
@@ -528,6 +569,15 @@ def has_own_step(model: Any, name: str = "train_step") -> bool:
     if own is not None:  # a replica, whose class has a train_step anyway
         return name in own
     return not is_keras_own(getattr(type(model), name))
+
+
+def builds_optimizer_for_all(model: Any) -> bool:
+    """Whether `fit` builds the model's optimizer for all trainable variables.
+
+    So does Keras's own step. In a step of the user's own the optimizer is built for those that
+    this trains; but Keras 3 does it before, if the model was made under a strategy.
+    """
+    return not has_own_step(model) or (is_keras_3() and model._distribute_strategy is not None)
 
 
 def unused_losses(model: Any) -> set[str]:

@@ -247,20 +247,21 @@ def build_for_training(model: Any, specs: Any) -> None:
     build_optimizers(model, specs)
 
 
-def build_optimizers(model: Any, specs: Any, strategy: Any = None, own_slots: bool = False) -> None:
+def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
     """Creates the variables of all optimizers of a model, which `fit` would at its first step.
 
     Args:
         model: a built and compiled model.
         specs: nested structure of `tf.TensorSpec`, what the model's `train_step` takes.
         strategy: the `tf.distribute.Strategy` that the model trains under, or None.
-        own_slots: bool, as in `models.ModelRecipe`.
     """
-    if not own_slots:
+    legacy = hasattr(getattr(model, "optimizer", None), "_create_all_weights")
+    if legacy or keras_names.builds_optimizer_for_all(model):  # a legacy one may get slots later
         build_optimizer(model)
     if not all(_is_built(optimizer) for optimizer in optimizers_of(model)):
-        # Only the user's own step knows which variables each of several optimizers trains.
+        # Only the user's own step knows which optimizer trains which variables.
         keras_names.trace_step(model, "train_step", specs, strategy)
+        build_optimizer(model)  # which no step uses; in a worker Keras 3 would build it
 
 
 def _is_built(optimizer: Any) -> bool:

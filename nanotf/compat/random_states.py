@@ -1,4 +1,4 @@
-"""Where the random numbers of this process stand: Python's, NumPy's, and TensorFlow's.
+"""Where the random numbers of this process stand: Python's, NumPy's, TensorFlow's and Keras's.
 
 Users set them once (`tf.keras.utils.set_random_seed`) and expect what one process would draw
 from there on; so what nanotf does on its own account may not use any up.
@@ -30,12 +30,13 @@ def put(states: States) -> None:
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
     """Whatever draws numbers in this context, later ones are those that would have come."""
-    from nanotf.compat import eager_context
+    from nanotf.compat import eager_context, keras_names
 
     states, seeds = take(), eager_context.seeds_of_operations()
     seeds_state = None if seeds is None else seeds.getstate()
     try:
-        yield
+        with keras_names.kept_seeds():
+            yield
     finally:
         put(states)
         if seeds is not None:

@@ -571,7 +571,7 @@ def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
     # What the user's step prints when it is traced is no result of a trial, either.
     quiet = contextlib.redirect_stdout(_Quiet(sys.stdout))
     with random_states.kept(), defaults.no_default(), quiet:
-        theirs = model_copy.copy_of(trial.recipe)
+        theirs = model_copy.copy_of(trial.model, trial.recipe)
         model_copy.copy_state((trial.model, trial.captured.variables), theirs)
         copy = theirs[0]
         copy.make_train_function()

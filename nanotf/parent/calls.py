@@ -442,7 +442,7 @@ class ModelCall(Call):
     callbacks: ParentCallbacks
     can_be_abandoned = True
     quiet = False  # whether what the model prints stays out of the user's terminal
-    trains = False  # a model without variables can be called, and not be trained
+    trains = False
 
     def __init__(
         self, model: Any, arguments: FitArguments, size: int, sharding: str = "parent"
@@ -456,7 +456,8 @@ class ModelCall(Call):
         self.data = FitData(
             model, arguments, self.seed, STATE_BLOCK + 1, size, sharding, trains=self.trains
         )
-        self.build()
+        with keras_names.scope_of(model):
+            self.build()
         models.check_rows_are_independent(model)
         if keras_names.computes_in_bfloat16(model):
             processor.warn_of_slow_bfloat16(
@@ -494,7 +495,7 @@ class ModelCall(Call):
         else:
             self._call_model(specs[0] if isinstance(specs, tuple) else specs)
             missing = models.needs_call(model)
-        if missing and (self.trains or not model.built):
+        if missing and not model.built:
             raise ModelError(
                 "A model must be built before workers can get its weights. Received: model "
                 f"{model.name!r}, which has no variables after a step on data {specs}."

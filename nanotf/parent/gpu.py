@@ -70,7 +70,7 @@ def fit(
     )
     strategy = tf.distribute.MirroredStrategy(names)
     with strategy.scope():
-        theirs = model_copy.copy_of(recipe)
+        theirs = model_copy.copy_of(model, recipe)
     ours, replica = (model, held.variables), theirs[0]
     model_copy.copy_state(ours, theirs)
     arguments = dict(given)

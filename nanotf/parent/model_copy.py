@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanotf.compat import keras_optimizers
-from nanotf.shipping import captured, models
+from nanotf.compat import keras_names, keras_optimizers
+from nanotf.shipping import captured, models, objects
 
 Side = tuple[Any, list[Any]]  # a model, and the variables that it captures
 
 
-def copy_of(recipe: bytes) -> Side:
+def copy_of(model: Any, recipe: bytes) -> Side:
     """Makes a compiled copy of a model, whose variables still have values of their own.
 
     Args:
+        model: the user's model, built.
         recipe: bytes, what `shipping.captured.dump` has made of the model.
     """
     loaded = captured.Loaded(recipe)
     copy = models.build(loaded.recipe)
     loaded.compile(copy)
     models.exclude_from_decay(copy, loaded.recipe)
-    keras_optimizers.build_optimizer(copy)
+    objects.build_optimizers([copy], objects.built_optimizers([model]))
+    if keras_names.builds_optimizer_for_all(model):
+        keras_optimizers.build_optimizer(copy)
     return copy, loaded.captured(copy).variables
 
 

@@ -24,6 +24,8 @@ STEPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 def in_words_of_keras(model: Any, specs: Any, method: str) -> Iterator[None]:
     """Raises what Keras's own step says, before or in place of what is raised inside.
 
+    What was raised inside is its cause: it may be the reason of what the step says.
+
     Args:
         model: a model, compiled unless it is for "predict".
         specs: nested structure of `tf.TensorSpec` or None, of one batch.
@@ -35,8 +37,11 @@ def in_words_of_keras(model: Any, specs: Any, method: str) -> Iterator[None]:
         yield
     except NanoError:
         raise
-    except Exception:
-        trace_step(model, specs, method)
+    except Exception as error:
+        try:
+            trace_step(model, specs, method)
+        except Exception as found:
+            raise found from error
         raise
 
 
@@ -139,7 +144,8 @@ def trace_step(
     kept = []
     if method == "fit":
         if model.built and model.trainable_variables:
-            keras_optimizers.build_optimizer(model)
+            with keras_names.scope_of(model):
+                keras_optimizers.build_optimizers(model, specs)
         counters = [optimizer.iterations for optimizer in keras_optimizers.optimizers_of(model)]
         variables = counters
         if not models.needs_call(model):

@@ -23,7 +23,7 @@ from nanotf.parent.fit_data import FitArguments, FitData, Resume
 from nanotf.pool import warm
 from nanotf.pool.transports import check_transport
 from nanotf.region.sharded_update import OptimizerShards
-from nanotf.shipping import jobs
+from nanotf.shipping import jobs, objects
 from nanotf.shipping.files import FilesInput
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
@@ -282,6 +282,7 @@ class _FitCall(calls.ModelCall):
             validation_steps=self.data.validation_steps,
             validation_freq=a.validation_freq,
             shards=self._shards(),
+            optimizers=objects.built_optimizers([self.model]),
             asks=self.callbacks.asks,
             metrics_layout=self.metrics_layout,
             metrics_block=self.metrics_block,

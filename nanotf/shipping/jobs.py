@@ -113,6 +113,8 @@ class FitJob(ModelJob):
         validation_freq: int or list of int, as `fit` takes it.
         initial_step: int, in that epoch; 0 unless `BackupAndRestore` of Keras 2 resumes.
         shards: `OptimizerShards`, or None where each worker makes the whole update.
+        optimizers: dict, what the model's optimizers are built with; see
+            `shipping.objects.built_optimizers`.
         asks: frozenset of str, the batch hooks at which workers store their state unasked.
         metrics_layout: `StateLayout` of what `keras_names.metric_state` lists.
         metrics_block: int, which of the job's blocks holds it.
@@ -128,6 +130,7 @@ class FitJob(ModelJob):
     validation_steps: int | None
     validation_freq: Any
     shards: OptimizerShards | None
+    optimizers: dict[Any, Any]
     asks: frozenset[str]
     metrics_layout: StateLayout
     metrics_block: int

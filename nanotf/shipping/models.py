@@ -56,8 +56,6 @@ class ModelRecipe:
         excluded: tuple of tuple of int, of every optimizer of the model, the places among its
             variables of those without weight decay; see `exclude_from_decay`.
         dtype_policy: the global Keras dtype policy, by name.
-        own_slots: bool, whether the optimizer was built for other variables than all that are
-            trainable, which only a step of the user's own tells.
     """
 
     cls: type
@@ -77,7 +75,6 @@ class ModelRecipe:
     optimizer: Any
     excluded: tuple[tuple[int, ...], ...]
     dtype_policy: str
-    own_slots: bool
     held: tuple[Any, ...] = ()
 
 
@@ -248,11 +245,6 @@ def recipe_of(model: Any) -> ModelRecipe:
         optimizer=getattr(model, "optimizer", None),
         excluded=_excluded_from_decay(model),
         dtype_policy=policy.name,
-        own_slots=complete
-        and keras_names.has_own_step(model)
-        and not keras_optimizers.is_built_for(
-            getattr(model, "optimizer", None), model.trainable_variables
-        ),
     )
 
 
@@ -367,6 +359,8 @@ def _compile_arguments(model: Any) -> dict[str, Any] | None:
         return None
     arguments = keras_names.compile_arguments(model)
     arguments.pop("optimizer", None)  # the live object travels, with its current settings
+    if is_keras_3():
+        arguments["auto_scale_loss"] = False  # and scales losses already, where it should
     return arguments
 
 

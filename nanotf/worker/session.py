@@ -40,6 +40,7 @@ from nanotf.shipping import (
     inputs,
     jobs,
     models,
+    objects,
     outputs,
     pickling,
     pipelines,
@@ -179,12 +180,12 @@ class Session:
         specs: Any,
         seed: int,
         metrics: bool = True,
-        optimizer: bool = False,
+        optimizers: dict[Any, Any] | None = None,
         shards: OptimizerShards | None = None,
     ) -> Any:
         """The model of a recipe, built now or by an earlier job.
 
-        Metrics and optimizer are built by the first job that needs them.
+        Metrics and optimizers are built by the first job that needs them.
 
         TensorFlow's own seed is set only when a model is built, since setting it makes
         TensorFlow forget every function that it has prepared, which takes seconds.
@@ -192,7 +193,9 @@ class Session:
         # Functions that were traced keep the settings of that time.
         key = hashlib.sha256(recipe + repr(jobs.KerasSettings.taken()).encode()).digest()
         kept = self._models.get(key)
-        if kept is None or (optimizer and kept.has_optimizer and kept.shards != shards):
+        if kept is None or (
+            optimizers is not None and kept.has_optimizer and kept.shards != shards
+        ):
             tf.random.set_seed(_sequence(seed, self.rank)[0])
             with self.strategy.known_values():
                 loaded = captured.Loaded(recipe)
@@ -202,15 +205,16 @@ class Session:
                 held = loaded.captured(model)
             replica.become_replica(model, self.share, self.stopwatch, held, self.strategy)
             keras_names.compile_forward(model)
-            kept = self._models[key] = _KeptModel(model, loaded.recipe.own_slots)
+            kept = self._models[key] = _KeptModel(model)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
             self._drop(self._models.popitem(last=False)[1])
         with self.strategy.known_values():
             if metrics and not kept.has_metrics:
-                self._build_metrics(kept, specs, "train_step" if optimizer else "test_step")
-            if optimizer and not kept.has_optimizer:
-                self._build_optimizers(kept, specs, shards)
+                step = "test_step" if optimizers is None else "train_step"
+                self._build_metrics(kept, specs, step)
+            if optimizers is not None and not kept.has_optimizer:
+                self._build_optimizers(kept, specs, optimizers, shards)
         return kept.model
 
     def _drop(self, kept: _KeptModel) -> None:
@@ -232,14 +236,19 @@ class Session:
         kept.has_metrics = True
 
     def _build_optimizers(
-        self, kept: _KeptModel, specs: Any, shards: OptimizerShards | None
+        self,
+        kept: _KeptModel,
+        specs: Any,
+        optimizers: dict[Any, Any],
+        shards: OptimizerShards | None,
     ) -> None:
         model, update = kept.model, None
         if shards is not None:
             trainable = model.trainable_variables
             update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
+        objects.build_optimizers([model], optimizers)
         build = replica.again(functools.partial(keras_optimizers.build_optimizers, model))
-        build((specs, _SHARE), self.strategy, kept.own_slots)
+        build((specs, _SHARE), self.strategy)
         replica.weigh_steps(model, update, self.strategy)
         replica.average_before_validation(model, self.strategy)
         kept.has_optimizer, kept.shards = True, shards
@@ -250,7 +259,6 @@ class _KeptModel:
     """A model in a worker, and how much of it is built."""
 
     model: Any
-    own_slots: bool  # see `models.ModelRecipe`
     has_metrics: bool = False
     has_optimizer: bool = False
     shards: OptimizerShards | None = None
@@ -466,7 +474,7 @@ class _FitRun(_ModelRun):
             keras_optimizers.training_variables,
             job.train,
             job.validation,
-            optimizer=True,
+            optimizers=job.optimizers,
             shards=job.shards,
         )
         self.metrics = self._metrics_state()

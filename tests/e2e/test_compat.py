@@ -168,6 +168,23 @@ def test_seeds_of_operations() -> None:
     assert eager_context.seeds_of_operations() is seeds
 
 
+def test_seeds_of_keras() -> None:
+    tf.keras.utils.set_random_seed(3)
+
+    def drawn() -> list[float]:
+        if IS_KERAS_3:
+            return [float(tf.keras.random.uniform([])) for _ in range(2)]
+        return np.ravel(tf.keras.initializers.GlorotUniform()((1, 2))).tolist()
+
+    drawn()
+    with keras_names.kept_seeds():
+        inside = drawn()
+        tf.keras.utils.set_random_seed(4)
+        drawn()
+    assert drawn() == inside
+    assert drawn() != inside
+
+
 def test_rank_can_be_told() -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         cluster_resolver=distribute.empty_cluster()
@@ -289,6 +306,7 @@ def test_keras_3_names() -> None:
     parameters = list(inspect.signature(trainer.reduce_per_replica).parameters)
     assert parameters == ["values", "strategy", "reduction"]
     assert callable(tf.keras.Model._maybe_symbolic_build)
+    assert tf.keras.Sequential()._distribute_strategy is None
     assert callable(keras_names.source_module("backend").compute_output_spec)
 
 

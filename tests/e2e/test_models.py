@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from parity import digits, fit_both, small_cnn
+from parity import assert_same_history, assert_same_state, digits, fit_both, small_cnn
 
 import nanotf
 from nanotf.compat.versions import is_keras_3
@@ -385,3 +385,74 @@ def test_variables_that_are_frozen_one_by_one(float64: None, optimizer: str) -> 
     data = {"x": x, "y": x.sum(axis=1, keepdims=True), "batch_size": 20}
     found, _ = fit_both(make, **data)
     np.testing.assert_array_equal(found.layers[0].kernel, before)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.every_case  # the slots of the two are named otherwise
+def test_a_model_made_under_a_mirrored_strategy_trains(optimizer: str) -> None:
+    x, y = digits(48)
+    options = {"SGD": {"momentum": 0.9}, "Adam": {}}[optimizer]
+    strategy = tf.distribute.MirroredStrategy()
+
+    def make() -> Any:
+        with strategy.scope():
+            return small_cnn(getattr(tf.keras.optimizers, optimizer)(0.01, **options))
+
+    found, expected = fit_both(make, x=x, y=y, batch_size=16)
+    again = [
+        m.fit(x, y, batch_size=16, shuffle=False, verbose=0, **more).history
+        for m, more in ((found, {"num_processes": 2}), (expected, {}))
+    ]
+    assert_same_history(*again)
+    assert_same_state(found, expected)
+    numbers, theirs = (
+        found.evaluate(x, y, verbose=0, num_processes=2),
+        expected.evaluate(x, y, verbose=0),
+    )
+    np.testing.assert_allclose(numbers, theirs, rtol=1e-4)
+    np.testing.assert_allclose(
+        found.predict(x, verbose=0, num_processes=2), expected.predict(x, verbose=0), atol=1e-4
+    )
+
+
+@pytest.mark.either_generation
+def test_the_first_predict_builds_a_model_under_its_strategy() -> None:
+    strategy = tf.distribute.MirroredStrategy()
+    with strategy.scope():
+        model = Sequential([L.Dense(2)])
+        model.compile(tf.keras.optimizers.Adam(), "mse")
+    x = np.ones((8, 3), np.float32)
+    found = model.predict(x, verbose=0, num_processes=2)
+    np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5)
+    model.fit(x, found, verbose=0)  # plain Keras goes on with these variables
+    assert int(model.optimizer.iterations.numpy()) == 1
+
+
+class _Noisy(Model):
+    def __init__(self) -> None:
+        super().__init__(name="noisy")
+        self.dense, self.dropout = L.Dense(3), L.Dropout(0.5)
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        return self.dropout(self.dense(x), training=training)
+
+
+@pytest.mark.parametrize("make", [lambda: Sequential([L.Input((3,)), L.Dense(3)]), _Noisy])
+@pytest.mark.every_case  # the second is built by the call, and rebuilt to be checked
+def test_a_model_made_after_a_call_gets_the_weights_of_one_process(make: Any) -> None:
+    x = np.ones((8, 3), np.float32)
+
+    def next_weights(**more: Any) -> list[list[np.ndarray]]:
+        tf.keras.utils.set_random_seed(1)
+        model = make()
+        model.compile("adam", "mse")
+        found = []
+        for call in (model.fit, model.evaluate):
+            call(x, x, batch_size=4, verbose=0, **more)
+            found.append(Sequential([L.Input((3,)), L.Dense(2)]).get_weights())
+        model.predict(x, verbose=0, **more)
+        return [*found, Sequential([L.Input((3,)), L.Dense(2)]).get_weights()]
+
+    for found, expected in zip(next_weights(num_processes=2), next_weights(), strict=True):
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -351,3 +351,50 @@ def test_optimizer_inside_of_an_own_step(float64: None, in_branch: bool) -> None
         )
         models.append(model)
     assert_same_state(models[1], models[0])
+
+
+class Distiller(Model):
+    """As keras.io's example of knowledge distillation: its step trains the student alone."""
+
+    def __init__(self, student: Any, teacher: Any) -> None:
+        super().__init__()
+        self.student, self.teacher = student, teacher
+
+    def call(self, x: Any) -> Any:
+        return self.student(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        wanted = self.teacher(x, training=False)
+        with tf.GradientTape() as tape:
+            p = self.student(x, training=True)
+            loss = 0.1 * _default(y, p) + 0.9 * _default(wanted, p)
+        trained = self.student.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, trained), trained, strict=True))
+        return {"distilled": loss}
+
+
+def _distiller() -> Any:
+    tf.keras.utils.set_random_seed(1)
+
+    def net(width: int) -> Any:
+        return tf.keras.Sequential([L.Input((WIDTH,)), L.Dense(width, "relu"), L.Dense(2)])
+
+    model = Distiller(net(3), net(6))
+    model.compile(tf.keras.optimizers.Adam(0.01))
+    return model
+
+
+def test_an_optimizer_has_slots_for_what_the_step_trains_alone() -> None:
+    x, y = (values.astype(np.float32)[:40] for values in _data())
+    found, expected = _distiller(), _distiller()
+    for _ in range(2):
+        options = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+        assert_same_history(
+            found.fit(x, y, num_processes=2, **options).history,
+            expected.fit(x, y, **options).history,
+        )
+        assert_same_state(found, expected)
+    found.fit(x, y, **options)  # plain Keras goes on with them
+    expected.fit(x, y, **options)
+    assert_same_state(found, expected)

@@ -471,3 +471,24 @@ def test_an_error_in_training_is_shown_with_the_scripts_traceback(tmp_path: path
     assert f'"{tmp_path / "sub" / "script.py"}", line 6' in lines[first + 1]
     assert "ValueError" in done.stderr
     assert "run_script" not in done.stderr
+
+
+@pytest.mark.either_generation
+def test_a_script_with_a_strategy_of_tensorflow_runs_unchanged(tmp_path: pathlib.Path) -> None:
+    done = _run(
+        tmp_path,
+        """
+        import json
+        import numpy as np
+        import tensorflow as tf
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+            model.compile(tf.keras.optimizers.Adam(), "mse", metrics=["mae"])
+        x = np.ones((16, 3), np.float32)
+        history = model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0)
+        print(json.dumps([history.nanotf.size, int(model.optimizer.iterations.numpy())]))
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert last_json(done) == [2, 4]

@@ -114,6 +114,34 @@ def test_loss_scale_goes_on() -> None:
 
 
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no variables for seeds that are always used")
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no auto_scale_loss")
+def test_a_loss_that_is_not_to_be_scaled() -> None:
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    expected, found = dense("sgd"), dense("sgd")
+    for model in (expected, found):
+        model.compile("sgd", "mse", auto_scale_loss=False)
+    in_a_row(expected, (None,))
+    in_a_row(found, (2,))
+    assert type(found.optimizer) is tf.keras.optimizers.SGD
+    assert len(found.optimizer.variables) == len(expected.optimizer.variables)
+
+
+class Weightless(Model):
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        return inputs if training else 0 * inputs
+
+
+@pytest.mark.filterwarnings("ignore:.*trainable weights")
+def test_a_model_without_variables() -> None:
+    model = Weightless()
+    model.compile("sgd", "mse")
+    x, y = np.ones((20, 1), "float32"), np.zeros((20, 1), "float32")
+    arguments = {"batch_size": 8, "verbose": 0, "num_processes": 2}
+    assert model.fit(x, y, **arguments).history == {"loss": [1.0]}
+    assert model.evaluate(x, y, **arguments) == 0.0
+    assert not model.predict(x, **arguments).any()
+
+
 def test_seeds_stand_where_one_process_leaves_them() -> None:
     def seeds(processes: tuple[int | None, ...]) -> list[np.ndarray]:
         tf.keras.utils.set_random_seed(5)  # of which the dropout draws its seed
@@ -127,12 +155,21 @@ def test_seeds_stand_where_one_process_leaves_them() -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
+def _without_seed() -> list[float]:
+    """Numbers of Keras 3's own generator, and a layer's initial weights."""
+    layer = L.Dense(1)  # Keras 2 has a generator of its own for these
+    layer.build((None, 3))
+    drawn = np.ravel(layer.get_weights()[0]).tolist()
+    return [*drawn, float(tf.keras.random.uniform([]))] if KERAS_3 else drawn
+
+
 class Scripted(Model):
     """A class that workers rebuild, which is tried here first: with seeds, and weights."""
 
     def __init__(self) -> None:
         super().__init__()
         self.hidden, self.drop, self.out = L.Dense(8), L.Dropout(0.5), L.Dense(1)
+        self.noise = _without_seed()
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         return self.out(self.drop(self.hidden(inputs), training=training))
@@ -146,7 +183,10 @@ def test_random_numbers_go_on_as_with_one_process() -> None:
         model.compile("sgd", "mse", metrics=[tf.keras.metrics.MeanSquaredError()])
         x = np.ones((8, 3), "float32")
         model.fit(x, x[:, :1], shuffle=False, verbose=0, num_processes=processes)
-        return [random.random(), float(np.random.random()), float(tf.random.uniform([]))]
+        model.evaluate(x, x[:, :1], verbose=0, num_processes=processes)
+        model.predict(x, verbose=0, num_processes=processes)
+        numbers = [random.random(), float(np.random.random()), float(tf.random.uniform([]))]
+        return [*numbers, *_without_seed()]
 
     assert drawn(2) == drawn(None)
 
