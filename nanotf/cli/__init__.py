@@ -268,13 +268,13 @@ def _add_run(commands: Any) -> None:
 
 
 def _processes(text: str) -> int | str:
-    if text == defaults.AUTO:
+    if text == topology.AUTO:
         return text
     try:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"must be a whole number, or {defaults.AUTO!r}. Received: {text!r}"
+            f"must be a whole number, or {topology.AUTO!r}. Received: {text!r}"
         ) from None
 
 

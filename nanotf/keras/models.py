@@ -10,9 +10,10 @@ from typing import Any
 
 from nanotf.compat import keras_names
 from nanotf.errors import InvalidArgumentTypeError
+from nanotf.machine import topology
 from nanotf.parent import defaults
 from nanotf.shipping import iterators
-from nanotf.shipping.models import copied
+from nanotf.shipping.classes import copied
 
 _KerasModel: Any = keras_names.model_class()
 _KerasSequential: Any = keras_names.sequential_class()
@@ -129,7 +130,7 @@ class Accelerated:
         calls.check_max_restarts(max_restarts)
         num_processes = defaults.num_processes(num_processes)
         hint = 'num_processes="auto" measures whether they would be faster.'
-        if isinstance(num_processes, str) and num_processes == defaults.AUTO:
+        if isinstance(num_processes, str) and num_processes == topology.AUTO:
             calls.needs_workers(None, transport, sharding, backend)
             backends.check_can_measure(backend)
             hint = 'num_processes="auto" has chosen one process.'

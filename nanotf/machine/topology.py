@@ -28,7 +28,6 @@ from typing import Any
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, PlacementError
 from nanotf.machine import shell_state
 from nanotf.machine.cpus import LogicalCpu, Machine, describe_machine
-from nanotf.parent import defaults
 
 __all__ = [
     "MAX_SHARE_LOSS",
@@ -44,6 +43,8 @@ __all__ = [
 # How much of a worker's share may be given up to keep all workers on one NUMA node each. A guess,
 # not a measurement: reading the other node's memory costs a straddling worker about that much.
 MAX_SHARE_LOSS = 0.10
+
+AUTO = "auto"  # the number of processes that each `fit` finds out by itself, see `parent.auto`
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def check_num_processes(value: Any) -> int:
         "num_processes",
         value,
         "Pass the number of workers to start",
-        f" Only fit() takes num_processes={defaults.AUTO!r}, which measures what is fastest.",
+        f" Only fit() takes num_processes={AUTO!r}, which measures what is fastest.",
     )
 
 

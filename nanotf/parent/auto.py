@@ -49,7 +49,6 @@ from nanotf.shipping import inputs, jobs
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.wire import messages, timing
 
-AUTO = defaults.AUTO
 TRIAL_SECONDS = 20.0  # all trials together, or
 TRIAL_SHARE = 0.05  # this part of the job, as one process would run it, whichever is more
 MEASURED_SECONDS = 1.0  # of steps after the first two, in each trial

@@ -15,8 +15,6 @@ from nanotf.errors import check_choice
 # keeps variables in float32.
 PRECISIONS = ("float32", "mixed_bfloat16")
 
-AUTO = "auto"  # the number of processes that each `fit` finds out by itself, see `auto`
-
 
 @dataclass
 class RunDefault:

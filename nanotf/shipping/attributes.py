@@ -17,14 +17,14 @@ import numpy as np
 
 from nanotf.compat import keras_names
 from nanotf.compat.versions import is_keras_3, require_tensorflow
-from nanotf.shipping import models, objects
+from nanotf.shipping import classes, objects
 
 _DEPTH = 4  # of objects in the attributes of a layer
 _LONGEST = 1000  # a longer list holds data
 _DATA = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 
 Path = tuple[tuple[str, Any], ...]  # ("attribute", name) and ("item", key or index)
-Place = tuple[int, Path]  # a layer, in the order of `models.with_layers`, and where in it
+Place = tuple[int, Path]  # a layer, in the order of `classes.with_layers`, and where in it
 
 
 def is_variable(value: Any) -> bool:
@@ -81,15 +81,17 @@ def changed(model: Any, twin: Any) -> tuple[dict[str, Any], ...]:
     Returns:
         A tuple of dict of str to object, see `models.ModelRecipe.changed`.
     """
-    pairs = zip(models.with_layers(model), models.with_layers(twin), strict=False)
-    below = {id(v) for layer in models.with_layers(model)[1:] for v in objects.own_variables(layer)}
+    pairs = zip(classes.with_layers(model), classes.with_layers(twin), strict=False)
+    below = {
+        id(v) for layer in classes.with_layers(model)[1:] for v in objects.own_variables(layer)
+    }
     found = tuple(_differences(ours, theirs, below) for ours, theirs in pairs)
     return found if any(found) else ()
 
 
 def _differences(ours: Any, theirs: Any, weights: set[int]) -> dict[str, Any]:
     """One layer's; `weights` are those of layers, of which an attribute may be another name."""
-    cls, others, found = models.original_class(type(ours)), vars(theirs), {}
+    cls, others, found = classes.original_class(type(ours)), vars(theirs), {}
     for name, value in _of_user(ours).items():
         known = name in others
         if not _is_data(value) or id(value) in weights:
@@ -97,17 +99,17 @@ def _differences(ours: Any, theirs: Any, weights: set[int]) -> dict[str, Any]:
         if (name.startswith("_") and not known) or isinstance(getattr(cls, name, None), property):
             continue  # what Keras's functions note down
         if not known or (_is_data(others[name]) and not _equal(value, others[name])):
-            found[name] = models.plain(value)
+            found[name] = classes.plain(value)
     return found
 
 
 def _of_user(layer: Any) -> dict[str, Any]:
     """The attributes of a layer of a user's class, without those that Keras sets."""
-    cls = models.original_class(type(layer))
-    if not models.is_foreign(cls):
+    cls = classes.original_class(type(layer))
+    if not classes.is_foreign(cls):
         return {}  # Keras's own have all that they use in their configuration
     of_keras: frozenset[str] = _names_of_keras().union(
-        *(_attributes_set_by(base) for base in cls.__mro__ if not models.is_foreign(base))
+        *(_attributes_set_by(base) for base in cls.__mro__ if not classes.is_foreign(base))
     )
     return {
         name: value
@@ -153,7 +155,7 @@ def _attributes_set_by(cls: type) -> frozenset[str]:
 def held(model: Any, twin: Any) -> tuple[Place, ...]:
     """Where variables stand in the attributes of users' classes, alike in both copies."""
     own = {id(variable) for variable in objects.own_variables(model)}
-    layers = zip(models.with_layers(model), models.with_layers(twin), strict=False)
+    layers = zip(classes.with_layers(model), classes.with_layers(twin), strict=False)
     found = []
     for number, (ours, theirs) in enumerate(layers):
         seen = {id(ours)}
@@ -178,7 +180,7 @@ def _variables_in(value: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path
         steps = [(("item", k), v) for k, v in value.items() if isinstance(k, (str, int))]
     elif isinstance(value, (list, tuple)):
         steps = [(("item", place), item) for place, item in enumerate(value[:_LONGEST])]
-    elif models.is_foreign(type(value)) and type(value).__module__ != "builtins":
+    elif classes.is_foreign(type(value)) and type(value).__module__ != "builtins":
         steps = [(("attribute", k), v) for k, v in getattr(value, "__dict__", {}).items()]
     for step, inner in steps:
         yield from _variables_in(inner, (*path, step), seen)
@@ -195,7 +197,7 @@ def _has_variable(layer: Any, path: Path, like: Any) -> bool:
 def at(model: Any, place: Place) -> Any:
     """What stands at a place in a model."""
     number, path = place
-    return _at(models.with_layers(model)[number], path)
+    return _at(classes.with_layers(model)[number], path)
 
 
 def _at(value: Any, path: Path) -> Any:

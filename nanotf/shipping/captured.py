@@ -26,7 +26,7 @@ from typing import Any
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ModelError
-from nanotf.shipping import attributes, models, objects, pickling, programs
+from nanotf.shipping import attributes, classes, models, objects, pickling, programs
 
 _LATE = ("compile_arguments", "own_compile_arguments", "optimizer")
 # The parts that a model has not, before it is compiled.
@@ -88,7 +88,7 @@ class _Pickler(pickling.Pickler):
         self.modules = pickling.ModulesByValue()
         self._seen: set[str] = set()
         optimizers = models.all_optimizers(model)
-        inside = [*models.with_layers(model), *optimizers]
+        inside = [*classes.with_layers(model), *optimizers]
         for optimizer in optimizers:  # built by their own ways
             inside += keras_optimizers.optimizer_variables(optimizer)
         self._inside = {id(part): part for part in inside}
@@ -115,7 +115,7 @@ class _Pickler(pickling.Pickler):
     def _take_module(self, obj: Any) -> None:
         """Makes a module whose globals are variables travel by value."""
         module = sys.modules.get(obj.__module__ or "")
-        if module is None or module.__name__ in self._seen or not models.is_foreign(obj):
+        if module is None or module.__name__ in self._seen or not classes.is_foreign(obj):
             return
         self._seen.add(module.__name__)
         if any(map(attributes.is_variable, _globals(module))):

@@ -19,9 +19,7 @@ from typing import Any
 from nanotf.compat import keras_compiled, keras_names, keras_optimizers, random_states
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ModelError
-from nanotf.shipping import constructors
-
-_KERAS_PACKAGES = ("keras", "tf_keras", "tensorflow", "nanotf")
+from nanotf.shipping import attributes, classes, constructors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,20 +83,8 @@ class _Tensor:
     place: int
 
 
-def original_class(cls: type) -> type:
-    """The user's or Keras's class behind one that `accelerate` made."""
-    original: type = vars(cls).get("_nanotf_original", cls)
-    return original
-
-
 # Layers of Keras's own that Keras 2 cannot make from their configuration (2.15, tf_keras 2.21).
 _UNKNOWN_TO_KERAS_2 = ("SpectralNormalization",)
-
-
-def is_foreign(value: Any) -> bool:
-    """Whether Keras in another process would not know a class or function."""
-    package = (getattr(value, "__module__", None) or "").split(".")[0]
-    return package not in _KERAS_PACKAGES
 
 
 def _collect(value: Any, found: dict[str, Any], seen: dict[int, int], depth: int = 0) -> None:
@@ -116,7 +102,7 @@ def _collect(value: Any, found: dict[str, Any], seen: dict[int, int], depth: int
         for item in value.values():
             _collect(item, found, seen, depth + 1)
     elif inspect.isfunction(value) or isinstance(value, type):
-        if is_foreign(value) and value.__module__ != "builtins":
+        if classes.is_foreign(value) and value.__module__ != "builtins":
             name = value.__name__
             if any(value is other for other in found.values()):
                 return
@@ -126,7 +112,7 @@ def _collect(value: Any, found: dict[str, Any], seen: dict[int, int], depth: int
                 name = f"nanotf_function_{len(found)}"
             found[name] = value
     elif hasattr(type(value), "get_config"):  # a metric's variable itself would sum over workers
-        _collect(original_class(type(value)), found, seen, depth + 1)
+        _collect(classes.original_class(type(value)), found, seen, depth + 1)
         is_model = isinstance(value, keras_names.model_class())
         for name, item in list(vars(value).items()):
             if is_model and name in _names_of_compile():
@@ -148,7 +134,7 @@ def custom_objects_of(obj: Any) -> dict[str, Any]:
         found[name.split(">")[-1]] = value
     for layer in keras_names.flat_layers(obj):
         _collect(layer, found, seen)
-        if not is_foreign(type(layer)) and type(layer).__name__ in _UNKNOWN_TO_KERAS_2:
+        if not classes.is_foreign(type(layer)) and type(layer).__name__ in _UNKNOWN_TO_KERAS_2:
             found[type(layer).__name__] = type(layer)
     return found
 
@@ -164,8 +150,8 @@ def configured_by_name(obj: Any, custom_objects: dict[str, Any]) -> Iterator[Non
         layer
         for layer in keras_names.flat_layers(obj)
         if isinstance(layer, require_tensorflow().keras.layers.Layer)
-        and is_foreign(type(layer))
-        and not has_own_get_config(type(layer))
+        and classes.is_foreign(type(layer))
+        and not classes.has_own_get_config(type(layer))
         and not isinstance(layer, keras_names.model_class())
     ]
     for name, value in custom_objects.items():
@@ -185,12 +171,6 @@ def configured_by_name(obj: Any, custom_objects: dict[str, Any]) -> Iterator[Non
             custom_objects[name].__name__ = own_name
 
 
-def has_own_get_config(cls: type) -> bool:
-    """Whether `get_config` is the user's."""
-    owner = next(c for c in cls.__mro__ if "get_config" in vars(c))
-    return is_foreign(owner)
-
-
 def recipe_of(model: Any) -> ModelRecipe:
     """Describes how to rebuild a model.
 
@@ -201,18 +181,20 @@ def recipe_of(model: Any) -> ModelRecipe:
         ModelError: The model is of a class that cannot be rebuilt; names it and the remedy.
     """
     tf = require_tensorflow()
-    cls = original_class(type(model))
+    cls = classes.original_class(type(model))
     custom_objects = custom_objects_of(model)
     functional = keras_names.functional_class()
     arguments = getattr(model, "_nanotf_arguments", None)
     config = graph = attributes = None
-    if arguments is None or not is_foreign(cls) or has_own_get_config(cls):
+    if arguments is None or not classes.is_foreign(cls) or classes.has_own_get_config(cls):
         arguments = None
         try:
             with configured_by_name(model, custom_objects):
                 config = model.get_config()
         except Exception as error:
-            if has_own_get_config(cls) or isinstance(model, (functional, tf.keras.Sequential)):
+            if classes.has_own_get_config(cls) or isinstance(
+                model, (functional, tf.keras.Sequential)
+            ):
                 raise _cannot_rebuild(cls, f"get_config() raised {error!r}") from error
             config, attributes = None, _own_attributes(model)
         if config is not None and _lacks_arguments(cls, config):
@@ -230,8 +212,8 @@ def recipe_of(model: Any) -> ModelRecipe:
         graph=graph,
         custom_objects=custom_objects,
         build_configs=tuple(
-            plain(keras_names.build_config(layer)) if layer.built else None
-            for layer in with_layers(model)
+            classes.plain(keras_names.build_config(layer)) if layer.built else None
+            for layer in classes.with_layers(model)
         ),
         weights=len(model.weights) if complete else 0,
         trainable=_trainable_flags(model),
@@ -250,7 +232,7 @@ def recipe_of(model: Any) -> ModelRecipe:
 
 def _lacks_arguments(cls: type, config: dict[str, Any]) -> bool:
     """Whether Keras 2 has left out the arguments of `__init__`, which it could not write down."""
-    if is_keras_3() or not is_foreign(cls) or has_own_get_config(cls):
+    if is_keras_3() or not classes.is_foreign(cls) or classes.has_own_get_config(cls):
         return False
     parameters = list(inspect.signature(cls.__init__).parameters)[1:]  # type: ignore[misc]
     own = [name for name in parameters if name not in ("args", "kwargs", "name", "dtype")]
@@ -318,22 +300,6 @@ def exclude_from_decay(model: Any, recipe: ModelRecipe) -> None:
             keras_optimizers.exclude_places(optimizer, variables, places)
 
 
-def copied(value: Any) -> Any:
-    """The same objects in lists and dicts of their own."""
-    if type(value) is dict:
-        return {key: copied(item) for key, item in value.items()}
-    return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
-
-
-def plain(value: Any) -> Any:
-    """Lists and dicts without Keras's tracking, which cannot be unpickled."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return tuple(map(plain, value)) if isinstance(value, tuple) else value
-
-
 def _with_graph(model: Any, arguments: Any) -> tuple[Any, Any]:
     """Takes the graph out of arguments like `(inputs, outputs)`, whose tensors cannot travel."""
     tf = require_tensorflow()
@@ -365,7 +331,7 @@ def _compile_arguments(model: Any) -> dict[str, Any] | None:
 
 
 def _own_compile_arguments(model: Any, cls: type) -> Any:
-    if not is_foreign(cls.compile) or not keras_names.is_compiled(model):  # type: ignore[attr-defined]
+    if not classes.is_foreign(cls.compile) or not keras_names.is_compiled(model):  # type: ignore[attr-defined]
         return None
     recorded = getattr(model, "_nanotf_compile_arguments", None)
     if recorded is not None:
@@ -421,7 +387,9 @@ def build(recipe: ModelRecipe) -> Any:
     ):
         try:
             if recipe.arguments is not None:
-                args, kwargs = copied(recipe.arguments)  # a class may empty what it is given
+                args, kwargs = classes.copied(
+                    recipe.arguments
+                )  # a class may empty what it is given
                 if recipe.graph is not None:
                     args, kwargs = _on_graph(recipe.graph, (args, kwargs))
                 model = recipe.cls(*args, **kwargs)
@@ -492,7 +460,9 @@ def lenient(custom_objects: dict[str, Any]) -> Iterator[None]:
     layer = require_tensorflow().keras.layers.Layer
     changed = []
     for value in custom_objects.values():
-        if not (isinstance(value, type) and issubclass(value, layer)) or not is_foreign(value):
+        if not (isinstance(value, type) and issubclass(value, layer)) or not classes.is_foreign(
+            value
+        ):
             continue
         parameters = inspect.signature(value.__init__).parameters  # type: ignore[misc]
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -542,9 +512,9 @@ class BuiltState:
         """That of a layer or a model; of a model, `ModelRecipe` has the rest."""
         if isinstance(layer, require_tensorflow().keras.Model):
             return cls(None, (), (), keras_compiled.built_state(layer))
-        layers = with_layers(layer)
+        layers = classes.with_layers(layer)
         return cls(
-            plain(keras_names.build_config(layer)) if layer.built else None,
+            classes.plain(keras_names.build_config(layer)) if layer.built else None,
             tuple(bool(each.trainable) for each in layers),
             tuple(keras_names.adapted_state(each) for each in layers) if layer.built else (),
             {},
@@ -554,7 +524,7 @@ class BuiltState:
         """Brings a layer or model that is as new there."""
         if self.build_config and not layer.built:
             build_as(layer, self.build_config)
-        _set_layers(with_layers(layer), self.trainable, self.adapted)
+        _set_layers(classes.with_layers(layer), self.trainable, self.adapted)
         if self.compiled:
             keras_compiled.set_built_state(layer, self.compiled)
 
@@ -569,11 +539,11 @@ def _build_layers(model: Any, configs: tuple[dict[str, Any] | None, ...]) -> Non
     So it matters neither what calls them nor of which types the inputs are: a configuration has
     shapes alone.
     """
-    layers = with_layers(model)
+    layers = classes.with_layers(model)
     for place, config in enumerate(configs):
         if place < len(layers) and config and not layers[place].built:
             keras_names.build_alone(layers[place], config)
-            layers = with_layers(model)  # those that it has made come after it
+            layers = classes.with_layers(model)  # those that it has made come after it
 
 
 def build_as(model: Any, config: dict[str, Any]) -> None:
@@ -646,9 +616,7 @@ def checked(model: Any, recipe: ModelRecipe) -> ModelRecipe:
     Raises:
         ModelError: The copy's variables differ from the original's; names class and remedy.
     """
-    from nanotf.shipping import attributes
-
-    foreign = bool(recipe.custom_objects) or is_foreign(recipe.cls)
+    foreign = bool(recipe.custom_objects) or classes.is_foreign(recipe.cls)
     if not foreign and not _has_layers_in_two_models(model):
         return recipe
     bare = dataclasses.replace(recipe, compile_arguments=None, own_compile_arguments=None)
@@ -681,14 +649,9 @@ def _variables_to_compare(model: Any) -> list[Any]:
 
 def set_attributes(model: Any, changed: tuple[dict[str, Any], ...]) -> None:
     """Sets the attributes of a model and of the layers below it, as `ModelRecipe.changed`."""
-    for layer, attributes in zip(with_layers(model), changed, strict=False):
-        for name, value in attributes.items():
+    for layer, own in zip(classes.with_layers(model), changed, strict=False):
+        for name, value in own.items():
             setattr(layer, name, value)
-
-
-def with_layers(model: Any) -> list[Any]:
-    """A model, and the layers below it, in the order of both sides."""
-    return [model, *keras_names.layers_below(model)]
 
 
 def check_rows_are_independent(model: Any) -> None:

@@ -40,7 +40,7 @@ from nanotf.compat import keras_names, keras_optimizers, random_states
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import constructors
+from nanotf.shipping import classes, constructors
 
 
 def rebuild_from_config(
@@ -112,7 +112,6 @@ def _schedules_by_value(optimizer: Any) -> Iterator[dict[str, Any]]:
     Yields:
         A dict, what has to replace in the configuration what stands for such a schedule.
     """
-    from nanotf.shipping import models
 
     found: dict[str, Any] = {}
     changed = []
@@ -120,7 +119,7 @@ def _schedules_by_value(optimizer: Any) -> Iterator[dict[str, Any]]:
     while at is not None:  # the inner one of a loss-scaling optimizer is asked by that
         schedule = keras_optimizers.schedule_of(at)
         cls: Any = type(schedule)
-        if schedule is not None and models.is_foreign(cls) and not models.has_own_get_config(cls):
+        if schedule is not None and classes.is_foreign(cls) and not classes.has_own_get_config(cls):
             if at is optimizer:
                 found["learning_rate"] = schedule
             cls.get_config = lambda self: {}
@@ -223,8 +222,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             _schedules_by_value(obj if is_optimizer else None) as by_value,
         ):
             config = _config_of(obj)
-        own = models.is_foreign(cls) and (is_optimizer or isinstance(obj, self._metric))
-        if own and not models.has_own_get_config(cls):
+        own = classes.is_foreign(cls) and (is_optimizer or isinstance(obj, self._metric))
+        if own and not classes.has_own_get_config(cls):
             config = _completed(obj, config)
         if is_optimizer:
             config = {**config, **by_value}
@@ -248,7 +247,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         from nanotf.shipping import models
 
         if isinstance(obj, type):
-            original = models.original_class(obj)
+            original = classes.original_class(obj)
             if original is not obj:  # made by `accelerate`; workers make their own
                 return _same, (original,)
             return super().reducer_override(obj)

@@ -29,7 +29,7 @@ from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
-from nanotf.shipping import models, objects, pickling, user_modules
+from nanotf.shipping import classes, models, objects, pickling, user_modules
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire.blocks import Block
 
@@ -230,7 +230,7 @@ class Manifest:
         function = user_modules.unwrapped(function)
         self.names |= user_modules.names_of(function)
         module = sys.modules.get(getattr(function, "__module__", None) or "")
-        if module is not None and models.is_foreign(function):
+        if module is not None and classes.is_foreign(function):
             self._take(module)
 
     def _take(self, module: types.ModuleType) -> None:

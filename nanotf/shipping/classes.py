@@ -1,0 +1,48 @@
+"""Classes and attributes of models, as Keras and the user see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanotf.compat import keras_names
+
+_KERAS_PACKAGES = ("keras", "tf_keras", "tensorflow", "nanotf")
+
+
+def original_class(cls: type) -> type:
+    """The user's or Keras's class behind one that `accelerate` made."""
+    original: type = vars(cls).get("_nanotf_original", cls)
+    return original
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether Keras in another process would not know a class or function."""
+    package = (getattr(value, "__module__", None) or "").split(".")[0]
+    return package not in _KERAS_PACKAGES
+
+
+def has_own_get_config(cls: type) -> bool:
+    """Whether `get_config` is the user's."""
+    owner = next(c for c in cls.__mro__ if "get_config" in vars(c))
+    return is_foreign(owner)
+
+
+def copied(value: Any) -> Any:
+    """The same objects in lists and dicts of their own."""
+    if type(value) is dict:
+        return {key: copied(item) for key, item in value.items()}
+    return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
+
+
+def plain(value: Any) -> Any:
+    """Lists and dicts without Keras's tracking, which cannot be unpickled."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return tuple(map(plain, value)) if isinstance(value, tuple) else value
+
+
+def with_layers(model: Any) -> list[Any]:
+    """A model, and the layers below it, in the order of both sides."""
+    return [model, *keras_names.layers_below(model)]
