@@ -1,8 +1,8 @@
 """What every test of nanotf can rely on: nothing leaks from one to the next.
 
 After each test the environment variables, the working directory and the threads are what they
-were. After each module so are the child processes, the temporary files, the segments in /dev/shm
-and, where the warm pool is the same one, the file descriptors; after the session all of them are.
+were. After each module, when the warm pool has been shut down, so are the child processes, the
+file descriptors, the temporary files and the segments in /dev/shm.
 
 `--cases N` runs N cases of a parametrised end-to-end test instead of all, the same ones each time;
 those marked `every_case` are left whole.
@@ -114,22 +114,28 @@ def _own_files(directory: str) -> set[str]:
     return {entry.name for entry in path.iterdir() if "nanotf" in entry.name}
 
 
-def _pool() -> tuple[int, ...]:
-    """The processes of the warm pool; empty where there is none."""
-    warm = sys.modules.get("nanotf.warm")
-    return () if warm is None else warm.worker_pids()
+def _shut_down() -> None:
+    pool = sys.modules.get("nanotf.warm")
+    if pool is not None:
+        pool.shutdown()
 
 
-def _strangers() -> set[psutil.Process]:
-    """Children that are not the warm pool's."""
-    return {child for child in _children() if child.pid not in _pool()}
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_leaks_from_a_module() -> Iterator[None]:
+    _shut_down()
+    children = _children()
+    temporary, shared = _own_files(tempfile.gettempdir()), _own_files("/dev/shm")
+    descriptors = _descriptors()
+    yield
+    _shut_down()
+    wait_until(lambda: _children() <= children, "child processes end")
+    assert _own_files(tempfile.gettempdir()) <= temporary, "temporary files stayed behind"
+    assert _own_files("/dev/shm") <= shared, "shared-memory segments stayed behind"
 
-
-def _check_descriptors(before: dict[int, str]) -> None:
     def leaked() -> dict[int, str]:
         # Libraries keep files and sockets of their own; nanotf holds these three kinds.
         kinds = ("socket:", "/memfd:nanotf", "pipe:")
-        new = {fd: path for fd, path in _descriptors().items() if fd not in before}
+        new = {fd: path for fd, path in _descriptors().items() if fd not in descriptors}
         return {fd: path for fd, path in new.items() if path.startswith(kinds)}
 
     def closed() -> bool:
@@ -138,26 +144,3 @@ def _check_descriptors(before: dict[int, str]) -> None:
         return not leaked()
 
     wait_until(closed, f"file descriptors are closed: {leaked()}", 150)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _nothing_leaks_from_the_session() -> Iterator[None]:
-    descriptors = _descriptors()
-    yield
-    warm = sys.modules.get("nanotf.warm")
-    if warm is not None:
-        warm.shutdown()
-    wait_until(lambda: not _children(), "child processes end")
-    _check_descriptors(descriptors)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _nothing_leaks_from_a_module() -> Iterator[None]:
-    pool, strangers, descriptors = _pool(), _strangers(), _descriptors()
-    temporary, shared = _own_files(tempfile.gettempdir()), _own_files("/dev/shm")
-    yield
-    wait_until(lambda: _strangers() <= strangers, "child processes end")
-    assert _own_files(tempfile.gettempdir()) <= temporary, "temporary files stayed behind"
-    assert _own_files("/dev/shm") <= shared, "shared-memory segments stayed behind"
-    if _pool() == pool:  # another pool has other descriptors; the session's end looks at those
-        _check_descriptors(descriptors)
