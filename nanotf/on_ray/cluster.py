@@ -59,10 +59,11 @@ def _start(ray: Any) -> None:
 def stop() -> None:
     """Disconnects from Ray if `connect` connected, and so ends a Ray that it has started."""
     global _started
-    ray: Any = importlib.import_module("ray")
-    if _started and ray.is_initialized() and session(ray) == _started:
-        ray.shutdown()
-    _started = ""
+    started, _started = _started, ""
+    if started:
+        ray: Any = importlib.import_module("ray")
+        if ray.is_initialized() and session(ray) == started:
+            ray.shutdown()
 
 
 def session(ray: Any) -> str:
