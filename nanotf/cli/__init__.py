@@ -24,7 +24,7 @@ from nanotf.console import say
 from nanotf.errors import NanoError
 from nanotf.machine import environment, shell_state, topology
 from nanotf.machine.installed import find_installed
-from nanotf.parent import auto_cache, defaults
+from nanotf.parent import auto_cache
 from nanotf.parent.defaults import PRECISIONS
 
 _Done = TypeVar("_Done")

@@ -491,14 +491,12 @@ class ModelCall(Call):
         if keras_names.has_own_step(model, step) and not model.run_eagerly:
             # It may call the model, or parts of it, on something else than the data's inputs.
             keras_names.trace_step(model, step, specs)
-            missing = not model.variables
-        else:
-            self._call_model(specs[0] if isinstance(specs, tuple) else specs)
-            missing = models.needs_call(model)
-        if missing and not model.built:
+            return
+        self._call_model(specs[0] if isinstance(specs, tuple) else specs)
+        if models.needs_call(model) and not model.built:
             raise ModelError(
                 "A model must be built before workers can get its weights. Received: model "
-                f"{model.name!r}, which has no variables after a step on data {specs}."
+                f"{model.name!r}, which is not after a call on data {specs}."
             )
 
     def _call_model(self, x: Any) -> None:

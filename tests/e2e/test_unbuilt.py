@@ -112,7 +112,6 @@ def _words() -> tuple[Any, Any]:
     return Words, ({"ids": _integers(11, 4), "mask": _integers(2, 4)}, _reals(2))
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("kind", [_triplets, _graphs, _words])
 @pytest.mark.parametrize("first", ["fit", "evaluate"])
 def test_the_first_call_builds(float64: None, kind: Any, first: str) -> None:
