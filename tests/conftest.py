@@ -25,6 +25,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
+_END_TO_END = pathlib.Path(__file__).parent / "e2e"
 # The pool's own threads live from one test to the next, as it does. `Timer` is its idle timer.
 _POOL_THREADS = ("nanotf-", "Thread-")
 
@@ -48,7 +49,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)  # among what -m and -k have left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _sample(config, items)
-    items.sort(key=_is_grpc)  # workers start anew for another transport
+    items.sort(key=_pool_wanted)
+
+
+def _pool_wanted(item: pytest.Item) -> tuple[bool, ...]:
+    """Sorts by the pool: none, a warm one, one of another transport, one that the module breaks."""
+    end_to_end = _END_TO_END in item.path.parents
+    return end_to_end, item.get_closest_marker("own_pool") is not None, _is_grpc(item)
 
 
 def _is_grpc(item: pytest.Item) -> bool:
@@ -61,17 +68,17 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     number = config.getoption("--cases")
     if number is None:
         return
-    end_to_end = pathlib.Path(__file__).parent / "e2e"
     cases = collections.defaultdict(list)
     for item in items:
-        sampled = end_to_end in item.path.parents and not item.get_closest_marker("every_case")
+        sampled = _END_TO_END in item.path.parents and not item.get_closest_marker("every_case")
         if sampled and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             cases[item.path, item.originalname].append(item)
     left_out = set[pytest.Item]()
     for (path, name), each in cases.items():
-        # Drawn by name: of all tests that run over both transports, half run over each.
-        draw = random.Random(f"{path.name}::{name}")
-        left_out.update(draw.sample(each, max(len(each) - number, 0)))
+        draw = random.Random(f"{path.name}::{name}")  # the same ones each time
+        draw.shuffle(each)
+        each.sort(key=_is_grpc)  # which has a module of its own (test_transport_grpc)
+        left_out.update(each[number:])
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
@@ -120,44 +127,49 @@ def _pool() -> tuple[int, ...]:
     return () if warm is None else warm.worker_pids()
 
 
+def shut_down() -> None:
+    warm = sys.modules.get("nanotf.pool.warm")
+    if warm is not None:
+        warm.shutdown()
+
+
 def _strangers() -> set[psutil.Process]:
     """Children that are not the warm pool's."""
     return {child for child in _children() if child.pid not in _pool()}
 
 
-def _check_descriptors(before: dict[int, str]) -> None:
-    def leaked() -> dict[int, str]:
-        # Libraries keep files and sockets of their own; nanotf holds these three kinds.
-        kinds = ("socket:", "/memfd:nanotf", "pipe:")
-        new = {fd: path for fd, path in _descriptors().items() if fd not in before}
-        return {fd: path for fd, path in new.items() if path.startswith(kinds)}
-
-    def closed() -> bool:
-        if leaked():
-            gc.collect()  # takes seconds after a module that made many models
-        return not leaked()
-
-    wait_until(closed, f"file descriptors are closed: {leaked()}", 150)
+def _kept_open() -> set[tuple[int, str]]:
+    # Libraries keep files and sockets of their own; nanotf holds these three kinds.
+    kinds = ("socket:", "/memfd:nanotf", "pipe:")
+    return {(fd, path) for fd, path in _descriptors().items() if path.startswith(kinds)}
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _nothing_leaks_from_the_session() -> Iterator[None]:
-    descriptors = _descriptors()
-    yield
-    warm = sys.modules.get("nanotf.pool.warm")
-    if warm is not None:
-        warm.shutdown()
-    wait_until(lambda: not _children(), "child processes end")
-    _check_descriptors(descriptors)
+@pytest.fixture(scope="module")
+def pool_of_module() -> None:
+    """The pool that a module finds; the end-to-end tests' is warm (e2e/conftest.py)."""
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _nothing_leaks_from_a_module() -> Iterator[None]:
-    pool, strangers, descriptors = _pool(), _strangers(), _descriptors()
+def _nothing_leaks_from_a_module(pool_of_module: None) -> Iterator[None]:
+    pool, strangers, open_before = _pool(), _strangers(), _kept_open()
     temporary, shared = _own_files(tempfile.gettempdir()), _own_files("/dev/shm")
     yield
+    if _pool() != pool:  # whose descriptors and files would be taken for leaks
+        shut_down()
     wait_until(lambda: _strangers() <= strangers, "child processes end")
     assert _own_files(tempfile.gettempdir()) <= temporary, "temporary files stayed behind"
     assert _own_files("/dev/shm") <= shared, "shared-memory segments stayed behind"
-    if _pool() == pool:  # another pool has other descriptors; the session's end looks at those
-        _check_descriptors(descriptors)
+
+    def closed() -> bool:
+        if not _kept_open() <= open_before:
+            gc.collect()  # takes seconds after a module that made many models
+        return _kept_open() <= open_before
+
+    wait_until(closed, f"file descriptors are closed: {_kept_open() - open_before}", 150)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_outlives_the_session() -> Iterator[None]:
+    yield
+    shut_down()
+    wait_until(lambda: not _children(), "child processes end")

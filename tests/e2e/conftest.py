@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import nanotf
+from nanotf.pool import backends, transports, warm
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Less than the limit of a test (pyproject.toml), so that a job that hangs tells its stacks before.
@@ -51,6 +52,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if here in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module")
+def pool_of_module(request: pytest.FixtureRequest) -> None:
+    """Two warm workers; none for a module that is marked `own_pool`."""
+    if request.node.get_closest_marker("own_pool"):
+        nanotf.shutdown()
+    elif _why_not() is None:
+        with warm.pool_for(backends.plan(None, 2, None, None), transports.DEFAULT_TRANSPORT):
+            pass
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -22,6 +22,8 @@ from nanotf.keras import Sequential
 from nanotf.parent import training
 
 _SEQUENCE: Any = tf.keras.utils.PyDataset if is_keras_3() else tf.keras.utils.Sequence
+pytestmark = pytest.mark.own_pool
+
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2, "epochs": 4}
 
 

@@ -14,6 +14,7 @@ from processes import ROOT, SECONDS, last_json
 
 from nanotf.compat.versions import keras_module_name
 
+pytestmark = pytest.mark.own_pool
 KERAS = keras_module_name()
 
 

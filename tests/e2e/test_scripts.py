@@ -16,7 +16,7 @@ from waiting import wait_until
 
 import nanotf
 
-pytestmark = pytest.mark.either_generation
+pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
 
 NO_GUARD = """
 import json, pathlib, re

@@ -142,6 +142,7 @@ def test_a_model_without_variables() -> None:
     assert not model.predict(x, **arguments).any()
 
 
+@pytest.mark.skipif(not KERAS_3, reason="Keras 2 keeps its seeds beside the model")
 def test_seeds_stand_where_one_process_leaves_them() -> None:
     def seeds(processes: tuple[int | None, ...]) -> list[np.ndarray]:
         tf.keras.utils.set_random_seed(5)  # of which the dropout draws its seed

@@ -29,6 +29,8 @@ from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError
 from nanotf.pool import transports, warm
 
+pytestmark = pytest.mark.own_pool
+
 CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     # inputs
     (parity.test_arrays_float64, {"rows": 201, "batch_size": 50}),

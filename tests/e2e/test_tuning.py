@@ -23,6 +23,7 @@ from nanotf.parent import auto, auto_cache
 from nanotf.parent.auto import Measured, decide
 from nanotf.pool import pool, warm
 
+pytestmark = pytest.mark.own_pool
 L = tf.keras.layers
 
 
