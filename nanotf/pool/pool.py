@@ -232,11 +232,7 @@ class Pool:
     def _read(self, worker: Worker) -> None:
         try:
             while True:
-                message = worker.channel.receive()
-                if isinstance(message, (messages.Outputs, messages.Returned)):
-                    block = Block(message.nbytes, worker.channel.receive_fds(1)[0])
-                    message = Delivery(message, block)
-                self._inbox.put((worker.rank, message))
+                self._inbox.put((worker.rank, _next_of(worker)))
         except ChannelClosed:
             self._inbox.put((worker.rank, _Gone()))
         except BaseException as error:  # no memory or descriptor for what came: the job's end
@@ -500,6 +496,15 @@ def explaining_few_descriptors(size: int) -> Iterator[None]:
             f"Every worker needs a few file descriptors of this process. Received: {size} workers, "
             f"and {error.strerror!r}. Raise the limit (`ulimit -n`), or close files."
         ) from error
+
+
+def _next_of(worker: Worker) -> Any:
+    """Waits for a worker's next message; the thread that reads keeps no block of the last one."""
+    message = worker.channel.receive()
+    if isinstance(message, (messages.Outputs, messages.Returned)):
+        block = Block(message.nbytes, worker.channel.receive_fds(1)[0])
+        return Delivery(message, block)
+    return message
 
 
 def _warn_of_listeners(cluster: Sequence[str]) -> None:
