@@ -1,5 +1,8 @@
 """The command line: `nanotf doctor`, `env`, `run`, `tune`. A thin parser over library functions.
 
+Called by users' shells, and by `nanotf-init` for what it exports.
+May import everything below it.
+
 Exit codes: 0 done, 1 `doctor` found an error, 2 wrong arguments or a request that this machine
 cannot meet. `run` ends with the script's own.
 """

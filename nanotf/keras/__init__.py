@@ -1,4 +1,8 @@
-"""What users import: `from nanotf.keras import Model, Sequential, nano, nano_multiprocessing`."""
+"""What users import: `from nanotf.keras import Model, Sequential, nano, nano_multiprocessing`.
+
+Called by users' programs and by `cli`.
+May import `parent` and everything below it.
+"""
 
 from nanotf.compat.versions import require_tensorflow
 
