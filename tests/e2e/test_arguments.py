@@ -245,6 +245,7 @@ def test_layers_that_two_models_share_are_refused_before_the_start() -> None:
         model.fit(features(), features()[:, :1], verbose=0, num_processes=2)
 
 
+@pytest.mark.thorough
 def test_layers_of_the_script_and_shared_and_nested_models(float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(2)
@@ -408,6 +409,7 @@ def test_random_layers_differ_between_workers_and_steps(name: str) -> None:
             np.testing.assert_array_equal(ours, theirs, err_msg="the seed stands where it would")
 
 
+@pytest.mark.thorough
 def test_random_flips_differ_between_workers() -> None:
     ramp = np.tile(np.linspace(-1, 1, 400, dtype="float32"), (2, 1))[:, None, :, None]
 

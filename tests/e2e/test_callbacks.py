@@ -63,6 +63,7 @@ def test_early_stopping_restores_the_best_weights() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_learning_rate_schedule_takes_effect(float64: None) -> None:
     x, y = digits(200)
     histories, models = [], []
@@ -241,6 +242,7 @@ def test_batch_hooks_see_the_state_and_the_logs_of_all_workers(float64: None) ->
         np.testing.assert_allclose(mine, other, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_metrics_after_fit_are_those_of_plain_fit(float64: None) -> None:
     def make() -> Any:
         return losing("accuracy", tf.keras.metrics.MeanIoU(3, name="iou", sparse_y_pred=False))
@@ -299,6 +301,7 @@ def test_evaluating_in_a_batch_hook_does_to_the_metrics_what_it_does_in_keras(
     np.testing.assert_allclose(ours.seen, theirs.seen, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_lambda_callback_at_batches(float64: None) -> None:
     seen: dict[int, list[tuple[int, float]]] = {}
 
@@ -416,6 +419,7 @@ def test_checkpoints_of_batches_hold_the_weights_of_that_batch(
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.thorough
 def test_best_checkpoint_of_epochs(float64: None, tmp_path: pathlib.Path) -> None:
     x, y = three_digits(40)
     paths = [tmp_path / "plain.keras", tmp_path / "ours.keras"]
@@ -550,6 +554,7 @@ def test_terminate_on_nan_stops_all_workers_at_that_batch() -> None:
 @pytest.mark.skipif(
     not hasattr(tf.keras.callbacks, "SwapEMAWeights"), reason="Keras 2 has no SwapEMAWeights"
 )
+@pytest.mark.thorough
 def test_swap_ema_weights(float64: None) -> None:
     x, y = three_digits(40)
     (plain, _), (model, _) = run_both(
@@ -633,6 +638,7 @@ def test_end_of_an_evaluation_alone() -> None:
     assert ends[:2] == ends[2:]
 
 
+@pytest.mark.thorough
 def test_callback_list_object() -> None:
     def callbacks() -> Any:
         recorder = Recorder()
@@ -677,6 +683,7 @@ def test_exception_arrives_unchanged_with_the_model_as_the_callback_left_it(hook
         assert len(nanotf.worker_pids()) == 2
 
 
+@pytest.mark.thorough
 def test_two_threads_wait_for_each_other() -> None:
     x, y = three_digits(60)
     recorders = [Recorder(), Recorder()]

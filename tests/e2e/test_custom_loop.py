@@ -91,6 +91,7 @@ def test_reductions_and_regularizers(run_on: Any, float64: None, reduction: str)
     )
 
 
+@pytest.mark.thorough
 def test_loss_object_that_is_a_ratio_of_the_batch(run_on: Any, float64: None) -> None:
     def cosine(y_true: Any, y_pred: Any) -> Any:
         return tf.keras.losses.CosineSimilarity()(tf.cast(y_true, y_pred.dtype), y_pred[:, 0])
@@ -100,6 +101,7 @@ def test_loss_object_that_is_a_ratio_of_the_batch(run_on: Any, float64: None) ->
         _train_both(run_on, loss=lambda: lambda y, p: tf.keras.losses.Dice()(tf.one_hot(y, 3), p))
 
 
+@pytest.mark.thorough
 def test_no_reduction(run_on: Any, float64: None) -> None:
     def step(inputs: Any, model: Any, loss_object: Any, optimizer: Any) -> Any:
         x, y = inputs
@@ -151,6 +153,7 @@ def test_loss_of_a_plain_function(run_on: Any, float64: None) -> None:
         _train_both(run_on, loss=lambda: of_batch, graph=graph)
 
 
+@pytest.mark.thorough
 def test_loss_objects_that_return_a_number_for_the_batch(run_on: Any, float64: None) -> None:
     class Overlap(tf.keras.losses.Loss):  # type: ignore[misc]
         def call(self, y_true: Any, y_pred: Any) -> Any:
@@ -200,6 +203,7 @@ def test_accumulation_and_loss_scaling(run_on: Any) -> None:
     assert not np.array_equal(model.get_weights()[0], before[0])
 
 
+@pytest.mark.thorough
 def test_variables_without_weight_decay(run_on: Any, float64: None) -> None:
     made = []
 
@@ -239,6 +243,7 @@ def test_second_call_goes_on(run_on: Any, float64: None) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
 
 
+@pytest.mark.thorough
 def test_second_call_finds_what_this_process_has(run_on: Any, float64: None) -> None:
     """What a call changes in its copies is gone, and steps are not traced again."""
     history: list[float] = []
@@ -280,6 +285,7 @@ def test_second_call_finds_what_this_process_has(run_on: Any, float64: None) -> 
     assert (history, state) == ([], {"scale": 1.0, "traced": 0})
 
 
+@pytest.mark.thorough
 def test_a_rank_that_begins_a_call_later(run_on: Any) -> None:
     """The other asks for batches, and they come to a rank that has not begun the call yet.
 
@@ -336,6 +342,7 @@ def test_everything_captured(run_on: Any, float64: None) -> None:
     loops.assert_same_variables(ours[1], theirs[1])
 
 
+@pytest.mark.thorough
 def test_objects_in_modules(
     run_on: Any, float64: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,6 +417,7 @@ def _trainer(run: Any) -> Any:
     return Trainer()
 
 
+@pytest.mark.thorough
 def test_methods(run_on: Any, float64: None) -> None:
     alone, shared = _trainer(lambda f: f), _trainer(run_on())
     theirs = alone.train(loops.dataset())
@@ -452,6 +460,7 @@ def test_parts_are_the_same_objects(run_on: Any, float64: None) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_two_models_and_optimizers(run_on: Any, float64: None) -> None:
     def both(run: Any) -> list[Any]:
         tf.keras.utils.set_random_seed(5)
@@ -955,6 +964,7 @@ def test_generators_go_on(run_on: Any) -> None:
         assert next(data)[0] >= 24, "it is not closed, and some batches ahead"
 
 
+@pytest.mark.thorough
 def test_loop_in_one_graph(run_on: Any, float64: None) -> None:
     def both(run: Any) -> list[Any]:
         model, optimizer, loss_object = dense(), tf.keras.optimizers.SGD(0.1), cross_entropy()
@@ -1079,6 +1089,7 @@ def test_compiled_metrics_travel_both_ways(run_on: Any, float64: None, fitted: b
 
 
 @pytest.mark.parametrize("built", [True, False])
+@pytest.mark.thorough
 def test_layers_outside_of_models(run_on: Any, float64: None, built: bool) -> None:
     class Block(L.Layer):  # type: ignore[misc]
         def __init__(self, units: int = 6, **options: Any) -> None:
@@ -1141,6 +1152,7 @@ class Residual(tf.keras.Model):  # type: ignore[misc]
         return self._last(x + self.by_name["again"](x))
 
 
+@pytest.mark.thorough
 def test_models_without_configuration(run_on: Any, float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(2)
@@ -1207,6 +1219,7 @@ def test_chance_is_alike_on_all_workers(run_on: Any) -> None:
     assert random.random() == following
 
 
+@pytest.mark.thorough
 def test_a_logger_that_a_call_leaves_behind(run_on: Any) -> None:
     """Its stream is the call's; what it is given in a later job reaches this process, too."""
     model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)
@@ -1305,6 +1318,7 @@ WAYS = {
 }
 
 
+@pytest.mark.thorough
 def test_ways_to_write_a_step(run_on: Any, float64: None) -> None:
     def train(data: Any, step: Any, scale: float) -> list[float]:
         return [scale * float(step(inputs)) for inputs in data]
@@ -1351,6 +1365,7 @@ def test_numbers_metrics_and_texts_in_a_loop(run_on: Any) -> None:
     assert both(run_on()) == both(lambda f: f)
 
 
+@pytest.mark.thorough
 def test_functions_typed_into_a_notebook(run_on: Any, float64: None) -> None:
     """Their source is in the parent's linecache alone, and AutoGraph needs it."""
     source = """

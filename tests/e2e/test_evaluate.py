@@ -64,6 +64,7 @@ def test_dataset_and_steps(float64: None) -> None:
     _evaluate_both(small_cnn, data.filter(lambda x, y: True))  # of unknown length
 
 
+@pytest.mark.thorough
 def test_sample_weight(float64: None) -> None:
     x, y = digits(201)
     w = weights(201)
@@ -126,6 +127,7 @@ def test_metric_that_is_built_by_its_first_batch() -> None:
     _evaluate_both(_with_f1, x, tf.keras.utils.to_categorical(y, 10), 50, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_one_model_with_all_sizes_before_and_after_fit(float64: None) -> None:
     """Functions that were traced for one call must be right for the next."""
     x, y = digits(201)

@@ -166,6 +166,7 @@ PIPELINES: dict[str, Callable[[list[str]], tf.data.Dataset]] = {
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.thorough
 def test_rows_once_an_epoch(float64: None, tmp_path: pathlib.Path, name: str) -> None:
     names = _write_records(tmp_path, _tables(14, 0, 9, 2, 11))
     _assert_rows_once(PIPELINES[name](names), 36)
@@ -186,6 +187,7 @@ def test_transports_and_validation(float64: None, tmp_path: pathlib.Path, transp
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.thorough
 def test_workers_draw_other_random_numbers(float64: None, tmp_path: pathlib.Path) -> None:
     names = _write_records(tmp_path, _tables(60, 60))
     tf.keras.utils.set_random_seed(8)
@@ -206,6 +208,7 @@ def test_workers_draw_other_random_numbers(float64: None, tmp_path: pathlib.Path
 
 @pytest.mark.skipif(not is_keras_3(), reason="Keras 2 does not know where an execution ends")
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.thorough
 def test_several_steps_per_execution(float64: None, tmp_path: pathlib.Path) -> None:
     tables = _tables(19, 5)
     histories = []
@@ -228,6 +231,7 @@ def test_batches_of_unequal_rows(float64: None, tmp_path: pathlib.Path) -> None:
         _model().fit(data.map(lambda x, y: (x, y[:3])), verbose=0, num_processes=2, sharding="file")
 
 
+@pytest.mark.thorough
 def test_without_end(float64: None, tmp_path: pathlib.Path) -> None:
     # Each worker goes through its own files again and again: 4 rows of each file a step.
     tables = _tables(8, 12)
@@ -243,6 +247,7 @@ def test_without_end(float64: None, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.thorough
 def test_training_that_stops_early(float64: None, tmp_path: pathlib.Path) -> None:
     names = _write_records(tmp_path, _tables(20, 4))
 

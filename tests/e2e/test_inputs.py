@@ -79,6 +79,7 @@ def test_lists_of_numbers(float64: None) -> None:
     fit_both(_linear, x=x.tolist(), y=y.tolist(), batch_size=8)
 
 
+@pytest.mark.thorough
 def test_validation_data_as_data_frame(float64: None) -> None:
     x, y = _table()
     frame = pd.DataFrame(x, columns=list("abcd"))
@@ -90,6 +91,7 @@ def test_class_weight_of_arrays(float64: None) -> None:
     fit_both(_linear, x=x, y=y, batch_size=32, class_weight={0: 1.0, 1: 0.25, 2: 3.0})
 
 
+@pytest.mark.thorough
 def test_class_weight_of_one_hot_targets(float64: None) -> None:
     def categorical() -> Any:
         tf.keras.utils.set_random_seed(2)
@@ -224,6 +226,7 @@ def test_generator(float64: None, form: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.thorough
 def test_generator_without_steps(float64: None) -> None:
     # Keras 3 goes on with the two batches that it has peeked at, Keras 2 with none.
     _both(small_cnn, lambda: {"x": _batches()})
@@ -245,6 +248,7 @@ def _endlessly(x: Any, y: Any) -> Iterator[Any]:
         yield x, y
 
 
+@pytest.mark.thorough
 def test_generator_of_dicts(float64: None) -> None:
     def model() -> Any:
         tf.keras.utils.set_random_seed(5)
@@ -286,6 +290,7 @@ class _Stop(tf.keras.callbacks.Callback):
         self.model.stop_training = batch == 2
 
 
+@pytest.mark.thorough
 def test_training_that_stops_early_leaves_the_generator_where_it_is() -> None:
     read: list[int] = []
 
@@ -388,6 +393,7 @@ def test_data_that_raise_leave_the_workers_for_the_next_call(name: str) -> None:
     assert nanotf.worker_pids() == pids
 
 
+@pytest.mark.thorough
 def test_callbacks_hear_of_the_batches_before_data_raised() -> None:
     heard = []
 
@@ -523,6 +529,7 @@ def test_unequal_rows_that_keras_takes() -> None:
         model.fit(one_weight, verbose=0, num_processes=2)
 
 
+@pytest.mark.thorough
 def test_rows_of_a_generator_once_an_epoch(float64: None) -> None:
     def shuffled() -> Iterator[Any]:
         random = np.random.default_rng(0)
@@ -579,10 +586,12 @@ def test_py_dataset(float64: None, steps: int | None) -> None:
     assert found_validation == validation
 
 
+@pytest.mark.thorough
 def test_py_dataset_shuffled_by_keras(float64: None) -> None:
     _both(small_cnn, lambda: {"x": Batches()}, shuffle=True)
 
 
+@pytest.mark.thorough
 def test_py_dataset_with_class_weight(float64: None) -> None:
     weight = {digit: 1.0 + digit for digit in range(10)}
     _both(small_cnn, lambda: {"x": Batches(), "class_weight": weight})
@@ -611,6 +620,7 @@ def test_py_dataset_with_workers_of_its_own(float64: None, processes: bool) -> N
 
 
 @pytest.mark.skipif(not KERAS_3, reason="a Sequence of Keras 2 has a length")
+@pytest.mark.thorough
 def test_py_dataset_without_end(float64: None) -> None:
     class Endless(PyDataset):
         @property
@@ -624,6 +634,7 @@ def test_py_dataset_without_end(float64: None) -> None:
     _both(_linear, lambda: {"x": Endless()}, steps_per_epoch=4)
 
 
+@pytest.mark.thorough
 def test_rows_of_a_shuffled_py_dataset_once_an_epoch(float64: None) -> None:
     class Ids(PyDataset):
         def __len__(self) -> int:
@@ -636,6 +647,7 @@ def test_rows_of_a_shuffled_py_dataset_once_an_epoch(float64: None) -> None:
     _assert_rows_once({"x": Ids(), "shuffle": True}, 23)
 
 
+@pytest.mark.thorough
 def test_py_dataset_that_raises() -> None:
     class Breaking(Batches):
         def __getitem__(self, index: int) -> Any:
@@ -712,6 +724,7 @@ def test_dataset_of_records(float64: None, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.thorough
 def test_dataset_of_lines(float64: None, tmp_path: pathlib.Path) -> None:
     x, y = _table()
     path = tmp_path / "table.csv"

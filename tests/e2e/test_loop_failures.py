@@ -174,6 +174,7 @@ def test_num_processes(value: Any) -> None:
 
 
 # ----------------------------------------------------------------------------------- inside
+@pytest.mark.thorough
 def test_result_that_cannot_be_sent_back() -> None:
     @two()
     def train(model: Any, data: Any) -> Any:
@@ -231,6 +232,7 @@ def test_a_rank_that_leaves_earlier(transport: str, rank: int) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.thorough
 def test_a_rank_that_leaves_a_graph_earlier(transport: str) -> None:
     @tf.function
     def steps(data: Any, count: Any, *rest: Any) -> None:
@@ -272,6 +274,7 @@ def test_ranks_that_run_different_steps(transport: str) -> None:
         _works()
 
 
+@pytest.mark.thorough
 def test_different_steps_that_meet_by_accident() -> None:
     """TensorFlow's collectives do not tell one scalar's sum from another's; these are counted."""
 
@@ -315,6 +318,7 @@ def test_a_users_exception_is_not_taken_for_what_it_says(text: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["step", "gradient"])
+@pytest.mark.thorough
 def test_update_outside_of_a_step(what: str) -> None:
     @two()
     def train(model: Any, data: Any, loss_object: Any, optimizer: Any) -> None:
@@ -371,6 +375,7 @@ def test_clear_session_inside() -> None:
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
+@pytest.mark.thorough
 def test_workers_inside(method: str) -> None:
     @two()
     def train(model: Any, data: Any) -> None:
@@ -403,6 +408,7 @@ def test_reading_samples() -> None:
         train(dense(), loops.dataset())
 
 
+@pytest.mark.thorough
 def test_a_generator_that_raises() -> None:
     def generator() -> Any:
         yield loops.rows(4)

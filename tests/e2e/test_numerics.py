@@ -96,15 +96,35 @@ LOSSES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses(float64: None, name: str) -> None:
-    if name == "weighted_mean" and not IS_KERAS_3:
-        pytest.skip("Keras 2 has no such reduction")
+def losses_of_heads() -> dict[str, Any]:
+    """Those that return a number: Keras cannot add one for each row to those of other outputs."""
+    left_out = {"none"} if IS_KERAS_3 else {"none", "weighted_mean"}
+    return {name: make() for name, make in LOSSES.items() if name not in left_out}
+
+
+def dense_with_heads(losses: dict[str, Any]) -> Any:
+    """A model that has an output for each loss, the same at every call."""
+    tf.keras.utils.set_random_seed(4)
+    inputs = L.Input((6,))
+    hidden = L.Dense(5, activation="tanh")(inputs)
+    model = Model(inputs, {name: L.Dense(1, name=name)(hidden) for name in losses})
+    model.compile(tf.keras.optimizers.SGD(0.02), losses)
+    return model
+
+
+def test_losses(float64: None) -> None:
+    names = list(losses_of_heads())
+
+    def targets(rows: int) -> dict[str, np.ndarray]:
+        return {name: binary(rows) for name in names}
+
     compare(
-        lambda: dense(loss=LOSSES[name](), optimizer=tf.keras.optimizers.SGD(0.02)),
-        y=binary(),
-        validation_data=(features(31), binary(31)),
+        lambda: dense_with_heads(losses_of_heads()),
+        y=targets(ROWS),
+        validation_data=(features(31), targets(31)),
+    )
+    compare(
+        lambda: dense(loss=LOSSES["none"](), optimizer=tf.keras.optimizers.SGD(0.02)), y=binary()
     )
 
 
@@ -248,6 +268,7 @@ def test_metrics_of_three_classes(float64: None) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_metrics_that_are_float32() -> None:
     """In Keras 3 the first cannot be anything else, in Keras 2 the second."""
     m = tf.keras.metrics
@@ -315,6 +336,7 @@ def test_add_loss_and_regularizers(float64: None) -> None:
     compare(penalised, y=binary(), validation_data=(features(31), binary(31)))
 
 
+@pytest.mark.thorough
 def test_add_loss_of_a_model(float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(4)
@@ -511,8 +533,29 @@ def test_variables_without_weight_decay(float64: None, scaled: bool) -> None:
     fit_both(make, x=features(), y=binary(), batch_size=BATCH)
 
 
+# What a kind of optimizer is divided, clipped, scheduled or shipped by; the others are `thorough`.
+TELLING = {
+    "accumulating_clipped",
+    "adafactor",
+    "adamw",
+    "ema_overwrite",
+    "global_clipnorm",
+    "loss_scale",
+    "own_base_optimizer",
+    "own_optimizer",
+    "schedule_without_config",
+    "without_decay_by_name",
+}
+
+
 @pytest.mark.every_case
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in TELLING else pytest.mark.thorough)
+        for name in OPTIMIZERS
+    ],
+)
 def test_optimizers(float64: None, name: str) -> None:
     if name.startswith("accumulating") and not IS_KERAS_3:
         pytest.skip("Keras 2 has no gradient accumulation")

@@ -172,6 +172,7 @@ def test_weights_without_a_gradient_stay_as_they_are(float64: None) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.thorough
 def test_gradients_of_unknown_shape(float64: None) -> None:
     """Those of a layer normalisation between others have none until they run."""
 

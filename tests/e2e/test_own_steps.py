@@ -119,6 +119,7 @@ def test_own_reductions(float64: None, name: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.thorough
 def test_a_compiled_loss_that_the_step_does_not_use(float64: None, validates: bool) -> None:
     """In Keras 2 what the step returns stands, as long as no validation uses that loss either.
 

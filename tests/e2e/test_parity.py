@@ -21,13 +21,20 @@ SIZES = [(200, 50), (210, 50), (201, 50), (50, 50), (3, 1), (30, 64)]
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize(("rows", "batch_size"), SIZES)
+@pytest.mark.parametrize(
+    ("rows", "batch_size"),
+    [
+        pytest.param(*size, marks=pytest.mark.thorough if size in [(200, 50), (50, 50)] else ())
+        for size in SIZES
+    ],
+)
 def test_arrays_float64(float64: None, rows: int, batch_size: int) -> None:
     x, y = digits(rows)
     fit_both(small_cnn, x=x, y=y, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.thorough
 def test_transports_float64(float64: None, transport: str) -> None:
     # One test, since every other transport starts other workers.
     x, y = digits(201)
@@ -48,6 +55,7 @@ def test_arrays_float32() -> None:
     fit_both(small_cnn, x=x, y=y, batch_size=50, epochs=3, validation_split=0.2)
 
 
+@pytest.mark.thorough
 def test_default_batch_size(float64: None) -> None:
     x, y = digits(70)
     fit_both(small_cnn, x=x, y=y)
@@ -68,7 +76,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.every_case
+@pytest.mark.thorough  # test_numerics has a smaller model for each
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(float64: None, name: str) -> None:
     x, y = digits(201)
@@ -135,6 +143,7 @@ def test_initial_epoch(float64: None) -> None:
     fit_both(small_cnn, x=x, y=y, batch_size=50, initial_epoch=3, epochs=5)
 
 
+@pytest.mark.thorough
 def test_steps_per_epoch_of_arrays(float64: None) -> None:
     x, y = digits(400)
     fit_both(small_cnn, x=x, y=y, batch_size=50, steps_per_epoch=3)
@@ -157,12 +166,14 @@ def test_dataset_with_weights_and_validation(float64: None) -> None:
     fit_both(lambda: small_cnn(weighted=True), x=weighted, validation_data=validation)
 
 
+@pytest.mark.thorough
 def test_dataset_repeated_with_steps(float64: None) -> None:
     x, y = digits(130)
     # Three steps of each epoch: the data go on from one epoch to the next, over their end.
     fit_both(small_cnn, x=_dataset(x, y).repeat(), steps_per_epoch=2, epochs=3)
 
 
+@pytest.mark.thorough
 def test_dataset_shuffled_with_a_seed(float64: None) -> None:
     # Keras makes iterators that it does not read, and each moves the seed on.
     x, y = digits(201)
@@ -287,6 +298,7 @@ def _own_step() -> Any:
     return model
 
 
+@pytest.mark.thorough
 def test_own_train_step_trains_alike(float64: None) -> None:
     x, y = digits(200)
     expected, found = _own_step(), _own_step()

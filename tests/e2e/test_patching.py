@@ -218,6 +218,7 @@ def test_models_of_all_makers_train_as_in_one_process(make: Any) -> None:
 
 @pytest.mark.either_generation
 @pytest.mark.usefixtures("patched")
+@pytest.mark.thorough
 def test_keras_applications_take_num_processes() -> None:
     model = tf.keras.applications.MobileNetV2(
         weights=None, input_shape=(32, 32, 3), classes=10, alpha=0.35

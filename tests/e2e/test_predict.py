@@ -216,6 +216,7 @@ def test_run_eagerly(float64: None) -> None:
     _predict_both(model, x, 10)
 
 
+@pytest.mark.thorough
 def test_many_pieces(monkeypatch: pytest.MonkeyPatch, float64: None) -> None:
     """Outputs that do not fit one block come in several."""
     taken: list[int] = []
@@ -335,6 +336,7 @@ class CountsDescriptors(tf.keras.callbacks.Callback):
 
 @pytest.mark.skipif(not OPEN_FILES.is_dir(), reason="/proc is Linux's")
 @pytest.mark.parametrize("kept", [outputs.KEPT_NBYTES, 0], ids=["small", "large"])
+@pytest.mark.thorough
 def test_no_file_stays_open_for_a_batch(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "KEPT_NBYTES", kept)
     monkeypatch.setattr(outputs, "KEPT_BLOCKS", 4)

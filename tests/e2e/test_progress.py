@@ -83,6 +83,7 @@ def test_the_bar_is_that_of_keras(
 
 
 @pytest.mark.parametrize("verbose", [1, 2])
+@pytest.mark.thorough
 def test_the_bar_learns_the_number_of_steps(
     float64: None, capfd: pytest.CaptureFixture[str], verbose: int
 ) -> None:

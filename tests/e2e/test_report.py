@@ -99,6 +99,7 @@ def test_one_process() -> None:
     assert nanotf.last_report() is last
 
 
+@pytest.mark.thorough
 def test_several_steps_per_execution() -> None:
     x, y = digits(200)
     model = small_cnn()
@@ -108,6 +109,7 @@ def test_several_steps_per_execution() -> None:
     assert [worker.executions for worker in report.workers] == [4, 4]
 
 
+@pytest.mark.thorough
 def test_run_eagerly(float64: None) -> None:
     def make() -> Any:
         model = small_cnn()
@@ -119,6 +121,7 @@ def test_run_eagerly(float64: None) -> None:
     assert [worker.executions for worker in found.history.nanotf.workers] == [3, 3]
 
 
+@pytest.mark.thorough
 def test_data_that_this_process_reads() -> None:
     x, y = digits(80)
 
@@ -196,6 +199,7 @@ def test_a_call_that_fails_leaves_the_last_report() -> None:
 
 
 @pytest.mark.either_generation
+@pytest.mark.thorough
 def test_transport_grpc() -> None:
     x, y = digits(20)
     report = small_cnn().fit(x, y, verbose=0, num_processes=2, transport="grpc").nanotf
@@ -205,6 +209,7 @@ def test_transport_grpc() -> None:
 
 
 @pytest.mark.either_generation
+@pytest.mark.thorough
 def test_without_the_native_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = digits(20)
     nanotf.shutdown()

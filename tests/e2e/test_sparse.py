@@ -152,6 +152,7 @@ def _after_a_step(optimizer: Any, gradient: Any, jit_compile: bool = False) -> n
     return np.asarray(keras_names.tf_variable(table).numpy())
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_compiled_by_xla(float64: None) -> None:
     x, y = data(48)
     models = []
@@ -168,6 +169,7 @@ def test_two_processes(float64: None, name: str) -> None:
     fit_both(lambda: model_of(SparseAdam(0.01, **OPTIONS[name])), x=x, y=y, batch_size=16)
 
 
+@pytest.mark.thorough
 def test_training_goes_on_with_and_without_workers(float64: None) -> None:
     x, y = data()
     arguments = {"x": x, "y": y, "batch_size": 16, "shuffle": False, "verbose": 0}
@@ -196,6 +198,7 @@ class OwnStep(Model):
         return {"loss": loss}
 
 
+@pytest.mark.thorough
 def test_own_train_step(float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(5)
@@ -230,6 +233,7 @@ def test_custom_loop(float64: None) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_loss_scaling() -> None:
     tf.keras.mixed_precision.set_global_policy("mixed_float16")
     x, y = data()
@@ -249,6 +253,7 @@ def test_loss_scaling() -> None:
     assert losses[1] < losses[0]
 
 
+@pytest.mark.thorough
 def test_the_update_of_dense_layers_is_divided(float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(5)
@@ -362,6 +367,7 @@ def test_what_is_looked_up_is_keras_own() -> None:
 
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 has no quantization")
+@pytest.mark.thorough
 def test_quantized_as_keras_own() -> None:
     layer, theirs = Embedding(9, 4), KerasEmbedding(9, 4)
     for each in (layer, theirs):
@@ -467,6 +473,7 @@ def _over_grpc() -> Iterator[None]:
 
 @pytest.mark.either_generation
 @pytest.mark.usefixtures("_over_grpc")
+@pytest.mark.thorough
 def test_over_grpc(float64: None) -> None:
     x, y = data()
     make = lambda: model_of(SparseAdam(0.01), embeddings_regularizer="l2")  # noqa: E731
@@ -545,6 +552,7 @@ def test_patched_models_train_and_are_saved_as_keras_own(tmp_path: pathlib.Path)
     assert int(plain.optimizer.iterations.numpy()) == int(model.optimizer.iterations.numpy())
 
 
+@pytest.mark.thorough
 def test_dense_models_are_the_same_when_patched(float64: None) -> None:
     x, y = np.random.default_rng(0).normal(size=(2, 48, 5))
 

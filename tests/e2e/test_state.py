@@ -71,6 +71,7 @@ def test_three_fits_are_one_long_fit(float64: None, name: str) -> None:
 
 
 @pytest.mark.parametrize("every", [None, 3])
+@pytest.mark.thorough
 def test_averages_of_weights(float64: None, every: int | None) -> None:
     """Keras puts the averages in place at the end of each `fit`, so that three are not one."""
 
@@ -272,6 +273,7 @@ def test_a_new_optimizer_for_the_same_model(float64: None) -> None:
     assert_same_state(*models)
 
 
+@pytest.mark.thorough
 def test_two_models_in_turn(float64: None) -> None:
     """Workers keep both, and do not mix them up; they have one configuration."""
     models = [dense(O.Adam(0.01)) for _ in range(4)]
@@ -302,6 +304,7 @@ def test_layers_added_and_removed_between_fits(float64: None) -> None:
     assert models[0].predict(data()["x"], verbose=0).shape == (ROWS, 3)
 
 
+@pytest.mark.thorough
 def test_transfer_learning(float64: None) -> None:
     """A frozen base under a new head; then all of it, with a small learning rate."""
     models = []
@@ -337,6 +340,7 @@ def bytes_of_variables(one: Any, dataset: Any) -> int:
 
 
 @pytest.mark.either_generation
+@pytest.mark.thorough
 def test_models_that_are_gone_leave_workers_and_this_process() -> None:
     """Workers keep two models and no more than 128 MiB of others; this process keeps none."""
     # A model's variables are 57 MiB in a worker, its shard of the optimizer's included.
@@ -365,6 +369,7 @@ def test_models_that_are_gone_leave_workers_and_this_process() -> None:
     assert [model() for model in models] == [None] * 8
 
 
+@pytest.mark.thorough
 def test_an_optimizer_of_other_variables_is_refused() -> None:
     """In Keras's words where it raises; where it goes on with what it has traced, in ours."""
     optimizer = O.Adam(0.01)

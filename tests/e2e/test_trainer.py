@@ -238,11 +238,13 @@ def test_steps_per_execution(steps_per_execution: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.thorough
 def test_dataset_of_unknown_length(steps: int | None) -> None:
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12).filter(lambda *_: True)
     fit_both(lambda: example(metrics=["mae"]), x=dataset, steps_per_epoch=steps, epochs=1)
 
 
+@pytest.mark.thorough
 def test_endless_dataset_for_training_and_validation() -> None:
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12).repeat()
     fit_both(
@@ -251,6 +253,7 @@ def test_endless_dataset_for_training_and_validation() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_validation_with_a_short_last_batch() -> None:
     fit_both(
         lambda: example(metrics=["mae"]), x=X, y=Y, batch_size=12,
@@ -284,6 +287,7 @@ def test_internal_loss_next_to_another() -> None:
     fit_both(make, x=X[:48], y=Y[:48], batch_size=23)
 
 
+@pytest.mark.thorough
 def test_internal_loss_only() -> None:
     """No loss in `compile`, no targets in `fit`."""
 
@@ -441,6 +445,7 @@ def test_metric_of_a_layer() -> None:
         np.testing.assert_allclose(float(ours.result()), float(theirs.result()), rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_recompile() -> None:
     """`compile` begins again with optimizer and metrics; the weights stay."""
     results = []
@@ -580,6 +585,7 @@ class Tracks(Model):  # type: ignore[misc]
         return loss
 
 
+@pytest.mark.thorough
 def test_metrics_that_compute_loss_updates() -> None:
     models = []
     for processes in (None, 2):
@@ -620,6 +626,7 @@ def test_models_inside_that_are_compiled_themselves() -> None:
     assert [m.name for m in found.metrics] == [m.name for m in expected.metrics]
 
 
+@pytest.mark.thorough
 def test_no_target_for_some_outputs() -> None:
     inputs_width = 4
 
@@ -636,6 +643,7 @@ def test_no_target_for_some_outputs() -> None:
     fit_both(make, x=X, y=y, batch_size=12)
 
 
+@pytest.mark.thorough
 def test_without_an_optimizer_and_without_training() -> None:
     """`compile(loss=...)` chooses an optimizer; a model that is frozen has the same loss always."""
 
@@ -704,6 +712,7 @@ class Counter(tf.keras.callbacks.Callback):
         self._count("predict")
 
 
+@pytest.mark.thorough
 def test_callbacks_count_in_the_model() -> None:
     model, callback = Counting(), Counter()
     model.compile("sgd", "mse")
@@ -769,6 +778,7 @@ def test_a_callback_stops_training_where_keras_would(hook: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dataset", "generator"])
+@pytest.mark.thorough
 def test_steps_per_execution_of_data_of_unknown_length(kind: str) -> None:
     """Executions of three steps over five batches: the last is cut short."""
     if kind == "dataset" and not is_keras_3():
@@ -825,6 +835,7 @@ def test_counts_of_an_endless_generator_of_validation_data() -> None:
     assert callback.calls == {"train": 3, "test": 4, "predict": 0}
 
 
+@pytest.mark.thorough
 def test_order_of_metrics_in_a_list() -> None:
     def nothing(y_true: Any, y_pred: Any) -> Any:
         return tf.zeros_like(y_pred[:, 0])
@@ -844,6 +855,7 @@ def test_weight_of_a_single_loss(loss_weights: Any) -> None:
     fit_both(lambda: example(loss_weights=loss_weights, metrics=["mse"]), x=X, y=Y, batch_size=12)
 
 
+@pytest.mark.thorough
 def test_class_weight_with_validation() -> None:
     """Class weights are not those of the validation."""
 
