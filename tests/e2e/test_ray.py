@@ -121,6 +121,7 @@ def _script(
     return lines
 
 
+@pytest.mark.thorough
 def test_ray_that_nanotf_starts_ends_with_shutdown(
     tmp_path: pathlib.Path, own_ray: dict[str, str]
 ) -> None:
@@ -132,6 +133,7 @@ def test_ray_that_nanotf_starts_ends_with_shutdown(
     assert told["users"] is True, "who starts Ray ends it"
 
 
+@pytest.mark.thorough
 def test_parent_that_is_killed(tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
     """Workers and actors end. Two processes of Ray's own (2.60) stay behind, as without nanotf."""
     told = json.loads(_script(tmp_path, own_ray, IS_KILLED, check=False)[-1])

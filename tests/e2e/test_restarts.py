@@ -103,6 +103,7 @@ def test_killed_in_the_middle_of_an_epoch(rank: int, caplog: pytest.LogCaptureFi
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("hook", ["on_test_begin", "on_epoch_end", "on_train_end"])
+@pytest.mark.thorough
 def test_killed_at_other_moments(hook: str) -> None:
     """In validation, between epochs, after the last."""
     x, y = digits(60)
@@ -136,6 +137,7 @@ def _stopping() -> list[Any]:
     return [made]
 
 
+@pytest.mark.thorough
 def test_killed_after_a_callback_has_stopped_training() -> None:
     x, y = digits(200)
     kill = _Kill("on_epoch_end", 2)
@@ -146,6 +148,7 @@ def test_killed_after_a_callback_has_stopped_training() -> None:
 
 
 @pytest.mark.usefixtures("float64")
+@pytest.mark.thorough
 def test_endless_arrays_go_on_in_the_middle_of_a_pass() -> None:
     """4 batches a pass, 2 steps an epoch: the third epoch begins the second pass."""
     _same_as_undisturbed(_Kill("on_train_batch_end", 0), steps_per_epoch=2, shuffle=True)
@@ -155,6 +158,7 @@ def test_endless_arrays_go_on_in_the_middle_of_a_pass() -> None:
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("sharding", ["parent", "data"])
 @pytest.mark.parametrize("endless", [False, True])
+@pytest.mark.thorough
 def test_a_shuffled_dataset_is_read_again(sharding: str, endless: bool) -> None:
     x, y = digits(200)
 
@@ -256,6 +260,7 @@ def _kill_the_first_new_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("make_data", [_Batches, _by_a_python_function])
+@pytest.mark.thorough
 def test_what_the_parent_reads_at_random_is_read_again(
     make_data: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

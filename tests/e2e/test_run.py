@@ -147,6 +147,7 @@ atexit.register(lambda: print(json.dumps(told)))
 
 
 @pytest.mark.either_generation
+@pytest.mark.thorough
 def test_a_module_with_relative_imports_uses_workers(tmp_path: pathlib.Path) -> None:
     _package(tmp_path, MODULE)
     done = _run_module(tmp_path, "package.module", ("-n", "2"))
@@ -267,6 +268,7 @@ print(json.dumps({"size": found.size, "alone": alone.size}))
 
 
 @pytest.mark.either_generation
+@pytest.mark.thorough
 def test_auto_measures_for_every_fit(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, AUTO, ("-n", "auto"), XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
@@ -330,6 +332,7 @@ def test_sparse(tmp_path: pathlib.Path, sparse: bool) -> None:
     assert done.stdout.split()[0] == ("sparse" if sparse else "dense"), done.stderr
 
 
+@pytest.mark.thorough
 def test_precision(tmp_path: pathlib.Path) -> None:
     source = """
     import tensorflow as tf

@@ -69,6 +69,7 @@ pathlib.Path("told").write_text(json.dumps([before, loop(data, model)]))
 """
 
 
+@pytest.mark.thorough
 def test_a_process_without_standard_streams(tmp_path: pathlib.Path) -> None:
     """As a daemon may be: what it opens first gets the numbers 0, 1 and 2."""
     (tmp_path / "daemon.py").write_text(DAEMON)
@@ -175,6 +176,7 @@ def _cores_of_list(text: str) -> list[int]:
     return cores
 
 
+@pytest.mark.thorough
 def test_script_without_main_guard(tmp_path: pathlib.Path) -> None:
     done = run_script(tmp_path, NO_GUARD)
     told = last_json(done)
@@ -317,6 +319,7 @@ for name in ("sequential", "functional"):
 """
 
 
+@pytest.mark.thorough
 def test_saved_models_load_without_nanotf(tmp_path: pathlib.Path) -> None:
     run_script(tmp_path, SAVE)
     done = run_script(tmp_path, LOAD, with_nanotf=False)
@@ -344,6 +347,7 @@ model.fit(x, x[:, :1], epochs=3, verbose=0, callbacks=[Kill()], num_processes=2)
 """
 
 
+@pytest.mark.thorough
 def test_workers_end_when_their_parent_is_killed(tmp_path: pathlib.Path) -> None:
     done = run_script(tmp_path, KILLED, check=False)
     assert done.returncode == -9, done.stderr

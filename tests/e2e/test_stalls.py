@@ -67,6 +67,7 @@ def test_worker_that_waits_for_ever_in_the_users_code() -> None:
 
 
 @pytest.mark.parametrize("kind", ["fit", "loop"])
+@pytest.mark.thorough
 def test_step_that_does_not_end_over_grpc(kind: str) -> None:
     """TensorFlow's collectives wait for ever, so the workers look at the clock."""
     x, y = digits(100)
@@ -96,6 +97,7 @@ def test_step_that_does_not_end_over_grpc(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fit", "loop"])
+@pytest.mark.thorough
 def test_data_that_take_longer_are_waited_for(kind: str) -> None:
     """Within a step, Keras's or the user's; over "grpc" the workers look at its clock."""
     x, y = digits(100)
@@ -231,6 +233,7 @@ def test_worker_that_is_stopped() -> None:
     wait_until(lambda: not psutil.pid_exists(stop.pid), "it has ended")
 
 
+@pytest.mark.thorough
 def test_training_goes_on_without_a_stopped_worker(caplog: pytest.LogCaptureFixture) -> None:
     x, y = digits(100)
     with caplog.at_level(logging.WARNING, logger="nanotf"):
