@@ -10,7 +10,6 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, fit_both, small_cnn, weights
 
 from nanotf.keras import Model, Sequential
-from nanotf.pool.transports import TRANSPORTS
 
 L = tf.keras.layers
 
@@ -25,22 +24,6 @@ SIZES = [(200, 50), (210, 50), (201, 50), (50, 50), (3, 1), (30, 64)]
 def test_arrays_float64(float64: None, rows: int, batch_size: int) -> None:
     x, y = digits(rows)
     fit_both(small_cnn, x=x, y=y, batch_size=batch_size)
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_transports_float64(float64: None, transport: str) -> None:
-    # One test, since every other transport starts other workers.
-    x, y = digits(201)
-    fit_both(small_cnn, x=x, y=y, batch_size=50, transport=transport, validation_data=(x, y))
-    fit_both(small_cnn, x=x[:3], y=y[:3], batch_size=1, transport=transport)
-    fit_both(small_cnn, x=_dataset(x, y, 50), transport=transport)
-    fit_both(
-        lambda: small_cnn(OPTIMIZERS["clipped_in_all"]()),
-        x=x,
-        y=y,
-        batch_size=50,
-        transport=transport,
-    )
 
 
 def test_arrays_float32() -> None:
