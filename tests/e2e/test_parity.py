@@ -36,32 +36,6 @@ def test_default_batch_size(float64: None) -> None:
     fit_both(small_cnn, x=x, y=y)
 
 
-# Slots and step counts travel with each. Plain SGD is what every other test uses.
-OPTIMIZERS = {
-    "momentum": lambda: tf.keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
-    "adam": lambda: tf.keras.optimizers.Adam(0.01),
-    "adam_amsgrad_clipped": lambda: tf.keras.optimizers.Adam(0.01, amsgrad=True, global_clipnorm=1),
-    "clipped_each": lambda: tf.keras.optimizers.SGD(0.1, clipnorm=0.05),
-    "clipped_in_all": lambda: tf.keras.optimizers.SGD(0.1, global_clipnorm=0.05),
-    "clipped_values": lambda: tf.keras.optimizers.SGD(0.1, clipvalue=0.003),
-    "rmsprop": lambda: tf.keras.optimizers.RMSprop(0.005),
-    "decayed": lambda: tf.keras.optimizers.SGD(
-        tf.keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
-    ),
-}
-
-
-@pytest.mark.every_case
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(float64: None, name: str) -> None:
-    x, y = digits(201)
-    found, expected = fit_both(lambda: small_cnn(OPTIMIZERS[name]()), x=x, y=y, batch_size=50)
-    # The user's model stands where a single process would have left it: plain training goes on.
-    more = {"x": x, "y": y, "batch_size": 50, "shuffle": False, "epochs": 1, "verbose": 0}
-    assert_same_history(found.fit(**more).history, expected.fit(**more).history)
-    assert_same_state(found, expected)
-
-
 def test_two_processes_one_process_and_two_again(float64: None) -> None:
     x, y = digits(130)
     both = {"x": x, "y": y, "batch_size": 50, "shuffle": False, "verbose": 0}
