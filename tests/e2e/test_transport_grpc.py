@@ -37,14 +37,15 @@ def two_workers() -> Any:
 
 
 CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-    # sums of gradients: dense, with a last batch of fewer rows than workers; of rows; in bfloat16
+    # sums of gradients: dense, with a last batch of fewer rows than workers; of rows; in bfloat16;
+    # in a custom loop
     (parity.test_arrays_float64, {"rows": 201, "batch_size": 50}),
     (sparse.test_the_penalty_with_two_processes, {"layer": sparse.Embedding, "mask_zero": False}),
     (bfloat16.test_exact_sums, {"policy": "mixed_bfloat16", "optimizer": "Adam"}),
-    # gathers: of predictions for a loss, of values in a step of the user's, of bfloat16
+    (custom_loop.test_follows_one_process, {"run_on": two_workers, "optimizer": "adam"}),
+    # gathers: of predictions for a loss, of values in a custom loop
     (numerics.test_losses, {"name": "dice"}),
     (bfloat16.test_gathers_and_variables, {}),
-    (custom_loop.test_follows_one_process, {"run_on": two_workers, "optimizer": "adam"}),
     # what a step sums or averages beside gradients
     (arguments.test_synchronized_batch_normalisation, {}),
     (captured.test_variables_of_losses, {"sets": True}),
