@@ -38,7 +38,7 @@ from nanotf.pool.ray import bridge
 CASES = [
     (parity.test_arrays_float64, {"rows": 201, "batch_size": 50}),
     (parity.test_arrays_float64, {"rows": 3, "batch_size": 1}),
-    (parity.test_optimizers, {"name": "adam"}),
+    (parity.test_two_processes_one_process_and_two_again, {}),
     (inputs.test_generator, {"form": "x, y, w"}),
     (inputs.test_strings, {"source": "tensor"}),
     (arguments.test_moving_statistics_are_the_mean_over_workers, {}),

@@ -10,7 +10,6 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, fit_both, small_cnn, weights
 
 from nanotf.keras import Model, Sequential
-from nanotf.pool.transports import TRANSPORTS
 
 L = tf.keras.layers
 
@@ -33,23 +32,6 @@ def test_arrays_float64(float64: None, rows: int, batch_size: int) -> None:
     fit_both(small_cnn, x=x, y=y, batch_size=batch_size)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.thorough
-def test_transports_float64(float64: None, transport: str) -> None:
-    # One test, since every other transport starts other workers.
-    x, y = digits(201)
-    fit_both(small_cnn, x=x, y=y, batch_size=50, transport=transport, validation_data=(x, y))
-    fit_both(small_cnn, x=x[:3], y=y[:3], batch_size=1, transport=transport)
-    fit_both(small_cnn, x=_dataset(x, y, 50), transport=transport)
-    fit_both(
-        lambda: small_cnn(OPTIMIZERS["clipped_in_all"]()),
-        x=x,
-        y=y,
-        batch_size=50,
-        transport=transport,
-    )
-
-
 def test_arrays_float32() -> None:
     x, y = digits(601)
     fit_both(small_cnn, x=x, y=y, batch_size=50, epochs=3, validation_split=0.2)
@@ -59,32 +41,6 @@ def test_arrays_float32() -> None:
 def test_default_batch_size(float64: None) -> None:
     x, y = digits(70)
     fit_both(small_cnn, x=x, y=y)
-
-
-# Slots and step counts travel with each. Plain SGD is what every other test uses.
-OPTIMIZERS = {
-    "momentum": lambda: tf.keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
-    "adam": lambda: tf.keras.optimizers.Adam(0.01),
-    "adam_amsgrad_clipped": lambda: tf.keras.optimizers.Adam(0.01, amsgrad=True, global_clipnorm=1),
-    "clipped_each": lambda: tf.keras.optimizers.SGD(0.1, clipnorm=0.05),
-    "clipped_in_all": lambda: tf.keras.optimizers.SGD(0.1, global_clipnorm=0.05),
-    "clipped_values": lambda: tf.keras.optimizers.SGD(0.1, clipvalue=0.003),
-    "rmsprop": lambda: tf.keras.optimizers.RMSprop(0.005),
-    "decayed": lambda: tf.keras.optimizers.SGD(
-        tf.keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
-    ),
-}
-
-
-@pytest.mark.thorough  # test_numerics has a smaller model for each
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(float64: None, name: str) -> None:
-    x, y = digits(201)
-    found, expected = fit_both(lambda: small_cnn(OPTIMIZERS[name]()), x=x, y=y, batch_size=50)
-    # The user's model stands where a single process would have left it: plain training goes on.
-    more = {"x": x, "y": y, "batch_size": 50, "shuffle": False, "epochs": 1, "verbose": 0}
-    assert_same_history(found.fit(**more).history, expected.fit(**more).history)
-    assert_same_state(found, expected)
 
 
 def test_two_processes_one_process_and_two_again(float64: None) -> None:

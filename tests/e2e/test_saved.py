@@ -180,6 +180,7 @@ def expected() -> dict[str, tuple[list[float], list[float]]]:
     return losses
 
 
+@pytest.mark.every_case  # the fixtures train and load them all anyway
 @pytest.mark.parametrize(("kind", "form"), CASES)
 def test_loads_without_nanotf(
     trained: Any, loaded: Any, expected: Any, kind: str, form: str

@@ -465,26 +465,6 @@ def test_a_step_sends_the_touched_rows(tmp_path: pathlib.Path) -> None:
         assert others < 4 * (2 * 4 * dense)  # dense gradients of two steps, losses, counts
 
 
-@pytest.fixture(scope="module")
-def _over_grpc() -> Iterator[None]:
-    yield
-    nanotf.shutdown()
-
-
-@pytest.mark.either_generation
-@pytest.mark.usefixtures("_over_grpc")
-@pytest.mark.thorough
-def test_over_grpc(float64: None) -> None:
-    x, y = data()
-    make = lambda: model_of(SparseAdam(0.01), embeddings_regularizer="l2")  # noqa: E731
-    expected, found = make(), make()
-    arguments = {"x": x, "y": y, "batch_size": 16, "shuffle": False, "verbose": 0}
-    history = expected.fit(**arguments).history
-    ours = found.fit(**arguments, num_processes=2, transport="grpc").history
-    assert_same_history(ours, history)
-    assert_same_state(found, expected)
-
-
 # ----------------------------------------------------------------------------------- patching
 @pytest.fixture
 def patched() -> Iterator[None]:
