@@ -263,8 +263,10 @@ class Call:
             _close_descriptors(blocks)
             clock.sent = timing.now()
             self.writers = [self._writer(i, stream) for i, stream in enumerate(self.data_streams())]
-            results = self._follow()
-            clock.done = timing.now()
+            try:
+                results = self._follow()
+            finally:
+                clock.done = timing.now()
             self.collect()
         except BaseException:
             # A fork that a callback has made, and that ends here, has nothing of the job's.
@@ -273,10 +275,20 @@ class Call:
                     self._give_up(blocks)
             raise
         self._clear(blocks, streams.STOP_SECONDS)
+        return self.finish(results, self.times)
+
+    def finish(self, results: list[Any], times: tuple[timing.WorkerTimes, ...]) -> Any:
+        """Returns what the call returns, and reports where its time went.
+
+        Args:
+            results: list, what each rank's job returned; empty if the workers died.
+            times: tuple of `timing.WorkerTimes`, by rank, or empty.
+        """
+        clock = self.clock
         clock.readings = [writer.reading for writer in self.writers]
         result = self.end(results)
         clock.ended = timing.now()
-        self.report = report.Report.of(self.method, clock, self.times)
+        self.report = report.Report.of(self.method, clock, times, self.size)
         report.remember(self.report)
         self.reported()
         return result

@@ -167,7 +167,7 @@ class Report:
         reading: float, of `running`, when this process read the user's dataset or generator,
             beside everything else; 0 for arrays, which workers read.
         shipped_bytes: int, in shared memory, what is read in steps not counted.
-        workers: tuple of `WorkerReport`, by rank.
+        workers: tuple of `WorkerReport`, by rank; empty if workers died after training.
         call, times: what was noted, see `timing`.
         hint: str, what may be faster; "" where nothing is known to be.
     """
@@ -190,12 +190,12 @@ class Report:
 
     @classmethod
     def of(
-        cls, method: str, call: timing.CallTimes, times: tuple[timing.WorkerTimes, ...]
+        cls, method: str, call: timing.CallTimes, times: tuple[timing.WorkerTimes, ...], size: int
     ) -> Report:
-        """Sums up what parent and workers noted."""
+        """Sums up what the parent and `size` workers noted; `times` is empty if these died."""
         return cls(
             method=method,
-            size=len(times),
+            size=size,
             total=NS * (call.ended - call.began),
             preparing=NS * (call.prepared - call.began),
             start_up=NS * (call.lent - call.prepared),
@@ -213,16 +213,24 @@ class Report:
     @classmethod
     def of_one_process(cls, method: str, times: timing.WorkerTimes, hint: str) -> Report:
         """Of a call without workers: the one row is that of this process."""
-        call = timing.CallTimes(times.began)
-        call.prepared = call.lent = call.written = call.sent = times.began
+        call, begin = timing.CallTimes(times.began), begin_of_passes(times)
+        call.prepared = call.lent = call.written = call.sent = begin
         call.done = call.ended = times.ended
-        made = cls.of(method, call, (times,))
+        times = dataclasses.replace(times, began=begin, ready=begin)
+        made = cls.of(method, call, (times,), 1)
         (row,) = made.workers
-        epochs = row.total - row.rebuilding - (row.epoch_ends or 0.0)
+        epochs = row.total - (row.epoch_ends or 0.0)
         row = dataclasses.replace(
             row, compute=epochs, first_steps=None, between_steps=None, hooks=None, executions=None
         )
         return dataclasses.replace(made, workers=(row,), hint=hint)
+
+    @property
+    def title(self) -> str:
+        """The method, and where it ran."""
+        return f"{self.method} " + (
+            "in one process" if self.size == 1 else f"on {self.size} workers"
+        )
 
     @property
     def load_imbalance(self) -> float:
@@ -312,8 +320,7 @@ def last_report() -> Report | None:
 
 # ---------------------------------------------------------------------------------- text
 def _text_of_call(report: Report) -> Iterator[str]:
-    name = f"{report.method} on {report.size} workers"
-    yield f"{name}: {report.total:.2f} s"
+    yield f"{report.title}: {report.total:.2f} s"
     mib = report.shipped_bytes / 2**20
     rows = [
         ("preparing", report.preparing, "checking model and data, in this process"),
@@ -332,7 +339,7 @@ def _text_of_call(report: Report) -> Iterator[str]:
 
 def _text_of_one_process(report: Report) -> Iterator[str]:
     (times,), (row,) = report.times, report.workers
-    yield f"{report.method} in one process: {report.total:.2f} s"
+    yield f"{report.title}: {report.total:.2f} s"
     epochs = [one for one in times.passes if one.kind == timing.TRAIN]
     if epochs:
         seconds = [NS * (one.ended - one.began) for one in epochs]
@@ -348,6 +355,9 @@ def _validation(times: timing.WorkerTimes) -> float:
 
 
 def _text_of_workers(report: Report) -> Iterator[str]:
+    if not report.workers:
+        yield "The workers died after training, before they reported their times."
+        return
     shown = [
         (field, heading)
         for field, heading in _COLUMNS_OF_TABLE
@@ -455,13 +465,19 @@ def rows_of_steps(times: timing.WorkerTimes) -> Iterator[tuple[int, ...]]:
 def _events(report: Report) -> Iterator[dict[str, Any]]:
     """In the Trace Event Format: complete events ("X") in microseconds, and names of tracks."""
     origin = report.call.began
-    tracks = [("this process", slices_of_call(report.call))]
-    tracks += [(f"worker {times.rank}", slices_of_worker(times)) for times in report.times]
-    yield _metadata("process_name", 0, f"nanotf: {report.method} on {report.size} workers")
+    tracks = [("this process", list(slices_of_call(report.call)))]
+    for times in report.times:
+        if report.size == 1:
+            tracks[0][1].extend(slices_of_worker(times))
+        else:
+            tracks.append((f"worker {times.rank}", list(slices_of_worker(times))))
+    yield _metadata("process_name", 0, f"nanotf: {report.title}")
     for number, (name, slices) in enumerate(tracks):
         yield _metadata("thread_name", number, name)
         yield {**_metadata("thread_sort_index", number, ""), "args": {"sort_index": number}}
         for piece in slices:
+            if piece.ended == piece.began:  # a stage that this call did not have
+                continue
             yield {
                 "name": piece.name,
                 "ph": "X",

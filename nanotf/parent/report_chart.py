@@ -50,8 +50,10 @@ def draw(report: reports.Report, file: str | os.PathLike[str] | IO[bytes]) -> No
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    tracks = 1 + report.size
-    figure = Figure(figsize=(11, 2.1 + 0.55 * tracks), layout="constrained")
+    names = ["this process"]
+    if report.size > 1:
+        names += [f"worker {worker.rank}" for worker in report.workers]
+    figure = Figure(figsize=(11, 2.1 + 0.55 * len(names)), layout="constrained")
     timeline, sums = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
     begin, end = report.call.began, report.call.ended
     edges = np.linspace(begin, end, BINS + 1)
@@ -66,26 +68,25 @@ def draw(report: reports.Report, file: str | os.PathLike[str] | IO[bytes]) -> No
             top = bottom - 0.8 * share
             timeline.stairs(top, seconds, baseline=bottom, fill=True, color=COLOURS[name])
             bottom = top
-    for worker in report.workers:
+    first = len(names) - len(report.workers)
+    for track, worker in enumerate(report.workers, first):
         left = 0.0
         for field, name in reports.COLUMNS:
             value = getattr(worker, field)
             if not value:
                 continue
             used[name] = None
-            sums.barh(worker.rank + 1, value, 0.8, left=left, color=COLOURS[name])
+            sums.barh(track, value, 0.8, left=left, color=COLOURS[name])
             left += value
-    timeline.set_yticks(
-        range(tracks), ["this process", *(f"worker {w.rank}" for w in report.workers)]
-    )
-    timeline.set_ylim(tracks - 0.4, -0.6)
+    timeline.set_yticks(range(len(names)), names)
+    timeline.set_ylim(len(names) - 0.4, -0.6)
     timeline.set_xlim(0, seconds[-1])
     timeline.set_xlabel("seconds since the call")
-    timeline.set_title(
-        f"{report.method} on {report.size} workers: {report.total:.2f} s", loc="left"
-    )
+    timeline.set_title(f"{report.title}: {report.total:.2f} s", loc="left")
     sums.set_xlabel("seconds, sums")
-    sums.set_title(f"load imbalance {100 * report.load_imbalance:.1f} %", loc="left", fontsize=10)
+    if report.size > 1:
+        imbalance = f"load imbalance {100 * report.load_imbalance:.1f} %"
+        sums.set_title(imbalance, loc="left", fontsize=10)
     for axes in (timeline, sums):
         axes.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=COLOURS[name], label=name) for name in COLOURS if name in used]
@@ -101,7 +102,11 @@ def _tracks(report: reports.Report, edges: Array) -> list[dict[str, Array]]:
         if name is not None:
             of_call[name] = of_call[name] + _overlap(piece.began, piece.ended, edges)
     _add_hooks_not_kept(report.call, edges, of_call)
-    return [of_call, *(_track_of_worker(times, edges) for times in report.times)]
+    of_workers = [_track_of_worker(times, edges) for times in report.times]
+    if report.size == 1:  # this process did both
+        (own,) = of_workers
+        return [{name: of_call[name] + own.get(name, 0) for name in COLOURS}]
+    return [of_call, *of_workers]
 
 
 def _name_of_call(name: str) -> str | None:

@@ -78,8 +78,7 @@ def fit(
         except (WorkerDied, WorkerStuck) as error:
             if call.has_ended:  # all that was asked for is done
                 logger.warning("After the end of training: %s", error.message)
-                model.history.nanotf = None  # those who could have told have gone
-                return call.end([])
+                return call.finish([], ())
             call.prepare_restart(error)
 
 

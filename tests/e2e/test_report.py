@@ -86,16 +86,23 @@ def test_one_process() -> None:
     )
     arguments = {"epochs": 2, "verbose": 0, "validation_split": 0.2, "shuffle": False}
     last = nanotf.last_report()
-    for number, callbacks in ((None, None), (1, told)):
+
+    def whole_list(model: Any) -> Any:
+        return tf.keras.callbacks.CallbackList([told], add_history=True, model=model)
+
+    for number, make in ((None, lambda _: None), (1, lambda _: told), (1, whole_list)):
+        callbacks = make(ours)
+        listed = list(getattr(callbacks, "callbacks", ()))
         history = ours.fit(x, y, callbacks=callbacks, num_processes=number, **arguments)
+        assert list(getattr(callbacks, "callbacks", ())) == listed
         report = history.nanotf
         assert report.size == 1
         kinds = [one.kind for one in report.times[0].passes]
         assert kinds == ["train", "test"] * 2
         assert 0 < report.workers[0].compute < report.total
-        before = theirs.fit(x, y, callbacks=callbacks, **arguments)
+        before = theirs.fit(x, y, callbacks=make(theirs), **arguments)
         assert history.history == before.history
-    assert said == ["epoch 0", "epoch 1"] * 2
+    assert said == ["epoch 0", "epoch 1"] * 4
     assert nanotf.last_report() is last
 
 

@@ -10,6 +10,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def _report(*workers: timing.WorkerTimes) -> Report:
     )
     call.hooks.append(("on_epoch_end", 50 * S, 52 * S))
     call.in_hooks = 2 * S
-    return Report.of("fit", call, workers)
+    return Report.of("fit", call, workers, max(2, len(workers)))
 
 
 def test_sums() -> None:
@@ -106,12 +107,37 @@ def test_one_process() -> None:
     report = Report.of_one_process("fit", times, 'Try num_processes="auto".')
     (row,) = report.workers
     assert (report.size, report.total) == (1, pytest.approx(20))
-    assert (row.compute, row.rebuilding, row.epoch_ends) == pytest.approx((15, 1, 4))
+    assert (report.preparing, row.rebuilding) == pytest.approx((1, 0))
+    assert (row.compute, row.epoch_ends, row.total) == pytest.approx((15, 4, 19))
     assert row.first_steps is row.communication is row.between_steps is row.executions is None
     assert "the first 5.000 s, others 5.000 s" in str(report)
     assert 'num_processes="auto"' in str(report)
-    (track,) = report_chart._tracks(report, np.arange(0, 21) * float(S))[1:]
-    assert track["compute"].sum() == pytest.approx(15)
+    (track,) = report_chart._tracks(report, np.arange(0, 21) * float(S))
+    sums = {name: share.sum() for name, share in track.items() if share.max() > 0}
+    assert sums == pytest.approx({"preparing": 1, "compute": 15, "epoch ends": 4})
+
+
+def test_plot_of_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    titles: list[str] = []
+    tracks: list[Any] = []
+    monkeypatch.setattr(Axes, "set_title", lambda self, label, **_: titles.append(label))
+    monkeypatch.setattr(Axes, "set_yticks", lambda self, at, names: tracks.append([*names]))
+    times = timing.WorkerTimes(0, began=0, ready=0, ended=20 * S)
+    times.passes.append(timing.Pass(timing.TRAIN, 0, S, 16 * S))
+    Report.of_one_process("fit", times, "").plot(tmp_path / "report.png")
+    assert titles == ["fit in one process: 20.00 s"]
+    assert tracks == [["this process"]]
+
+
+def test_workers_that_died_after_training(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = dataclasses.replace(_report(_worker(0)), workers=(), times=())
+    assert "fit on 2 workers: 62.00 s" in str(report)
+    assert "died after training" in str(report)
+    assert pathlib.Path(report.plot(tmp_path / "report.png")).stat().st_size > 0
 
 
 def test_notebooks_show_text_and_picture() -> None:
