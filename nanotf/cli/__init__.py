@@ -235,7 +235,8 @@ def _add_run(commands: Any) -> None:
         description="Runs a script as `python script.py arguments ...` does, or a module as "
         "`python -m MODULE arguments ...` does, after "
         "nanotf.patch_tensorflow(): its Keras models take num_processes, and with -n every fit "
-        "that does not say otherwise uses N processes.",
+        "that does not say otherwise uses N processes. TensorFlow is imported before the script "
+        "begins: set its environment variables, such as TF_USE_LEGACY_KERAS, in the shell.",
         allow_abbrev=False,
     )
     run.add_argument(
@@ -290,7 +291,7 @@ def _run(parsed: argparse.Namespace) -> Script:
         precision=parsed.precision,
         sparse=parsed.sparse,
     )
-    script.check()
+    script.prepare()
     return script
 
 

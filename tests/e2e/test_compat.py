@@ -199,21 +199,6 @@ def _compiled() -> Any:
     return model
 
 
-def test_the_lazy_loader_says_that_it_has_chosen_a_keras() -> None:
-    loader = _lazy_loader()
-    assert vars(loader).keys() & {"_initialized", "_tfll_initialized"}
-    assert not vars(loader).keys() & {"_keras_version", "_tfll_keras_version"}
-    assert loader.Model is tf.keras.Model
-    assert vars(loader).keys() & {"_keras_version", "_tfll_keras_version"}
-    assert not versions.is_choosing_keras()
-
-
-def _lazy_loader() -> Any:
-    """What `tf.keras` is before it is used."""
-    module = importlib.import_module("tensorflow.python.util.lazy_loader")
-    return module.KerasLazyLoader({}, mode="v2")
-
-
 def test_keras_classes() -> None:
     assert inspect.isclass(keras_names.functional_class())
     assert issubclass(keras_names.functional_class(), tf.keras.Model)
