@@ -47,7 +47,7 @@ endif
 
 # All of it takes two hours on 2 cores, this selection a quarter of an hour.
 test: SAMPLE := --cases 1 -m 'not slow and not thorough'
-test: LEGACY := -m 'not slow and not thorough and not either_generation'
+test: LEGACY := -m 'both_generations and not thorough'
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest tests/unit $(ARGS)

@@ -381,6 +381,7 @@ def _text(error: BaseException) -> str:
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", sorted(REJECTED))
+@pytest.mark.both_generations
 def test_rejected_as_by_keras(name: str) -> None:
     if name in (TAKEN_BY_KERAS_3 if KERAS_3 else TAKEN_BY_KERAS_2):
         pytest.skip("this generation takes it")

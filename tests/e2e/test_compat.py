@@ -27,6 +27,8 @@ from nanotf.compat import (
     versions,
 )
 
+pytestmark = pytest.mark.both_generations
+
 IS_KERAS_3 = versions.is_keras_3()
 L = tf.keras.layers
 

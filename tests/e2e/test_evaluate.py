@@ -49,11 +49,13 @@ def _evaluate_both(
 
 @pytest.mark.parametrize("return_dict", [False, True])
 @pytest.mark.parametrize(("rows", "batch_size"), [(200, 50), (201, 50), (3, 1), (70, None)])
+@pytest.mark.both_generations
 def test_arrays(float64: None, rows: int, batch_size: int | None, return_dict: bool) -> None:
     x, y = digits(rows)
     _evaluate_both(small_cnn, x, y, batch_size, return_dict=return_dict)
 
 
+@pytest.mark.both_generations
 def test_dataset_and_steps(float64: None) -> None:
     x, y = digits(201)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(50)
@@ -107,6 +109,7 @@ def _two_outputs() -> Any:
 
 
 @pytest.mark.parametrize("return_dict", [False, True])
+@pytest.mark.both_generations
 def test_two_outputs_with_stateful_metrics(float64: None, return_dict: bool) -> None:
     x, y = digits(151)
     targets = {"digit": y, "odd": (y % 2).astype("float64")[:, None]}
@@ -121,6 +124,7 @@ def _with_f1() -> Any:
     return model
 
 
+@pytest.mark.both_generations
 def test_metric_that_is_built_by_its_first_batch() -> None:
     # In float32, since Keras 2's F1Score knows no other.
     x, y = digits(101)
@@ -173,6 +177,7 @@ class _Recorder(tf.keras.callbacks.Callback):
         self._note("batch end", batch, logs)
 
 
+@pytest.mark.both_generations
 def test_callbacks_run_here_in_keras_order() -> None:
     x, y = digits(120)
     calls = []
@@ -263,6 +268,7 @@ REJECTED: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", REJECTED)
+@pytest.mark.both_generations
 def test_rejected_as_by_keras(name: str) -> None:
     nanotf.shutdown()
     caught = []

@@ -31,7 +31,7 @@ from nanotf.keras import Sequential, nano
 from nanotf.pool import handles, outbox, pool
 from nanotf.shipping import state
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2}
 

@@ -17,8 +17,6 @@ from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Sequential
 from nanotf.pool.transports import TRANSPORTS
 
-pytestmark = pytest.mark.either_generation
-
 L = tf.keras.layers
 WIDTH = 3
 BATCH = 8

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 SCRIPT = """
 import json

@@ -68,6 +68,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.both_generations
 def test_kinds_of_arrays(float64: None, name: str) -> None:
     x, y = TABLES[name](*_table())
     fit_both(_linear, x=x, y=y, batch_size=20, validation_split=0.3)
@@ -86,6 +87,7 @@ def test_validation_data_as_data_frame(float64: None) -> None:
     fit_both(_linear, x=x, y=y, batch_size=32, validation_data=(frame, pd.Series(y)))
 
 
+@pytest.mark.both_generations
 def test_class_weight_of_arrays(float64: None) -> None:
     x, y = _table()
     fit_both(_linear, x=x, y=y, batch_size=32, class_weight={0: 1.0, 1: 0.25, 2: 3.0})
@@ -108,6 +110,7 @@ def test_class_weight_of_one_hot_targets(float64: None) -> None:
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("steps", [1, 3, 5, 7])
 @pytest.mark.parametrize("batch_size", [15, None])
+@pytest.mark.both_generations
 def test_steps_per_epoch_of_arrays(float64: None, steps: int, batch_size: int | None) -> None:
     x, y = _table()
     fit_both(_linear, x=x, y=y, batch_size=batch_size, steps_per_epoch=steps, epochs=4)
@@ -145,6 +148,7 @@ def _warnings_of(caplog: pytest.LogCaptureFixture, **arguments: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
+@pytest.mark.both_generations
 def test_says_that_data_ran_out(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     x, y = _table()
     data: dict[str, Any] = {"x": x, "y": y, "batch_size": 15, "shuffle": False}
@@ -200,6 +204,7 @@ def _words(source: str) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("source", ["tensor", "dataset"])
+@pytest.mark.both_generations
 def test_strings(float64: None, source: str) -> None:
     fit_both(lambda: _words(source)[0], **_words(source)[1])
 
@@ -218,6 +223,7 @@ def _batches(form: str = "x, y", passes: int = 1) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("form", ["x, y", "x, y, w"])
+@pytest.mark.both_generations
 def test_generator(float64: None, form: str) -> None:
     _both(
         lambda: small_cnn(weighted=form == "x, y, w"),
@@ -233,6 +239,7 @@ def test_generator_without_steps(float64: None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.both_generations
 def test_generator_as_validation_data(float64: None) -> None:
     x, y = digits(80)
     # Where batches differ, those that Keras gets depend on how far TensorFlow reads ahead.
@@ -370,6 +377,7 @@ def _raises_broken(call: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("name", BREAKING)
+@pytest.mark.both_generations
 def test_data_that_raise_leave_the_workers_for_the_next_call(name: str) -> None:
     small_cnn().fit(*digits(ROWS), verbose=0, num_processes=2)
     pids = nanotf.worker_pids()
@@ -488,6 +496,7 @@ UNEQUAL: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
 }
 
 
+@pytest.mark.both_generations
 def test_batches_of_unequal_rows_are_rejected_as_by_keras() -> None:
     model = _linear()
     model.fit(*_table(), verbose=0, num_processes=2)
@@ -580,6 +589,7 @@ def _diaries(steps: int | None, **keywords: Any) -> list[list[str]]:
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.both_generations
 def test_py_dataset(float64: None, steps: int | None) -> None:
     train, validation, found_train, found_validation = _diaries(steps)
     assert found_train == train
@@ -598,6 +608,7 @@ def test_py_dataset_with_class_weight(float64: None) -> None:
 
 
 @pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.both_generations
 def test_py_dataset_with_workers_of_its_own(float64: None, processes: bool) -> None:
     reading = {"workers": 2, "use_multiprocessing": processes, "max_queue_size": 2}
     common = {"epochs": 2, "shuffle": False, "verbose": 0}
@@ -699,6 +710,7 @@ DATASETS: dict[str, tuple[Callable[[], tf.data.Dataset], dict[str, Any]]] = {
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.both_generations
 def test_datasets(float64: None, name: str) -> None:
     make, arguments = DATASETS[name]
     _both(small_cnn, lambda: {"x": make()}, **arguments)

@@ -23,7 +23,7 @@ from waiting import wait_until
 from nanotf.parent import callbacks, training
 from nanotf.shipping import state
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 START_SECONDS = 150.0
 

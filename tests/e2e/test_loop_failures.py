@@ -21,7 +21,7 @@ import nanotf
 from nanotf import errors
 from nanotf.keras import nano, nano_bf16, nano_multiprocessing, nano_multiprocessing_loss
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 two = functools.partial(nano, num_processes=2)
 step = nano_multiprocessing(tf.function(plain_step))

@@ -23,7 +23,7 @@ BATCH = 16
 
 @pytest.fixture(
     scope="module",
-    params=["shm", pytest.param("grpc", marks=pytest.mark.either_generation)],
+    params=["shm", "grpc"],
 )
 def run_on(request: pytest.FixtureRequest) -> Any:
     """`nano` for two workers on one of the transports."""
@@ -180,6 +180,7 @@ def test_variables_made_inside_start_equal(run_on: Any) -> None:
 
 
 # ------------------------------------------------------------------------------ checkpoints
+@pytest.mark.both_generations
 def test_checkpoint_manager(run_on: Any, float64: None, tmp_path: pathlib.Path) -> None:
     directory = tmp_path / "checkpoints"
     model, optimizer = dense(), tf.keras.optimizers.Adam(0.01)

@@ -112,6 +112,7 @@ def dense_with_heads(losses: dict[str, Any]) -> Any:
     return model
 
 
+@pytest.mark.both_generations
 def test_losses(float64: None) -> None:
     names = list(losses_of_heads())
 
@@ -128,6 +129,7 @@ def test_losses(float64: None) -> None:
     )
 
 
+@pytest.mark.both_generations
 def test_epsilon(float64: None) -> None:
     """It is read when a loss is traced, and by a second model of the same configuration."""
     default = tf.keras.backend.epsilon()
@@ -177,6 +179,7 @@ def test_loss_that_compares_all_rows_is_refused() -> None:
 
 
 @pytest.mark.parametrize("loss", ["mse", "cosine_similarity", "kl_divergence"])
+@pytest.mark.both_generations
 def test_outputs_of_one_dimension(float64: None, loss: str) -> None:
     """Keras's own losses and metrics are one number for the batch then."""
 
@@ -243,6 +246,7 @@ def class_metrics() -> list[Any]:
     ]
 
 
+@pytest.mark.both_generations
 def test_metrics_of_two_classes(float64: None) -> None:
     compare(
         lambda: dense(1, "sigmoid", loss="binary_crossentropy", metrics=binary_metrics()),
@@ -260,6 +264,7 @@ def test_r2_score(float64: None) -> None:
     )
 
 
+@pytest.mark.both_generations
 def test_metrics_of_three_classes(float64: None) -> None:
     compare(
         lambda: dense(3, "softmax", loss="categorical_crossentropy", metrics=class_metrics()),
@@ -285,6 +290,7 @@ def test_metrics_that_are_float32() -> None:
     )
 
 
+@pytest.mark.both_generations
 def test_weighted_metrics(float64: None) -> None:
     m = tf.keras.metrics
     weights = np.random.default_rng(1).integers(0, 4, ROWS).astype("float64")
@@ -332,6 +338,7 @@ def penalised() -> Any:
     return model
 
 
+@pytest.mark.both_generations
 def test_add_loss_and_regularizers(float64: None) -> None:
     compare(penalised, y=binary(), validation_data=(features(31), binary(31)))
 
@@ -378,6 +385,7 @@ def tagger(**compiled: Any) -> Any:
 @pytest.mark.parametrize("reduction", [None, "sum", "mean_with_sample_weight"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("batch_size", [20, 25])
+@pytest.mark.both_generations
 def test_masked_targets(
     float64: None, reduction: str | None, weighted: bool, batch_size: int
 ) -> None:
@@ -398,6 +406,7 @@ def test_masked_targets(
     )
 
 
+@pytest.mark.both_generations
 def test_masked_inputs(float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(4)
@@ -556,6 +565,7 @@ TELLING = {
         for name in OPTIMIZERS
     ],
 )
+@pytest.mark.both_generations
 def test_optimizers(float64: None, name: str) -> None:
     if name.startswith("accumulating") and not IS_KERAS_3:
         pytest.skip("Keras 2 has no gradient accumulation")

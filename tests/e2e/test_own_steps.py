@@ -13,6 +13,8 @@ from parity import assert_same_history, assert_same_state
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Model
 
+pytestmark = pytest.mark.both_generations
+
 L = tf.keras.layers
 ROWS, BATCH, WIDTH = 41, 10, 4  # the last batch has one row: fewer than workers
 UNREDUCED: Any = None if is_keras_3() else "none"

@@ -27,6 +27,7 @@ SIZES = [(200, 50), (210, 50), (201, 50), (50, 50), (3, 1), (30, 64)]
         for size in SIZES
     ],
 )
+@pytest.mark.both_generations
 def test_arrays_float64(float64: None, rows: int, batch_size: int) -> None:
     x, y = digits(rows)
     fit_both(small_cnn, x=x, y=y, batch_size=batch_size)
@@ -53,6 +54,7 @@ def test_two_processes_one_process_and_two_again(float64: None) -> None:
     assert_same_state(found, expected)
 
 
+@pytest.mark.both_generations
 def test_validation_data_with_weights(float64: None) -> None:
     x, y = digits(301)
     w = weights(301)
@@ -81,6 +83,7 @@ def test_validation_batches_steps_and_frequency(float64: None) -> None:
     )
 
 
+@pytest.mark.both_generations
 def test_validation_split(float64: None) -> None:
     x, y = digits(201)
     fit_both(small_cnn, x=x, y=y, batch_size=50, validation_split=0.25)
@@ -179,6 +182,7 @@ def _two_inputs_two_outputs(form: str) -> Any:
 
 @pytest.mark.parametrize("form", ["list", "dict"])
 @pytest.mark.parametrize("source", ["arrays", "dataset"])
+@pytest.mark.both_generations
 def test_two_inputs_two_outputs(float64: None, form: str, source: str) -> None:
     x, y = digits(151)
     more = np.random.default_rng(0).normal(size=(151, 10))
@@ -219,6 +223,7 @@ def _perceptron() -> Any:
     return model
 
 
+@pytest.mark.both_generations
 def test_subclassed_model(float64: None) -> None:
     x, y = digits(201)
     fit_both(_perceptron, x=x, y=y, batch_size=50)

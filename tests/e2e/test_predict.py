@@ -66,6 +66,7 @@ def _predict_both(model: Any, *arguments: Any, **named: Any) -> Any:
 SIZES = [(200, 50), (201, 50), (3, 1), (70, None), (1, 32)]
 
 
+@pytest.mark.both_generations
 def test_arrays(float64: None) -> None:
     model = small_cnn()
     for rows, batch_size in SIZES:
@@ -75,6 +76,7 @@ def test_arrays(float64: None) -> None:
         assert found.flags.writeable
 
 
+@pytest.mark.both_generations
 def test_datasets_and_steps(float64: None) -> None:
     x, y = digits(201)
     model = small_cnn()
@@ -156,6 +158,7 @@ def _anything(form: str) -> Any:
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.both_generations
 def test_structures_and_dtypes(float64: None, form: str) -> None:
     _predict_both(_anything(form), _rows(21), 5)
 
@@ -168,6 +171,7 @@ class AnythingBuilt(Anything):
 
 
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
+@pytest.mark.both_generations
 def test_ragged_and_sparse(float64: None, form: str) -> None:
     tf.keras.utils.set_random_seed(1)
     model = AnythingBuilt(form)
@@ -175,6 +179,7 @@ def test_ragged_and_sparse(float64: None, form: str) -> None:
     _predict_both(model, _rows(21), 5)
 
 
+@pytest.mark.both_generations
 def test_batches_of_different_widths(float64: None) -> None:
     """As with padded_batch: Keras returns a ragged tensor."""
     inputs = L.Input((None, 2))

@@ -15,8 +15,6 @@ import tensorflow as tf
 import nanotf
 from nanotf.keras import Sequential
 
-pytestmark = pytest.mark.either_generation
-
 L = tf.keras.layers
 
 
@@ -65,6 +63,7 @@ def shown_by_both(
 
 
 @pytest.mark.parametrize("verbose", [0, 1, 2, "auto"])
+@pytest.mark.both_generations
 def test_the_bar_is_that_of_keras(
     float64: None, capfd: pytest.CaptureFixture[str], verbose: Any
 ) -> None:

@@ -25,7 +25,7 @@ import nanotf
 from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
 from nanotf.pool import backends
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 GROUP_SECONDS = 840.0  # for a module of tests
 

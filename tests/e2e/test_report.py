@@ -76,7 +76,7 @@ def test_fit(tmp_path: pathlib.Path) -> None:
         assert all(piece.began <= piece.ended for piece in slices)
 
 
-@pytest.mark.either_generation
+@pytest.mark.both_generations
 def test_one_process() -> None:
     x, y = digits(60)
     ours, theirs = small_cnn(), small_cnn()
@@ -191,7 +191,6 @@ def test_custom_loop() -> None:
     assert "Not measured here: first step, input, between" in str(report)
 
 
-@pytest.mark.either_generation
 def test_a_call_that_fails_leaves_the_last_report() -> None:
     x, y = digits(20)
     before = small_cnn().fit(x, y, verbose=0, num_processes=2).nanotf
@@ -205,7 +204,6 @@ def test_a_call_that_fails_leaves_the_last_report() -> None:
     assert nanotf.last_report() is before
 
 
-@pytest.mark.either_generation
 @pytest.mark.thorough
 def test_transport_grpc() -> None:
     x, y = digits(20)
@@ -215,7 +213,6 @@ def test_transport_grpc() -> None:
     assert "Not measured here: input, comm., comm. wait." in str(report)
 
 
-@pytest.mark.either_generation
 @pytest.mark.thorough
 def test_without_the_native_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = digits(20)

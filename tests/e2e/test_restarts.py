@@ -76,6 +76,7 @@ def _same_as_undisturbed(kill: _Kill, make: Callable[[], Any] = _adam, **argumen
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.usefixtures("float64")
+@pytest.mark.both_generations
 def test_killed_in_the_middle_of_an_epoch(rank: int, caplog: pytest.LogCaptureFixture) -> None:
     """Shuffled, with an optimizer that keeps slots, divided between the workers."""
     kill = _Kill("on_train_batch_end", 1, rank)
@@ -156,7 +157,6 @@ def test_endless_arrays_go_on_in_the_middle_of_a_pass() -> None:
     _same_as_undisturbed(_Kill("on_train_batch_end", 0), steps_per_epoch=2, shuffle=True)
 
 
-@pytest.mark.either_generation
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("sharding", ["parent", "data"])
 @pytest.mark.parametrize("endless", [False, True])
@@ -212,7 +212,6 @@ def _by_a_python_function() -> Any:
 
 
 @pytest.mark.every_case
-@pytest.mark.either_generation
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("sharding", ["parent", "file"])
 def test_shuffled_files_are_read_again(sharding: str, tmp_path: pathlib.Path) -> None:
@@ -284,7 +283,6 @@ def test_what_the_parent_reads_at_random_is_read_again(
         assert data[1].ended == data[0].ended
 
 
-@pytest.mark.either_generation
 def test_a_generator_goes_on() -> None:
     x, y = digits(200)
 
@@ -302,7 +300,6 @@ def test_a_generator_goes_on() -> None:
     assert np.all(np.isfinite(history.history["loss"]))
 
 
-@pytest.mark.either_generation
 def test_no_more_restarts_than_allowed() -> None:
     x, y = digits(200)
     model, kill = _adam(), _Kill("on_train_batch_end", 1, times=5)
@@ -312,7 +309,6 @@ def test_no_more_restarts_than_allowed() -> None:
     assert np.isfinite(model.fit(x, y, **{**FIT, "epochs": 1}).history["loss"][0])
 
 
-@pytest.mark.either_generation
 def test_what_the_user_raises_is_no_reason_to_restart() -> None:
     x, y = digits(200)
     calls: list[int] = []
@@ -327,7 +323,6 @@ def test_what_the_user_raises_is_no_reason_to_restart() -> None:
     assert calls == [0]
 
 
-@pytest.mark.either_generation
 def test_what_max_restarts_takes() -> None:
     x, y = digits(50)
     with pytest.raises(InvalidArgumentTypeError, match="max_restarts='2'"):

@@ -146,7 +146,6 @@ atexit.register(lambda: print(json.dumps(told)))
 """
 
 
-@pytest.mark.either_generation
 @pytest.mark.thorough
 def test_a_module_with_relative_imports_uses_workers(tmp_path: pathlib.Path) -> None:
     _package(tmp_path, MODULE)
@@ -213,7 +212,6 @@ def _assert_told(done: subprocess.CompletedProcess[str], expected: list[str]) ->
 
 
 @pytest.mark.every_case
-@pytest.mark.either_generation
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_runs_as_by_python(tmp_path: pathlib.Path, name: str) -> None:
     module, source = MODULES[name]
@@ -226,7 +224,6 @@ def test_a_module_runs_as_by_python(tmp_path: pathlib.Path, name: str) -> None:
 
 
 @pytest.mark.every_case
-@pytest.mark.either_generation
 @pytest.mark.parametrize("name", ["no_such", "package.empty"])
 def test_a_module_that_cannot_be_run(tmp_path: pathlib.Path, name: str) -> None:
     _package(tmp_path, "")
@@ -268,7 +265,6 @@ print(json.dumps({"size": found.size, "alone": alone.size}))
 """
 
 
-@pytest.mark.either_generation
 @pytest.mark.thorough
 def test_auto_measures_for_every_fit(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, AUTO, ("-n", "auto"), XDG_CACHE_HOME=str(tmp_path / "cache"))
@@ -277,7 +273,6 @@ def test_auto_measures_for_every_fit(tmp_path: pathlib.Path) -> None:
     assert done.stdout.count('nanotf: num_processes="auto": 2, measured in ') == 1
 
 
-@pytest.mark.either_generation
 def test_auto_that_does_nothing_says_so(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, "pass", ("-n", "auto"))
     assert "so -n auto did nothing" in done.stderr
@@ -315,7 +310,6 @@ def test_another_keras_cannot_be_chosen_by_the_script(tmp_path: pathlib.Path) ->
     assert f"`TF_USE_LEGACY_KERAS={other} nanotf run ...`" in done.stderr
 
 
-@pytest.mark.either_generation
 def test_variables_that_come_too_late_are_named_once(tmp_path: pathlib.Path) -> None:
     changes = {"TF_ENABLE_ONEDNN_OPTS": "0", "KERAS_BACKEND": "tensorflow", "OTHER": "1"}
     done = _run(tmp_path, FITS.replace("CHANGES", repr(changes)), options=())
@@ -324,7 +318,6 @@ def test_variables_that_come_too_late_are_named_once(tmp_path: pathlib.Path) -> 
     assert "Received: TF_ENABLE_ONEDNN_OPTS='0', set by sub/script.py." in done.stderr
 
 
-@pytest.mark.either_generation
 @pytest.mark.parametrize("sparse", [True, False])
 def test_sparse(tmp_path: pathlib.Path, sparse: bool) -> None:
     source = """
@@ -346,7 +339,6 @@ def test_precision(tmp_path: pathlib.Path) -> None:
     assert done.stdout.split() == ["mixed_bfloat16"], done.stderr
 
 
-@pytest.mark.either_generation
 def test_a_script_that_never_calls_fit_gets_a_note(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, "import os; os.environ['TF_LATE'] = '1'; raise SystemExit(5)")
     assert done.returncode == 5
@@ -364,7 +356,6 @@ LATE = {
 }
 
 
-@pytest.mark.either_generation
 @pytest.mark.parametrize("how", LATE)
 def test_a_note_says_what_is_true_at_the_very_end(tmp_path: pathlib.Path, how: str) -> None:
     source = """
@@ -416,7 +407,6 @@ raise KeyError("k")
 }
 
 
-@pytest.mark.either_generation
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_exit_code_and_traceback_are_the_scripts_own(tmp_path: pathlib.Path, name: str) -> None:
     done = _run(tmp_path, SCRIPTS[name])
@@ -434,7 +424,6 @@ CLI: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.either_generation
 @pytest.mark.parametrize(("options", "text"), CLI)
 def test_wrong_options(tmp_path: pathlib.Path, options: tuple[str, ...], text: str) -> None:
     done = _run(tmp_path, "print('ran')", options)
@@ -444,7 +433,6 @@ def test_wrong_options(tmp_path: pathlib.Path, options: tuple[str, ...], text: s
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.either_generation
 def test_a_missing_script(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, None)
     assert (done.returncode, done.stdout) == (2, "")
@@ -455,7 +443,6 @@ def test_a_missing_script(tmp_path: pathlib.Path) -> None:
     assert "sub/script.py (a directory)" in _run(tmp_path, None).stderr
 
 
-@pytest.mark.either_generation
 def test_an_error_in_training_is_shown_with_the_scripts_traceback(tmp_path: pathlib.Path) -> None:
     source = """
     import numpy as np
@@ -473,7 +460,6 @@ def test_an_error_in_training_is_shown_with_the_scripts_traceback(tmp_path: path
     assert "run_script" not in done.stderr
 
 
-@pytest.mark.either_generation
 def test_a_script_with_a_strategy_of_tensorflow_runs_unchanged(tmp_path: pathlib.Path) -> None:
     done = _run(
         tmp_path,

@@ -15,7 +15,7 @@ from processes import ROOT, SECONDS, last_json, run_script
 
 import nanotf
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 NO_GUARD = """
 import json, pathlib, re

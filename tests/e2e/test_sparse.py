@@ -86,6 +86,7 @@ def _steps(steps: int = 6) -> list[tuple[np.ndarray, np.ndarray]]:
 
 @pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.both_generations
 def test_the_formula_with_duplicates(float64: None, jit_compile: bool, amsgrad: bool) -> None:
     gradients = _steps()
     start = np.random.default_rng(2).normal(size=(11, 3))
@@ -116,6 +117,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.both_generations
 def test_dense_gradients_are_adams(float64: None, name: str) -> None:
     tables = []
     for make in (SparseAdam, O.Adam):
@@ -129,6 +131,7 @@ def test_dense_gradients_are_adams(float64: None, name: str) -> None:
 
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue"])
+@pytest.mark.both_generations
 def test_clipping_sees_the_sum_of_a_row(float64: None, name: str, jit_compile: bool) -> None:
     """Of a first step, in which all rows are touched, Adam makes the same."""
     values = tf.constant(np.random.default_rng(0).normal(size=(6, 3)))
@@ -164,6 +167,7 @@ def test_a_model_that_is_compiled_by_xla(float64: None) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.both_generations
 def test_two_processes(float64: None, name: str) -> None:
     x, y = data()
     fit_both(lambda: model_of(SparseAdam(0.01, **OPTIONS[name])), x=x, y=y, batch_size=16)
@@ -272,6 +276,7 @@ def test_the_update_of_dense_layers_is_divided(float64: None) -> None:
     fit_both(make, x=x, y=y, batch_size=16)
 
 
+@pytest.mark.both_generations
 def test_configuration_and_saved_models(tmp_path: pathlib.Path) -> None:
     optimizer = SparseAdam(0.02, beta_1=0.8, amsgrad=True, clipnorm=0.5)
     config = optimizer.get_config()
@@ -323,6 +328,7 @@ def test_the_penalty_is_that_of_the_rows_looked_up(float64: None) -> None:
     assert not isinstance(gradient, tf.IndexedSlices)
 
 
+@pytest.mark.both_generations
 def test_arguments_are_keras_own() -> None:
     layer = Embedding(
         9,
@@ -350,6 +356,7 @@ def test_arguments_are_keras_own() -> None:
 
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 looks rows up as they are")
+@pytest.mark.both_generations
 def test_what_is_looked_up_is_keras_own() -> None:
     layer, theirs = Embedding(9, 3), KerasEmbedding(9, 3)
     theirs.build()
@@ -395,6 +402,7 @@ class Words(Embedding):
 
 @pytest.mark.parametrize("layer", [Embedding, Words])
 @pytest.mark.parametrize("mask_zero", [False, True])
+@pytest.mark.both_generations
 def test_the_penalty_with_two_processes(float64: None, layer: Any, mask_zero: bool) -> None:
     if layer is Words and mask_zero:
         pytest.skip("its configuration leaves it out")
@@ -510,6 +518,7 @@ def test_patched_names_can_be_left_out_and_are_put_back() -> None:
 
 
 @pytest.mark.usefixtures("float64", "patched")
+@pytest.mark.both_generations
 def test_patched_models_train_and_are_saved_as_keras_own(tmp_path: pathlib.Path) -> None:
     x, y = data()
 

@@ -22,7 +22,7 @@ from nanotf.errors import NanoError, WorkerError, WorkerStuck
 from nanotf.pool import handles, pool, stalls
 from nanotf.pool.pool import Pool
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2, "epochs": 3}
 STALL_SECONDS = 8  # longer than ranks wait for each other's first step on a busy machine

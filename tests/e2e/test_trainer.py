@@ -42,6 +42,7 @@ Y = targets_of(X)
 # ----------------------------------------------------------------------- fit, evaluate, predict
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("steps_per_epoch", [None, 3])
+@pytest.mark.both_generations
 def test_fit_flow(run_eagerly: bool, steps_per_epoch: int | None) -> None:
     fit_both(
         lambda: example(metrics=["mae"], run_eagerly=run_eagerly),
@@ -87,6 +88,7 @@ def nested() -> Any:
     return Model(inputs, outputs)
 
 
+@pytest.mark.both_generations
 def test_nested_inputs_and_outputs_with_loss_weights() -> None:
     def make() -> Any:
         model = nested()
@@ -140,6 +142,7 @@ def test_target_of_one_of_two_named_outputs() -> None:
     fit_both(make, x=X, y={"a": Y}, batch_size=12)
 
 
+@pytest.mark.both_generations
 def test_evaluate_and_predict_in_this_process_after_fit() -> None:
     found, expected = fit_both(lambda: example(metrics=["mae"]), x=X, y=Y, batch_size=12)
     ours = found.evaluate(X, Y, batch_size=7, verbose=0, return_dict=True)
@@ -209,6 +212,7 @@ def test_limits_for_debugging_runs(limits: Any) -> None:
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3, 8])
+@pytest.mark.both_generations
 def test_steps_per_execution(steps_per_execution: int) -> None:
     """Batch hooks come once per execution, with the indices that Keras gives them."""
     calls: dict[int, list[Any]] = {}
@@ -277,6 +281,7 @@ class OnlyAdds(L.Layer):  # type: ignore[misc]
         return inputs
 
 
+@pytest.mark.both_generations
 def test_internal_loss_next_to_another() -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -305,6 +310,7 @@ def test_internal_loss_only() -> None:
 
 
 @pytest.mark.parametrize("last", ["training", "**kwargs", "none"])
+@pytest.mark.both_generations
 def test_compute_loss_of_the_users(last: str) -> None:
     """Signatures that Keras has known: with `training`, with anything, and without."""
     if last == "training" and not is_keras_3():
@@ -383,6 +389,7 @@ class OwnStep(Model):  # type: ignore[misc]
         return {"seen": self.tracker.result()}
 
 
+@pytest.mark.both_generations
 def test_steps_of_the_users() -> None:
     seen: dict[int, list[float]] = {}
     models = []
@@ -432,6 +439,7 @@ class Counts(L.Layer):  # type: ignore[misc]
         return inputs
 
 
+@pytest.mark.both_generations
 def test_metric_of_a_layer() -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -468,6 +476,7 @@ def test_recompile() -> None:
     assert_same_state(model, plain)
 
 
+@pytest.mark.both_generations
 def test_adapted_layer_before_fit() -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -505,6 +514,7 @@ def test_constraints_hold_after_every_step() -> None:
 
 
 # --------------------------------------------------------------------------------- callbacks
+@pytest.mark.both_generations
 def test_names_in_the_logs_of_every_hook() -> None:
     names: dict[str, set[tuple[str, ...]]] = {}
 
@@ -536,6 +546,7 @@ def test_names_in_the_logs_of_every_hook() -> None:
     }
 
 
+@pytest.mark.both_generations
 def test_a_callback_changes_the_state_between_batches() -> None:
     class Set(tf.keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -612,6 +623,7 @@ def test_metrics_that_compute_loss_updates() -> None:
     assert len(model.metrics_names) == len(plain.metrics_names)
 
 
+@pytest.mark.both_generations
 def test_models_inside_that_are_compiled_themselves() -> None:
     def make() -> Any:
         inner, other = example(metrics=["mse"]), example()
@@ -666,6 +678,7 @@ class Different(L.Layer):  # type: ignore[misc]
         return inputs * (2.0 if training else 1.0)
 
 
+@pytest.mark.both_generations
 def test_training_argument() -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -761,6 +774,7 @@ class Stop(tf.keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("hook", ["begin", "end", "test", "epoch_end"])
+@pytest.mark.both_generations
 def test_a_callback_stops_training_where_keras_would(hook: str) -> None:
     results = []
     for processes in (None, 2):
@@ -821,6 +835,7 @@ def test_fewer_batches_than_epochs_ask_for(batches: int, recwarn: pytest.Warning
     assert_same_state(model, plain)
 
 
+@pytest.mark.both_generations
 def test_counts_of_an_endless_generator_of_validation_data() -> None:
     def endless() -> Any:
         while True:
@@ -851,6 +866,7 @@ def test_order_of_metrics_in_a_list() -> None:
 
 
 @pytest.mark.parametrize("loss_weights", [0.2, [0.2]])
+@pytest.mark.both_generations
 def test_weight_of_a_single_loss(loss_weights: Any) -> None:
     fit_both(lambda: example(loss_weights=loss_weights, metrics=["mse"]), x=X, y=Y, batch_size=12)
 

@@ -74,7 +74,6 @@ def _default_transport(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.every_case
-@pytest.mark.either_generation
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_as_over_shm(case: Any, request: pytest.FixtureRequest) -> None:
     test, given = case

@@ -57,6 +57,7 @@ def two_named_inputs() -> Any:
     return Model(inputs, outputs)
 
 
+@pytest.mark.both_generations
 def test_dicts_by_the_names_of_inputs(float64: None) -> None:
     """A model of a list of inputs takes a dict with their names, in whatever order."""
     x = {"second": table(2, 1), "first": table()}
@@ -162,6 +163,7 @@ def test_a_layer_that_is_called_twice(float64: None) -> None:
     fit_both(make, x=[table(), table(seed=1)], y=targets(), batch_size=12)
 
 
+@pytest.mark.both_generations
 def test_words_that_are_masked(float64: None) -> None:
     words = np.random.default_rng(0).integers(0, 9, (ROWS, 6))
     words[:, 4:] *= np.arange(ROWS)[:, None] % 2  # every other row is short
