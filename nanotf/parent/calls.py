@@ -35,7 +35,8 @@ from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_data import FitArguments, FitData, Stream
 from nanotf.pool import backends, interrupts, warm
 from nanotf.pool.plans import AnyPlan
-from nanotf.pool.pool import LOOK_SECONDS, Pool, explaining_few_descriptors
+from nanotf.pool.pool import Pool, explaining_few_descriptors
+from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
 from nanotf.shipping import captured, jobs, models, pickling, streams
 from nanotf.shipping.pipelines import check_sharding
@@ -196,7 +197,7 @@ class Call:
         self.writers[message.stream].handle(message)
 
     def look(self, ended: set[int]) -> None:
-        """Looks after workers that have said nothing for `pool.LOOK_SECONDS`.
+        """Looks after workers that have said nothing for `LOOK_SECONDS`.
 
         Args:
             ended: set of int, the ranks that have ended the job.
@@ -370,12 +371,12 @@ class Call:
                 if message.job == self.number:
                     self.hear_stream(message)
             elif isinstance(message, messages.JobFailed):
-                raise self.workers.explain(message) or self.failure(message)
+                raise self.workers.supervisor.explain(message) or self.failure(message)
             elif isinstance(message, messages.Progress):
                 pass  # the pool has heard it
             elif isinstance(message, messages.Stalled):
                 if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
-                    self.workers.note_stalled(rank, message)
+                    self.workers.supervisor.note_stalled(rank, message)
             elif isinstance(message, messages.DataFailed):
                 if message.job == self.number:
                     self._data_have_failed(message)
