@@ -35,10 +35,10 @@ from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_data import FitArguments, FitData, Stream
 from nanotf.pool import backends, interrupts, warm
 from nanotf.pool.plans import AnyPlan
-from nanotf.pool.pool import LOOK_SECONDS, Pool, explaining_few_descriptors
+from nanotf.pool.pool import Pool, explaining_few_descriptors
+from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
 from nanotf.shipping import captured, jobs, models, pickling, streams
-from nanotf.shipping.inputs import RowsDiffer
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
@@ -177,10 +177,6 @@ class Call:
         """The part of a stream's signature of which each worker gets its rows."""
         return stream.signature
 
-    def data_error(self, failed: messages.DataFailed) -> BaseException:
-        """The exception for data that failed, when workers have ended the job."""
-        return failed.error
-
     def open_writers(self) -> Sequence[streams.StreamWriter]:
         """Those that read data for the workers now."""
         return self.writers
@@ -201,7 +197,7 @@ class Call:
         self.writers[message.stream].handle(message)
 
     def look(self, ended: set[int]) -> None:
-        """Looks after workers that have said nothing for `pool.LOOK_SECONDS`.
+        """Looks after workers that have said nothing for `LOOK_SECONDS`.
 
         Args:
             ended: set of int, the ranks that have ended the job.
@@ -345,7 +341,7 @@ class Call:
         else:
             self._abandoned = self._data_failed is not None
         if self._data_failed is not None:
-            raise self.data_error(self._data_failed)
+            raise self._data_failed.error
         return results
 
     def _data_have_failed(self, failed: messages.DataFailed) -> None:
@@ -387,12 +383,12 @@ class Call:
                 if message.job == self.number:
                     self.hear_stream(message)
             elif isinstance(message, messages.JobFailed):
-                raise self.workers.explain(message) or self.failure(message)
+                raise self.workers.supervisor.explain(message) or self.failure(message)
             elif isinstance(message, messages.Progress):
                 pass  # the pool has heard it
             elif isinstance(message, messages.Stalled):
                 if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
-                    self.workers.note_stalled(rank, message)
+                    self.workers.supervisor.note_stalled(rank, message)
             elif isinstance(message, messages.DataFailed):
                 if message.job == self.number:
                     self._data_have_failed(message)
@@ -532,31 +528,6 @@ class ModelCall(Call):
     def first_step(self) -> tuple[Any, str]:
         """Of which batches the first step is, and of which method."""
         return self.data.specs, self.method
-
-    def traced(self) -> list[tuple[Any, str]]:
-        """The steps that workers may be tracing: of which batches, and of which method."""
-        return [self.first_step()]
-
-    def failure(self, message: messages.JobFailed) -> BaseException:
-        error = super().failure(message)
-        if error.__cause__ is not None:
-            for specs, method in self.traced():
-                rejected = rejections.rejection(self.model, specs, error.__cause__, method)
-                if rejected is not None:
-                    rejected.__cause__ = error
-                    return rejected
-        return error
-
-    def data_error(self, failed: messages.DataFailed) -> BaseException:
-        error = failed.error
-        if isinstance(error, RowsDiffer):
-            specs, validates = self.data.specs_of(failed)
-            method = "evaluate" if validates else self.method
-            try:
-                rejections.trace_step(self.model, specs, method, error.shapes)
-            except Exception as found:  # as in a single process
-                return found
-        return error
 
     def state_and_blocks(self) -> list[Block]:
         """Makes the job's blocks, and `state` over the first."""

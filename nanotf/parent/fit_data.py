@@ -19,7 +19,6 @@ from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import InvalidArgumentError, ShippingError
 from nanotf.shipping import files, inputs, pipelines, streams
 from nanotf.shipping.arrays import Packing
-from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 
 Input = inputs.ArrayInput | streams.StreamInput | pipelines.PipelineInput | files.FilesInput
@@ -418,14 +417,6 @@ class FitData:
             blocks.append(block)
         self._packings = []  # nothing refers to the user's arrays beyond this point
         return blocks
-
-    def specs_of(self, failed: messages.DataFailed) -> tuple[Any, bool]:
-        """The specs that Keras has of data that failed, and whether they are for validation."""
-        validates = failed.validates
-        if failed.stream is not None:
-            source = self.validation
-            validates = isinstance(source, streams.StreamInput) and source.stream == failed.stream
-        return self.keras_specs(self.validation if validates else self.train), validates
 
     def keras_specs(self, source: Input | None) -> Any:
         """The specs of a batch of `train` or `validation` as Keras has them, with known rows."""

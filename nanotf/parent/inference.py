@@ -15,7 +15,7 @@ from nanotf.parent.fit_data import FitArguments, Stream
 from nanotf.pool import warm
 from nanotf.pool.pool import Delivery
 from nanotf.pool.transports import check_transport
-from nanotf.shipping import jobs, outputs
+from nanotf.shipping import inputs, jobs, outputs
 from nanotf.shipping.state import combine_locals
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
@@ -168,14 +168,15 @@ class _EvaluateCall(_Inference):
     stop_flag = "stop_evaluating"
 
     def build(self) -> None:
-        with rejections.in_words_of_keras(self.model, self.data.specs, self.method):
-            super().build()
-            own = keras_names.has_own_step(self.model, "test_step")
-            given = (self.model, "test_step", self.data.specs)
-            trace = functools.partial(keras_names.trace_step, *given) if own else None
-            keras_names.build_metrics(self.model, self.data.specs, trace)
-        specs = self.data.keras_specs(self.data.train)
-        rejections.refuse_weights(self.model, specs, self.method)
+        specs = inputs.without_lists(self.data.specs)
+        rejections.refuse_data(self.model, specs, self.method)
+        super().build()
+        own = keras_names.has_own_step(self.model, "test_step")
+        given = (self.model, "test_step", specs)
+        trace = functools.partial(keras_names.trace_step, *given) if own else None
+        keras_names.build_metrics(self.model, specs, trace)
+        keras_specs = self.data.keras_specs(self.data.train)
+        rejections.refuse_weights(self.model, keras_specs, self.method)
 
     def on_begin(self) -> None:
         self.callbacks.list.on_test_begin()
@@ -206,8 +207,8 @@ class _PredictCall(_Inference):
     stop_flag = "stop_predicting"
 
     def build(self) -> None:
-        with rejections.in_words_of_keras(self.model, self.data.batch_specs(), self.method):
-            super().build()
+        rejections.refuse_data(self.model, self.data.batch_specs(), self.method)
+        super().build()
 
     def first_step(self) -> tuple[Any, str]:
         return self.data.batch_specs(), self.method

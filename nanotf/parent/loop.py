@@ -48,7 +48,8 @@ from nanotf.parent.divergence import Partings
 from nanotf.parent.fit_data import Stream
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
-from nanotf.pool.pool import LOOK_SECONDS, Delivery
+from nanotf.pool.pool import Delivery
+from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
 from nanotf.region import context
 from nanotf.shipping import iterators, jobs, models, objects, programs, streams

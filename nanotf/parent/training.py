@@ -158,18 +158,17 @@ class _FitCall(calls.ModelCall):
 
     def build(self) -> None:
         model, specs = self.model, self.data.specs
-        with rejections.in_words_of_keras(model, specs, "fit"):
-            super().build()
-            self._check_optimizer()
-            keras_optimizers.build_for_training(model, specs)
+        rejections.refuse_data(model, specs, "fit")
+        super().build()
+        self._check_optimizer()
+        keras_optimizers.build_for_training(model, specs)
         rejections.refuse_weights(model, self.data.keras_specs(self.data.train), "fit")
         validation = self.data.validation_specs
         if validation is not None:
             a = self.arguments
             given = True if a.validation_data is None else a.validation_data
             data_adapters.check_validation(model, given, a.validation_freq)
-            if rejections.looks_wrong(model, validation, "evaluate"):
-                rejections.trace_step(model, validation, "evaluate")
+            rejections.refuse_data(model, validation, "evaluate")
             rejections.refuse_weights(
                 model, self.data.keras_specs(self.data.validation), "evaluate"
             )
@@ -373,11 +372,6 @@ class _FitCall(calls.ModelCall):
         )
 
     # ------------------------------------------------------------------------------- end
-    def traced(self) -> list[tuple[Any, str]]:
-        validation = self.data.validation_specs
-        first = [] if self.turn > 0 else super().traced()
-        return first if validation is None else [*first, (validation, "evaluate")]
-
     def fail(self) -> None:
         if self.turn != self.loaded:  # the model gets what the last completed epoch left
             self.state.load(self.turn)

@@ -42,10 +42,9 @@ import numpy as np
 
 from nanotf.compat.data_adapters import UNKNOWN_CARDINALITY
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import ShippingError
+from nanotf.errors import InvalidArgumentError, ShippingError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.shipping.inputs import (
-    RowsDiffer,
     resumed,
     rows_of_rank,
     tuned,
@@ -169,7 +168,7 @@ class FilesInput:
         return own.concatenate(ended).scan(nothing, or_last_row)
 
 
-def _refuse(error: RowsDiffer) -> None:
+def _refuse(error: InvalidArgumentError) -> None:
     raise error  # a worker's error: the others are at other batches, and could not abandon the job
 
 

@@ -34,8 +34,8 @@ from typing import Any
 import numpy as np
 
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import ShippingError, check_choice
-from nanotf.shipping.inputs import RowsDiffer, resumed, share_of_rows, tuned, until_rows_differ
+from nanotf.errors import InvalidArgumentError, ShippingError, check_choice
+from nanotf.shipping.inputs import resumed, share_of_rows, tuned, until_rows_differ
 
 SHARDINGS = ("auto", "data", "file", "parent")
 
@@ -79,7 +79,7 @@ class PipelineInput:
         return True
 
     def datasets(
-        self, rank: int, size: int, refuse: Callable[[RowsDiffer], None]
+        self, rank: int, size: int, refuse: Callable[[InvalidArgumentError], None]
     ) -> tuple[Any, Any]:
         """The worker's datasets: the one that Keras asks for its length, and what it iterates.
 

@@ -384,8 +384,7 @@ class _ModelRun:
         error = self._refused.get(id(source))
         if error is not None:
             if self.session.rank == 0:
-                validates = source is not getattr(self.job, "train", source)
-                self.session.channel.send(messages.DataFailed(self.number, None, error, validates))
+                self.session.channel.send(messages.DataFailed(self.number, None, error))
             raise _Abandoned
 
     def _seeds(self) -> list[Any]:

@@ -389,7 +389,9 @@ def test_rejected_as_by_keras(name: str) -> None:
     expected = _rejection(make())
     found = _rejection(make(), num_processes=2)
     assert type(found) is type(expected)
-    assert _text(found) == _text(expected)
+    # Where Keras 2 notices it in its step, it adds the step's frames.
+    assert _text(found)
+    assert _text(found) in _text(expected)
 
 
 OURS: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {

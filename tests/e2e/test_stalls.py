@@ -251,7 +251,7 @@ def test_ranks_that_others_wait_for_in_the_parent(monkeypatch: pytest.MonkeyPatc
     pool: Pool = warm._pool  # type: ignore[assignment]
     clock = [time.monotonic()]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(pool, "stuck", lambda ranks, why: WorkerStuck(f"{ranks}: {why}"))
+    monkeypatch.setattr(pool.supervisor, "stuck", lambda ranks, why: WorkerStuck(f"{ranks}: {why}"))
 
     def look_for(seconds: int, present: tuple[int, ...]) -> None:
         for _ in range(seconds):
@@ -259,7 +259,8 @@ def test_ranks_that_others_wait_for_in_the_parent(monkeypatch: pytest.MonkeyPatc
             pool.check_progress(present)
 
     def hear(*ranks: int) -> None:
-        pool._heard.update(dict.fromkeys(ranks, pool._now()))
+        now = pool.supervisor._now()
+        pool.supervisor._heard.update(dict.fromkeys(ranks, now))
 
     hear(0, 1)
     look_for(STALL_SECONDS - 1, (0,))
