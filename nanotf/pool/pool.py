@@ -234,8 +234,9 @@ class Pool:
             while True:
                 message = worker.channel.receive()
                 if isinstance(message, (messages.Outputs, messages.Returned)):
-                    block = Block(message.nbytes, worker.channel.receive_fds(1)[0])
-                    message = Delivery(message, block)
+                    # In no variable of its own, which would keep it until the next one comes.
+                    fd = worker.channel.receive_fds(1)[0]
+                    message = Delivery(message, Block(message.nbytes, fd))
                 self._inbox.put((worker.rank, message))
         except ChannelClosed:
             self._inbox.put((worker.rank, _Gone()))
