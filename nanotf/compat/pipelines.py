@@ -5,6 +5,7 @@
 | `Dataset._variant_tensor` | 2.15-2.21 | what `tf.raw_ops.DatasetToGraphV2` and its like take |
 | `framework.op_def_registry.get` | 2.15-2.21 | which operations have state |
 | `data.ops.dataset_ops._VariantDataset` | 2.15-2.21 | a dataset of what `tf.raw_ops.DatasetFromGraph` and its like return |
+| `data.ops.dataset_ops.UnaryUnchangedStructureDataset`, `DatasetSpec` | 2.15-2.21 | base class of a dataset that is another one's variant; what it is as an argument of a `tf.function` |
 | the resource type `SeedGenerator` in such a graph | 2.15-2.21 | what a shuffle has drawn of its orders |
 """
 
@@ -17,6 +18,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
 from tensorflow.python.framework import op_def_registry
+
+VariantDataset: Any = dataset_ops._VariantDataset
+VariantOfAnother: Any = dataset_ops.UnaryUnchangedStructureDataset
+DatasetSpec: Any = dataset_ops.DatasetSpec
 
 _IGNORE_STATE, _FAIL_ON_STATE = 1, 2  # tf.data.experimental.ExternalStatePolicy
 

@@ -11,6 +11,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras.models import Kind
+from nanotf.region.optimizers import SummedRows
 
 __all__ = ["SparseAdam"]
 
@@ -18,7 +19,7 @@ _KerasAdam: Any = keras_optimizers.adam_class()
 _tf: Any = require_tensorflow()
 
 
-class SparseAdam(keras_optimizers.SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
+class SparseAdam(SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
     r"""Adam that leaves the rows of an embedding alone which a batch does not touch.
 
     For a dense gradient it is Keras's `Adam`. For a sparse one (`tf.IndexedSlices`, what the

@@ -41,7 +41,16 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import ModelError, NanoError, PlacementError, ShippingError
 from nanotf.machine import neighbours, shell_state, topology
-from nanotf.parent import auto_cache, auto_key, calls, defaults, model_copy, report, training
+from nanotf.parent import (
+    auto_cache,
+    auto_key,
+    calls,
+    defaults,
+    model_copy,
+    report,
+    report_timeline,
+    training,
+)
 from nanotf.parent.fit_data import FitArguments
 from nanotf.pool import pool, warm
 from nanotf.pool.transports import check_transport
@@ -476,7 +485,7 @@ class _Trial(training._FitCall):
 
     def step_times(self) -> list[tuple[int, int]]:
         """Begin and end of the executions of rank 0, which all ranks do together."""
-        return [(row[1], row[2]) for row in report.rows_of_steps(self.times[0])]
+        return [(row[1], row[2]) for row in report_timeline.rows_of_steps(self.times[0])]
 
 
 def _tried(
@@ -546,7 +555,7 @@ def _measure_workers(
     with contextlib.ExitStack() as stack:
         with budget.paused():
             workers = stack.enter_context(warm.pool_for(plan, transport))
-        start_up, spent = report.NS * (timing.now() - start), budget.spent()
+        start_up, spent = report_timeline.NS * (timing.now() - start), budget.spent()
         try:
             first.run(workers)
         except _OutOfTime:
@@ -591,9 +600,9 @@ def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
                 steps_per_epoch=steps,
                 verbose=0,
             )
-            rows = list(report.rows_of_steps(stopwatch.finish()))
+            rows = list(report_timeline.rows_of_steps(stopwatch.finish()))
             began, ended = rows[min(1, len(rows) - 1)][1], rows[-1][2]
-            return report.NS * (ended - began) / max(1, len(rows) - 1)
+            return report_timeline.NS * (ended - began) / max(1, len(rows) - 1)
 
         found = seconds(1, 2)  # the first step is traced; the second says how many fit
         count = int(min(MOST_STEPS, MEASURED_SECONDS / max(found, 1e-6)))
@@ -634,7 +643,7 @@ def _endless_copy(dataset: Any) -> Any:
 def _seconds_per_execution(first: _Trial, workers: pool.Pool, budget: _Budget) -> float:
     """By some more executions, if there is time for them; else by the second one."""
     began, ended = first.step_times()[-1]
-    seconds = report.NS * (ended - began)
+    seconds = report_timeline.NS * (ended - began)
     count = int(min(MOST_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))
     if count < 2:
         return seconds
@@ -644,4 +653,4 @@ def _seconds_per_execution(first: _Trial, workers: pool.Pool, budget: _Budget) -
     except _OutOfTime:
         return seconds
     ends = [end for _, end in more.step_times()]
-    return report.NS * (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else seconds
+    return report_timeline.NS * (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else seconds

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nanotf.compat import data_adapters, keras_metrics, keras_names
+from nanotf.compat import data_adapters, keras_names
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent import calls, gpu, rejections
@@ -15,6 +15,7 @@ from nanotf.parent.fit_data import FitArguments, Stream
 from nanotf.pool import warm
 from nanotf.pool.pool import Delivery
 from nanotf.pool.transports import check_transport
+from nanotf.region import metrics
 from nanotf.shipping import inputs, jobs, outputs
 from nanotf.shipping.state import combine_locals
 from nanotf.wire import messages
@@ -192,7 +193,7 @@ class _EvaluateCall(_Inference):
         combine_locals(
             keras_names.metric_variables(self.model),
             [result.metrics for result in results],
-            of_first=keras_metrics.whole_batch_variables(self.model.metrics),
+            of_first=metrics.whole_batch_variables(self.model.metrics),
         )
         self.take_over(first)
         self.callbacks.list.on_test_end(first.logs)

@@ -24,11 +24,9 @@ import numpy as np
 from nanotf.compat import (
     eager_context,
     keras_compiled,
-    keras_metrics,
     keras_names,
     pipelines,
     random_states,
-    shared_datasets,
 )
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
@@ -51,7 +49,7 @@ from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
-from nanotf.region import context
+from nanotf.region import context, datasets, metrics
 from nanotf.shipping import iterators, jobs, models, objects, programs, streams
 from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
@@ -190,7 +188,7 @@ class _LoopCall(calls.Call):
         self.name = getattr(function, "__qualname__", "function")
         self.manifest = programs.Manifest(function, arguments)
         self._check_reach()
-        batches = bool(self.manifest.names & shared_datasets.BATCHING)
+        batches = bool(self.manifest.names & datasets.BATCHING)
         self.sources = [_Source(data, batches) for data in self.manifest.data]
         self._check_sources()
         self._build_models()
@@ -209,7 +207,7 @@ class _LoopCall(calls.Call):
             averaged=objects.moving_variables(roots),
             of_first=[
                 *objects.save_counters(roots),
-                *keras_metrics.whole_batch_variables(objects.metrics_of(roots)),
+                *metrics.whole_batch_variables(objects.metrics_of(roots)),
             ],
         )
         # Passes over each source that were complete: at the last save that was begun, and by the

@@ -11,7 +11,6 @@ import numpy as np
 from nanotf.compat import (
     data_adapters,
     keras_callbacks,
-    keras_metrics,
     keras_names,
     keras_optimizers,
 )
@@ -22,6 +21,7 @@ from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_data import FitArguments, FitData, Resume
 from nanotf.pool import warm
 from nanotf.pool.transports import check_transport
+from nanotf.region import metrics
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping import jobs, objects
 from nanotf.shipping.files import FilesInput
@@ -145,7 +145,7 @@ class _FitCall(calls.ModelCall):
         self.metrics_layout = StateLayout.of(
             keras_names.metric_state(model),
             size,
-            of_first=keras_metrics.whole_batch_variables(model.metrics),
+            of_first=metrics.whole_batch_variables(model.metrics),
         )
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
@@ -202,8 +202,8 @@ class _FitCall(calls.ModelCall):
             self._begin_again(self.last_epoch)
         blocks = [*self.state_and_blocks(), Block(self.metrics_layout.nbytes)]
         self.metrics_block = len(blocks) - 1
-        metrics = keras_names.metric_state(self.model)
-        self.metrics = State(self.metrics_layout, blocks[self.metrics_block], metrics)
+        variables = keras_names.metric_state(self.model)
+        self.metrics = State(self.metrics_layout, blocks[self.metrics_block], variables)
         if self.last_epoch is None:
             self.state.store(self.turn)
             if self.max_restarts > 0:

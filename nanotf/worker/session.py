@@ -20,17 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 from nanotf.collectives import Group
-from nanotf.compat import (
-    autograph,
-    distribute,
-    keras_callbacks,
-    keras_names,
-    keras_optimizers,
-    keras_share,
-    shared_datasets,
-)
+from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
 from nanotf.errors import CollectiveError
-from nanotf.region import gradients
+from nanotf.region import losses, overrides
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
 from nanotf.region.share import Share
 from nanotf.region.strategy import WorkerStrategy, mark_as_share
@@ -78,24 +70,12 @@ class Session:
         self.channel = channel
         self.says_written = setup.says_written
         self.share = Share()
-        keras_share.install(self.share)
-        keras_names.install_worker_overrides()
-        keras_names.refuse_own_loops(lambda: self.share.in_loop)
-        keras_names.refuse_clear_session(lambda: self.share.in_loop)
-        keras_names.call_metrics_here(lambda: self.share.in_loop)
-        distribute.explain_place(lambda: self.share.in_loop)
-        shared_datasets.sample_alike()
-        autograph.leave_tf_keras_alone()
-        autograph.keep_no_files()
         group = None
         if setup.group is not None:
             group = Group.attach(setup.group, rank, fds[0])
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
-        distribute.read_as_numbers()
-        distribute.add_outside_of_replicas(rank)
-        distribute.count_saves_alone(self.strategy.values_known)
-        keras_names.save_alone(self.strategy.values_known)
+        overrides.install(self.share, self.strategy)
         self._group = group
         self.stopwatch = timing.Stopwatch(rank, group)
         self.reader: streams.StreamReader  # of the job that runs
@@ -117,9 +97,6 @@ class Session:
                 tell,
                 lambda: self.watched(),
             )
-        keras_optimizers.install_in_optimizers(self.share, self.strategy)
-        gradients.install(self.share)
-        distribute.read_through(lambda: self.share.read)
         self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
         self._dropped = 0  # bytes of variables of models that are not kept, and may be there
@@ -232,7 +209,7 @@ class Session:
             specs,
             (lambda: trace((specs, _SHARE), self.strategy)) if own else None,
         )
-        keras_share.follow_share(kept.model, self.share)
+        losses.follow_share(kept.model, self.share)
         kept.has_metrics = True
 
     def _build_optimizers(

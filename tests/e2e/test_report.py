@@ -14,7 +14,8 @@ from parity import digits, fit_both, small_cnn
 
 import nanotf
 from nanotf.keras import nano, nano_multiprocessing
-from nanotf.parent.report import COLUMNS, Report, slices_of_worker
+from nanotf.parent.report import Report
+from nanotf.parent.report_timeline import COLUMNS, slices_of_worker
 from nanotf.wire.timing import HOOK_COLUMNS
 
 
