@@ -64,6 +64,7 @@ def shown_by_both(
     return printed[0], printed[1]
 
 
+@pytest.mark.every_case  # 0 alone shows nothing
 @pytest.mark.parametrize("verbose", [0, 1, 2, "auto"])
 def test_the_bar_is_that_of_keras(
     float64: None, capfd: pytest.CaptureFixture[str], verbose: Any
