@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from nanotf import errors
 from nanotf.compat import (
     autograph,
     build_facts,
@@ -459,6 +460,12 @@ def test_versions() -> None:
     versions.check_keras()
     assert versions.keras_version() >= (2, 15)
     assert versions.parse_version("3.10.0rc1") == (3, 10, 0)
+
+
+def test_versions_that_train_wrongly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "keras_version", lambda: (3, 9, 2))
+    with pytest.raises(errors.UnsupportedVersionError, match=r"Received: keras==3\.9\.2\."):
+        versions.check_keras()
 
 
 def test_autograph_rules() -> None:

@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 from parity import digits, optimizer_state, small_cnn, weights
 
-import nanotf
 from nanotf import errors
 from nanotf.keras import Model, Sequential
 
@@ -239,46 +238,6 @@ def test_inside_a_callback_of_fit() -> None:
     with pytest.raises(errors.NanoError, match=r"evaluate\(num_processes=2\).*Leave num_pro"):
         model.fit(x, y, verbose=0, callbacks=[callback], num_processes=2)
     model.evaluate(x, y, verbose=0, num_processes=2)
-
-
-def test_bad_arguments_start_no_process() -> None:
-    nanotf.shutdown()
-    x, y = digits(20)
-    with pytest.raises(TypeError, match=r"num_processes=2\.0"):
-        small_cnn().evaluate(x, y, num_processes=2.0)
-    for method in (small_cnn().evaluate, small_cnn().predict):
-        with pytest.raises(TypeError, match=r"='auto' \(str\).* Only fit\(\) takes"):
-            method(x, num_processes="auto")
-    with pytest.raises(ValueError, match="same number of samples"):
-        small_cnn().evaluate(x, y[:7], num_processes=2)
-    with pytest.raises(ValueError, match=r"never ends|infinite dataset"):
-        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(5).repeat()
-        small_cnn().evaluate(data, num_processes=2)
-    with pytest.raises(errors.PlacementError):
-        small_cnn().evaluate(x, y, num_processes=10**6)
-    assert nanotf.worker_pids() == ()
-
-
-REJECTED: dict[str, Callable[..., Any]] = {
-    "evaluate_not_compiled": lambda x, y, **n: Sequential([L.Flatten()]).evaluate(x, y, **n),
-    "evaluate_unknown_argument": lambda x, y, **n: small_cnn().evaluate(x, y, batchsize=3, **n),
-    "predict_unknown_argument": lambda x, y, **n: small_cnn().predict(x, batchsize=3, **n),
-    "predict_of_nothing": lambda x, y, **n: small_cnn().predict(**n),
-}
-
-
-@pytest.mark.parametrize("name", REJECTED)
-@pytest.mark.both_generations
-def test_rejected_as_by_keras(name: str) -> None:
-    nanotf.shutdown()
-    caught = []
-    for arguments in ({}, {"num_processes": 2}):
-        with pytest.raises((TypeError, ValueError, RuntimeError)) as error:
-            REJECTED[name](*digits(20), **arguments)
-        caught.append(error.value)
-    assert type(caught[1]) is type(caught[0])
-    assert str(caught[1]) == str(caught[0])
-    assert nanotf.worker_pids() == ()
 
 
 def _times_said(caplog: pytest.LogCaptureFixture, call: Callable[[], Any]) -> int:

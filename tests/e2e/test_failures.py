@@ -550,6 +550,22 @@ def test_idle_seconds_are_looked_at_before_training(monkeypatch: pytest.MonkeyPa
     assert all((a == b).all() for a, b in zip(before, model.get_weights(), strict=True))
 
 
+def test_workers_start_in_the_background_and_end_when_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nanotf.warm_up(2)
+    wait_until(lambda: len(nanotf.worker_pids()) == 2, "the workers start")
+    pids, seen = nanotf.worker_pids(), []
+    note = tf.keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(nanotf.worker_pids())
+    )
+    monkeypatch.setenv("NANOTF_IDLE_SECONDS", "0.1")
+    x, y = digits(20)
+    small_cnn().fit(x, y, verbose=0, num_processes=2, callbacks=[note])
+    assert seen == [pids]
+    wait_until(lambda: nanotf.worker_pids() == (), "idle workers end")
+
+
 def test_workers_get_messages_in_one_order() -> None:
     """Whoever sends: the job's thread, and one for each stream of data."""
 

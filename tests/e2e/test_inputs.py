@@ -803,9 +803,3 @@ def test_pipelines_that_workers_cannot_run(name: str) -> None:
     make, text = NOT_FOR_WORKERS[name]
     with pytest.raises(nanotf.errors.ShippingError, match=f'(?s){text}.*sharding="parent"'):
         small_cnn().fit(make(), verbose=0, num_processes=2, sharding="data")
-
-
-@pytest.mark.parametrize("processes", [None, 2])
-def test_unknown_sharding(processes: int | None) -> None:
-    with pytest.raises(nanotf.errors.InvalidArgumentError, match="sharding='rows'"):
-        small_cnn().fit(_pairs().batch(9), num_processes=processes, sharding="rows")

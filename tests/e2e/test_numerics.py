@@ -161,13 +161,29 @@ def test_losses_with_sample_weights(float64: None, name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["Dice", "Tversky"])
-def test_losses_of_keras_that_are_a_ratio_of_the_batch(float64: None, name: str) -> None:
-    if not IS_KERAS_3:
-        pytest.skip("Keras 2 has none")
-    losses = tf.keras.losses
-    loss, metric = getattr(losses, name)(), getattr(losses, name.lower())
-    compare(lambda: dense(3, "sigmoid", loss=loss, metrics=[metric, "mae"]), y=one_hot())
+def several(losses: list[Any], metrics: list[Any], make_head: Callable[[Any], Any]) -> Any:
+    """A compiled model with a head for each loss, the same at every call."""
+    tf.keras.utils.set_random_seed(4)
+    inputs = L.Input((6,))
+    hidden = L.Dense(5, activation="tanh")(inputs)
+    heads = [make_head(hidden) for _ in losses]
+    named = [L.Activation("linear", name=f"head_{i}")(head) for i, head in enumerate(heads)]
+    model = Model(inputs, named)
+    model.compile(tf.keras.optimizers.SGD(0.1), losses, metrics=[metrics for _ in losses])
+    return model
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 has none")
+def test_losses_of_keras_that_are_a_ratio_of_the_batch(float64: None) -> None:
+    k = tf.keras.losses
+
+    def head(hidden: Any) -> Any:
+        return L.Dense(3, activation="sigmoid")(hidden)
+
+    def make() -> Any:
+        return several([k.Dice(), k.Tversky()], [k.dice, k.tversky, "mae"], head)
+
+    compare(make, y=[one_hot(), one_hot()])
 
 
 def test_loss_that_compares_all_rows_is_refused() -> None:
@@ -178,20 +194,18 @@ def test_loss_that_compares_all_rows_is_refused() -> None:
         model.fit(features(), one_hot().argmax(1), verbose=0, num_processes=2)
 
 
-@pytest.mark.parametrize("loss", ["mse", "cosine_similarity", "kl_divergence"])
 @pytest.mark.both_generations
-def test_outputs_of_one_dimension(float64: None, loss: str) -> None:
+def test_outputs_of_one_dimension(float64: None) -> None:
     """Keras's own losses and metrics are one number for the batch then."""
+    losses = ["mse", "cosine_similarity", "kl_divergence"]
+
+    def head(hidden: Any) -> Any:
+        return L.Reshape(())(L.Dense(1, activation="sigmoid")(hidden))
 
     def make() -> Any:
-        tf.keras.utils.set_random_seed(4)
-        kl = tf.keras.losses.get("kl_divergence")
-        layers = [L.Dense(5, activation="tanh"), L.Dense(1, activation="sigmoid"), L.Reshape(())]
-        model = Sequential([L.Input((6,)), *layers])
-        model.compile(tf.keras.optimizers.SGD(0.1), loss, metrics=["mae", kl])
-        return model
+        return several(losses, ["mae", tf.keras.losses.get("kl_divergence")], head)
 
-    compare(make, y=binary()[:, 0] + 0.1)
+    compare(make, y=[binary()[:, 0] + 0.1 for _ in losses])
 
 
 # ------------------------------------------------------------------------------------ metrics

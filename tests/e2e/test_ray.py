@@ -22,7 +22,7 @@ from processes import ROOT, run_script
 from waiting import wait_until
 
 import nanotf
-from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
+from nanotf.errors import UnsupportedVersionError
 from nanotf.pool import backends
 
 pytestmark = pytest.mark.own_pool
@@ -164,20 +164,8 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nanotf.worker_pids() == ()
 
 
-@pytest.mark.parametrize("value", ["Ray", "", 2])
-def test_unknown_backend(value: object) -> None:
-    x, y = digits(20)
-    names = ", ".join(map(repr, backends.BACKENDS))
-    rule = rf"`backend` must be one of {names}\. Received: backend="
-    for processes in (None, 2):
-        with pytest.raises(InvalidArgumentError, match=rule):
-            small_cnn().fit(x, y, num_processes=processes, backend=value)
-    with pytest.raises(InvalidArgumentError, match=rule):
-        nanotf.keras.nano(num_processes=2, backend=value)  # type: ignore[arg-type]
-    assert backends.check_backend(None) == "local"
-
-
 def test_the_local_backend_by_its_other_name() -> None:
     assert "multiprocessing" in backends.BACKENDS
+    assert backends.check_backend(None) == "local"
     assert backends.check_backend("multiprocessing") == "local"
     assert backends.plan("multiprocessing", 1) == backends.plan(None, 1)

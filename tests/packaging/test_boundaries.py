@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Any
@@ -171,3 +172,17 @@ def test_shared_memory_stands_in_three_packages_alone() -> None:
             found += [f"{path}:{node.lineno}" for node in nodes if _shares_memory(node)]
             found += _imports(path) & {"multiprocessing.shared_memory", "_posixshmem"}
     assert found == []
+
+
+def test_lists_of_promises_name_tests_that_exist() -> None:
+    """As `file.py::test`, with or without its folder; as `file.py`; or as `test` alone."""
+    tests = {f"/{path}": path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    missing = []
+    for document in (ROOT / "tests/README.md", ROOT / "docs/reliability.md"):
+        named = re.findall(r"`([\w/]+\.py)?(?:::)?(test_\w+)?`", document.read_text())
+        assert len(named) > 20
+        for file, name in named:
+            found = [text for path, text in tests.items() if not file or path.endswith(f"/{file}")]
+            if not any(not name or f"\ndef {name}(" in text for text in found):
+                missing.append(f"{document.name}: {file}::{name}")
+    assert missing == []
