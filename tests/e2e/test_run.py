@@ -326,7 +326,7 @@ def test_sparse(tmp_path: pathlib.Path, sparse: bool) -> None:
     from nanotf.optimizers import SparseAdam
     print("sparse" if isinstance(tf.keras.optimizers.Adam(), SparseAdam) else "dense")
     """
-    done = _run(tmp_path, source, () if sparse else ("--no-sparse",))
+    done = _run(tmp_path, source, ("--sparse",) if sparse else ())
     assert done.stdout.split()[0] == ("sparse" if sparse else "dense"), done.stderr
 
 
