@@ -230,7 +230,7 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run an unchanged script or module, with several processes in every fit",
-        usage="nanotf run [-h] [-n N] [--precision PRECISION] [--no-sparse] "
+        usage="nanotf run [-h] [-n N] [--precision PRECISION] [--sparse] "
         "{script.py | -m MODULE} [arguments ...]",
         description="Runs a script as `python script.py arguments ...` does, or a module as "
         "`python -m MODULE arguments ...` does, after "
@@ -253,10 +253,9 @@ def _add_run(commands: Any) -> None:
         help="as in nanotf.patch_tensorflow, default %(default)s",
     )
     run.add_argument(
-        "--no-sparse",
-        dest="sparse",
-        action="store_false",
-        help="leave Keras's Embedding and Adam as they are, as in nanotf.patch_tensorflow",
+        "--sparse",
+        action="store_true",
+        help="replace Keras's Embedding and Adam, as nanotf.patch_tensorflow(sparse=True) does",
     )
     run.add_argument(
         "-m",

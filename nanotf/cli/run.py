@@ -44,7 +44,7 @@ class Script:
     arguments: tuple[str, ...] = ()
     num_processes: int | str | None = None
     precision: str = "float32"
-    sparse: bool = True
+    sparse: bool = False
     is_module: bool = False
 
     def prepare(self) -> None:

@@ -10,8 +10,7 @@ A trial runs a step to trace, then a few more. Nobody takes its results home: th
 optimizer, metrics and callbacks stay as they are, and so do this process's random numbers; workers
 end afterwards. Arrays are read by index, and of a `tf.data.Dataset` a copy, or its graph in
 workers. What can only be read in this process (a generator, a `PyDataset`, a dataset with Python
-functions) would lose what a trial reads, so there is none. With `sharding="file"`, several
-processes read files of their own in a trial, too.
+functions) would lose what a trial reads, so there is none.
 
 Workers that are not done when the time for all trials is used up are killed. The time in which
 workers start does not count: it says nothing about steps, and a busy minute may multiply it. A
@@ -55,7 +54,6 @@ from nanotf.parent.fit_data import FitArguments
 from nanotf.pool import pool, warm
 from nanotf.pool.transports import check_transport
 from nanotf.shipping import inputs, jobs
-from nanotf.shipping.pipelines import check_sharding
 from nanotf.wire import messages, timing
 
 TRIAL_SECONDS = 20.0  # all trials together, or
@@ -188,14 +186,13 @@ def choose(
     transport: str | None = None,
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
-    sharding: str | None = None,
 ) -> int:
     """The number of processes for a `fit(num_processes="auto")`.
 
     Args:
         model: a compiled Keras model.
         given: mapping of str to object, the arguments of Keras's `fit` that were given.
-        transport, cores_per_process, cores, sharding: as in `fit`.
+        transport, cores_per_process, cores: as in `fit`.
 
     Returns:
         int, at least 1.
@@ -214,7 +211,7 @@ def choose(
         return _say(given, f"no trial, 1 process: {why_not}", 1)
     with _unchanged(model):
         try:
-            trial = _Trial(model, _shortened(FitArguments.of(given)), 1, check_sharding(sharding))
+            trial = _Trial(model, _shortened(FitArguments.of(given)), 1)
         except (ModelError, ShippingError) as error:  # one process can train all that Keras can
             return _say(given, f"no trial, 1 process: {error}", 1)
         steps = _steps_of_job(trial, FitArguments.of(given))
@@ -330,8 +327,7 @@ def _key(trial: _Trial, plans: Mapping[int, topology.Plan], transport: str) -> s
         repr([(tuple(v.shape), v.dtype.name) for v in trial.variables]),
         repr(batch),
         repr(sorted(plans.items())),
-        # What reads data elsewhere in workers is measured apart.
-        transport if trial.sharding_of_job != "file" else f"{transport} file",
+        transport,
         _processor(),
         tf.__version__,
         tf.keras.Model.__module__.split(".")[0],
@@ -423,7 +419,6 @@ class _Trial(training._FitCall):
         model: the user's model.
         arguments: `FitArguments`, see `_shortened`.
         size: int, number of workers.
-        sharding: str, that of the job: "data", "file" or "parent".
         budget: `_Budget`, or None where nothing is run.
     """
 
@@ -434,21 +429,16 @@ class _Trial(training._FitCall):
         model: Any,
         arguments: FitArguments,
         size: int,
-        sharding: str,
         budget: _Budget | None = None,
     ) -> None:
-        # One process reads all files itself.
-        super().__init__(
-            model, arguments, size, "file" if (sharding == "file" and size > 1) else "trial", 0
-        )
-        self.sharding_of_job = sharding
+        super().__init__(model, arguments, size, "trial", 0)
         self.steps_per_execution = keras_names.steps_per_execution(model)
         self.executions = self.epochs = 1
         self.budget = budget
 
     def again(self, size: int, executions: int, epochs: int, budget: _Budget) -> _Trial:
         """Another trial of the same model and data."""
-        made = _Trial(self.model, self.arguments, size, self.sharding_of_job, budget)
+        made = _Trial(self.model, self.arguments, size, budget)
         made.executions, made.epochs = executions, epochs
         return made
 

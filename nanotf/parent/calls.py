@@ -462,7 +462,7 @@ class ModelCall(Call):
         # The step count makes the second of two calls in a row differ from the first.
         self.seed = seed_of_user(0 if optimizer is None else int(optimizer.iterations.numpy()))
         self.data = FitData(
-            model, arguments, self.seed, STATE_BLOCK + 1, size, sharding, trains=self.trains
+            model, arguments, self.seed, STATE_BLOCK + 1, sharding, trains=self.trains
         )
         with keras_names.scope_of(model):
             self.build()

@@ -24,7 +24,6 @@ from nanotf.pool.transports import check_transport
 from nanotf.region import metrics
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping import jobs, objects
-from nanotf.shipping.files import FilesInput
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages
@@ -195,7 +194,6 @@ class _FitCall(calls.ModelCall):
         return keras_optimizers.training_variables(self.model)
 
     def begin(self) -> list[Block]:
-        self._check_memory()
         if self.last_epoch is None:
             self._begin_training()
         else:
@@ -211,16 +209,6 @@ class _FitCall(calls.ModelCall):
         else:
             self.state.restore(self.turn, self.last_epoch.state)
         return blocks
-
-    def _check_memory(self) -> None:
-        """Refuses what workers do through memory that they share with each other."""
-        both = (self.data.train, self.data.validation)
-        if any(isinstance(data, FilesInput) for data in both) and not self.workers.share_memory():
-            raise InvalidArgumentError(
-                "Workers that read files of their own agree on their rows through shared memory. "
-                "Received: sharding='file', and workers on several nodes. Use sharding='data' or "
-                "'parent'."
-            )
 
     def _begin_training(self) -> None:
         a = self.arguments
@@ -241,7 +229,6 @@ class _FitCall(calls.ModelCall):
                 self.arguments,
                 self.seed,
                 calls.STATE_BLOCK + 1,
-                self.size,
                 self.sharding,
                 resume=Resume(*self.first, last.next_epoch, states),
             )

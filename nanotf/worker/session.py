@@ -28,7 +28,6 @@ from nanotf.region.share import Share
 from nanotf.region.strategy import WorkerStrategy, mark_as_share
 from nanotf.shipping import (
     captured,
-    files,
     inputs,
     jobs,
     models,
@@ -342,8 +341,6 @@ class _ModelRun:
         if isinstance(source, pipelines.PipelineInput):
             refuse = functools.partial(self._refused.__setitem__, id(source))
             return mark_as_share(*source.datasets(rank, size, refuse))
-        if isinstance(source, files.FilesInput):
-            return mark_as_share(*source.datasets(self.blocks, rank, size))
         return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
 
     def _prints(self) -> Any:

@@ -398,17 +398,7 @@ def test_pipelines_as_graphs() -> None:
     random = tf.data.Dataset.range(3).map(lambda n: tf.random.uniform([], seed=4))
     with pytest.raises(tf.errors.OpError):
         pipelines.to_graph(random)
-    graph = pipelines.to_random_graph(random)
-    drawn = [
-        list(pipelines.from_graph(g, random.element_spec).as_numpy_iterator())
-        for g in (graph, graph, pipelines.with_seeds_of(graph, 1, 7))
-    ]
-    assert drawn[0] == drawn[1] != drawn[2]
-    with pytest.raises(tf.errors.OpError, match="stateful"):
-        pipelines.to_random_graph(random.map(lambda n: tf.py_function(abs, [n], n.dtype)))
     assert pipelines.batch_size(tf.data.Dataset.range(5).batch(2)) == 2
-    with pytest.raises(tf.errors.NotFoundError, match="unshardable"):
-        pipelines.files_of(dataset, 0, 2)
 
 
 def test_names_of_evaluate_and_predict() -> None:

@@ -213,8 +213,7 @@ def _by_a_python_function() -> Any:
 
 @pytest.mark.every_case
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("sharding", ["parent", "file"])
-def test_shuffled_files_are_read_again(sharding: str, tmp_path: pathlib.Path) -> None:
+def test_shuffled_files_are_read_again(tmp_path: pathlib.Path) -> None:
     """Nobody knows how many batches they have."""
     for number in range(2):
         with tf.io.TFRecordWriter(str(tmp_path / str(number))) as file:
@@ -236,7 +235,7 @@ def test_shuffled_files_are_read_again(sharding: str, tmp_path: pathlib.Path) ->
         return model
 
     expected, found = make(), make()
-    arguments = {**FIT, "batch_size": None, "sharding": sharding}
+    arguments = {**FIT, "batch_size": None}
     before = expected.fit(data(), **arguments)
     kill = _Kill("on_train_batch_end", 1)
     after = found.fit(data(), **arguments, callbacks=[kill], max_restarts=1)

@@ -325,8 +325,8 @@ def test_sparse(tmp_path: pathlib.Path, sparse: bool) -> None:
     from nanotf.optimizers import SparseAdam
     print("sparse" if isinstance(tf.keras.optimizers.Adam(), SparseAdam) else "dense")
     """
-    done = _run(tmp_path, source, ("--no-sparse",))
-    assert done.stdout.split()[0] == "dense", done.stderr
+    done = _run(tmp_path, source, ("--sparse",) if sparse else ())
+    assert done.stdout.split()[0] == ("sparse" if sparse else "dense"), done.stderr
 
 
 @pytest.mark.thorough

@@ -476,7 +476,7 @@ def test_a_step_sends_the_touched_rows(tmp_path: pathlib.Path) -> None:
 # ----------------------------------------------------------------------------------- patching
 @pytest.fixture
 def patched() -> Iterator[None]:
-    nanotf.patch_tensorflow()
+    nanotf.patch_tensorflow(sparse=True)
     yield
     nanotf.unpatch_tensorflow()
 
@@ -501,13 +501,13 @@ def test_patched_names() -> None:
 
 def test_patched_names_can_be_left_out_and_are_put_back() -> None:
     before = (vars(KerasAdam)["__init__"], vars(KerasEmbedding)["__init__"])
+    nanotf.patch_tensorflow(sparse=True)
     nanotf.patch_tensorflow()
-    nanotf.patch_tensorflow(sparse=False)
     try:
         assert tf.keras.Model is nanotf.keras.Model
         assert tf.keras.optimizers.Adam is KerasAdam and type(KerasAdam()) is KerasAdam
         assert tf.keras.layers.Embedding is KerasEmbedding
-        nanotf.patch_tensorflow()
+        nanotf.patch_tensorflow(sparse=True)
         assert tf.keras.layers.Embedding is Embedding
     finally:
         nanotf.unpatch_tensorflow()
@@ -553,7 +553,7 @@ def test_dense_models_are_the_same_when_patched(float64: None) -> None:
         return list(model.get_weights())
 
     expected = trained()
-    nanotf.patch_tensorflow()
+    nanotf.patch_tensorflow(sparse=True)
     try:
         found = trained()
     finally:

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, small_cnn
-from test_files import _lines, _tables, _write_lines
 
 import nanotf
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
@@ -506,45 +505,6 @@ def test_a_measurement_that_is_cut_short_counts(
     x, y = digits(40)
     small_cnn().fit(x, y, verbose=0, num_processes="auto")
     assert tries == [1, 2]
-
-
-# ------------------------------------------------------------------------------ what will run
-def test_files_are_read_as_they_will_be(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: pathlib.Path,
-    tries: list[int],
-) -> None:
-    inputs: list[str] = []
-    stock = auto._Trial.job
-
-    def job(self: Any) -> Any:
-        made = stock(self)
-        inputs.append(type(made.train).__name__)
-        return made
-
-    monkeypatch.setattr(auto._Trial, "job", job)
-    _choose(monkeypatch, 2)
-    names = _write_lines(tmp_path, _tables(16, 16))
-    model = Sequential([L.Input((3,)), L.Dense(1)])
-    model.compile("sgd", "mse")
-    fit = {"epochs": 1, "verbose": 2, "num_processes": "auto"}
-    history = model.fit(_lines(names).batch(8), sharding="file", **fit)
-    assert history.nanotf.size == 2
-    assert tries == [1, 2]
-    assert set(inputs) == {"FilesInput"}, inputs
-    # What was measured with files is not taken for what is to be read elsewhere.
-    monkeypatch.setattr(auto, "_measure", lambda trial, number, *_: Measured(number, 1.0))
-    model.fit(_lines(names).batch(8), **fit)
-    assert len(auto_cache.entries()) == 2
-
-
-def test_data_that_are_no_files(capsys: pytest.CaptureFixture[str], tries: list[int]) -> None:
-    x, y = digits(40)
-    history = small_cnn().fit(_shuffled(x, y), verbose=2, num_processes="auto", sharding="file")
-    assert len(history.history["loss"]) == 1
-    assert tries == [1, 2]
-    assert "2   failed: ShippingError: " in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------ bad input
