@@ -693,7 +693,6 @@ def test_exception_arrives_unchanged_with_the_model_as_the_callback_left_it(hook
         assert len(nanotf.worker_pids()) == 2
 
 
-@pytest.mark.thorough
 def test_two_threads_wait_for_each_other() -> None:
     x, y = three_digits(60)
     recorders = [Recorder(), Recorder()]

@@ -124,7 +124,6 @@ def test_variables_of_losses(float64: None, sets: bool) -> None:
     fit_in_turn(attributes, sets=sets)
 
 
-@pytest.mark.thorough
 def test_models_in_losses(float64: None) -> None:
     """A teacher that is called, a layer, and weights of the model itself, which are trained."""
 

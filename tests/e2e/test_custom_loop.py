@@ -94,7 +94,6 @@ def test_reductions_and_regularizers(run_on: Any, float64: None, reduction: str)
     )
 
 
-@pytest.mark.thorough
 def test_loss_object_that_is_a_ratio_of_the_batch(run_on: Any, float64: None) -> None:
     def cosine(y_true: Any, y_pred: Any) -> Any:
         return tf.keras.losses.CosineSimilarity()(tf.cast(y_true, y_pred.dtype), y_pred[:, 0])
@@ -104,7 +103,6 @@ def test_loss_object_that_is_a_ratio_of_the_batch(run_on: Any, float64: None) ->
         _train_both(run_on, loss=lambda: lambda y, p: tf.keras.losses.Dice()(tf.one_hot(y, 3), p))
 
 
-@pytest.mark.thorough
 def test_no_reduction(run_on: Any, float64: None) -> None:
     def step(inputs: Any, model: Any, loss_object: Any, optimizer: Any) -> Any:
         x, y = inputs
@@ -248,7 +246,6 @@ def test_second_call_goes_on(run_on: Any, float64: None) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
 
 
-@pytest.mark.thorough
 def test_second_call_finds_what_this_process_has(run_on: Any, float64: None) -> None:
     """What a call changes in its copies is gone, and steps are not traced again."""
     history: list[float] = []
@@ -347,7 +344,6 @@ def test_everything_captured(run_on: Any, float64: None) -> None:
     loops.assert_same_variables(ours[1], theirs[1])
 
 
-@pytest.mark.thorough
 def test_objects_in_modules(
     run_on: Any, float64: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -974,7 +970,6 @@ def test_generators_go_on(run_on: Any) -> None:
         assert next(data)[0] >= 24, "it is not closed, and some batches ahead"
 
 
-@pytest.mark.thorough
 def test_loop_in_one_graph(run_on: Any, float64: None) -> None:
     def both(run: Any) -> list[Any]:
         model, optimizer, loss_object = dense(), tf.keras.optimizers.SGD(0.1), cross_entropy()
@@ -1102,7 +1097,6 @@ def test_compiled_metrics_travel_both_ways(run_on: Any, float64: None, fitted: b
 
 
 @pytest.mark.parametrize("built", [True, False])
-@pytest.mark.thorough
 def test_layers_outside_of_models(run_on: Any, float64: None, built: bool) -> None:
     class Block(L.Layer):  # type: ignore[misc]
         def __init__(self, units: int = 6, **options: Any) -> None:
@@ -1333,7 +1327,6 @@ WAYS = {
 }
 
 
-@pytest.mark.thorough
 def test_ways_to_write_a_step(run_on: Any, float64: None) -> None:
     def train(data: Any, step: Any, scale: float) -> list[float]:
         return [scale * float(step(inputs)) for inputs in data]
@@ -1380,7 +1373,6 @@ def test_numbers_metrics_and_texts_in_a_loop(run_on: Any) -> None:
     assert both(run_on()) == both(lambda f: f)
 
 
-@pytest.mark.thorough
 def test_functions_typed_into_a_notebook(run_on: Any, float64: None) -> None:
     """Their source is in the parent's linecache alone, and AutoGraph needs it."""
     source = """

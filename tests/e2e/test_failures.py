@@ -92,7 +92,6 @@ def _loss_that_cannot_be_traced(y_true: Any, y_pred: Any) -> Any:
     return tf.reduce_mean(y_pred, axis=-1)
 
 
-@pytest.mark.thorough
 def test_loss_that_raises_while_it_is_traced() -> None:
     x, y = digits(100)
     model = small_cnn()

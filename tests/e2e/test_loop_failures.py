@@ -318,7 +318,6 @@ def test_a_users_exception_is_not_taken_for_what_it_says(text: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["step", "gradient"])
-@pytest.mark.thorough
 def test_update_outside_of_a_step(what: str) -> None:
     @two()
     def train(model: Any, data: Any, loss_object: Any, optimizer: Any) -> None:

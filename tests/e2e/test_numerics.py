@@ -287,7 +287,6 @@ def test_metrics_of_three_classes(float64: None) -> None:
     )
 
 
-@pytest.mark.thorough
 def test_metrics_that_are_float32() -> None:
     """In Keras 3 the first cannot be anything else, in Keras 2 the second."""
     m = tf.keras.metrics

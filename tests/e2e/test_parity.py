@@ -102,7 +102,6 @@ def test_initial_epoch(float64: None) -> None:
     fit_both(small_cnn, x=x, y=y, batch_size=50, initial_epoch=3, epochs=5)
 
 
-@pytest.mark.thorough
 def test_steps_per_epoch_of_arrays(float64: None) -> None:
     x, y = digits(400)
     fit_both(small_cnn, x=x, y=y, batch_size=50, steps_per_epoch=3)
@@ -259,7 +258,6 @@ def _own_step() -> Any:
     return model
 
 
-@pytest.mark.thorough
 def test_own_train_step_trains_alike(float64: None) -> None:
     x, y = digits(200)
     expected, found = _own_step(), _own_step()

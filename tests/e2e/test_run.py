@@ -265,7 +265,6 @@ print(json.dumps({"size": found.size, "alone": alone.size}))
 """
 
 
-@pytest.mark.thorough
 def test_auto_measures_for_every_fit(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, AUTO, ("-n", "auto"), XDG_CACHE_HOME=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr

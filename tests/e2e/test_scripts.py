@@ -175,7 +175,6 @@ def _cores_of_list(text: str) -> list[int]:
     return cores
 
 
-@pytest.mark.thorough
 def test_script_without_main_guard(tmp_path: pathlib.Path) -> None:
     done = run_script(tmp_path, NO_GUARD)
     told = last_json(done)

@@ -374,7 +374,6 @@ def test_models_that_are_gone_leave_workers_and_this_process() -> None:
     assert [model() for model in models] == [None] * 8
 
 
-@pytest.mark.thorough
 def test_an_optimizer_of_other_variables_is_refused() -> None:
     """In Keras's words where it raises; where it goes on with what it has traced, in ours."""
     optimizer = O.Adam(0.01)

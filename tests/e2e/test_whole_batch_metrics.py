@@ -146,7 +146,6 @@ def test_metric_of_unknown_rank(float64: None) -> None:
     fit_both(lambda: model_of([spread, errors]), x=x, y=y, batch_size=BATCH)
 
 
-@pytest.mark.thorough
 def test_weighted_metrics_and_declared_sums(float64: None) -> None:
     class Declared(Largest):
         """Says of itself what is not so, which shows that it is believed."""

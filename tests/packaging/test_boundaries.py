@@ -186,3 +186,16 @@ def test_lists_of_promises_name_tests_that_exist() -> None:
             if not any(not name or f"\ndef {name}(" in text for text in found):
                 missing.append(f"{document.name}: {file}::{name}")
     assert missing == []
+
+
+def test_make_test_runs_the_test_of_every_promise() -> None:
+    named = set(re.findall(r"(\w+\.py)::(\w+)`", (ROOT / "tests/README.md").read_text()))
+    left_out = [
+        f"{path.name}::{node.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and (path.name, node.name) in named
+        for mark in node.decorator_list
+        if ast.unparse(mark) in ("pytest.mark.thorough", "pytest.mark.slow")
+    ]
+    assert left_out == []
