@@ -134,6 +134,8 @@ def test_dense_gradients_are_adams(float64: None, name: str) -> None:
 @pytest.mark.both_generations
 def test_clipping_sees_the_sum_of_a_row(float64: None, name: str, jit_compile: bool) -> None:
     """Of a first step, in which all rows are touched, Adam makes the same."""
+    if jit_compile and versions.keras_version() < (2, 16):
+        pytest.skip("XLA of TensorFlow 2.15 wants to prove how many rows are unique")
     values = tf.constant(np.random.default_rng(0).normal(size=(6, 3)))
     gradient = tf.IndexedSlices(values, tf.constant([0, 1, 1, 2, 2, 2]), tf.constant([3, 3]))
     options = {"epsilon": 0.1, **OPTIONS[name]}
