@@ -12,6 +12,7 @@ from nanotf.errors import InvalidArgumentError
 from nanotf.parent import calls, gpu, rejections
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_data import FitArguments, Stream
+from nanotf.parent.model_call import ModelCall
 from nanotf.pool import warm
 from nanotf.pool.pool import Delivery
 from nanotf.pool.transports import check_transport
@@ -93,7 +94,7 @@ def _run(
         return call.run(workers)
 
 
-class _Inference(calls.ModelCall):
+class _Inference(ModelCall):
     """What `evaluate` and `predict` share: one pass over the data, which changes no weight."""
 
     method: str

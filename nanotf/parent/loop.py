@@ -14,9 +14,7 @@ import functools
 import inspect
 import queue
 import time
-import types
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,6 @@ from nanotf.compat import (
     eager_context,
     keras_compiled,
     keras_names,
-    pipelines,
     random_states,
 )
 from nanotf.compat.versions import require_tensorflow
@@ -44,13 +41,14 @@ from nanotf.machine import processor
 from nanotf.parent import calls
 from nanotf.parent.divergence import Partings
 from nanotf.parent.fit_data import Stream
+from nanotf.parent.loop_data import OnePass, Source
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
 from nanotf.region import context, datasets, metrics
-from nanotf.shipping import iterators, jobs, models, objects, programs, streams
+from nanotf.shipping import jobs, models, objects, programs, streams
 from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
@@ -189,7 +187,7 @@ class _LoopCall(calls.Call):
         self.manifest = programs.Manifest(function, arguments)
         self._check_reach()
         batches = bool(self.manifest.names & datasets.BATCHING)
-        self.sources = [_Source(data, batches) for data in self.manifest.data]
+        self.sources = [Source(data, batches) for data in self.manifest.data]
         self._check_sources()
         self._build_models()
         if any(map(keras_names.computes_in_bfloat16, self.manifest.roots)):
@@ -308,7 +306,7 @@ class _LoopCall(calls.Call):
         self._open: dict[int, streams.StreamWriter] = {}
         self._closed: dict[int, int] = {}
         self._closing: list[streams.StreamWriter] = []
-        self._passes: list[tuple[_Source, _OnePass, streams.StreamWriter]] = []
+        self._passes: list[tuple[Source, OnePass, streams.StreamWriter]] = []
         blocks = [Block(self.layout.nbytes)]
         if self.packer.nbytes:
             blocks.append(Block(self.packer.nbytes))
@@ -477,127 +475,3 @@ class _LoopCall(calls.Call):
                 f"{self.name}, they differ. Update variables only with a Keras optimizer inside "
                 "of a step under @nano_multiprocessing, or sum the gradients yourself."
             )
-
-
-class _Source:
-    """A dataset, iterator or generator of the user's, as its batches are handed out.
-
-    Args:
-        source: one of these.
-        batches: bool, whether the function may make batches of what a dataset yields.
-    """
-
-    def __init__(self, source: Any, batches: bool) -> None:
-        tf = require_tensorflow()
-        self._source = source
-        self.passed = 0  # passes that were complete when a restart began
-        cardinality = int(tf.data.UNKNOWN_CARDINALITY)
-        what = "A dataset of a @nano function"
-        whole, is_batched = None, True
-        if not isinstance(source, tf.data.Dataset):
-            self._ahead = _read_ahead.setdefault(source, collections.deque())
-        if isinstance(source, types.GeneratorType):
-            kind, signature = "generator", streams.signature_of(self._specs_of_first(), what)
-        else:
-            kind = "dataset" if isinstance(source, tf.data.Dataset) else "iterator"
-            whole = source.element_spec
-            if kind == "dataset":
-                cardinality = int(source.cardinality())
-                is_batched = not batches or _are_batches(whole)
-            signature = streams.signature_of(whole, what) if is_batched else whole
-            if not batches and kind == "dataset" and not _are_batches(whole):
-                raise ShippingError(
-                    f"{what} must yield batches, with a row for each sample. Received: tensors of "
-                    f"different lengths, {whole}. Call .batch(batch_size) on the dataset."
-                )
-        self.data = jobs.LoopData(kind, signature, cardinality, whole, is_batched)
-
-    def _specs_of_first(self) -> Any:
-        """The specification of a generator's batches, by its first."""
-        tf = require_tensorflow()
-        if not self._ahead:
-            try:
-                self._ahead.append(next(self._source))
-            except StopIteration:
-                raise InvalidArgumentError(
-                    "A generator of a @nano function must yield at least one batch. Received: an "
-                    "exhausted one."
-                ) from None
-        return tf.nest.map_structure(
-            lambda a: tf.TensorSpec(np.shape(a), np.asarray(a).dtype), self._ahead[0]
-        )
-
-    def begin_again(self, complete: int) -> None:
-        """Makes ready for a job that goes on after so many passes, in the order that they had."""
-        self.passed = complete
-        copy = pipelines.copy_of(self._source)
-        if copy is None:  # TensorFlow cannot write its graph: it goes on
-            return
-        self._source = copy
-        for _ in range(complete):
-            iterators.drop([iter(copy)])  # every iterator draws an order
-
-    def stream(self) -> Stream:
-        """One pass over it."""
-        source = self._source if self.data.kind == "dataset" else self._rest()
-        whole = self.data.whole if self.data.kind == "dataset" else self.data.signature
-        return Stream(_OnePass(source), whole, trains=False, is_batched=self.data.is_batched)
-
-    def _rest(self) -> Iterator[Any]:
-        """The batches of what can be read once; closing this leaves the user's generator open."""
-        while self._ahead:
-            yield self._ahead.popleft()
-        for batch in self._source:  # noqa: UP028 - `yield from` would close it
-            yield batch
-
-    def put_back(self, unread: Sequence[Any]) -> None:
-        """Keeps batches that no worker has read for the next call."""
-        if self.data.kind != "dataset":
-            self._ahead.extendleft(reversed(unread))
-
-
-# By iterator or generator, the batches that were read from it and that no worker has asked for.
-_read_ahead: weakref.WeakKeyDictionary[Any, collections.deque[Any]] = weakref.WeakKeyDictionary()
-
-
-def _are_batches(element_spec: Any) -> bool:
-    """Whether the tensors of an element can have a row for each sample."""
-    specs = require_tensorflow().nest.flatten(element_spec)
-    if any(getattr(getattr(spec, "shape", None), "rank", 0) == 0 for spec in specs):
-        return False
-    if any(spec.shape.rank is None for spec in specs):
-        return True
-    return len({spec.shape[0] for spec in specs} - {None}) <= 1
-
-
-class _OnePass:
-    """What a `StreamWriter` reads: one iteration over a source."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-        self._given = 0
-        self._last: collections.deque[Any] = collections.deque(maxlen=streams.SLOTS + 1)
-
-    def unread(self, taken: int) -> list[Any]:
-        """The batches that were read, and that the workers have not taken; `taken` is a count."""
-        count = self._given - taken
-        return list(self._last)[-count:] if count > 0 else []
-
-    def training(self) -> Iterator[Any]:
-        raise AssertionError("a loop has no epochs of its own")
-
-    def evaluations(self) -> Iterator[Any]:
-        yield self._batches()
-
-    def _batches(self) -> Iterator[tuple[Any, Any]]:
-        iterator = iter(self._source)
-        for batch in iterator:
-            self._given += 1
-            self._last.append(batch)
-            yield iterator, batch
-
-    def keeps(self, iterator: Any) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass

@@ -19,6 +19,7 @@ from nanotf.errors import InvalidArgumentError, ModelError, WorkerDied, WorkerEr
 from nanotf.parent import calls, gpu, rejections
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_data import FitArguments, FitData, Resume
+from nanotf.parent.model_call import ModelCall
 from nanotf.pool import warm
 from nanotf.pool.transports import check_transport
 from nanotf.region import metrics
@@ -125,7 +126,7 @@ def _check_steps_per_execution(model: Any, transport: str) -> None:
             )
 
 
-class _FitCall(calls.ModelCall):
+class _FitCall(ModelCall):
     """One call of `fit`.
 
     After a restart `run` is called again. The callbacks go on as they are: they get no second
