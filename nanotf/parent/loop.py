@@ -47,7 +47,7 @@ from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
-from nanotf.region import context, datasets, metrics
+from nanotf.region import context, metrics
 from nanotf.shipping import jobs, models, objects, programs, streams
 from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
@@ -56,8 +56,6 @@ from nanotf.wire.blocks import Block
 
 REST_SECONDS = 10.0  # a rank that waits in a collective has said so by then, see `messages.Reached`
 _SAME = 1e-3  # relative; what rounding may make of a sum of magnitudes that should be equal
-# A function whose code names one of these divides the work itself.
-_DIVIDES_ITSELF = {"get_strategy", "experimental_distribute_dataset", "rank", "Dataset"}
 
 
 def nano(
@@ -185,9 +183,7 @@ class _LoopCall(calls.Call):
         self.restarts = 0
         self.name = getattr(function, "__qualname__", "function")
         self.manifest = programs.Manifest(function, arguments)
-        self._check_reach()
-        batches = bool(self.manifest.names & datasets.BATCHING)
-        self.sources = [Source(data, batches) for data in self.manifest.data]
+        self.sources = [Source(data) for data in self.manifest.data]
         self._check_sources()
         self._build_models()
         if any(map(keras_names.computes_in_bfloat16, self.manifest.roots)):
@@ -213,23 +209,6 @@ class _LoopCall(calls.Call):
         self.complete = [0] * len(self.sources)
         self.complete_at: dict[str, list[int]] = {}
         self.clock.prepared = timing.now()
-
-    def _check_reach(self) -> None:
-        """Raises `InvalidArgumentError` where there is nothing to divide, or to train."""
-        if not self.manifest.data and not self.manifest.names & _DIVIDES_ITSELF:
-            raise InvalidArgumentError(
-                "A @nano function must get a dataset, whose batches the workers share: as an "
-                f"argument or from the code around it. Received: {self.name}, which refers to no "
-                "tf.data.Dataset, iterator or generator. Make a dataset of your arrays with "
-                "tf.data.Dataset.from_tensor_slices(...).batch(batch_size)."
-            )
-        trained = [root for root in self.manifest.roots if objects.can_be_trained(root)]
-        if not trained and not self.manifest.names & _DIVIDES_ITSELF:
-            raise InvalidArgumentError(
-                "A @nano function must get what it trains: a model, an optimizer or variables, as "
-                f"an argument or from the code around it. Received: {self.name}, which refers to "
-                "none."
-            )
 
     def _check_sources(self) -> None:
         """Raises `InvalidArgumentError` where data could not be read again."""

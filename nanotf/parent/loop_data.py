@@ -12,7 +12,7 @@ import numpy as np
 
 from nanotf.compat import pipelines
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import InvalidArgumentError, ShippingError
+from nanotf.errors import InvalidArgumentError
 from nanotf.parent.fit_data import Stream
 from nanotf.shipping import iterators, jobs, streams
 
@@ -22,10 +22,9 @@ class Source:
 
     Args:
         source: one of these.
-        batches: bool, whether the function may make batches of what a dataset yields.
     """
 
-    def __init__(self, source: Any, batches: bool) -> None:
+    def __init__(self, source: Any) -> None:
         tf = require_tensorflow()
         self._source = source
         self.passed = 0  # passes that were complete when a restart began
@@ -41,13 +40,8 @@ class Source:
             whole = source.element_spec
             if kind == "dataset":
                 cardinality = int(source.cardinality())
-                is_batched = not batches or _are_batches(whole)
+                is_batched = _are_batches(whole)
             signature = streams.signature_of(whole, what) if is_batched else whole
-            if not batches and kind == "dataset" and not _are_batches(whole):
-                raise ShippingError(
-                    f"{what} must yield batches, with a row for each sample. Received: tensors of "
-                    f"different lengths, {whole}. Call .batch(batch_size) on the dataset."
-                )
         self.data = jobs.LoopData(kind, signature, cardinality, whole, is_batched)
 
     def _specs_of_first(self) -> Any:

@@ -82,6 +82,15 @@ def test_every_batch_size(run_on: Any, float64: None, rows: int, batch_size: int
     _train_both(run_on, data=lambda: loops.dataset(rows, batch_size))
 
 
+def test_without_a_dataset(run_on: Any, float64: None) -> None:
+    """All workers have the same rows, whose mean they train on."""
+    _train_both(run_on, data=lambda: [loops.rows(12)] * 3)
+
+
+def test_without_data_or_model(run_on: Any) -> None:
+    assert run_on()(nanotf.size)() == 2
+
+
 @pytest.mark.parametrize("reduction", ["sum", "default"])
 @pytest.mark.both_generations
 def test_reductions_and_regularizers(run_on: Any, float64: None, reduction: str) -> None:

@@ -46,25 +46,6 @@ def no_workers() -> Any:
 
 
 # ------------------------------------------------------------------------- before any process
-def test_no_dataset(no_workers: None) -> None:
-    @two()
-    def train(model: Any, x: Any, optimizer: Any) -> None:
-        pass
-
-    with pytest.raises(errors.InvalidArgumentError, match=r"dataset.*Received: .*train"):
-        train(dense(), loops.rows(4)[0], tf.keras.optimizers.SGD())
-
-
-def test_nothing_to_train(no_workers: None) -> None:
-    @two()
-    def train(data: Any) -> None:
-        for _ in data:
-            pass
-
-    with pytest.raises(errors.InvalidArgumentError, match=r"a model, an optimizer or variables"):
-        train(loops.dataset())
-
-
 def test_argument_that_cannot_be_sent(no_workers: None) -> None:
     @two()
     def train(model: Any, data: Any, guard: Any) -> None:
@@ -95,15 +76,6 @@ def test_wrong_arguments(no_workers: None) -> None:
         train(dense())
 
 
-def test_scalar_elements(no_workers: None) -> None:
-    @two()
-    def train(model: Any, data: Any) -> None:
-        pass
-
-    with pytest.raises(errors.ShippingError, match=r"must yield batches.*\.batch"):
-        train(dense(), tf.data.Dataset.range(5))
-
-
 def test_models_that_share_a_layer_without_containing_each_other(no_workers: None) -> None:
     shared = tf.keras.layers.Dense(2)
     shape = tf.keras.layers.Input((8,))
@@ -116,16 +88,6 @@ def test_models_that_share_a_layer_without_containing_each_other(no_workers: Non
 
     with pytest.raises(errors.ShippingError, match=r"share layers.*Received: .*contains both"):
         train(first, second, loops.dataset())
-
-
-def test_samples_that_no_batch_holds(no_workers: None) -> None:
-    @two()
-    def train(model: Any, data: Any) -> None:
-        pass
-
-    samples = tf.data.Dataset.from_tensor_slices((np.ones((9, 8)), np.ones((9, 3))))
-    with pytest.raises(errors.ShippingError, match=r"must yield batches.*8.*3.*\.batch"):
-        train(dense(), samples)
 
 
 DECORATORS = [
@@ -397,14 +359,16 @@ def test_weights_that_drift_apart() -> None:
     _works()
 
 
-def test_reading_samples() -> None:
+@pytest.mark.parametrize("within", [True, False])
+def test_reading_samples(within: bool) -> None:
     @two()
     def train(model: Any, data: Any) -> None:
-        for _ in data.unbatch():
+        for _ in data.unbatch() if within else data:
             pass
 
+    data = loops.dataset() if within else tf.data.Dataset.range(5)
     with pytest.raises(errors.WorkerError, match=r"a dataset without batches.*\.batch\(1\)"):
-        train(dense(), loops.dataset())
+        train(dense(), data)
 
 
 @pytest.mark.thorough
