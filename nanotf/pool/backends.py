@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 from nanotf.errors import InvalidArgumentError, UnsupportedVersionError, check_choice
 from nanotf.machine import neighbours, topology
-from nanotf.pool.handles import Crew, LocalCrew
+from nanotf.pool import zygote
+from nanotf.pool.handles import Crew
+from nanotf.pool.local import LocalCrew
 from nanotf.pool.plans import AnyPlan, RayPlan
 from nanotf.pool.ray import cluster
 from nanotf.pool.ray.crew import RayCrew
@@ -98,5 +100,6 @@ def crew_of(plan: AnyPlan, transport: str, key: bytes) -> Crew:
 
 
 def stop_what_was_started() -> None:
-    """Ends what a back end needed beside the workers: a Ray that nanotf has started."""
+    """Ends what a back end needed beside the workers: the zygote, a Ray that nanotf has started."""
+    zygote.end()
     cluster.stop()

@@ -1,31 +1,24 @@
 """The parent's view of its workers: of each, process, channel and log.
 
-`Pool` knows a `Crew` of `Worker`s, and not how they were started: `LocalCrew` here, as processes of
-this one; `on_ray.crew` through Ray.
+`Pool` knows a `Crew` of `Worker`s, and not how they were started: `local` starts them here,
+`ray.crew` through Ray.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import os
-import queue
 import signal
-import socket
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 from nanotf.console import logger
 from nanotf.errors import WorkerDied, WorkerError, describe_exit
-from nanotf.machine import environment, topology
-from nanotf.machine.interpreter import python_command
 from nanotf.pool import stalls
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire.channel import Channel
-from nanotf.wire.memory_files import above_standard
 
 DEATH_SECONDS = 2.0  # a process that has closed its channel is gone by then
 KILL_SECONDS = 20.0  # one that holds tens of gigabytes takes seconds to end
@@ -193,148 +186,7 @@ class Crew(Protocol):
         """Lets go of what they were started with; they have ended."""
 
 
-class LocalCrew:
-    """Workers that are processes of this one.
-
-    Args:
-        plan: `topology.Plan`.
-        transport: str, one of `transports.TRANSPORTS`.
-        key: bytes, the pool's secret key.
-    """
-
-    def __init__(self, plan: topology.Plan, transport: str, key: bytes) -> None:
-        self.workers: list[WorkerProcess] = []
-        self._plan, self._transport, self._key = plan, transport, key
-
-    def start(self) -> None:
-        for placement in self._plan.placements:
-            self.workers.append(WorkerProcess(placement, self._key, self._transport))
-
-    def close(self) -> None:
-        pass
-
-
-class WorkerProcess(Worker):
-    """A worker that is a process of this one.
-
-    Args:
-        placement: `topology.Placement`, its rank and cores.
-        key: bytes, the pool's secret key.
-        transport: str, one of `transports.TRANSPORTS`.
-        environ: environment variables that it starts from; None for this process's.
-    """
-
-    def __init__(
-        self,
-        placement: topology.Placement,
-        key: bytes,
-        transport: str,
-        environ: Mapping[str, str] | None = None,
-    ) -> None:
-        self.rank = placement.rank
-        self.cores = placement.cores
-        self.log = WorkerLog()
-        ours, theirs = (
-            socket.socket(fileno=above_standard(sock.detach()))
-            for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        )
-        pinned = placement.cores if placement.pin else ()
-        try:
-            command = python_command(
-                "nanotf.worker",
-                str(theirs.fileno()),
-                str(self.rank),
-                ",".join(map(str, pinned)),
-                "" if placement.numa_node is None else str(placement.numa_node),
-                transport,
-                str(os.getpid()),
-            )
-            variables = _variables(placement, os.environ if environ is None else environ)
-            self.process = process = in_lasting_thread(
-                lambda: self._spawn(command, variables, theirs.fileno())
-            )
-        except BaseException:
-            ours.close()
-            self.log.close()
-            raise
-        finally:
-            theirs.close()
-        self.channel = Channel(ours)
-        with contextlib.suppress(BrokenPipeError):  # died already; the channel will tell
-            process.stdin.write(key)
-            process.stdin.close()
-
-    def _spawn(
-        self, command: list[str], variables: Mapping[str, str], fd: int
-    ) -> subprocess.Popen[bytes]:
-        # Inherited: no SIGINT reaches a worker before it has seen to that itself.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            # A session of its own: Ctrl-C in the terminal is for the parent to handle.
-            return subprocess.Popen(
-                command,
-                env=variables,
-                stdin=subprocess.PIPE,
-                stdout=self.log.fileno(),
-                stderr=subprocess.STDOUT,
-                pass_fds=[fd],
-                start_new_session=True,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def stacks(workers: Sequence[Worker]) -> list[str]:
     """The Python stacks of workers, all at the same time."""
     with concurrent.futures.ThreadPoolExecutor(len(workers), "nanotf-stack") as pool:
         return list(pool.map(lambda worker: worker.stack(), workers))
-
-
-# ------------------------------------------------------------------------ a lasting thread
-# Linux ends a worker with the *thread* that started it (PR_SET_PDEATHSIG), while a pool outlives
-# the thread that happened to need it first. So one thread, which never ends, starts them all.
-_tasks: queue.SimpleQueue[Callable[[], None]] | None = None
-_tasks_owner = 0  # the process that the thread belongs to; a forked one needs a thread of its own
-_tasks_lock = threading.Lock()
-
-
-def in_lasting_thread(function: Callable[[], Any]) -> Any:
-    """What a function returns or raises when the lasting thread of this process calls it."""
-    global _tasks, _tasks_owner
-    outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-    def task() -> None:
-        try:
-            outcome.put((function(), None))
-        except BaseException as error:
-            outcome.put((None, error))
-
-    with _tasks_lock:
-        if _tasks is None or _tasks_owner != os.getpid():
-            _tasks, _tasks_owner = queue.SimpleQueue(), os.getpid()
-            threading.Thread(
-                target=_run_tasks, args=(_tasks,), name="nanotf-starter", daemon=True
-            ).start()
-        _tasks.put(task)
-    result, error = outcome.get()
-    if error is not None:
-        raise error
-    return result
-
-
-def _run_tasks(tasks: queue.SimpleQueue[Callable[[], None]]) -> None:
-    while True:
-        tasks.get()()
-
-
-def _variables(placement: topology.Placement, environ: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of a worker."""
-    found = environment.worker_environment(placement, environ)
-    if placement.rank == 0:  # the same for all
-        for warning in found.warnings:
-            logger.warning("%s", warning)
-        for name, value in found.kept.items():
-            logger.info("Workers keep %s=%s, which you have set.", name, value)
-    variables = found.apply(environ)
-    variables["NANOTF_RANK"] = str(placement.rank)
-    return variables

@@ -8,7 +8,7 @@ socket as ancillary data, in the order that the message names them.
 The life of a pool, from top to bottom:
 
     parent                                     worker `rank`
-      |  <- Hello (pid, address it could serve)  |   started by `pool.handles`
+      |  <- Hello (pid, address it could serve)  |   started by `pool.local`
       |  Setup (paths, cluster) ->               |   imports TensorFlow, makes its strategy
       |  <- Ready                                |
       |  Job (a model, data, arguments) ->       |
@@ -27,6 +27,7 @@ The life of a pool, from top to bottom:
 from __future__ import annotations
 
 import dataclasses
+import struct
 from typing import Any
 
 from nanotf.wire.failures import Failure
@@ -45,6 +46,37 @@ class Message:
 
 
 # ---------------------------------------------------------------- start and end of a pool
+STATUS = struct.Struct("i")  # on a forked worker's pipe: its process id, then how it ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Fork(Message):
+    """Parent -> zygote: a worker is wanted.
+
+    Three descriptors follow: the worker's socket, the file that it prints to, and the pipe on
+    which the zygote tells its process id, or minus an `errno`, and later its exit code.
+
+    Args:
+        rank: int.
+        cores: tuple of int, the logical CPUs to pin it to; empty for `usable`.
+        usable: tuple of int, the parent's own logical CPUs.
+        numa_node: int or None, whose memory it prefers.
+        transport: str.
+        environ: dict of str to str, all of its environment variables.
+        directory: str, its working directory.
+        key: bytes, the pool's secret key.
+    """
+
+    rank: int
+    cores: tuple[int, ...]
+    usable: tuple[int, ...]
+    numa_node: int | None
+    transport: str
+    environ: dict[str, str]
+    directory: str
+    key: bytes
+
+
 @dataclasses.dataclass(frozen=True)
 class Hello(Message):
     """Worker -> parent: the process runs, pinned, and TensorFlow is not imported yet.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanotf.errors import NanoError, PlacementError
-from nanotf.pool.handles import in_lasting_thread
+from nanotf.pool.children import in_lasting_thread
 
 _started = ""  # the session that `connect` has begun, if it has
 

@@ -20,7 +20,7 @@ from typing import Any
 import nanotf
 from nanotf.machine import cpus, neighbours, topology
 from nanotf.pool import stalls
-from nanotf.pool.handles import WorkerProcess
+from nanotf.pool.local import WorkerProcess, worker_variables
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import ChannelClosed
@@ -127,7 +127,8 @@ class Relay:
         ours = {k: v for k, v in os.environ.items() if not k.startswith(RAYS_OWN)}
         if os.path.isdir(directory):  # noqa: PTH112, another node may not have it
             os.chdir(directory)
-        self._worker = worker = WorkerProcess(placement, key, transport, {**ours, **environ})
+        variables = worker_variables(placement, {**ours, **environ})
+        self._worker = worker = WorkerProcess(placement, key, transport, variables)
         direct = handover is not None and _hand_over(worker, *handover)
         if not direct:
             reader = threading.Thread(target=self._read, args=(key,), name="nanotf-relay")

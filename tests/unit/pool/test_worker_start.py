@@ -17,8 +17,8 @@ from waiting import SECONDS
 
 from nanotf.errors import NanoError
 from nanotf.machine import topology
-from nanotf.pool import handles
-from nanotf.pool.handles import WorkerProcess
+from nanotf.pool import children
+from nanotf.pool.local import WorkerProcess
 from nanotf.pool.pool import Pool
 from nanotf.wire import messages
 from nanotf.wire.channel import KEY_NBYTES
@@ -34,7 +34,7 @@ class Started:
         self.workers: list[WorkerProcess] = []
 
     def __call__(self) -> WorkerProcess:
-        self.workers.append(WorkerProcess(UNPINNED, KEY, "shm"))
+        self.workers.append(WorkerProcess(UNPINNED, KEY, "shm", os.environ))
         return self.workers[-1]
 
 
@@ -65,7 +65,7 @@ def test_interrupts_are_for_the_parent_from_the_first_moment(
             self.send_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(handles.subprocess, "Popen", Interrupted)
+        patch.setattr(children.subprocess, "Popen", Interrupted)
         worker = start()
     assert _is_there(worker), worker.log_tail()
     worker.process.send_signal(signal.SIGINT)

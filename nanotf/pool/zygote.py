@@ -1,0 +1,250 @@
+"""The parent's view of the process that its workers are forked from, see `worker.zygote`.
+
+N workers cost one import of TensorFlow instead of N, and the next pool costs none. There is one
+zygote per process; it ends with `nanotf.shutdown()`, with the idle timer and with its process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import resource
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nanotf.errors import InvalidArgumentError
+from nanotf.machine.installed import find_installed
+from nanotf.pool import children
+from nanotf.pool.worker_log import WorkerLog
+from nanotf.wire import messages
+from nanotf.wire.channel import KEY_NBYTES, ChannelClosed
+from nanotf.wire.memory_files import above_standard
+
+START_VARIABLE = "NANOTF_START"
+_STARTS = ("fork", "spawn")
+LOOK_SECONDS = 0.05  # how long whoever waits keeps others from looking
+FORK_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
+
+# Libraries look at these after the fork, or it does not matter which pool's they have seen.
+_READ_LATER = (
+    "OMP_NUM_THREADS",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "TF_NUM_INTRAOP_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+    "PYTEST_CURRENT_TEST",
+)
+
+
+class Forked:
+    """A worker that was forked, with the methods of `subprocess.Popen` that a pool needs.
+
+    Args:
+        pid: int, its process id.
+        status: int, the pipe on which comes how it ended; owned from now on.
+    """
+
+    def __init__(self, pid: int, status: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status = status
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """The exit code, or minus a signal's number; None while it runs."""
+        return self._wait(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits until it has ended.
+
+        Raises:
+            subprocess.TimeoutExpired: It has not within `timeout` seconds.
+        """
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        while (code := self._wait(LOOK_SECONDS)) is None:
+            if time.monotonic() >= end:
+                raise subprocess.TimeoutExpired(f"worker {self.pid}", timeout or 0.0)
+        return code
+
+    def _wait(self, seconds: float) -> int | None:
+        with self._lock:
+            if self.returncode is None and _is_readable(self._status, seconds):
+                told = _read(self._status)
+                # A zygote that is killed takes its workers with it, and cannot tell.
+                self.returncode = -signal.SIGKILL if told is None else told
+                os.close(self._status)
+            return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        """Sends a signal, if it runs."""
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _read(pipe: int) -> int | None:
+    """The next number that the zygote has told; None where there is no zygote any more."""
+    data = os.read(pipe, messages.STATUS.size)
+    return messages.STATUS.unpack(data)[0] if data else None
+
+
+def _is_readable(fd: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+class Zygote:
+    """Starts the process.
+
+    Args:
+        environ: mapping, its environment variables, as libraries find them when they are loaded.
+
+    Attributes:
+        process: `subprocess.Popen`.
+        log: `WorkerLog`, what it prints.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.owner = os.getpid()
+        self.seen = _what_imports_see(environ)
+        self.log = WorkerLog()
+        self._key: bytes | None = secrets.token_bytes(KEY_NBYTES)  # until both have shown it
+        try:
+            self.process, self._channel = children.start(
+                "nanotf.worker.zygote", (str(os.getpid()),), environ, self._key, self.log
+            )
+        except BaseException:
+            self.log.close()
+            raise
+
+    def is_alive(self) -> bool:
+        """Whether it runs, and belongs to this process."""
+        return self.owner == os.getpid() and self.process.poll() is None
+
+    def fork(self, order: messages.Fork, sock: int, log: int) -> Forked:
+        """Makes a worker.
+
+        Args:
+            order: `messages.Fork`.
+            sock: int, the descriptor of the worker's end of its channel.
+            log: int, that of the file which it prints to.
+
+        Raises:
+            ChannelClosed: The zygote has ended.
+            OSError: The kernel gives no further process, or this one has no descriptors left.
+            TimeoutError: It has not forked within `FORK_SECONDS`.
+        """
+        reader, writer = (above_standard(fd) for fd in os.pipe())
+        try:
+            try:
+                self._order(order, [sock, log, writer])
+            finally:
+                os.close(writer)
+            if not _is_readable(reader, FORK_SECONDS):
+                raise TimeoutError(f"no worker was forked within {FORK_SECONDS:g} s")
+            number = _read(reader)
+            if number is None:
+                raise ChannelClosed("the zygote has ended")
+            if number < 0:
+                raise OSError(-number, os.strerror(-number))
+        except BaseException:
+            os.close(reader)
+            raise
+        return Forked(number, reader)
+
+    def _order(self, order: messages.Fork, fds: list[int]) -> None:
+        if self._key is not None:
+            try:
+                self._channel.show_key_second(self._key)
+            except (EOFError, ConnectionError) as error:
+                raise ChannelClosed(str(error)) from error
+            self._key = None
+        self._channel.send(order, fds)
+
+    def close(self) -> None:
+        """Ends the process, and with it the workers that it has forked."""
+        if self.owner == os.getpid():
+            self.process.kill()
+            self.process.wait()
+        self._channel.close()
+        self.log.close()
+
+
+# ------------------------------------------------------------------- that of this process
+_zygote: Zygote | None = None
+
+
+def zygote_for(environ: Mapping[str, str]) -> Zygote | None:
+    """This process's zygote, a new one where libraries would now find other things when loaded.
+
+    Args:
+        environ: mapping, all environment variables of a worker.
+
+    Returns:
+        `Zygote`, or None where each worker has to be an interpreter of its own.
+
+    Raises:
+        InvalidArgumentError: NANOTF_START is neither "fork" nor "spawn".
+    """
+    global _zygote
+    if not _may_fork():
+        end()
+        return None
+    if _zygote is not None and not (
+        _zygote.is_alive() and _zygote.seen == _what_imports_see(environ)
+    ):
+        end()
+    if _zygote is None:
+        _zygote = Zygote(environ)
+        atexit.register(end)
+    return _zygote
+
+
+def pid() -> int | None:
+    """The process id of this process's zygote, if there is one."""
+    return None if _zygote is None or not _zygote.is_alive() else _zygote.process.pid
+
+
+def end() -> None:
+    """Ends this process's zygote, and with it the workers that it has forked."""
+    global _zygote
+    zygote, _zygote = _zygote, None
+    if zygote is not None:
+        zygote.close()
+
+
+def _may_fork() -> bool:
+    start = os.environ.get(START_VARIABLE) or "fork"
+    if start not in _STARTS:
+        raise InvalidArgumentError(
+            f"{START_VARIABLE} says how workers start: 'fork', from one process that has imported "
+            f"TensorFlow, or 'spawn', each by itself. Received: {START_VARIABLE}={start!r}. Set it "
+            "to one of them, or unset it."
+        )
+    # libiomp5 takes its affinity when it is loaded; elsewhere nobody has tried.
+    return (
+        start == "fork" and sys.platform == "linux" and not find_installed().tensorflow_uses_openmp
+    )
+
+
+def _what_imports_see(environ: Mapping[str, str]) -> Any:
+    """What of this process decides how libraries are loaded in its children."""
+    variables = {
+        name: value
+        for name, value in environ.items()
+        if name not in _READ_LATER and not name.startswith("NANOTF_")
+    }
+    names = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
+    return variables, [resource.getrlimit(getattr(resource, name)) for name in names]

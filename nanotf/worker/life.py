@@ -1,0 +1,89 @@
+"""A worker's life: it says hello, learns its place, and does job after job.
+
+Nothing of TensorFlow has run before the process is pinned, since TensorFlow sizes its thread
+pools, and the kernel places its memory, by what it finds then.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from typing import Any
+
+from nanotf.collectives.native_library import NativeUnusable
+from nanotf.wire import messages
+from nanotf.wire.channel import Channel, ChannelClosed
+from nanotf.wire.ports import PortTaken, free_port
+from nanotf.worker import process
+from nanotf.worker.inbox import Inbox
+
+
+def _setup(
+    channel: Channel, rank: int, cores: tuple[int, ...], port: int | None, warnings: list[str]
+) -> Any:
+    """Says hello, learns its place, and makes the session. Returns None if that failed."""
+    channel.send(messages.Hello(rank, os.getpid(), cores, port, tuple(warnings)))
+    setup = channel.receive()
+    fds = channel.receive_fds(1 if setup.group is not None else 0)
+    sys.path[:] = setup.sys_path
+    sys.argv[:] = setup.argv
+    try:
+        from nanotf.worker import session
+
+        made = session.Session(rank, channel, setup, fds)
+    except BaseException as error:
+        unusable = str(error) if isinstance(error, NativeUnusable) else None
+        retry = isinstance(error, (NativeUnusable, PortTaken))
+        summary = f"{type(error).__name__}: {error}"
+        channel.send(messages.SetupFailed(rank, retry, summary, traceback.format_exc(), unusable))
+        return None
+    return made
+
+
+def run(
+    fd: int,
+    key: bytes,
+    rank: int,
+    cores: tuple[int, ...],
+    numa_node: int | None,
+    transport: str,
+) -> int:
+    """Runs a worker until its parent says stop or goes away.
+
+    Args:
+        fd: int, the descriptor of the socket to the parent.
+        key: bytes, the pool's secret key.
+        rank: int.
+        cores: tuple of int, the logical CPUs to run on; empty for those that it has.
+        numa_node: int or None, whose memory is preferred.
+        transport: str, one of `pool.transports.TRANSPORTS`.
+
+    Returns:
+        int, the exit code.
+    """
+    process.write_log()
+    process.write_stacks()
+    warnings = process.pin(cores)
+    process.bind_memory(numa_node)
+    channel = Channel(socket.socket(fileno=fd))
+    try:
+        channel.show_key_first(key)
+        port = free_port() if transport == "grpc" else None
+        made = _setup(channel, rank, cores, port, warnings)
+    except ChannelClosed:
+        return 1
+    if made is None:
+        return 1
+    inbox = Inbox(channel)
+    channel.send(messages.Ready(rank))
+    while True:
+        job = inbox.next_job()
+        if isinstance(job, messages.Stop):
+            # Interpreter shutdown would run TensorFlow's destructors, which can take seconds
+            # or wait for a peer that has gone; nothing of a worker's is worth saving.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        made.run(inbox, *job)

@@ -1,0 +1,148 @@
+"""The process that workers are forked from: it has imported TensorFlow, and runs nothing.
+
+A process that imports TensorFlow takes seconds to start, its fork milliseconds. A fork works as
+long as TensorFlow has run no operation (seen with 2.15 to 2.21, both Keras generations): the
+threads that exist by then are those of NumPy's BLAS, which ends and restarts them around a fork.
+
+    parent                                     zygote
+      |  Fork (rank, cores ...; 3 descriptors) ->  |   forks; the child becomes a worker
+      |  <- process id, later how it ended         |   on a pipe for each worker
+
+Whatever ends the parent ends the zygote, and with it its workers (PR_SET_PDEATHSIG).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import signal
+import socket
+import sys
+import warnings
+from multiprocessing import connection
+from typing import Any
+
+from nanotf.wire import messages
+from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
+from nanotf.wire.memory_files import STANDARD
+from nanotf.worker import life, process
+
+
+class _Zygote:
+    """The loop that forks workers and says how they ended.
+
+    Args:
+        channel: `Channel` to the parent.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._pipes: dict[int, int] = {}  # where to tell about a worker, by its process id
+        self._woken, waking = os.pipe()
+        for fd in (self._woken, waking):
+            os.set_blocking(fd, False)
+        # The parent may ignore SIGCHLD, and children inherit that.
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
+
+    def serve(self) -> tuple[messages.Fork, int]:
+        """Forks as often as the parent asks; returns in the forks alone.
+
+        Returns:
+            A tuple of the order and the descriptor of the worker's socket.
+
+        Raises:
+            ChannelClosed: The parent needs no more workers.
+        """
+        while True:
+            waiting: list[Any] = [self._channel, self._woken]
+            ready: list[Any] = connection.wait(waiting)
+            if self._woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+                self._report_ended()
+            if self._channel in ready:
+                order = self._channel.receive()
+                sock, log, pipe = self._channel.receive_fds(3)
+                if self._fork(pipe) == 0:
+                    self._become_worker(log)
+                    return order, sock
+                os.close(sock)
+                os.close(log)
+
+    def _fork(self, pipe: int) -> int:
+        try:
+            with warnings.catch_warnings():  # Python's, of the threads that are NumPy's
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError as error:
+            _tell(pipe, -(error.errno or errno.EAGAIN))
+            os.close(pipe)
+            return -1
+        self._pipes[pid] = pipe
+        if pid > 0:
+            _tell(pipe, pid)
+        return pid
+
+    def _report_ended(self) -> None:
+        for pid, pipe in list(self._pipes.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._pipes[pid]
+                _tell(pipe, os.waitstatus_to_exitcode(status))
+                os.close(pipe)
+
+    def _become_worker(self, log: int) -> None:
+        """Makes this fork what a process of its own would be."""
+        zygote = os.getppid()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        process.end_with_parent(zygote)
+        self._channel.close()
+        for pipe in self._pipes.values():
+            os.close(pipe)
+        os.setsid()  # Ctrl-C in the terminal is for the parent to handle
+        for standard in STANDARD[1:]:
+            os.dup2(log, standard)
+        os.close(log)
+
+
+def _tell(pipe: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody waits for this worker any more
+        os.write(pipe, messages.STATUS.pack(number))
+
+
+def main(arguments: list[str]) -> int:
+    """Forks workers until the parent goes away. Its arguments are FD and PARENT.
+
+    Returns:
+        int, the exit code, of a worker in the forks.
+    """
+    fd, parent = map(int, arguments)
+    process.leave_interrupts_to_parent()
+    process.end_with_parent(parent)
+    process.write_log()
+    key = sys.stdin.buffer.read(KEY_NBYTES)
+    sys.stdin.close()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), STANDARD[0])
+    channel = Channel(socket.socket(fileno=fd))
+    # What fails here fails in the workers again, who tell the parent.
+    with contextlib.suppress(Exception):
+        from nanotf.worker import session  # noqa: F401, for the forks to find
+    gc.freeze()  # a collection in a fork would copy every page that holds an object
+    try:
+        channel.show_key_first(key)
+        order, sock = _Zygote(channel).serve()
+    except ChannelClosed:
+        return 0
+    os.environ.clear()
+    os.environ.update(order.environ)
+    os.chdir(order.directory)
+    process.pin(order.usable)
+    return life.run(sock, order.key, order.rank, order.cores, order.numa_node, order.transport)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
