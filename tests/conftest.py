@@ -127,6 +127,12 @@ def _pool() -> tuple[int, ...]:
     return () if warm is None else warm.worker_pids()
 
 
+def _zygote() -> int | None:
+    """The process that workers are forked from, if there is one."""
+    zygote = sys.modules.get("nanotf.pool.zygote")
+    return None if zygote is None else zygote.pid()
+
+
 def shut_down() -> None:
     warm = sys.modules.get("nanotf.pool.warm")
     if warm is not None:
@@ -135,7 +141,7 @@ def shut_down() -> None:
 
 def _strangers() -> set[psutil.Process]:
     """Children that are not the warm pool's."""
-    return {child for child in _children() if child.pid not in _pool()}
+    return {child for child in _children() if child.pid not in (*_pool(), _zygote())}
 
 
 def _kept_open() -> set[tuple[int, str]]:
@@ -151,11 +157,14 @@ def pool_of_module() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_leaks_from_a_module(pool_of_module: None) -> Iterator[None]:
-    pool, strangers, open_before = _pool(), _strangers(), _kept_open()
+    pool, zygote, strangers, open_before = _pool(), _zygote(), _strangers(), _kept_open()
     temporary, shared = _own_files(tempfile.gettempdir()), _own_files("/dev/shm")
     yield
-    if _pool() != pool:  # whose descriptors and files would be taken for leaks
+    # Their descriptors and files would be taken for leaks.
+    if _zygote() != zygote:
         shut_down()
+    elif _pool() != pool:
+        sys.modules["nanotf.pool.warm"].end_pool()
     wait_until(lambda: _strangers() <= strangers, "child processes end")
     assert _own_files(tempfile.gettempdir()) <= temporary, "temporary files stayed behind"
     assert _own_files("/dev/shm") <= shared, "shared-memory segments stayed behind"

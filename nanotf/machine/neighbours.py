@@ -1,8 +1,8 @@
 """Other pools on this machine, and a plan beside them.
 
-A worker's command line names the cores that it is pinned to (`worker`), so the process table
-says which are taken: there is no file to lock, to protect or to leave behind, and a pool that was
-killed gives its cores free at once. Pools that start in the same moment may miss each other.
+A worker that is pinned to cores has the name `PINNED`, so the process table says which are taken:
+there is no file to lock, to protect or to leave behind, and a pool that was killed gives its cores
+free at once. Pools that start in the same moment may miss each other.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentTypeError, PlacementError
 from nanotf.machine import topology
+from nanotf.machine.cgroups import parse_cpu_list
 
-WORKER_MODULE = "nanotf.worker"
-_FIELDS = 6  # FD RANK CORES NUMA_NODE TRANSPORT PARENT
+PINNED = "nanotf-pinned"  # what `ps -o comm` and `top` show; 15 characters at most
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,22 +43,22 @@ def taken_cores(proc: pathlib.Path = pathlib.Path("/proc")) -> dict[int, tuple[i
         proc: where the process table is; another one in tests.
     """
     found: dict[int, set[int]] = {}
-    for path in proc.glob("[0-9]*/cmdline"):
+    for process in proc.glob("[0-9]*"):
         try:
-            words = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has ended, or is not ours to see
+            if (process / "comm").read_text(errors="replace").strip() != PINNED:
+                continue
+            status = dict(
+                line.split(":", 1)
+                for line in (process / "status").read_text(errors="replace").splitlines()
+            )
+            cores = parse_cpu_list(status["Cpus_allowed_list"])
+            # The last word of the command line of a worker, and of the zygote that it is of.
+            owner = int((process / "cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2])
+        except (OSError, KeyError, ValueError):  # it has ended, or only has that name
             continue
-        if WORKER_MODULE not in words:
-            continue
-        fields = words[words.index(WORKER_MODULE) + 1 :][:_FIELDS]
-        try:
-            cores = {int(core) for core in fields[2].split(",") if core}
-            parent = int(fields[5])
-        except (IndexError, ValueError):  # something else that is called alike
-            continue
-        if parent != os.getpid():
-            found.setdefault(parent, set()).update(cores)
-    return {parent: tuple(sorted(cores)) for parent, cores in found.items() if cores}
+        if owner != os.getpid():
+            found.setdefault(owner, set()).update(cores)
+    return {owner: tuple(sorted(cores)) for owner, cores in found.items()}
 
 
 def plan(

@@ -8,11 +8,12 @@ import socket
 from collections.abc import Mapping
 
 from nanotf.console import logger
+from nanotf.errors import WorkerError
 from nanotf.machine import environment, topology
 from nanotf.pool import children
 from nanotf.pool.handles import Worker
 from nanotf.pool.worker_log import WorkerLog
-from nanotf.pool.zygote import Zygote, zygote_for
+from nanotf.pool.zygote import FORK_SECONDS, Zygote, zygote_for
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.memory_files import above_standard
@@ -122,9 +123,16 @@ class ForkedWorker(Worker):
         except BaseException as error:
             ours.close()
             self.log.close()
+            self.process, self.log = zygote.process, zygote.log
             if isinstance(error, ChannelClosed):
-                self.process, self.log = zygote.process, zygote.log
                 raise self.died("starting") from error
+            if isinstance(error, TimeoutError):
+                raise self.error(
+                    WorkerError,
+                    "The process that workers are forked from imports TensorFlow within "
+                    f"{FORK_SECONDS:g} s. Received: process {zygote.process.pid}, which did not "
+                    "answer. It was stopped; the next call starts another.",
+                ) from error
             raise
         finally:
             theirs.close()

@@ -1,8 +1,8 @@
 """A pool: start its workers, talk to them and stop them; `supervision` notices those that hang.
 
     parent process                                   worker process (one per rank)
-      Pool(plan, transport)                            nanotf.worker
-        socketpair, secret key on stdin      ---->     pins itself, then imports TensorFlow
+      Pool(plan, transport)                            nanotf.worker, forked or started
+        socketpair, secret key               ---->     pins itself, before TensorFlow runs anything
         one thread per worker reads its channel        one thread reads the channel
         and puts what it says into `Pool._inbox`       and ends the process when it closes
         another writes to it, see `outbox`

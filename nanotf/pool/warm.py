@@ -158,6 +158,13 @@ def shutdown() -> None:
         backends.stop_what_was_started()
 
 
+def end_pool() -> None:
+    """Same, but keeps what workers are started from."""
+    _stop_idle_timer()
+    with _lock:
+        _end_pool()
+
+
 def _end_pool() -> None:
     global _pool
     pool, _pool = _pool, None

@@ -153,19 +153,22 @@ class Zygote:
             finally:
                 os.close(writer)
             if not _is_readable(reader, FORK_SECONDS):
-                raise TimeoutError(f"no worker was forked within {FORK_SECONDS:g} s")
+                raise TimeoutError
             number = _read(reader)
             if number is None:
                 raise ChannelClosed("the zygote has ended")
             if number < 0:
                 raise OSError(-number, os.strerror(-number))
-        except BaseException:
+        except BaseException:  # Ctrl-C may have come in the middle of a message
             os.close(reader)
+            self.process.kill()
             raise
         return Forked(number, reader)
 
     def _order(self, order: messages.Fork, fds: list[int]) -> None:
         if self._key is not None:
+            if not self._channel.poll(FORK_SECONDS):
+                raise TimeoutError
             try:
                 self._channel.show_key_second(self._key)
             except (EOFError, ConnectionError) as error:

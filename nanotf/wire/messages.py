@@ -79,7 +79,7 @@ class Fork(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Hello(Message):
-    """Worker -> parent: the process runs, pinned, and TensorFlow is not imported yet.
+    """Worker -> parent: the process runs, pinned; TensorFlow has run nothing yet.
 
     Args:
         rank: int.

@@ -13,18 +13,33 @@ import signal
 import sys
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from nanotf.machine.neighbours import PINNED
+
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 
 
 def pin(cores: tuple[int, ...]) -> list[str]:
-    """Restricts this process to `cores`. Returns what could not be done, for people."""
+    """Restricts this process to `cores`, and names it so that other pools leave them alone.
+
+    Returns:
+        list of str, what could not be done, for people.
+    """
     if not cores or not hasattr(os, "sched_setaffinity"):
         return []
     try:
         os.sched_setaffinity(0, cores)
     except OSError as error:
         return [f"could not be pinned to cores {list(cores)}: {error}. It runs unpinned."]
+    _prctl(_PR_SET_NAME, PINNED.encode())
     return []
+
+
+def _prctl(option: int, value: Any) -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def end_with_parent(parent: int) -> None:
@@ -36,8 +51,7 @@ def end_with_parent(parent: int) -> None:
         parent: int, the process id of the parent.
     """
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it has ended before
             os._exit(1)
 

@@ -140,7 +140,7 @@ def main(arguments: list[str]) -> int:
     os.environ.clear()
     os.environ.update(order.environ)
     os.chdir(order.directory)
-    process.pin(order.usable)
+    os.sched_setaffinity(0, order.usable)
     return life.run(sock, order.key, order.rank, order.cores, order.numa_node, order.transport)
 
 

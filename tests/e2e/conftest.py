@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pool_of_module(request: pytest.FixtureRequest) -> None:
     """Two warm workers; none for a module that is marked `own_pool`."""
     if request.node.get_closest_marker("own_pool"):
-        nanotf.shutdown()
+        warm.end_pool()
     elif _why_not() is None:
         with warm.pool_for(backends.plan(None, 2, None, None), transports.DEFAULT_TRANSPORT):
             pass

@@ -19,7 +19,7 @@ from waiting import wait_until
 
 import nanotf
 from nanotf.errors import NanoError, WorkerError, WorkerStuck
-from nanotf.pool import handles, pool, stalls
+from nanotf.pool import local, pool, stalls
 from nanotf.pool.pool import Pool
 
 pytestmark = pytest.mark.own_pool
@@ -185,13 +185,13 @@ def test_nobody_waits_for_ever_for_a_worker_that_does_not_read(
     x, y = digits(100)
     if phase == "start":
         nanotf.shutdown()
-        start = handles.LocalCrew.start
+        start = local.LocalCrew.start
 
         def start_and_stop(crew: Any) -> None:
             start(crew)
             os.kill(crew.workers[0].process.pid, signal.SIGSTOP)
 
-        monkeypatch.setattr(handles.LocalCrew, "start", start_and_stop)
+        monkeypatch.setattr(local.LocalCrew, "start", start_and_stop)
         text = r"Workers \[0\] did not finish starting within 1 s. A signal .* has stopped \[0\]"
         monkeypatch.setattr(pool, "START_SECONDS", 1.0)
         with pytest.raises(WorkerError, match=text):

@@ -28,7 +28,7 @@ import tensorflow as tf
 import nanotf
 from nanotf.errors import WorkerDied, WorkerError
 from nanotf.keras import Sequential, nano, nano_multiprocessing
-from nanotf.pool import warm
+from nanotf.pool import warm, zygote
 
 EPOCHS = 3
 KILLED_EPOCH = 1  # where the phases of training are
@@ -160,12 +160,11 @@ def _pid(process: psutil.Process) -> int:
 
 def _workers() -> list[psutil.Process]:
     """The worker processes of this process, those included that are just starting."""
-    found = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):
-            if "nanotf.worker" in child.cmdline():
-                found.append(child)
-    return found
+    origin = zygote.pid()
+    try:
+        return [] if origin is None else psutil.Process(origin).children()
+    except psutil.NoSuchProcess:
+        return []
 
 
 # ------------------------------------------------------------------------------------ calls

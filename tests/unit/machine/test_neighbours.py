@@ -17,23 +17,25 @@ from nanotf.pool import warm
 EIGHT = topology.Machine(tuple(topology.LogicalCpu(n, n) for n in range(8)))
 
 
-def _process(proc: pathlib.Path, pid: int, *words: str) -> None:
+def _process(proc: pathlib.Path, pid: int, name: str, cores: str, *words: str) -> None:
     (proc / str(pid)).mkdir()
+    (proc / str(pid) / "comm").write_text(f"{name}\n")
+    (proc / str(pid) / "status").write_text(f"Name:\t{name}\nCpus_allowed_list:\t{cores}\n")
     (proc / str(pid) / "cmdline").write_bytes("\0".join([*words, ""]).encode())
 
 
 def _worker(proc: pathlib.Path, pid: int, cores: str, parent: int) -> None:
-    _process(proc, pid, *python_command("nanotf.worker", "5", "0", cores, "", "shm", str(parent)))
+    words = python_command("nanotf.worker.zygote", "5", str(parent))
+    _process(proc, pid, neighbours.PINNED, cores, *words)
 
 
 def test_process_table_says_which_cores_are_taken(tmp_path: pathlib.Path) -> None:
-    _worker(tmp_path, 11, "0,1", 10)
+    _worker(tmp_path, 11, "0-1", 10)
     _worker(tmp_path, 12, "2", 10)
     _worker(tmp_path, 21, "5", 20)
-    _worker(tmp_path, 31, "", 30)  # not pinned
     _worker(tmp_path, 41, "6,7", os.getpid())
-    _process(tmp_path, 51, "grep", "nanotf.worker")
-    _process(tmp_path, 61, "python", "-m", "nanotf.worker", "what", "is", "this")
+    _process(tmp_path, 51, "python", "0-7", "grep", "nanotf.worker")
+    _process(tmp_path, 61, neighbours.PINNED, "3", "what", "is", "this")
     (tmp_path / "71").mkdir()
     assert neighbours.taken_cores(tmp_path) == {10: (0, 1, 2), 20: (5,)}
 

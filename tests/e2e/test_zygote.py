@@ -1,0 +1,120 @@
+"""The process that workers are forked from: what it spares, and what happens when it fails."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from parity import digits, small_cnn
+from processes import last_json, run_script
+from waiting import wait_until
+
+import nanotf
+from nanotf.errors import InvalidArgumentError, WorkerDied, WorkerError
+from nanotf.pool import local, warm, zygote
+
+pytestmark = pytest.mark.own_pool
+
+FIT: dict[str, Any] = {"epochs": 1, "batch_size": 50, "verbose": 0, "num_processes": 2}
+
+
+def _fit(**more: Any) -> Any:
+    return small_cnn().fit(*digits(100), **FIT, **more)
+
+
+def test_later_workers_need_no_import() -> None:
+    _fit()
+    origin, first = zygote.pid(), nanotf.worker_pids()
+    warm.end_pool()
+    os.environ["NANOTF_TEST"] = "what nanotf itself reads changes nothing"
+    try:
+        _fit()
+    finally:
+        del os.environ["NANOTF_TEST"]
+    assert zygote.pid() == origin
+    assert not set(first) & set(nanotf.worker_pids())
+
+
+def test_what_libraries_read_when_they_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sets TF_ENABLE_ONEDNN_OPTS wants workers that see it."""
+    _fit()
+    origin = zygote.pid()
+    warm.end_pool()
+    monkeypatch.setenv("SOME_LIBRARY", "1")
+    _fit()
+    assert zygote.pid() not in (origin, None)
+    monkeypatch.undo()
+    nanotf.shutdown()
+    assert zygote.pid() is None
+
+
+def test_workers_end_with_it() -> None:
+    """The kernel sees to that, as it does when the parent is killed."""
+
+    def kill(*_: Any) -> None:
+        origin = zygote.pid()
+        assert origin is not None
+        os.kill(origin, signal.SIGKILL)
+
+    with pytest.raises(WorkerDied, match="was killed by SIGKILL while a job ran"):
+        _fit(callbacks=[tf.keras.callbacks.LambdaCallback(on_epoch_begin=kill)])
+    assert _fit().epoch == [0]
+
+
+def test_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    nanotf.shutdown()
+    for module in (zygote, local):
+        monkeypatch.setattr(module, "FORK_SECONDS", 0.01)
+    with pytest.raises(WorkerError, match=r"within 0\.01 s\. Received: process [0-9]+"):
+        _fit()
+    monkeypatch.undo()
+    wait_until(lambda: zygote.pid() is None, "it is stopped")
+    assert _fit().epoch == [0]
+
+
+def test_other_ways_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOTF_START", "spawn")
+    warm.end_pool()
+    assert _fit().epoch == [0]
+    assert zygote.pid() is None
+    nanotf.shutdown()
+    monkeypatch.setenv("NANOTF_START", "thread")
+    with pytest.raises(InvalidArgumentError, match="Received: NANOTF_START='thread'"):
+        _fit()
+
+
+CRASH = """
+import json, os, pathlib, sys
+import tensorflow as tf
+import nanotf
+broken = pathlib.Path("tensorflow"); broken.mkdir()
+(broken / "__init__.py").write_text({text!r})
+sys.path.insert(0, str(pathlib.Path.cwd()))
+model = nanotf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+try:
+    model.fit([[1.0, 2.0]] * 4, [[1.0]] * 4, verbose=0, num_processes=2)
+except nanotf.errors.NanoError as error:
+    print(json.dumps([type(error).__name__, str(error)]))
+"""
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        ("raise ImportError('no such library')", "SetupError", "ImportError: no such library"),
+        ("import os; os.abort()", "WorkerDied", "was killed by SIGABRT while starting"),
+    ],
+    ids=["raises", "crashes"],
+)
+def test_tensorflow_cannot_be_imported(
+    text: str, name: str, said: str, tmp_path: pathlib.Path
+) -> None:
+    kind, message = last_json(run_script(tmp_path, CRASH.replace("{text!r}", repr(text))))
+    assert kind == name
+    assert said in message
