@@ -1,5 +1,8 @@
 """The command line: `nanotf doctor`, `env`, `run`, `tune`. A thin parser over library functions.
 
+Called by users' shells, and by `nanotf-init` for what it exports.
+May import everything below it.
+
 Exit codes: 0 done, 1 `doctor` found an error, 2 wrong arguments or a request that this machine
 cannot meet. `run` ends with the script's own.
 """
@@ -227,12 +230,13 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run an unchanged script or module, with several processes in every fit",
-        usage="nanotf run [-h] [-n N] [--precision PRECISION] [--no-sparse] "
+        usage="nanotf run [-h] [-n N] [--precision PRECISION] [--sparse] "
         "{script.py | -m MODULE} [arguments ...]",
         description="Runs a script as `python script.py arguments ...` does, or a module as "
         "`python -m MODULE arguments ...` does, after "
         "nanotf.patch_tensorflow(): its Keras models take num_processes, and with -n every fit "
-        "that does not say otherwise uses N processes.",
+        "that does not say otherwise uses N processes. TensorFlow is imported before the script "
+        "begins: set its environment variables, such as TF_USE_LEGACY_KERAS, in the shell.",
         allow_abbrev=False,
     )
     run.add_argument(
@@ -249,10 +253,9 @@ def _add_run(commands: Any) -> None:
         help="as in nanotf.patch_tensorflow, default %(default)s",
     )
     run.add_argument(
-        "--no-sparse",
-        dest="sparse",
-        action="store_false",
-        help="leave Keras's Embedding and Adam as they are, as in nanotf.patch_tensorflow",
+        "--sparse",
+        action="store_true",
+        help="replace Keras's Embedding and Adam, as nanotf.patch_tensorflow(sparse=True) does",
     )
     run.add_argument(
         "-m",
@@ -287,7 +290,7 @@ def _run(parsed: argparse.Namespace) -> Script:
         precision=parsed.precision,
         sparse=parsed.sparse,
     )
-    script.check()
+    script.prepare()
     return script
 
 

@@ -1,5 +1,8 @@
 """Collectives between the workers of one host, through shared memory.
 
+Called by `region` in every step; `pool` creates a group for its workers.
+May import `compat`, `machine` and `wire`.
+
     parent                                   worker `rank`
       owner = create_group(size)
       owner.spec (picklable), owner.fd  --->  group = Group.attach(spec, rank, fd)

@@ -20,22 +20,17 @@ import pathlib
 from typing import Any
 
 from tensorflow.python.autograph.core import config
-from tensorflow.python.autograph.pyct import loader
 
 
-def leave_tf_keras_alone() -> None:
-    """Adds the missing rule to AutoGraph, in this process."""
-    rules = config.CONVERSION_RULES
+def leave_tf_keras_alone(rules: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The rules of AutoGraph with the missing one."""
     if any(getattr(rule, "_prefix", None) == "tf_keras" for rule in rules):
-        return
-    config.CONVERSION_RULES = (config.DoNotConvert("tf_keras"), *rules)
+        return rules
+    return (config.DoNotConvert("tf_keras"), *rules)
 
 
-def keep_no_files() -> None:
-    """Makes AutoGraph remove its temporary files once they are loaded, in this process."""
-    load_source = loader.load_source
-    if hasattr(load_source, "__wrapped__"):
-        return
+def keep_no_files(load_source: Any) -> Any:
+    """Makes a `load_source` that removes AutoGraph's temporary files once they are loaded."""
 
     @functools.wraps(load_source)
     def load(source: str, delete_on_exit: bool) -> Any:
@@ -47,4 +42,4 @@ def keep_no_files() -> None:
                 pathlib.Path(written).unlink()
         return module, path
 
-    loader.load_source = load
+    return load

@@ -15,26 +15,21 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass, reductions through its `all_reduce`, gathers through its `_all_gather` |
 | `trackable.base.CheckpointInitialValue`, its `wrapped_value` | what a variable is made of that a checkpoint restores when it is made |
 | `Dataset._inputs` | the datasets that a dataset is made of |
-| `iterator_ops.OwnedIterator`, its `_next_internal`, `_iterator_resource`, `Dataset._variant_tensor` | iterators whose elements a step reads, and that begin again |
+| `OwnedIterator._iterator_resource`, `Dataset._variant_tensor` | iterators that begin again |
+| `DistributedVariable._aggregation` | see `set_aggregation` |
 | `mirrored_run._MirroredReplicaThread.graph` | see `in_inner_graph` |
 | `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
-| `values.DistributedVariable`, its `handle`, Keras 2's `losses.Loss._get_reduction` | see `read_as_numbers`, `explain_place` |
-| `values.SyncOnReadVariable` | see `add_outside_of_replicas` |
-| `tf.train.Checkpoint._maybe_create_save_counter` | see `count_saves_alone` |
 """
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
-from tensorflow.python.data.ops import iterator_ops
 from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
@@ -44,8 +39,6 @@ from tensorflow.python.distribute import (
 )
 from tensorflow.python.distribute.cluster_resolver import cluster_resolver
 from tensorflow.python.trackable import base as trackable
-
-from nanotf.errors import InvalidArgumentError
 
 Extended: Any = collective_all_reduce_strategy.CollectiveAllReduceExtended
 Launcher: Any = cross_device_utils.CollectiveReplicaLauncher
@@ -59,21 +52,6 @@ def empty_cluster() -> Any:
 def inputs_of(dataset: Any) -> list[Any]:
     """The datasets that a dataset reads directly."""
     return list(dataset._inputs()) if isinstance(dataset, tf.data.Dataset) else []
-
-
-def read_through(hook: Callable[[], Callable[[Any], Any] | None]) -> None:
-    """Makes iterators of datasets pass their elements through a function.
-
-    Args:
-        hook: callable that returns the function, or None for none; asked at every element.
-    """
-    stock = iterator_ops.OwnedIterator._next_internal
-
-    def _next_internal(self: Any) -> Any:
-        element, read = stock(self), hook()
-        return element if read is None else read(element)
-
-    iterator_ops.OwnedIterator._next_internal = _next_internal
 
 
 def begin_again(iterator: Any, dataset: Any) -> None:
@@ -104,84 +82,9 @@ def initial_tensor(value: Any, dtype: Any) -> Any:
     return tf.convert_to_tensor(value, dtype=dtype)
 
 
-def read_as_numbers() -> None:
-    """Lets `float(variable)` and its like read a distributed variable, as they do a plain one."""
-    cls: Any = values.DistributedVariable
-    cls.__float__ = lambda self: float(self.numpy())
-    cls.__int__ = lambda self: int(self.numpy())
-    cls.__complex__ = lambda self: complex(self.numpy())
-    cls.__array__ = lambda self, dtype=None, copy=None: np.asarray(self.numpy(), dtype)
-
-
-def explain_place(in_loop: Callable[[], bool]) -> None:
-    """Makes what works in a step alone say, in a `@nano` function, where it has to stand.
-
-    Args:
-        in_loop: callable, whether such a function runs.
-    """
-
-    def explaining(stock: Any) -> Any:
-        @functools.wraps(stock)
-        def explained(self: Any) -> Any:
-            try:
-                return stock(self)
-            except ValueError as error:  # it has no other
-                if not in_loop():
-                    raise
-                raise InvalidArgumentError(
-                    "Inside of a @nano function gradients are computed and applied in steps that "
-                    "the workers share. Received: code outside of one, of which TensorFlow says: "
-                    f"{error} Put @nano_multiprocessing on the function that it stands in, or "
-                    "call that with get_strategy().run()."
-                ) from error
-
-        return explained
-
-    variable: Any = values.DistributedVariable
-    variable.handle = property(explaining(variable.handle.fget))
-    loss: Any = tf.keras.losses.Loss
-    if hasattr(loss, "_get_reduction"):
-        loss._get_reduction = explaining(loss._get_reduction)
-
-
-def add_outside_of_replicas(rank: int) -> None:
-    """Lets sums over workers, those of Keras 2's metrics, be added to outside of replicas.
-
-    All workers add the same there, which counts once: the first one's.
-    """
-    cls: Any = values.SyncOnReadVariable
-
-    def once(stock: Any, name: str) -> Any:
-        @functools.wraps(stock)
-        def add(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            outside = tf.distribute.in_cross_replica_context()
-            if not outside or self.aggregation != tf.VariableAggregation.SUM:
-                return stock(self, value, *args, **kwargs)
-            local = tf.distribute.get_strategy().experimental_local_results(self)[0]
-            part = value if rank == 0 else tf.zeros_like(value)
-            return getattr(local, name)(part, *args, **kwargs)
-
-        return add
-
-    for name in ("assign_add", "assign_sub"):
-        setattr(cls, name, once(getattr(cls, name), name))
-
-
-def count_saves_alone(known_values: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
-    """Lets one rank alone save a `tf.train.Checkpoint`, whose counter is made by the first save.
-
-    Args:
-        known_values: see `WorkerStrategy.values_known`; it begins at 0 on every rank.
-    """
-    cls: Any = tf.train.Checkpoint
-    stock = cls._maybe_create_save_counter
-
-    @functools.wraps(stock)
-    def create(self: Any) -> None:
-        with known_values():
-            stock(self)
-
-    cls._maybe_create_save_counter = create
+def set_aggregation(variable: Any, aggregation: Any) -> None:
+    """Sets the `tf.VariableAggregation` of a variable, by which replicas' values become one."""
+    variable._aggregation = aggregation
 
 
 def set_rank(extended: Any, rank: int, size: int) -> None:

@@ -2,14 +2,11 @@
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
-| `backend.tensorflow.trainer.reduce_per_replica` | 3 | reduces scalars over axis 0 under several workers (keras-team/keras#20585); sends all outputs of `predict` to all workers |
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
 | `Trainer._distribute_strategy` | 3; 3.10-3.15 | see `builds_optimizer_for_all` |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
-| `engine.training.reduce_per_replica` | 2 | same of `predict` |
-| `utils.metrics_utils.update_state_wrapper` | 2; 2.15, tf_keras 2.15-2.21 | see `_leave_metrics_alone_while_building` |
 | `backend.tensorflow.trainer.potentially_ragged_concat`, `engine.training.` | 3 / 2 | how `predict` joins batches whose outputs differ in shape |
 | `utils.tracking.TrackedList`, `TrackedDict`, `TrackedSet` | 3 | configurations hold some, and they cannot be pickled |
 | `Trainer._flatten_metrics_in_order`, `engine.training.flatten_metrics_in_order` | 3 / 2 | the order in which `evaluate` returns metrics |
@@ -28,15 +25,12 @@
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
 | `Model._steps_per_execution` | 2 | steps of one execution |
-| `backend.common.global_state.clear_session` / `backend.clear_session` | 3 / 2 | see `refuse_clear_session` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 | `saving.object_registration.GLOBAL_CUSTOM_NAMES` / `_GLOBAL_CUSTOM_NAMES` | 3 / 2 | see `save_as` |
 | `mixed_precision.policy._global_policy` | 2; 2.15, tf_keras 2.15-2.21 | None as long as the policy follows `floatx` |
 | `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
 | `layers.core.embedding.Embedding` | 2 and 3 | same |
 | `Embedding._embeddings` | 3; 3.10-3.15 | see `look_up` |
-| `distribute.distributed_training_utils.call_replica_local_fn` | 2; 2.15, tf_keras 2.15-2.21 | see `call_metrics_here` |
-| `saving.saving_lib.get_attr_skipset` | 3; 3.10-3.15 | see `save_alone` |
 | `DistributedVariable._get` | TensorFlow 2.15-2.21 | see `variable_here` |
 | `Layer._tracker`, its `locked`, `lock`, `unlock` | 3; 3.10-3.15 | see `unlocked` |
 """
@@ -46,12 +40,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
-from nanotf.errors import NanoError
 
 _TRAINER_3 = "backend.tensorflow.trainer"
 _TRAINER_2 = "engine.training"
@@ -712,177 +704,6 @@ def compile_forward(model: Any) -> None:
         return stock(*args, **kwargs)
 
     object.__setattr__(model, "call", call)
-
-
-_TRAIN = (
-    "Write the step as a function under @nano_multiprocessing, or call "
-    "nanotf.keras.Model.fit(num_processes=N) outside of @nano"
-)
-_CALL = (
-    "Call the model, model(x, training=False), in a function under @nano_multiprocessing, or call "
-    "{} outside of @nano"
-)
-_INSTEAD = {
-    "fit": _TRAIN,
-    "train_on_batch": _TRAIN,
-    **{
-        name: _CALL.format(f"{name}()")
-        for name in ("evaluate", "predict", "test_on_batch", "predict_on_batch")
-    },
-}
-
-
-def refuse_own_loops(in_loop: Any) -> None:
-    """Makes Keras's own loops raise `NanoError` inside of `@nano` functions.
-
-    They would share batches out that workers share already.
-
-    Args:
-        in_loop: callable, whether such a function runs.
-    """
-    cls = model_class()
-
-    def refusing(name: str, stock: Any) -> Any:
-        @functools.wraps(stock)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not in_loop():
-                return stock(self, *args, **kwargs)
-            if "num_processes" in kwargs:  # which the models of workers, Keras's, do not know
-                raise NanoError(
-                    "A worker cannot start workers of its own. Received: a call of "
-                    f"{name}(num_processes={kwargs['num_processes']!r}) inside of a @nano "
-                    "function. Call it outside."
-                )
-            raise NanoError(
-                "Inside of a @nano function Keras's own loops do not run: they do not know "
-                f"batches that workers share. Received: a call of {name}(). {_INSTEAD[name]}."
-            )
-
-        return method
-
-    for name in _INSTEAD:
-        setattr(cls, name, refusing(name, getattr(cls, name)))
-
-
-def refuse_clear_session(in_loop: Any) -> None:
-    """Makes Keras's `clear_session` raise `NanoError` inside of `@nano` functions.
-
-    It would also clear TensorFlow's stack of scopes, on which the workers' strategy is.
-
-    Args:
-        in_loop: callable, whether such a function runs.
-    """
-    path = "backend.common.global_state" if is_keras_3() else "backend"
-    stock = source_module(path).clear_session
-
-    @functools.wraps(stock)
-    def clear_session(*args: Any, **kwargs: Any) -> Any:
-        if in_loop():
-            raise NanoError(
-                "Inside of a @nano function Keras's state stays: the workers' strategy is part of "
-                "it. Received: a call of clear_session(). Call it outside of @nano, or leave it "
-                "out."
-            )
-        return stock(*args, **kwargs)
-
-    for module in list(sys.modules.values()):  # the public ones hold it, too
-        names = getattr(module, "__dict__", {})  # what stands there need be no module
-        if names.get("clear_session") is stock:
-            names["clear_session"] = clear_session
-
-
-def call_metrics_here(in_loop: Any) -> None:
-    """Makes a call of a Keras 2 metric, outside of steps, an update where it stands.
-
-    Keras 2 would run it in every replica, and all would count the same.
-
-    Args:
-        in_loop: callable, whether a `@nano` function runs.
-    """
-    if is_keras_3():
-        return
-    tf = require_tensorflow()
-    utils = source_module("distribute.distributed_training_utils")
-    stock = utils.call_replica_local_fn
-
-    @functools.wraps(stock)
-    def call_replica_local_fn(fn: Any, *args: Any, **kwargs: Any) -> Any:
-        if in_loop() and tf.distribute.in_cross_replica_context():
-            kwargs.pop("strategy", None)
-            return fn(*args, **kwargs)
-        return stock(fn, *args, **kwargs)
-
-    utils.call_replica_local_fn = call_replica_local_fn
-
-
-def save_alone(known_values: Any) -> None:
-    """Lets one rank alone save a model of Keras 3, which makes variables that it throws away.
-
-    Args:
-        known_values: callable that returns a context manager; see `WorkerStrategy.values_known`.
-    """
-    if not is_keras_3():
-        return
-    saving = source_module("saving.saving_lib")
-    stock = saving.get_attr_skipset
-
-    @functools.wraps(stock)
-    def get_attr_skipset(obj_type: Any) -> Any:
-        with known_values():
-            return stock(obj_type)
-
-    saving.get_attr_skipset = get_attr_skipset
-
-
-def install_worker_overrides() -> None:
-    """Changes the installed Keras, in a worker's process, so that it trains rightly."""
-    # One replica per worker: what a step returns is this worker's value, which is all that its
-    # progress report needs. Metrics are summed over workers when they are read. What `predict`
-    # concatenates, the parent puts together from all workers.
-    trainer = source_module(_TRAINER_3 if is_keras_3() else _TRAINER_2)
-    local = {"concat"} | ({"auto", "mean", "first"} if is_keras_3() else set())
-    stock = trainer.reduce_per_replica
-
-    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
-        if reduction in local:
-            tf = require_tensorflow()
-            return tf.nest.map_structure(
-                lambda v: strategy.experimental_local_results(v)[0], values
-            )
-        return stock(values, strategy, reduction)
-
-    trainer.reduce_per_replica = reduce_per_replica
-    if is_keras_3():
-        embedding = embedding_class()
-        embedding.call = look_up(embedding.call)
-        embedding.add_loss = of_variable_dtype(embedding.add_loss)
-    else:
-        _leave_metrics_alone_while_building()
-
-
-def _leave_metrics_alone_while_building() -> None:
-    """Lets layers of Keras 2 that update a metric in their call be rebuilt under a strategy.
-
-    Building a functional model calls them outside of any replica, where such a metric cannot
-    be updated and need not be: its value comes from the parent.
-    """
-    tf = require_tensorflow()
-    utils = source_module("utils.metrics_utils")
-    stock = utils.update_state_wrapper
-
-    def update_state_wrapper(update_state: Any) -> Any:
-        updating = stock(update_state)
-
-        def update(metric: Any, *args: Any, **kwargs: Any) -> Any:
-            strategy = tf.distribute.get_strategy()
-            builds = getattr(strategy.extended, "values_are_known", False)
-            if builds and tf.distribute.in_cross_replica_context():
-                return None
-            return updating(metric, *args, **kwargs)
-
-        return update
-
-    utils.update_state_wrapper = update_state_wrapper
 
 
 def flat_metrics(model: Any) -> list[Any]:

@@ -1,9 +1,4 @@
-"""Which TensorFlow and which Keras are there, and whether they train rightly.
-
-| name | versions seen | why |
-| --- | --- | --- |
-| `tf.keras._tfll_initialized`, `_tfll_keras_version`; in 2.15 `_initialized`, `_keras_version` | TensorFlow 2.15-2.21 | see `is_choosing_keras` |
-"""
+"""Which TensorFlow and which Keras are there, and whether they train rightly."""
 
 from __future__ import annotations
 
@@ -50,19 +45,6 @@ def require_tensorflow() -> Any:
             "'nanotf[gpu]' (tensorflow with CUDA)."
         )
     return importlib.import_module("tensorflow")
-
-
-def is_choosing_keras() -> bool:
-    """Whether the lazy loader `tf.keras` is just finding out which Keras it stands for.
-
-    It imports Keras for that. Asked for an attribute in the meantime, it would recurse endlessly.
-    """
-    loader = vars(require_tensorflow()).get("keras")
-    names = {} if loader is None else vars(loader)
-    return any(
-        bool(names.get(f"{prefix}_initialized")) and f"{prefix}_keras_version" not in names
-        for prefix in ("", "_tfll")
-    )
 
 
 @functools.cache

@@ -1,11 +1,14 @@
-"""What users import: `from nanotf.keras import Model, Sequential, nano, nano_multiprocessing`."""
+"""What users import: `from nanotf.keras import Model, Sequential, nano, nano_multiprocessing`.
+
+Called by users' programs and by `cli`.
+May import `parent` and everything below it.
+"""
 
 from nanotf.compat.versions import require_tensorflow
 
 require_tensorflow()  # says what to install, before anything else that comes with it is missing
 
-import nanotf.keras.optimizers  # noqa: E402, F401  # saved models name its SparseAdam
-from nanotf.keras import layers  # noqa: E402
+from nanotf.keras import layers, optimizers  # noqa: E402  # saved models name SparseAdam
 from nanotf.keras.models import Model, Sequential  # noqa: E402
 from nanotf.parent.loop import nano  # noqa: E402
 from nanotf.region.decorators import nano_bf16, nano_multiprocessing, nano_multiprocessing_loss  # noqa: E402
@@ -18,4 +21,5 @@ __all__ = [
     "nano_bf16",
     "nano_multiprocessing",
     "nano_multiprocessing_loss",
+    "optimizers",
 ]

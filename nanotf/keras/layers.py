@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any
 
 from nanotf.compat import keras_names
 from nanotf.compat.versions import is_keras_3
-from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras.models import Kind, in_place_of
 
@@ -33,8 +31,6 @@ class EmbeddingInPlace(_KerasEmbedding, metaclass=Kind):  # type: ignore[misc]
         of_table, of_output = map(given.get, ("embeddings_regularizer", "activity_regularizer"))
         if of_table is not None and of_output is None:
             given["activity_regularizer"] = given.pop("embeddings_regularizer")
-            if patched:
-                _say_once()
         elif of_table is not None and Embedding in type(self).__mro__ and not patched:
             raise InvalidArgumentError(
                 "nanotf's Embedding applies embeddings_regularizer to the layer's output, as "
@@ -79,15 +75,6 @@ class Embedding(EmbeddingInPlace):
     Example:
         >>> layer = nanotf.keras.layers.Embedding(20_000, 128, embeddings_regularizer="l2")
     """
-
-
-@functools.cache
-def _say_once() -> None:
-    logger.warning(
-        "Embedding is nanotf.keras.layers.Embedding here: its embeddings_regularizer is applied to "
-        "the rows that are looked up. nanotf.patch_tensorflow(sparse=False) leaves Keras's "
-        "Embedding."
-    )
 
 
 # What Keras 3 looks at to tell the arguments of a layer apart.

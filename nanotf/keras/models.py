@@ -103,8 +103,7 @@ class Accelerated:
                 None takes all usable ones, and leaves those alone that another nanotf pool on
                 this machine has, if enough are left.
             sharding: str or None, where a `tf.data.Dataset` is read: "parent", once, in this
-                process; "data", by every worker, each keeping its rows; "file", by every worker
-                an N-th of the files; "auto" or None chooses.
+                process; "data", by every worker, each keeping its rows; "auto" or None chooses.
             max_restarts: int, default 0, how often training goes on by itself, with new workers
                 and from the last completed epoch, after a worker has died or was stuck. Without
                 workers nothing is restarted, nor where one dies before training has begun.
@@ -135,7 +134,7 @@ class Accelerated:
             backends.check_can_measure(backend)
             hint = 'num_processes="auto" has chosen one process.'
             num_processes = self._fastest(
-                keras_fit, args, kwargs, transport, cores_per_process, cores, sharding
+                keras_fit, args, kwargs, transport, cores_per_process, cores
             )
         if not calls.needs_workers(num_processes, transport, sharding, backend):
             try:
@@ -165,14 +164,13 @@ class Accelerated:
         transport: str | None,
         cores_per_process: int | None,
         cores: Sequence[int] | None,
-        sharding: str | None,
     ) -> int:
         from nanotf.parent import auto
 
         given = _given(keras_fit, args, kwargs)
         if given is None:
             return 1
-        return auto.choose(self, given, transport, cores_per_process, cores, sharding)
+        return auto.choose(self, given, transport, cores_per_process, cores)
 
     def evaluate(
         self,

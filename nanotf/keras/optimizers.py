@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import require_tensorflow
-from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras.models import Kind
+from nanotf.region.optimizers import SummedRows
 
 __all__ = ["SparseAdam"]
 
@@ -18,7 +17,7 @@ _KerasAdam: Any = keras_optimizers.adam_class()
 _tf: Any = require_tensorflow()
 
 
-class SparseAdam(keras_optimizers.SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
+class SparseAdam(SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
     r"""Adam that leaves the rows of an embedding alone which a batch does not touch.
 
     For a dense gradient it is Keras's `Adam`. For a sparse one (`tf.IndexedSlices`, what the
@@ -147,20 +146,6 @@ class Adam(AdamInPlace):
 
     Saved models name Keras's, so that they load without nanotf; the variables are the same.
     """
-
-    def build(self, var_list: Any) -> None:
-        """As in Keras; says once what is different."""
-        if any("embeddings" in variable.name for variable in var_list):
-            _say_once()
-        super().build(var_list)
-
-
-@functools.cache
-def _say_once() -> None:
-    logger.warning(
-        "Adam is nanotf.optimizers.SparseAdam here: rows of an embedding that a batch does not "
-        "touch stay as they are. nanotf.patch_tensorflow(sparse=False) leaves Keras's Adam."
-    )
 
 
 _init: Any = SparseAdam.__init__

@@ -8,8 +8,9 @@ These things are changed, and put back by `unpatch_tensorflow()`:
    `tf.keras.models`, `keras` where `tf.keras` is the same generation), become nanotf's, so that a
    class that is defined from now on derives from nanotf's. `isinstance` and `issubclass` mean
    the same as before: see `models.in_place_of`.
-3. `__init__` of Keras's `Embedding` and `Adam`, whose names become nanotf's, too. Whoever makes
-   one, `compile("adam")` and `load_model` among them, gets one of nanotf's class for it.
+3. Only with `sparse=True`: `__init__` of Keras's `Embedding` and `Adam`, whose names become
+   nanotf's, too. Whoever makes one, `compile("adam")` and `load_model` among them, gets one of
+   nanotf's class for it.
 
 Models that exist already are not touched, and those that were made in between keep what they
 have. Saved models name Keras's classes.
@@ -34,23 +35,23 @@ _keras_inits: dict[type, Any] = {}  # Keras's `__init__` by class, of those repl
 _policy_before: tuple[Any] | None = None  # the global dtype policy, while nanotf's is set
 
 
-def patch_tensorflow(precision: str = "float32", sparse: bool = True) -> None:
+def patch_tensorflow(precision: str = "float32", sparse: bool = False) -> None:
     """Makes every Keras model that is made from now on take `num_processes`.
 
     Patching twice is the same as once; the second call's arguments count.
 
-    Models compute what they would without the patch, with two exceptions, each of which a
-    warning announces where it comes up: see `sparse`.
+    Models compute what they would without the patch, except with `sparse=True`.
 
     Args:
         precision: str, default "float32", which leaves Keras's global dtype policy as it is.
             "mixed_bfloat16" sets it: layers that are made from now on compute in bfloat16, and
             keep their variables in float32.
-        sparse: bool, default True. `Embedding` and `Adam` become nanotf's, too: an
+        sparse: bool, default False, which leaves Keras's `Embedding` and `Adam` alone. With True
+            they become nanotf's, too, and results differ from Keras's: an
             `embeddings_regularizer` is applied to the layer's output, see
             `nanotf.keras.layers.Embedding`, and rows of an embedding that a batch does not touch
             are not updated, see `nanotf.optimizers.SparseAdam`. Where gradients are dense and
-            there is no such regularizer, results are Keras's. False leaves both classes alone.
+            there is no such regularizer, results are Keras's.
 
     Raises:
         InvalidArgumentError: There is no such precision.

@@ -10,8 +10,7 @@ A trial runs a step to trace, then a few more. Nobody takes its results home: th
 optimizer, metrics and callbacks stay as they are, and so do this process's random numbers; workers
 end afterwards. Arrays are read by index, and of a `tf.data.Dataset` a copy, or its graph in
 workers. What can only be read in this process (a generator, a `PyDataset`, a dataset with Python
-functions) would lose what a trial reads, so there is none. With `sharding="file"`, several
-processes read files of their own in a trial, too.
+functions) would lose what a trial reads, so there is none.
 
 Workers that are not done when the time for all trials is used up are killed. The time in which
 workers start does not count: it says nothing about steps, and a busy minute may multiply it. A
@@ -40,12 +39,20 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import ModelError, NanoError, PlacementError, ShippingError
 from nanotf.machine import neighbours, shell_state, topology
-from nanotf.parent import auto_cache, auto_key, calls, defaults, model_copy, report, training
+from nanotf.parent import (
+    auto_cache,
+    auto_key,
+    calls,
+    defaults,
+    model_copy,
+    report,
+    report_timeline,
+    training,
+)
 from nanotf.parent.fit_data import FitArguments
 from nanotf.pool import pool, warm
 from nanotf.pool.transports import check_transport
 from nanotf.shipping import inputs, jobs
-from nanotf.shipping.pipelines import check_sharding
 from nanotf.wire import messages, timing
 
 TRIAL_SECONDS = 20.0  # all trials together, or
@@ -178,14 +185,13 @@ def choose(
     transport: str | None = None,
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
-    sharding: str | None = None,
 ) -> int:
     """The number of processes for a `fit(num_processes="auto")`.
 
     Args:
         model: a compiled Keras model.
         given: mapping of str to object, the arguments of Keras's `fit` that were given.
-        transport, cores_per_process, cores, sharding: as in `fit`.
+        transport, cores_per_process, cores: as in `fit`.
 
     Returns:
         int, at least 1.
@@ -204,7 +210,7 @@ def choose(
         return _say(given, f"no trial, 1 process: {why_not}", 1)
     with _unchanged(model):
         try:
-            trial = _Trial(model, _shortened(FitArguments.of(given)), 1, check_sharding(sharding))
+            trial = _Trial(model, _shortened(FitArguments.of(given)), 1)
         except (ModelError, ShippingError) as error:  # one process can train all that Keras can
             return _say(given, f"no trial, 1 process: {error}", 1)
         steps = _steps_of_job(trial, FitArguments.of(given))
@@ -318,8 +324,7 @@ def _key(trial: _Trial, plans: Mapping[int, topology.Plan], transport: str) -> s
         trial.data.specs,
         batch,
         repr(sorted(plans.items())),
-        # What reads data elsewhere in workers is measured apart.
-        (transport, trial.sharding_of_job == "file"),
+        transport,
         _processor(),
         tf.__version__,
         tf.keras.Model.__module__.split(".")[0],
@@ -410,7 +415,6 @@ class _Trial(training._FitCall):
         model: the user's model.
         arguments: `FitArguments`, see `_shortened`.
         size: int, number of workers.
-        sharding: str, that of the job: "data", "file" or "parent".
         budget: `_Budget`, or None where nothing is run.
     """
 
@@ -421,21 +425,16 @@ class _Trial(training._FitCall):
         model: Any,
         arguments: FitArguments,
         size: int,
-        sharding: str,
         budget: _Budget | None = None,
     ) -> None:
-        # One process reads all files itself.
-        super().__init__(
-            model, arguments, size, "file" if (sharding == "file" and size > 1) else "trial", 0
-        )
-        self.sharding_of_job = sharding
+        super().__init__(model, arguments, size, "trial", 0)
         self.steps_per_execution = keras_names.steps_per_execution(model)
         self.executions = self.epochs = 1
         self.budget = budget
 
     def again(self, size: int, executions: int, epochs: int, budget: _Budget) -> _Trial:
         """Another trial of the same model and data."""
-        made = _Trial(self.model, self.arguments, size, self.sharding_of_job, budget)
+        made = _Trial(self.model, self.arguments, size, budget)
         made.executions, made.epochs = executions, epochs
         return made
 
@@ -472,7 +471,7 @@ class _Trial(training._FitCall):
 
     def step_times(self) -> list[tuple[int, int]]:
         """Begin and end of the executions of rank 0, which all ranks do together."""
-        return [(row[1], row[2]) for row in report.rows_of_steps(self.times[0])]
+        return [(row[1], row[2]) for row in report_timeline.rows_of_steps(self.times[0])]
 
 
 def _tried(
@@ -542,7 +541,7 @@ def _measure_workers(
     with contextlib.ExitStack() as stack:
         with budget.paused():
             workers = stack.enter_context(warm.pool_for(plan, transport))
-        start_up, spent = report.NS * (timing.now() - start), budget.spent()
+        start_up, spent = report_timeline.NS * (timing.now() - start), budget.spent()
         try:
             first.run(workers)
         except _OutOfTime:
@@ -587,9 +586,9 @@ def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
                 steps_per_epoch=steps,
                 verbose=0,
             )
-            rows = list(report.rows_of_steps(stopwatch.finish()))
+            rows = list(report_timeline.rows_of_steps(stopwatch.finish()))
             began, ended = rows[min(1, len(rows) - 1)][1], rows[-1][2]
-            return report.NS * (ended - began) / max(1, len(rows) - 1)
+            return report_timeline.NS * (ended - began) / max(1, len(rows) - 1)
 
         found = seconds(1, 2)  # the first step is traced; the second says how many fit
         count = int(min(MOST_STEPS, MEASURED_SECONDS / max(found, 1e-6)))
@@ -630,7 +629,7 @@ def _endless_copy(dataset: Any) -> Any:
 def _seconds_per_execution(first: _Trial, workers: pool.Pool, budget: _Budget) -> float:
     """By some more executions, if there is time for them; else by the second one."""
     began, ended = first.step_times()[-1]
-    seconds = report.NS * (ended - began)
+    seconds = report_timeline.NS * (ended - began)
     count = int(min(MOST_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))
     if count < 2:
         return seconds
@@ -640,4 +639,4 @@ def _seconds_per_execution(first: _Trial, workers: pool.Pool, budget: _Budget) -
     except _OutOfTime:
         return seconds
     ends = [end for _, end in more.step_times()]
-    return report.NS * (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else seconds
+    return report_timeline.NS * (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else seconds

@@ -1,7 +1,7 @@
-"""A call of a model's method that runs on workers, as the parent sees it.
+"""A call that runs on workers, as the parent sees it.
 
-    models -> training | inference      one call: its arguments, its callbacks, its results
-                 Call.run               the job goes out, messages come in, all ends or fails
+    loop | training, inference   one call: its arguments, callbacks, results
+                      Call.run   the job goes out, messages come in, all ends or fails
 
 Whatever the kind of job, it starts, is followed, fails and ends in `Call`.
 """
@@ -19,28 +19,24 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_names
 from nanotf.compat.versions import check_keras, require_tensorflow
 from nanotf.errors import (
     InvalidArgumentError,
     InvalidArgumentTypeError,
-    ModelError,
     NanoError,
     WorkerError,
     also,
 )
-from nanotf.machine import processor, topology
-from nanotf.parent import gpu, rejections, report
-from nanotf.parent.callbacks import ParentCallbacks
-from nanotf.parent.fit_data import FitArguments, FitData, Stream
+from nanotf.machine import topology
+from nanotf.parent import gpu, report
+from nanotf.parent.fit_data import Stream
 from nanotf.pool import backends, interrupts, warm
 from nanotf.pool.plans import AnyPlan
-from nanotf.pool.pool import LOOK_SECONDS, Pool, explaining_few_descriptors
+from nanotf.pool.pool import Pool, explaining_few_descriptors
+from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
-from nanotf.shipping import captured, jobs, models, pickling, streams
-from nanotf.shipping.inputs import RowsDiffer
+from nanotf.shipping import jobs, pickling, streams
 from nanotf.shipping.pipelines import check_sharding
-from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
@@ -177,10 +173,6 @@ class Call:
         """The part of a stream's signature of which each worker gets its rows."""
         return stream.signature
 
-    def data_error(self, failed: messages.DataFailed) -> BaseException:
-        """The exception for data that failed, when workers have ended the job."""
-        return failed.error
-
     def open_writers(self) -> Sequence[streams.StreamWriter]:
         """Those that read data for the workers now."""
         return self.writers
@@ -201,7 +193,7 @@ class Call:
         self.writers[message.stream].handle(message)
 
     def look(self, ended: set[int]) -> None:
-        """Looks after workers that have said nothing for `pool.LOOK_SECONDS`.
+        """Looks after workers that have said nothing for `LOOK_SECONDS`.
 
         Args:
             ended: set of int, the ranks that have ended the job.
@@ -263,8 +255,10 @@ class Call:
             _close_descriptors(blocks)
             clock.sent = timing.now()
             self.writers = [self._writer(i, stream) for i, stream in enumerate(self.data_streams())]
-            results = self._follow()
-            clock.done = timing.now()
+            try:
+                results = self._follow()
+            finally:
+                clock.done = timing.now()
             self.collect()
         except BaseException:
             # A fork that a callback has made, and that ends here, has nothing of the job's.
@@ -273,10 +267,20 @@ class Call:
                     self._give_up(blocks)
             raise
         self._clear(blocks, streams.STOP_SECONDS)
+        return self.finish(results, self.times)
+
+    def finish(self, results: list[Any], times: tuple[timing.WorkerTimes, ...]) -> Any:
+        """Returns what the call returns, and reports where its time went.
+
+        Args:
+            results: list, what each rank's job returned; empty if the workers died.
+            times: tuple of `timing.WorkerTimes`, by rank, or empty.
+        """
+        clock = self.clock
         clock.readings = [writer.reading for writer in self.writers]
         result = self.end(results)
         clock.ended = timing.now()
-        self.report = report.Report.of(self.method, clock, self.times)
+        self.report = report.Report.of(self.method, clock, times, self.size)
         report.remember(self.report)
         self.reported()
         return result
@@ -333,7 +337,7 @@ class Call:
         else:
             self._abandoned = self._data_failed is not None
         if self._data_failed is not None:
-            raise self.data_error(self._data_failed)
+            raise self._data_failed.error
         return results
 
     def _data_have_failed(self, failed: messages.DataFailed) -> None:
@@ -375,12 +379,12 @@ class Call:
                 if message.job == self.number:
                     self.hear_stream(message)
             elif isinstance(message, messages.JobFailed):
-                raise self.workers.explain(message) or self.failure(message)
+                raise self.workers.supervisor.explain(message) or self.failure(message)
             elif isinstance(message, messages.Progress):
                 pass  # the pool has heard it
             elif isinstance(message, messages.Stalled):
                 if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
-                    self.workers.note_stalled(rank, message)
+                    self.workers.supervisor.note_stalled(rank, message)
             elif isinstance(message, messages.DataFailed):
                 if message.job == self.number:
                     self._data_have_failed(message)
@@ -424,152 +428,3 @@ def _check_same_hook(waiting: Mapping[int, messages.Waiting]) -> None:
             f"{first.hook}({first.index}), others at "
             f"{[(m.rank, m.hook, m.index) for m in waiting.values() if m.rank]}."
         )
-
-
-class ModelCall(Call):
-    """A call of a model's method: everything is checked and laid out before workers are needed.
-
-    Args:
-        model: a Keras model.
-        arguments: `FitArguments`.
-        size: int, number of workers.
-        sharding: str, where datasets are read, see `FitData`.
-
-    Attributes:
-        callbacks: `ParentCallbacks`, set by `begin`.
-    """
-
-    callbacks: ParentCallbacks
-    can_be_abandoned = True
-    quiet = False  # whether what the model prints stays out of the user's terminal
-    trains = False
-
-    def __init__(
-        self, model: Any, arguments: FitArguments, size: int, sharding: str = "parent"
-    ) -> None:
-        super().__init__(size)
-        self.model = model
-        self.arguments = arguments
-        optimizer = getattr(model, "optimizer", None)
-        # The step count makes the second of two calls in a row differ from the first.
-        self.seed = seed_of_user(0 if optimizer is None else int(optimizer.iterations.numpy()))
-        self.data = FitData(
-            model, arguments, self.seed, STATE_BLOCK + 1, size, sharding, trains=self.trains
-        )
-        with keras_names.scope_of(model):
-            self.build()
-        models.check_rows_are_independent(model)
-        if keras_names.computes_in_bfloat16(model):
-            processor.warn_of_slow_bfloat16(
-                f"bfloat16, in which the model {model.name!r} computes,"
-            )
-        with (
-            pickling.naming(f"The model {model.name!r}"),
-            keras_names.metric_names_as_compiled(model),
-        ):
-            recipe = models.checked(model, models.recipe_of(model))
-            self.recipe, self.captured = captured.dump(model, recipe)
-        self.variables = self.variables_to_send() + self.captured.variables
-        self.layout = StateLayout.of(
-            self.variables,
-            size,
-            averaged=[
-                *keras_names.moving_variables(model),
-                *keras_names.weights_assigned(model),
-                *self.captured.moving,
-                *self.captured.single,
-            ],
-        )
-        self.clock.prepared = timing.now()
-
-    def build(self) -> None:
-        """Builds the user's model, as the first step in a single process would."""
-        model, (specs, method) = self.model, self.first_step()
-        if not models.needs_call(model):
-            return
-        step = f"{rejections.STEPS[method]}_step"
-        if keras_names.has_own_step(model, step) and not model.run_eagerly:
-            # It may call the model, or parts of it, on something else than the data's inputs.
-            keras_names.trace_step(model, step, specs)
-            return
-        self._call_model(specs[0] if isinstance(specs, tuple) else specs)
-        if models.needs_call(model) and not model.built:
-            raise ModelError(
-                "A model must be built before workers can get its weights. Received: model "
-                f"{model.name!r}, which is not after a call on data {specs}."
-            )
-
-    def _call_model(self, x: Any) -> None:
-        try:
-            models.call_on_nothing(self.model, x)
-        except Exception as error:
-            raise ModelError(
-                "A model must be built before workers can get its weights, and the inputs do "
-                f"not tell how. Received: model {self.model.name!r}, inputs {x}, and calling it "
-                f"raised {type(error).__name__}: {error}. Call the model on a batch once, or "
-                "give it an Input layer."
-            ) from error
-
-    def variables_to_send(self) -> list[Any]:
-        """The variables whose values the workers need."""
-        return keras_names.model_variables(self.model)
-
-    def data_streams(self) -> list[Stream]:
-        return self.data.streams
-
-    def first_step(self) -> tuple[Any, str]:
-        """Of which batches the first step is, and of which method."""
-        return self.data.specs, self.method
-
-    def traced(self) -> list[tuple[Any, str]]:
-        """The steps that workers may be tracing: of which batches, and of which method."""
-        return [self.first_step()]
-
-    def failure(self, message: messages.JobFailed) -> BaseException:
-        error = super().failure(message)
-        if error.__cause__ is not None:
-            for specs, method in self.traced():
-                rejected = rejections.rejection(self.model, specs, error.__cause__, method)
-                if rejected is not None:
-                    rejected.__cause__ = error
-                    return rejected
-        return error
-
-    def data_error(self, failed: messages.DataFailed) -> BaseException:
-        error = failed.error
-        if isinstance(error, RowsDiffer):
-            specs, validates = self.data.specs_of(failed)
-            method = "evaluate" if validates else self.method
-            try:
-                rejections.trace_step(self.model, specs, method, error.shapes)
-            except Exception as found:  # as in a single process
-                return found
-        return error
-
-    def state_and_blocks(self) -> list[Block]:
-        """Makes the job's blocks, and `state` over the first."""
-        blocks = [Block(self.layout.nbytes), *self.data.blocks()]
-        self.state = State(self.layout, blocks[STATE_BLOCK], self.variables)
-        return blocks
-
-    def release(self) -> None:
-        del self.state
-
-    def common(self) -> dict[str, Any]:
-        """The fields of `jobs.ModelJob`."""
-        return {
-            "recipe": self.recipe,
-            "settings": jobs.KerasSettings.taken(),
-            "specs": self.data.specs,
-            "layout": self.layout,
-            "state_block": STATE_BLOCK,
-            "events": self.callbacks.events,
-            "waits": self.callbacks.waits,
-            "seed": self.seed,
-            "terminal": jobs.Terminal.taken(),
-            "quiet": self.quiet,
-        }
-
-    def hear(self, message: Any) -> None:
-        assert isinstance(message, messages.Event), message
-        self.callbacks.call(message.hook, message.index, message.logs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,12 @@ class RunDefault:
 
     Args:
         processes: int, `AUTO`, or None for no default.
+        check: callable that the first `fit` calls; what it raises, `fit` raises.
         fits: int, how often `fit` was called.
     """
 
     processes: int | str | None
+    check: Callable[[], None] = lambda: None
     fits: int = 0
 
 
@@ -59,6 +61,8 @@ def num_processes(given: int | str | None) -> int | str | None:
     if current is None or _is_ours.get():
         return given
     current.fits += 1
+    if current.fits == 1:
+        current.check()
     if given is not None:
         return given
     from nanotf.pool import warm  # and NumPy with it, which the command line does without

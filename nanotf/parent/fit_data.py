@@ -16,13 +16,12 @@ import numpy as np
 
 from nanotf.compat import data_adapters, keras_names, random_states
 from nanotf.compat.versions import is_keras_3, require_tensorflow
-from nanotf.errors import InvalidArgumentError, ShippingError
-from nanotf.shipping import files, inputs, pipelines, streams
+from nanotf.errors import InvalidArgumentError
+from nanotf.shipping import inputs, pipelines, streams
 from nanotf.shipping.arrays import Packing
-from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 
-Input = inputs.ArrayInput | streams.StreamInput | pipelines.PipelineInput | files.FilesInput
+Input = inputs.ArrayInput | streams.StreamInput | pipelines.PipelineInput
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,15 +126,13 @@ class FitData:
         arguments: `FitArguments`.
         seed: int, of the order of shuffled arrays.
         first_block: int, the number of the first of the job's blocks that is for arrays.
-        size: int, number of workers.
-        sharding: str, "data", "file" or "parent", where datasets are read, or "trial", which is
-            "data" with whatever order the workers find. Validation data that have no files to
-            divide are read in the parent.
+        sharding: str, "data" or "parent", where datasets are read, or "trial", which is "data"
+            with whatever order the workers find.
         trains: bool, whether the data are for training; otherwise for one pass over them.
         resume: `Resume`, where training goes on in the middle; None for its begin.
 
     Attributes:
-        train: `ArrayInput`, `StreamInput`, `PipelineInput` or `FilesInput`.
+        train: `ArrayInput`, `StreamInput` or `PipelineInput`.
         validation: same, or None.
         steps: int or None, batches per epoch, where that is known.
         steps_per_epoch, validation_steps: int or None, what a worker's `fit` gets.
@@ -155,13 +152,11 @@ class FitData:
         arguments: FitArguments,
         seed: int,
         first_block: int,
-        size: int,
         sharding: str = "parent",
         trains: bool = True,
         resume: Resume | None = None,
     ) -> None:
         self._sharding = sharding
-        self._size = size
         self._resume = resume
         self._model = model
         self._arguments = a = arguments
@@ -241,9 +236,7 @@ class FitData:
                 )
             self._read = opened
             self.train, self.specs = self._stream("x", opened, trains=True)
-            # By files, an epoch may take more steps than the dataset has batches.
-            self.steps = steps if self._sharding == "file" else opened.steps
-            self.steps_per_epoch = steps
+            self.steps, self.steps_per_epoch = opened.steps, steps
             return
         passes, first = self._passes_of_training(opened.size), None
         if resume is not None:
@@ -378,22 +371,9 @@ class FitData:
             )
             place = self._place(data.cardinality) if trains else {}
             return dataclasses.replace(made, **place), signature
-        if self._sharding == "file":
-            try:
-                return self._files(data, what, trains), signature
-            except ShippingError:
-                if trains:
-                    raise
         self.streams.append(Stream(data, signature, trains, data.element_spec))
         number = len(self.streams) - 1
         return streams.StreamInput(number, signature, data.cardinality, data.steps), signature
-
-    def _files(self, data: data_adapters.Epochs, what: str, trains: bool) -> files.FilesInput:
-        block = self._first_block + len(self._packings)
-        made, packing = files.files_input(data.dataset, data.cardinality, what, self._size, block)
-        self._packings.append(packing)
-        place = self._place(made.cardinality) if trains else {}
-        return dataclasses.replace(made, **place)
 
     def _arrays(
         self, data: data_adapters.Arrays, shuffle: bool | str, passes: int | None
@@ -418,14 +398,6 @@ class FitData:
             blocks.append(block)
         self._packings = []  # nothing refers to the user's arrays beyond this point
         return blocks
-
-    def specs_of(self, failed: messages.DataFailed) -> tuple[Any, bool]:
-        """The specs that Keras has of data that failed, and whether they are for validation."""
-        validates = failed.validates
-        if failed.stream is not None:
-            source = self.validation
-            validates = isinstance(source, streams.StreamInput) and source.stream == failed.stream
-        return self.keras_specs(self.validation if validates else self.train), validates
 
     def keras_specs(self, source: Input | None) -> Any:
         """The specs of a batch of `train` or `validation` as Keras has them, with known rows."""

@@ -6,16 +6,18 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nanotf.compat import data_adapters, keras_metrics, keras_names
+from nanotf.compat import data_adapters, keras_names
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent import calls, gpu, rejections
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_data import FitArguments, Stream
+from nanotf.parent.model_call import ModelCall
 from nanotf.pool import warm
 from nanotf.pool.pool import Delivery
 from nanotf.pool.transports import check_transport
-from nanotf.shipping import jobs, outputs
+from nanotf.region import metrics
+from nanotf.shipping import inputs, jobs, outputs
 from nanotf.shipping.state import combine_locals
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
@@ -92,7 +94,7 @@ def _run(
         return call.run(workers)
 
 
-class _Inference(calls.ModelCall):
+class _Inference(ModelCall):
     """What `evaluate` and `predict` share: one pass over the data, which changes no weight."""
 
     method: str
@@ -168,14 +170,15 @@ class _EvaluateCall(_Inference):
     stop_flag = "stop_evaluating"
 
     def build(self) -> None:
-        with rejections.in_words_of_keras(self.model, self.data.specs, self.method):
-            super().build()
-            own = keras_names.has_own_step(self.model, "test_step")
-            given = (self.model, "test_step", self.data.specs)
-            trace = functools.partial(keras_names.trace_step, *given) if own else None
-            keras_names.build_metrics(self.model, self.data.specs, trace)
-        specs = self.data.keras_specs(self.data.train)
-        rejections.refuse_weights(self.model, specs, self.method)
+        specs = inputs.without_lists(self.data.specs)
+        rejections.refuse_data(self.model, specs, self.method)
+        super().build()
+        own = keras_names.has_own_step(self.model, "test_step")
+        given = (self.model, "test_step", specs)
+        trace = functools.partial(keras_names.trace_step, *given) if own else None
+        keras_names.build_metrics(self.model, specs, trace)
+        keras_specs = self.data.keras_specs(self.data.train)
+        rejections.refuse_weights(self.model, keras_specs, self.method)
 
     def on_begin(self) -> None:
         self.callbacks.list.on_test_begin()
@@ -191,7 +194,7 @@ class _EvaluateCall(_Inference):
         combine_locals(
             keras_names.metric_variables(self.model),
             [result.metrics for result in results],
-            of_first=keras_metrics.whole_batch_variables(self.model.metrics),
+            of_first=metrics.whole_batch_variables(self.model.metrics),
         )
         self.take_over(first)
         self.callbacks.list.on_test_end(first.logs)
@@ -206,8 +209,8 @@ class _PredictCall(_Inference):
     stop_flag = "stop_predicting"
 
     def build(self) -> None:
-        with rejections.in_words_of_keras(self.model, self.data.batch_specs(), self.method):
-            super().build()
+        rejections.refuse_data(self.model, self.data.batch_specs(), self.method)
+        super().build()
 
     def first_step(self) -> tuple[Any, str]:
         return self.data.batch_specs(), self.method

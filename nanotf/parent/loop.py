@@ -14,9 +14,7 @@ import functools
 import inspect
 import queue
 import time
-import types
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,11 +22,8 @@ import numpy as np
 from nanotf.compat import (
     eager_context,
     keras_compiled,
-    keras_metrics,
     keras_names,
-    pipelines,
     random_states,
-    shared_datasets,
 )
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
@@ -46,12 +41,14 @@ from nanotf.machine import processor
 from nanotf.parent import calls
 from nanotf.parent.divergence import Partings
 from nanotf.parent.fit_data import Stream
+from nanotf.parent.loop_data import OnePass, Source
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
-from nanotf.pool.pool import LOOK_SECONDS, Delivery
+from nanotf.pool.pool import Delivery
+from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
-from nanotf.region import context
-from nanotf.shipping import iterators, jobs, models, objects, programs, streams
+from nanotf.region import context, metrics
+from nanotf.shipping import jobs, models, objects, programs, streams
 from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
@@ -59,8 +56,6 @@ from nanotf.wire.blocks import Block
 
 REST_SECONDS = 10.0  # a rank that waits in a collective has said so by then, see `messages.Reached`
 _SAME = 1e-3  # relative; what rounding may make of a sum of magnitudes that should be equal
-# A function whose code names one of these divides the work itself.
-_DIVIDES_ITSELF = {"get_strategy", "experimental_distribute_dataset", "rank", "Dataset"}
 
 
 def nano(
@@ -188,9 +183,7 @@ class _LoopCall(calls.Call):
         self.restarts = 0
         self.name = getattr(function, "__qualname__", "function")
         self.manifest = programs.Manifest(function, arguments)
-        self._check_reach()
-        batches = bool(self.manifest.names & shared_datasets.BATCHING)
-        self.sources = [_Source(data, batches) for data in self.manifest.data]
+        self.sources = [Source(data) for data in self.manifest.data]
         self._check_sources()
         self._build_models()
         if any(map(keras_names.computes_in_bfloat16, self.manifest.roots)):
@@ -208,7 +201,7 @@ class _LoopCall(calls.Call):
             averaged=objects.moving_variables(roots),
             of_first=[
                 *objects.save_counters(roots),
-                *keras_metrics.whole_batch_variables(objects.metrics_of(roots)),
+                *metrics.whole_batch_variables(objects.metrics_of(roots)),
             ],
         )
         # Passes over each source that were complete: at the last save that was begun, and by the
@@ -216,23 +209,6 @@ class _LoopCall(calls.Call):
         self.complete = [0] * len(self.sources)
         self.complete_at: dict[str, list[int]] = {}
         self.clock.prepared = timing.now()
-
-    def _check_reach(self) -> None:
-        """Raises `InvalidArgumentError` where there is nothing to divide, or to train."""
-        if not self.manifest.data and not self.manifest.names & _DIVIDES_ITSELF:
-            raise InvalidArgumentError(
-                "A @nano function must get a dataset, whose batches the workers share: as an "
-                f"argument or from the code around it. Received: {self.name}, which refers to no "
-                "tf.data.Dataset, iterator or generator. Make a dataset of your arrays with "
-                "tf.data.Dataset.from_tensor_slices(...).batch(batch_size)."
-            )
-        trained = [root for root in self.manifest.roots if objects.can_be_trained(root)]
-        if not trained and not self.manifest.names & _DIVIDES_ITSELF:
-            raise InvalidArgumentError(
-                "A @nano function must get what it trains: a model, an optimizer or variables, as "
-                f"an argument or from the code around it. Received: {self.name}, which refers to "
-                "none."
-            )
 
     def _check_sources(self) -> None:
         """Raises `InvalidArgumentError` where data could not be read again."""
@@ -309,7 +285,7 @@ class _LoopCall(calls.Call):
         self._open: dict[int, streams.StreamWriter] = {}
         self._closed: dict[int, int] = {}
         self._closing: list[streams.StreamWriter] = []
-        self._passes: list[tuple[_Source, _OnePass, streams.StreamWriter]] = []
+        self._passes: list[tuple[Source, OnePass, streams.StreamWriter]] = []
         blocks = [Block(self.layout.nbytes)]
         if self.packer.nbytes:
             blocks.append(Block(self.packer.nbytes))
@@ -478,127 +454,3 @@ class _LoopCall(calls.Call):
                 f"{self.name}, they differ. Update variables only with a Keras optimizer inside "
                 "of a step under @nano_multiprocessing, or sum the gradients yourself."
             )
-
-
-class _Source:
-    """A dataset, iterator or generator of the user's, as its batches are handed out.
-
-    Args:
-        source: one of these.
-        batches: bool, whether the function may make batches of what a dataset yields.
-    """
-
-    def __init__(self, source: Any, batches: bool) -> None:
-        tf = require_tensorflow()
-        self._source = source
-        self.passed = 0  # passes that were complete when a restart began
-        cardinality = int(tf.data.UNKNOWN_CARDINALITY)
-        what = "A dataset of a @nano function"
-        whole, is_batched = None, True
-        if not isinstance(source, tf.data.Dataset):
-            self._ahead = _read_ahead.setdefault(source, collections.deque())
-        if isinstance(source, types.GeneratorType):
-            kind, signature = "generator", streams.signature_of(self._specs_of_first(), what)
-        else:
-            kind = "dataset" if isinstance(source, tf.data.Dataset) else "iterator"
-            whole = source.element_spec
-            if kind == "dataset":
-                cardinality = int(source.cardinality())
-                is_batched = not batches or _are_batches(whole)
-            signature = streams.signature_of(whole, what) if is_batched else whole
-            if not batches and kind == "dataset" and not _are_batches(whole):
-                raise ShippingError(
-                    f"{what} must yield batches, with a row for each sample. Received: tensors of "
-                    f"different lengths, {whole}. Call .batch(batch_size) on the dataset."
-                )
-        self.data = jobs.LoopData(kind, signature, cardinality, whole, is_batched)
-
-    def _specs_of_first(self) -> Any:
-        """The specification of a generator's batches, by its first."""
-        tf = require_tensorflow()
-        if not self._ahead:
-            try:
-                self._ahead.append(next(self._source))
-            except StopIteration:
-                raise InvalidArgumentError(
-                    "A generator of a @nano function must yield at least one batch. Received: an "
-                    "exhausted one."
-                ) from None
-        return tf.nest.map_structure(
-            lambda a: tf.TensorSpec(np.shape(a), np.asarray(a).dtype), self._ahead[0]
-        )
-
-    def begin_again(self, complete: int) -> None:
-        """Makes ready for a job that goes on after so many passes, in the order that they had."""
-        self.passed = complete
-        copy = pipelines.copy_of(self._source)
-        if copy is None:  # TensorFlow cannot write its graph: it goes on
-            return
-        self._source = copy
-        for _ in range(complete):
-            iterators.drop([iter(copy)])  # every iterator draws an order
-
-    def stream(self) -> Stream:
-        """One pass over it."""
-        source = self._source if self.data.kind == "dataset" else self._rest()
-        whole = self.data.whole if self.data.kind == "dataset" else self.data.signature
-        return Stream(_OnePass(source), whole, trains=False, is_batched=self.data.is_batched)
-
-    def _rest(self) -> Iterator[Any]:
-        """The batches of what can be read once; closing this leaves the user's generator open."""
-        while self._ahead:
-            yield self._ahead.popleft()
-        for batch in self._source:  # noqa: UP028 - `yield from` would close it
-            yield batch
-
-    def put_back(self, unread: Sequence[Any]) -> None:
-        """Keeps batches that no worker has read for the next call."""
-        if self.data.kind != "dataset":
-            self._ahead.extendleft(reversed(unread))
-
-
-# By iterator or generator, the batches that were read from it and that no worker has asked for.
-_read_ahead: weakref.WeakKeyDictionary[Any, collections.deque[Any]] = weakref.WeakKeyDictionary()
-
-
-def _are_batches(element_spec: Any) -> bool:
-    """Whether the tensors of an element can have a row for each sample."""
-    specs = require_tensorflow().nest.flatten(element_spec)
-    if any(getattr(getattr(spec, "shape", None), "rank", 0) == 0 for spec in specs):
-        return False
-    if any(spec.shape.rank is None for spec in specs):
-        return True
-    return len({spec.shape[0] for spec in specs} - {None}) <= 1
-
-
-class _OnePass:
-    """What a `StreamWriter` reads: one iteration over a source."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-        self._given = 0
-        self._last: collections.deque[Any] = collections.deque(maxlen=streams.SLOTS + 1)
-
-    def unread(self, taken: int) -> list[Any]:
-        """The batches that were read, and that the workers have not taken; `taken` is a count."""
-        count = self._given - taken
-        return list(self._last)[-count:] if count > 0 else []
-
-    def training(self) -> Iterator[Any]:
-        raise AssertionError("a loop has no epochs of its own")
-
-    def evaluations(self) -> Iterator[Any]:
-        yield self._batches()
-
-    def _batches(self) -> Iterator[tuple[Any, Any]]:
-        iterator = iter(self._source)
-        for batch in iterator:
-            self._given += 1
-            self._last.append(batch)
-            yield iterator, batch
-
-    def keeps(self, iterator: Any) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass

@@ -31,9 +31,16 @@ def fit(keras_fit: Any, args: Any, kwargs: Any, hint: str = "") -> Any:
         return keras_fit(*args, **kwargs)  # raises it in its own words
     given = bound.arguments.get("callbacks")
     callbacks = require_tensorflow().keras.callbacks
-    if not isinstance(given, callbacks.CallbackList):  # a list of the user's stays as it is
+    passes = stopwatch.callback(callbacks.Callback)
+    if isinstance(given, callbacks.CallbackList):  # of the user's: it is part of it for this call
+        given.callbacks.insert(0, passes)
+        try:
+            history = keras_fit(*bound.args, **bound.kwargs)
+        finally:
+            given.callbacks.remove(passes)
+    else:
         more = [] if given is None else given if isinstance(given, (list, tuple)) else [given]
-        bound.arguments["callbacks"] = [stopwatch.callback(callbacks.Callback), *more]
-    history = keras_fit(*bound.args, **bound.kwargs)
+        bound.arguments["callbacks"] = [passes, *more]
+        history = keras_fit(*bound.args, **bound.kwargs)
     history.nanotf = report.Report.of_one_process("fit", stopwatch.finish(), hint)
     return history

@@ -1,57 +1,39 @@
 """What Keras's own step says to data that do not suit the model.
 
-Keras finds out when it traces its step. In the parent that would take as long as in a worker,
-so it is done where something looks wrong, before workers start, and where a worker has failed,
-so that the user gets the exception that a single process raises.
+Keras finds out when it traces its step. In the parent that takes as long as in a worker, so it is
+done only where something looks wrong, before workers start: then the user gets the exception that a
+single process raises.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
-from nanotf.errors import NanoError
 from nanotf.shipping import inputs, models
 
 # The parts of the names of a model's functions, by the method that calls them.
 STEPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 
 
-@contextlib.contextmanager
-def in_words_of_keras(model: Any, specs: Any, method: str) -> Iterator[None]:
-    """Raises what Keras's own step says, before or in place of what is raised inside.
-
-    What was raised inside is its cause: it may be the reason of what the step says.
+def refuse_data(model: Any, specs: Any, method: str) -> None:
+    """Raises what Keras's own step says to data that look wrong for a model.
 
     Args:
         model: a model, compiled unless it is for "predict".
         specs: nested structure of `tf.TensorSpec` or None, of one batch.
         method: str, "fit", "evaluate" or "predict".
     """
-    if looks_wrong(model, specs, method):
+    if _look_wrong(model, specs, method):
         trace_step(model, specs, method)
-    try:
-        yield
-    except NanoError:
-        raise
-    except Exception as error:
-        try:
-            trace_step(model, specs, method)
-        except Exception as found:
-            raise found from error
-        raise
 
 
-def looks_wrong(model: Any, specs: Any, method: str = "fit") -> bool:
+def _look_wrong(model: Any, specs: Any, method: str) -> bool:
     """Whether targets or a loss are missing, or inputs do not have the model's shapes.
 
     Nothing of that must be wrong: the model may have a step of its own.
-
-    Args:
-        model, specs, method: as in `in_words_of_keras`.
     """
     tf = require_tensorflow()
     if isinstance(specs, tuple) and len(specs) > 3:
@@ -79,7 +61,7 @@ def refuse_weights(model: Any, specs: Any, method: str) -> None:
     dimension has, since a worker's part may have as many rows as weights for each.
 
     Args:
-        model, specs, method: as in `in_words_of_keras`, the model built, the rows as Keras knows
+        model, specs, method: as in `refuse_data`, the model built, the rows as Keras knows
             them.
     """
     tf = require_tensorflow()
@@ -125,7 +107,7 @@ def trace_step(
     """Traces the step of a method, and raises what that raises.
 
     Args:
-        model, specs, method: as in `in_words_of_keras`.
+        model, specs, method: as in `refuse_data`.
         shapes: sequence of tuple of int, of the arrays of a batch, flattened: it makes the step
             with zeros of these shapes, too. None for no batch.
     """
@@ -182,22 +164,3 @@ def _batches(specs: Any, shapes: Sequence[tuple[int, ...]] | None) -> Any:
         )
 
     return tf.data.Dataset.from_generator(flat_batches, output_signature=given).map(batch)
-
-
-def rejection(
-    model: Any, specs: Any, error: BaseException, method: str = "fit"
-) -> BaseException | None:
-    """What a single process raises instead of what a worker did, where that can be told.
-
-    Args:
-        model, specs, method: as in `in_words_of_keras`.
-        error: what a worker raised.
-
-    Returns:
-        An exception of the same type, or None where the parent cannot tell.
-    """
-    try:
-        trace_step(model, specs, method)
-    except Exception as found:
-        return found if type(found) is type(error) else None
-    return None

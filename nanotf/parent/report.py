@@ -37,115 +37,17 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from nanotf.errors import NanoError
+from nanotf.parent.report_timeline import (
+    COLUMNS,
+    NS,
+    WorkerReport,
+    begin_of_passes,
+    slices_of_call,
+    slices_of_worker,
+)
 from nanotf.wire import timing
 
-NS = 1e-9  # seconds
-
-_PASS_NAMES = {timing.TRAIN: "epoch", timing.TEST: "evaluation", timing.PREDICT: "prediction"}
-
-# Of a worker's row in the table and in the picture: field, heading.
-COLUMNS = (
-    ("rebuilding", "rebuild"),
-    ("first_steps", "first step"),
-    ("input", "input"),
-    ("compute", "compute"),
-    ("communication", "comm."),
-    ("communication_wait", "comm. wait"),
-    ("between_steps", "between"),
-    ("hooks", "hooks"),
-    ("epoch_ends", "epoch ends"),
-)
-
-
 _COLUMNS_OF_TABLE = (*COLUMNS, ("total", "total"), ("executions", "steps"))
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkerReport:
-    """Where a worker's time went, in seconds. The parts add up to `total`.
-
-    What was not measured is None, and is part of `compute`. Of a `@nano` call that is all but
-    `rebuilding` and communication.
-
-    Args:
-        rank: int.
-        rebuilding: float, rebuilding the model, or finding it from an earlier call; its values;
-            making what reads the data.
-        first_steps: float, the first step of training and the first of validation, which hold
-            tracing.
-        input: float, other steps waiting for data.
-        compute: float.
-        communication: float, copying and summing what ranks exchange.
-        communication_wait: float, waiting for other ranks there.
-        between_steps: float.
-        hooks: float, waiting within epochs for callbacks.
-        epoch_ends: float.
-        total: float, from the job's arrival to its end.
-        executions: int, of steps, the first included.
-    """
-
-    rank: int
-    rebuilding: float
-    first_steps: float | None
-    input: float | None
-    compute: float
-    communication: float | None
-    communication_wait: float | None
-    between_steps: float | None
-    hooks: float | None
-    epoch_ends: float | None
-    total: float
-    executions: int | None
-
-    @classmethod
-    def of(cls, times: timing.WorkerTimes) -> WorkerReport:
-        """Sums up what a worker noted."""
-        passes, by_keras = passes_of(times), bool(times.passes)
-        in_passes = sum(p.ended - p.began for p in outer_passes(times))
-        inside, first = sum(p.inside for p in passes), sum(p.first for p in passes)
-        waiting = sum(p.input for p in passes)
-        in_calls, waited = sum(p.in_calls for p in passes), sum(p.waited for p in passes)
-        hooks = sum(p.hooks for p in passes)
-        begin = begin_of_passes(times)
-        return cls(
-            rank=times.rank,
-            rebuilding=NS * (begin - times.began),
-            first_steps=NS * first if by_keras else None,
-            input=NS * waiting if times.knows_input and by_keras else None,
-            compute=NS * (inside - waiting - in_calls),
-            communication=NS * (in_calls - waited) if times.knows_calls else None,
-            communication_wait=NS * waited if times.knows_calls else None,
-            between_steps=NS * (in_passes - inside - first - hooks) if by_keras else None,
-            hooks=NS * hooks if by_keras else None,
-            epoch_ends=NS * (times.ended - begin - in_passes) if by_keras else None,
-            total=NS * (times.ended - times.began),
-            executions=sum(p.executions for p in passes) if by_keras else None,
-        )
-
-
-def begin_of_passes(times: timing.WorkerTimes) -> int:
-    """When a worker had made everything ready."""
-    return times.passes[0].began if times.passes else times.ready
-
-
-def passes_of(times: timing.WorkerTimes) -> list[timing.Pass]:
-    """A worker's passes; of a job without any, a `@nano` call, all of it counts as one step."""
-    if times.passes:
-        return times.passes
-    whole = timing.Pass(timing.TRAIN, None, times.ready, times.ended)
-    whole.inside = times.ended - times.ready
-    whole.in_calls, whole.waited = times.in_calls, times.waited
-    return [whole]
-
-
-def outer_passes(times: timing.WorkerTimes) -> list[timing.Pass]:
-    """A worker's passes without those inside others: validation is one inside of training."""
-    passes = passes_of(times)
-    return [p for p in passes if not any(_is_inside(p, q) for q in passes)]
-
-
-def _is_inside(one: timing.Pass, other: timing.Pass) -> bool:
-    return one is not other and other.began <= one.began and one.ended <= other.ended
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +69,7 @@ class Report:
         reading: float, of `running`, when this process read the user's dataset or generator,
             beside everything else; 0 for arrays, which workers read.
         shipped_bytes: int, in shared memory, what is read in steps not counted.
-        workers: tuple of `WorkerReport`, by rank.
+        workers: tuple of `WorkerReport`, by rank; empty if workers died after training.
         call, times: what was noted, see `timing`.
         hint: str, what may be faster; "" where nothing is known to be.
     """
@@ -190,12 +92,12 @@ class Report:
 
     @classmethod
     def of(
-        cls, method: str, call: timing.CallTimes, times: tuple[timing.WorkerTimes, ...]
+        cls, method: str, call: timing.CallTimes, times: tuple[timing.WorkerTimes, ...], size: int
     ) -> Report:
-        """Sums up what parent and workers noted."""
+        """Sums up what the parent and `size` workers noted; `times` is empty if these died."""
         return cls(
             method=method,
-            size=len(times),
+            size=size,
             total=NS * (call.ended - call.began),
             preparing=NS * (call.prepared - call.began),
             start_up=NS * (call.lent - call.prepared),
@@ -213,16 +115,24 @@ class Report:
     @classmethod
     def of_one_process(cls, method: str, times: timing.WorkerTimes, hint: str) -> Report:
         """Of a call without workers: the one row is that of this process."""
-        call = timing.CallTimes(times.began)
-        call.prepared = call.lent = call.written = call.sent = times.began
+        call, begin = timing.CallTimes(times.began), begin_of_passes(times)
+        call.prepared = call.lent = call.written = call.sent = begin
         call.done = call.ended = times.ended
-        made = cls.of(method, call, (times,))
+        times = dataclasses.replace(times, began=begin, ready=begin)
+        made = cls.of(method, call, (times,), 1)
         (row,) = made.workers
-        epochs = row.total - row.rebuilding - (row.epoch_ends or 0.0)
+        epochs = row.total - (row.epoch_ends or 0.0)
         row = dataclasses.replace(
             row, compute=epochs, first_steps=None, between_steps=None, hooks=None, executions=None
         )
         return dataclasses.replace(made, workers=(row,), hint=hint)
+
+    @property
+    def title(self) -> str:
+        """The method, and where it ran."""
+        return f"{self.method} " + (
+            "in one process" if self.size == 1 else f"on {self.size} workers"
+        )
 
     @property
     def load_imbalance(self) -> float:
@@ -247,9 +157,14 @@ class Report:
         return f'{text}<img alt="timeline of all processes" src="data:image/png;base64,{encoded}">'
 
     def _draw(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
-        from nanotf.parent import report_chart
+        from nanotf.parent import report_chart  # and NumPy
 
-        report_chart.draw(self, file)
+        names, imbalance = ["this process"], ""
+        if self.size > 1:
+            names += [f"worker {worker.rank}" for worker in self.workers]
+            imbalance = f"load imbalance {100 * self.load_imbalance:.1f} %"
+        titles = (f"{self.title}: {self.total:.2f} s", imbalance)
+        report_chart.draw(file, self.call, self.times, self.workers, names, titles)
 
     def plot(self, path: str | os.PathLike[str] = "nanotf_report.png") -> str:
         """Draws a timeline of this process and of each worker, and a bar with its sums.
@@ -312,8 +227,7 @@ def last_report() -> Report | None:
 
 # ---------------------------------------------------------------------------------- text
 def _text_of_call(report: Report) -> Iterator[str]:
-    name = f"{report.method} on {report.size} workers"
-    yield f"{name}: {report.total:.2f} s"
+    yield f"{report.title}: {report.total:.2f} s"
     mib = report.shipped_bytes / 2**20
     rows = [
         ("preparing", report.preparing, "checking model and data, in this process"),
@@ -332,7 +246,7 @@ def _text_of_call(report: Report) -> Iterator[str]:
 
 def _text_of_one_process(report: Report) -> Iterator[str]:
     (times,), (row,) = report.times, report.workers
-    yield f"{report.method} in one process: {report.total:.2f} s"
+    yield f"{report.title}: {report.total:.2f} s"
     epochs = [one for one in times.passes if one.kind == timing.TRAIN]
     if epochs:
         seconds = [NS * (one.ended - one.began) for one in epochs]
@@ -348,6 +262,9 @@ def _validation(times: timing.WorkerTimes) -> float:
 
 
 def _text_of_workers(report: Report) -> Iterator[str]:
+    if not report.workers:
+        yield "The workers died after training, before they reported their times."
+        return
     shown = [
         (field, heading)
         for field, heading in _COLUMNS_OF_TABLE
@@ -383,85 +300,22 @@ def _cell(value: float | None) -> str:
 
 
 # --------------------------------------------------------------------------------- trace
-@dataclasses.dataclass(frozen=True)
-class Slice:
-    """A stretch of a track, in nanoseconds.
-
-    Args:
-        name: str.
-        began, ended: int.
-        numbers: dict of str to float, what is shown with it.
-    """
-
-    name: str
-    began: int
-    ended: int
-    numbers: dict[str, float] = dataclasses.field(default_factory=dict)
-
-
-def slices_of_call(call: timing.CallTimes) -> Iterator[Slice]:
-    """The stretches of the parent's track; each comes before those inside it."""
-    yield Slice("preparing", call.began, call.prepared)
-    yield Slice("start-up", call.prepared, call.lent)
-    yield Slice("shipping", call.lent, call.sent)
-    yield Slice("running", call.sent, call.done)
-    for name, began, ended in call.hooks:
-        yield Slice(name, began, ended)
-    yield Slice("finishing", call.done, call.ended)
-
-
-def slices_of_worker(times: timing.WorkerTimes) -> Iterator[Slice]:
-    """The stretches of a worker's track; each comes before those inside it."""
-    yield Slice("rebuilding", times.began, begin_of_passes(times))
-    for one in passes_of(times):
-        name, numbers = "running", {}
-        if times.passes:
-            name = _PASS_NAMES[one.kind]
-            name = name if one.index is None else f"{name} {one.index + 1}"
-            numbers = {"executions": float(one.executions)}
-        numbers |= _numbers(times, one.input, one.in_calls, one.waited)
-        yield Slice(name, one.began, one.ended, numbers)
-    for begin in range(0, len(times.hooks), timing.HOOK_COLUMNS):
-        yield Slice("hook", times.hooks[begin], times.hooks[begin + 1])
-    for kind, began, ended, waiting, in_calls, waited in rows_of_steps(times):
-        numbers = _numbers(times, waiting, in_calls, waited)
-        yield Slice(f"{timing.KINDS[kind]} step", began, ended, numbers)
-        if waiting:
-            yield Slice("input", began, began + waiting)
-        if in_calls:
-            yield Slice("communication", ended - in_calls, ended, {"waited_ms": waited / 1e6})
-
-
-def _numbers(
-    times: timing.WorkerTimes, waiting: int, in_calls: int, waited: int
-) -> dict[str, float]:
-    """What is shown with a slice of a worker's track: what was measured."""
-    numbers = {}
-    if times.knows_input and times.passes:
-        numbers["input_ms"] = waiting / 1e6
-    if times.knows_calls:
-        numbers["communication_ms"] = in_calls / 1e6
-        numbers["communication_wait_ms"] = waited / 1e6
-    return numbers
-
-
-def rows_of_steps(times: timing.WorkerTimes) -> Iterator[tuple[int, ...]]:
-    """The rows of `WorkerTimes.steps`."""
-    flat, width = times.steps, timing.STEP_COLUMNS
-    for begin in range(0, len(flat), width):
-        yield tuple(flat[begin : begin + width])
-
-
 def _events(report: Report) -> Iterator[dict[str, Any]]:
     """In the Trace Event Format: complete events ("X") in microseconds, and names of tracks."""
     origin = report.call.began
-    tracks = [("this process", slices_of_call(report.call))]
-    tracks += [(f"worker {times.rank}", slices_of_worker(times)) for times in report.times]
-    yield _metadata("process_name", 0, f"nanotf: {report.method} on {report.size} workers")
+    tracks = [("this process", list(slices_of_call(report.call)))]
+    for times in report.times:
+        if report.size == 1:
+            tracks[0][1].extend(slices_of_worker(times))
+        else:
+            tracks.append((f"worker {times.rank}", list(slices_of_worker(times))))
+    yield _metadata("process_name", 0, f"nanotf: {report.title}")
     for number, (name, slices) in enumerate(tracks):
         yield _metadata("thread_name", number, name)
         yield {**_metadata("thread_sort_index", number, ""), "args": {"sort_index": number}}
         for piece in slices:
+            if piece.ended == piece.began:  # a stage that this call did not have
+                continue
             yield {
                 "name": piece.name,
                 "ph": "X",

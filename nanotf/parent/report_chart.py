@@ -1,4 +1,4 @@
-"""The picture of a `report.Report`: a timeline of all processes, and the workers' sums.
+"""The picture of a `Report`: a timeline of all processes, and the workers' sums.
 
 Steps are too short and too many to be seen one by one. A worker's track shows, for each small
 stretch of time, what part of it went where: a column of colours, always in the same order.
@@ -7,11 +7,12 @@ stretch of time, what part of it went where: a column of colours, always in the 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import IO, Any
 
 import numpy as np
 
-from nanotf.parent import report as reports
+from nanotf.parent import report_timeline as timeline
 from nanotf.wire import timing
 
 BINS = 400  # stretches of time in a track
@@ -44,64 +45,90 @@ _OF_CALL = {
 Array = np.ndarray[Any, Any]
 
 
-def draw(report: reports.Report, file: str | os.PathLike[str] | IO[bytes]) -> None:
-    """Draws the picture into a file, PNG where its name does not say otherwise."""
+def draw(
+    file: str | os.PathLike[str] | IO[bytes],
+    call: timing.CallTimes,
+    times: Sequence[timing.WorkerTimes],
+    workers: Sequence[timeline.WorkerReport],
+    names: Sequence[str],
+    titles: tuple[str, str],
+) -> None:
+    """Draws the picture into a file, PNG where its name does not say otherwise.
+
+    Args:
+        file: a path, or what is written to.
+        call, times: what parent and workers noted.
+        workers: sequence of `WorkerReport`, by rank.
+        names: sequence of str, of the tracks: the parent's, then the workers'; of one process one.
+        titles: tuple of str, of the timeline and of the sums; "" is none.
+    """
     # Not pyplot, which would choose a back end for the whole process and keep the figure.
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    tracks = 1 + report.size
-    figure = Figure(figsize=(11, 2.1 + 0.55 * tracks), layout="constrained")
-    timeline, sums = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
-    begin, end = report.call.began, report.call.ended
+    figure = Figure(figsize=(11, 2.1 + 0.55 * len(names)), layout="constrained")
+    axes, sums = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
+    begin, end = call.began, call.ended
     edges = np.linspace(begin, end, BINS + 1)
-    seconds = (edges - begin) * reports.NS
+    seconds = (edges - begin) * timeline.NS
+    tracks = _tracks(call, times, edges)
+    if len(names) == len(times):  # this process did the workers' part
+        tracks = [_together(tracks)]
     used: dict[str, None] = {}
-    for track, shares in enumerate(_tracks(report, edges)):
+    for track, shares in enumerate(tracks):
         bottom = np.full(BINS, track + 0.4)  # the first track is on top: the axis is turned round
         for name, share in shares.items():
             if share.max() < 1e-9:  # nothing, but for rounding
                 continue
             used[name] = None
             top = bottom - 0.8 * share
-            timeline.stairs(top, seconds, baseline=bottom, fill=True, color=COLOURS[name])
+            axes.stairs(top, seconds, baseline=bottom, fill=True, color=COLOURS[name])
             bottom = top
-    for worker in report.workers:
+    first = len(names) - len(workers)
+    for track, worker in enumerate(workers, first):
         left = 0.0
-        for field, name in reports.COLUMNS:
+        for field, name in timeline.COLUMNS:
             value = getattr(worker, field)
             if not value:
                 continue
             used[name] = None
-            sums.barh(worker.rank + 1, value, 0.8, left=left, color=COLOURS[name])
+            sums.barh(track, value, 0.8, left=left, color=COLOURS[name])
             left += value
-    timeline.set_yticks(
-        range(tracks), ["this process", *(f"worker {w.rank}" for w in report.workers)]
-    )
-    timeline.set_ylim(tracks - 0.4, -0.6)
-    timeline.set_xlim(0, seconds[-1])
-    timeline.set_xlabel("seconds since the call")
-    timeline.set_title(
-        f"{report.method} on {report.size} workers: {report.total:.2f} s", loc="left"
-    )
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, seconds[-1])
+    axes.set_xlabel("seconds since the call")
+    axes.set_title(titles[0], loc="left")
     sums.set_xlabel("seconds, sums")
-    sums.set_title(f"load imbalance {100 * report.load_imbalance:.1f} %", loc="left", fontsize=10)
-    for axes in (timeline, sums):
-        axes.spines[["top", "right"]].set_visible(False)
+    if titles[1]:
+        sums.set_title(titles[1], loc="left", fontsize=10)
+    for each in (axes, sums):
+        each.spines[["top", "right"]].set_visible(False)
     handles = [Patch(color=COLOURS[name], label=name) for name in COLOURS if name in used]
     figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
     figure.savefig(file, dpi=120)
 
 
-def _tracks(report: reports.Report, edges: Array) -> list[dict[str, Array]]:
+def _tracks(
+    call: timing.CallTimes, times: Sequence[timing.WorkerTimes], edges: Array
+) -> list[dict[str, Array]]:
     """For each track and each name the part of every stretch of time, 0 to 1, that it took."""
     of_call: dict[str, Array] = dict.fromkeys(COLOURS, np.zeros(len(edges) - 1))
-    for piece in reports.slices_of_call(report.call):
+    for piece in timeline.slices_of_call(call):
         name = _name_of_call(piece.name)
         if name is not None:
             of_call[name] = of_call[name] + _overlap(piece.began, piece.ended, edges)
-    _add_hooks_not_kept(report.call, edges, of_call)
-    return [of_call, *(_track_of_worker(times, edges) for times in report.times)]
+    _add_hooks_not_kept(call, edges, of_call)
+    return [of_call, *(_track_of_worker(each, edges) for each in times)]
+
+
+def _together(tracks: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    """The track of a process that did what all of these say."""
+    found: dict[str, Array] = {}
+    for track in tracks:
+        for name, share in track.items():
+            found[name] = found[name] + share if name in found else share
+    return found
 
 
 def _name_of_call(name: str) -> str | None:
@@ -125,11 +152,11 @@ def _overlap(began: int, ended: int, edges: Array) -> Array:
 
 
 def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array]:
-    passes = reports.passes_of(times)
+    passes = timeline.passes_of(times)
     if times.steps:
         rows = np.array(times.steps, np.float64).reshape(-1, timing.STEP_COLUMNS)
     else:  # nobody has looked at steps: each pass is one, and not a first one
-        whole = reports.outer_passes(times)
+        whole = timeline.outer_passes(times)
         rows = np.array([[0, p.began, p.ended, 0, p.in_calls, p.waited] for p in whole], float)
         rows = rows.reshape(-1, timing.STEP_COLUMNS)
     kind, began, ended, waiting, in_calls, waited = rows.T
@@ -149,7 +176,7 @@ def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array
     in_passes = np.zeros(len(edges) - 1)
     for one in passes:
         in_passes = np.maximum(in_passes, _overlap(one.began, one.ended, edges))
-    begin = reports.begin_of_passes(times)
+    begin = timeline.begin_of_passes(times)
     shares["rebuild"] = _overlap(times.began, begin, edges)
     between = np.clip(in_passes - in_steps, 0, 1)
     shares["hooks"] = _hooks_of_worker(times, edges, between)
@@ -182,7 +209,7 @@ def _spread(began: Array, ended: Array, amount: Array, edges: Array) -> Array:
 
 def _add_steps_not_kept(times: timing.WorkerTimes, edges: Array, shares: dict[str, Array]) -> None:
     """Spreads what passes sum up beyond the steps kept over what is left of them."""
-    rows = list(reports.rows_of_steps(times))
+    rows = list(timeline.rows_of_steps(times))
     if len(rows) < timing.STEPS_KEPT:
         return
     last = rows[-1][2]

@@ -11,7 +11,6 @@ import numpy as np
 from nanotf.compat import (
     data_adapters,
     keras_callbacks,
-    keras_metrics,
     keras_names,
     keras_optimizers,
 )
@@ -20,11 +19,12 @@ from nanotf.errors import InvalidArgumentError, ModelError, WorkerDied, WorkerEr
 from nanotf.parent import calls, gpu, rejections
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_data import FitArguments, FitData, Resume
+from nanotf.parent.model_call import ModelCall
 from nanotf.pool import warm
 from nanotf.pool.transports import check_transport
+from nanotf.region import metrics
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping import jobs, objects
-from nanotf.shipping.files import FilesInput
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages
@@ -78,8 +78,7 @@ def fit(
         except (WorkerDied, WorkerStuck) as error:
             if call.has_ended:  # all that was asked for is done
                 logger.warning("After the end of training: %s", error.message)
-                model.history.nanotf = None  # those who could have told have gone
-                return call.end([])
+                return call.finish([], ())
             call.prepare_restart(error)
 
 
@@ -127,7 +126,7 @@ def _check_steps_per_execution(model: Any, transport: str) -> None:
             )
 
 
-class _FitCall(calls.ModelCall):
+class _FitCall(ModelCall):
     """One call of `fit`.
 
     After a restart `run` is called again. The callbacks go on as they are: they get no second
@@ -146,7 +145,7 @@ class _FitCall(calls.ModelCall):
         self.metrics_layout = StateLayout.of(
             keras_names.metric_state(model),
             size,
-            of_first=keras_metrics.whole_batch_variables(model.metrics),
+            of_first=metrics.whole_batch_variables(model.metrics),
         )
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
@@ -159,18 +158,17 @@ class _FitCall(calls.ModelCall):
 
     def build(self) -> None:
         model, specs = self.model, self.data.specs
-        with rejections.in_words_of_keras(model, specs, "fit"):
-            super().build()
-            self._check_optimizer()
-            keras_optimizers.build_for_training(model, specs)
+        rejections.refuse_data(model, specs, "fit")
+        super().build()
+        self._check_optimizer()
+        keras_optimizers.build_for_training(model, specs)
         rejections.refuse_weights(model, self.data.keras_specs(self.data.train), "fit")
         validation = self.data.validation_specs
         if validation is not None:
             a = self.arguments
             given = True if a.validation_data is None else a.validation_data
             data_adapters.check_validation(model, given, a.validation_freq)
-            if rejections.looks_wrong(model, validation, "evaluate"):
-                rejections.trace_step(model, validation, "evaluate")
+            rejections.refuse_data(model, validation, "evaluate")
             rejections.refuse_weights(
                 model, self.data.keras_specs(self.data.validation), "evaluate"
             )
@@ -197,15 +195,14 @@ class _FitCall(calls.ModelCall):
         return keras_optimizers.training_variables(self.model)
 
     def begin(self) -> list[Block]:
-        self._check_memory()
         if self.last_epoch is None:
             self._begin_training()
         else:
             self._begin_again(self.last_epoch)
         blocks = [*self.state_and_blocks(), Block(self.metrics_layout.nbytes)]
         self.metrics_block = len(blocks) - 1
-        metrics = keras_names.metric_state(self.model)
-        self.metrics = State(self.metrics_layout, blocks[self.metrics_block], metrics)
+        variables = keras_names.metric_state(self.model)
+        self.metrics = State(self.metrics_layout, blocks[self.metrics_block], variables)
         if self.last_epoch is None:
             self.state.store(self.turn)
             if self.max_restarts > 0:
@@ -213,16 +210,6 @@ class _FitCall(calls.ModelCall):
         else:
             self.state.restore(self.turn, self.last_epoch.state)
         return blocks
-
-    def _check_memory(self) -> None:
-        """Refuses what workers do through memory that they share with each other."""
-        both = (self.data.train, self.data.validation)
-        if any(isinstance(data, FilesInput) for data in both) and not self.workers.share_memory():
-            raise InvalidArgumentError(
-                "Workers that read files of their own agree on their rows through shared memory. "
-                "Received: sharding='file', and workers on several nodes. Use sharding='data' or "
-                "'parent'."
-            )
 
     def _begin_training(self) -> None:
         a = self.arguments
@@ -243,7 +230,6 @@ class _FitCall(calls.ModelCall):
                 self.arguments,
                 self.seed,
                 calls.STATE_BLOCK + 1,
-                self.size,
                 self.sharding,
                 resume=Resume(*self.first, last.next_epoch, states),
             )
@@ -374,11 +360,6 @@ class _FitCall(calls.ModelCall):
         )
 
     # ------------------------------------------------------------------------------- end
-    def traced(self) -> list[tuple[Any, str]]:
-        validation = self.data.validation_specs
-        first = [] if self.turn > 0 else super().traced()
-        return first if validation is None else [*first, (validation, "evaluate")]
-
     def fail(self) -> None:
         if self.turn != self.loaded:  # the model gets what the last completed epoch left
             self.state.load(self.turn)

@@ -1,5 +1,5 @@
 """Worker processes: start, greet, supervise, restart and stop them, here or through Ray.
 
 Called by `parent`, which borrows a warm pool for each call.
-May import `collectives`, `compat`, `machine` and `wire`.
+May import `collectives` and everything below it.
 """

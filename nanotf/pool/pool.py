@@ -1,4 +1,4 @@
-"""A pool: start, supervise and stop its workers.
+"""A pool: start its workers, talk to them and stop them; `supervision` notices those that hang.
 
     parent process                                   worker process (one per rank)
       Pool(plan, transport)                            nanotf.worker
@@ -34,38 +34,23 @@ from typing import Any
 
 from nanotf import collectives
 from nanotf.console import logger
-from nanotf.errors import NanoError, WorkerDied, WorkerError, WorkerStuck
-from nanotf.pool import backends, interrupts, silence, stalls
-from nanotf.pool.handles import OTHERS_STOPPED, Worker, stacks
+from nanotf.errors import NanoError, WorkerDied, WorkerError
+from nanotf.pool import backends, interrupts, stalls
+from nanotf.pool.handles import Worker
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
 from nanotf.pool.plans import AnyPlan
+from nanotf.pool.supervision import Supervisor, not_finished
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packed
-from nanotf.wire.failures import Kind
 
 START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 STOP_SECONDS = 2.0
-LOOK_SECONDS = 1.0  # how often the parent looks around while it waits
 TRIM_SECONDS = 60.0  # how often the parent looks whether a worker's log has become long
-SILENT_SECONDS = 10.0  # a node that has not answered for so long has gone
-# A rank may hear of a peer's end before the parent does: not long before, if it is on this host.
-GRACE_SECONDS = 1.0
-REMOTE_GRACE_SECONDS = 5.0
-STALL_LOOKS = 3  # ranks begin a step, and look at the clock, not all at the same time
 
 
 class _Gone:
     """In the inbox: the worker's channel has closed."""
-
-
-@dataclasses.dataclass
-class _Told:
-    """What a rank has said of a step that does not end: of which, when last, at how many looks."""
-
-    began: int
-    at: float = 0.0
-    times: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,17 +87,12 @@ class Pool:
         self._send_lock = threading.Lock()  # all workers get all messages in one order
         self._jobs = 0
         self.stall_seconds = stalls.stall_seconds()
-        self._clock = 0.0  # s; see `_now`
-        self._looked = time.monotonic()
-        self._heard: dict[int, float] = {}  # by rank, when it last said something
-        self._stalled: dict[int, _Told] = {}  # by rank
-        self._stopped: dict[int, float] = {}  # by rank, since when a signal has stopped it
         self._trimmed = time.monotonic()  # the workers' logs
         self._checked = time.monotonic()  # when `check_progress` was called
-        self._silence = silence.Silence(self.stall_seconds)
         self.group: collectives.GroupOwner | None = None
         key = secrets.token_bytes(KEY_NBYTES)
         self._crew = backends.crew_of(plan, transport, key)
+        self.supervisor = Supervisor(self._crew.workers, self.stall_seconds, transport)
         try:
             with explaining_few_descriptors(self.size):
                 if transport != "grpc":  # before the workers: its limits are known at once
@@ -156,12 +136,12 @@ class Pool:
             if worker.process.poll() is not None:
                 raise worker.died("starting")
             if time.monotonic() > deadline:
-                raise _late([worker], "starting")
+                raise not_finished([worker], "starting", START_SECONDS)
         worker.channel.limit(max(0.1, deadline - time.monotonic()))
         try:
             worker.channel.show_key_second(key)
         except BlockingIOError as error:
-            raise _late([worker], "starting") from error
+            raise not_finished([worker], "starting", START_SECONDS) from error
         except (EOFError, OSError) as error:
             raise worker.died("starting") from error
 
@@ -181,7 +161,7 @@ class Pool:
                 elif worker.process.poll() is not None:
                     raise worker.died(doing)
             if time.monotonic() > deadline:
-                raise _late(missing, doing)
+                raise not_finished(missing, doing, START_SECONDS)
         return [found[rank] for rank in range(self.size)]
 
     def _first_message(self, worker: Worker, kind: type, doing: str) -> Any:
@@ -190,7 +170,7 @@ class Pool:
         except ChannelClosed as error:
             raise worker.died(doing) from error
         except BlockingIOError as error:
-            raise _late([worker], doing) from error
+            raise not_finished([worker], doing, START_SECONDS) from error
         if isinstance(message, messages.SetupFailed):
             text = f"Worker {message.rank} could not set up its strategy: {message.summary}"
             failure = worker.error(SetupError, text, remote_traceback=message.traceback)
@@ -222,7 +202,7 @@ class Pool:
             try:
                 worker.channel.send(setup, fds)
             except BlockingIOError as error:
-                raise _late([worker], "starting") from error
+                raise not_finished([worker], "starting", START_SECONDS) from error
         self._expect(messages.Ready, "importing TensorFlow", deadline)
         for worker in self.workers:
             worker.channel.limit(0)
@@ -232,11 +212,7 @@ class Pool:
     def _read(self, worker: Worker) -> None:
         try:
             while True:
-                message = worker.channel.receive()
-                if isinstance(message, (messages.Outputs, messages.Returned)):
-                    block = Block(message.nbytes, worker.channel.receive_fds(1)[0])
-                    message = Delivery(message, block)
-                self._inbox.put((worker.rank, message))
+                self._inbox.put((worker.rank, _next_of(worker)))
         except ChannelClosed:
             self._inbox.put((worker.rank, _Gone()))
         except BaseException as error:  # no memory or descriptor for what came: the job's end
@@ -279,12 +255,7 @@ class Pool:
         rank, message = self._inbox.get(timeout=timeout)
         if isinstance(message, _Gone):
             raise self._lost(self.workers[rank])
-        now = self._now()
-        if not isinstance(message, messages.Stalled):
-            self._silence.heard(rank, now)
-        # Progress is not what those wait for who are at a hook, or have ended the job.
-        if not isinstance(message, messages.Progress):
-            self._heard[rank] = now
+        self.supervisor.heard(rank, message)
         return rank, message
 
     def _lost(self, worker: Worker) -> NanoError:
@@ -299,15 +270,6 @@ class Pool:
         died: WorkerDied = worker.died("a job ran")
         return died
 
-    def _now(self) -> float:
-        """A clock in seconds for which time does not count in which this process does not look.
-
-        It may be frozen then, and its workers with it, or in a callback, for which they wait.
-        """
-        before, self._looked = self._looked, time.monotonic()
-        self._clock += min(self._looked - before, 2 * LOOK_SECONDS)
-        return self._clock
-
     def _trim_logs(self) -> None:
         now = time.monotonic()
         if now - self._trimmed > TRIM_SECONDS:
@@ -318,122 +280,20 @@ class Pool:
     def check_progress(
         self, present: Collection[int], reading: Callable[[], Sequence[str]] = tuple
     ) -> None:
-        """Looks whether a worker keeps the others waiting for too long.
+        """Looks whether all workers are there and none keeps the others waiting for too long.
 
         Args:
-            present: ranks that wait for the others, in the parent's answer.
-            reading: callable, returns the stacks of this process's threads that read data for
-                them.
+            present, reading: as in `Supervisor.check_progress`.
 
         Raises:
-            WorkerStuck: One does.
+            WorkerStuck: One keeps the others waiting for too long.
             WorkerDied: One has ended, and a fork of this process holds its channel open.
         """
-        now, self._checked = self._now(), time.monotonic()
+        self._checked = time.monotonic()
         for worker in self.workers:
             if worker.process.poll() is not None:
                 raise self._lost(worker)
-            if not worker.is_stopped():
-                self._stopped.pop(worker.rank, None)
-            elif now - self._stopped.setdefault(worker.rank, now) > self.stall_seconds:
-                raise self.stuck([worker.rank], "a signal (SIGSTOP) has stopped it")
-        self._report_silence(present, now, reading)
-        if not present:
-            return
-        began = min(self._heard.get(rank, now) for rank in present)
-        late = [
-            rank
-            for rank in range(self.size)
-            if rank not in present
-            and now - max(began, self._heard.get(rank, began)) > self.stall_seconds
-        ]
-        if late:
-            raise self.stuck(late, f"the workers {sorted(present)} wait for it")
-
-    def _report_silence(
-        self, present: Collection[int], now: float, reading: Callable[[], Sequence[str]]
-    ) -> None:
-        """Says who has not gone on for long, though nobody waits for it that could tell."""
-        if self._stalled:  # they look at the clock themselves, and say so
-            return
-        late, seconds = self._silence.look(present, now)
-        if not late:
-            return
-        who = ", ".join(f"{rank} ({self.workers[rank].where()})" for rank in late)
-        lines = [
-            f"Worker {who} has done no step and no collective for {seconds:.0f} s, and nobody "
-            "knows whether it will. It may be busy (a compiler, a long step), wait for your data, "
-            "or hang. Training goes on waiting; interrupt it (Ctrl-C) if what follows looks wrong. "
-            f"Set {stalls.STALL_VARIABLE} to hear of it later."
-        ]
-        lines += self._stacks_of_workers()
-        lines += [f"This process reads data for them:\n{stack}" for stack in reading()]
-        logger.warning("%s", "\n\n".join(lines))
-
-    def _stacks_of_workers(self) -> list[str]:
-        return [
-            f"Python stacks of worker {worker.rank}:\n{stack}"
-            for worker, stack in zip(self.workers, stacks(self.workers), strict=True)
-        ]
-
-    def note_stalled(self, rank: int, message: messages.Stalled) -> None:
-        """Hears that a rank's step does not end; after some looks the others have said so, too.
-
-        Raises:
-            WorkerStuck: It has said so at `STALL_LOOKS` looks.
-        """
-        now = time.monotonic()
-        told = self._stalled.get(rank)
-        if told is None or told.began != message.began:
-            told = self._stalled[rank] = _Told(message.began)
-        # Messages that came while this process was stopped are one.
-        if now - told.at > LOOK_SECONDS / 2:
-            told.at, told.times = now, told.times + 1
-        if told.times < STALL_LOOKS:
-            return
-        late = [other for other in range(self.size) if other not in self._stalled]
-        if late:
-            raise self.stuck(late, f"the workers {sorted(self._stalled)} are in a step without it")
-        raise self.stuck(
-            range(self.size),
-            "their step does not end, and TensorFlow does not say who waits for whom",
-        )
-
-    def stuck(self, ranks: Sequence[int], why: str) -> WorkerStuck:
-        """The error that says which workers have not gone on, and where all of them are.
-
-        Args:
-            ranks: sequence of int, the workers for which the others wait.
-            why: str, what says so.
-        """
-        who = ", ".join(f"{rank} ({self.workers[rank].where()})" for rank in ranks)
-        what = f"Worker {who} has not gone on for {self.stall_seconds:g} s: {why}."
-        lines = [f"{what} {OTHERS_STOPPED} Set {stalls.STALL_VARIABLE} to wait longer."]
-        lines += self._stacks_of_workers()
-        return self.workers[ranks[0]].error(WorkerStuck, "\n\n".join(lines), what=what)
-
-    def explain(self, message: messages.JobFailed) -> WorkerError | None:
-        """The error of the worker that is behind another's, or None if that worker says all.
-
-        A rank that waits for another in a collective may notice first that this one has ended
-        or does not come.
-        """
-        why = message.failure
-        if why is not None and why.kind == Kind.EXPIRED and why.missing:
-            return self.stuck(why.missing, why.text)
-        waits = self.transport == "grpc" or (why is not None and why.kind == Kind.LOST)
-        grace = GRACE_SECONDS if self.share_memory() else REMOTE_GRACE_SECONDS
-        began = time.monotonic()
-        while True:
-            waited = time.monotonic() - began
-            silent = [worker for worker in self.workers if not worker.has_answered(began)]
-            ended = [worker for worker in self.workers if worker.process.poll() is not None]
-            if ended or (silent and waited > SILENT_SECONDS):
-                died: WorkerDied = (ended or silent)[0].died("a job ran")
-                return died
-            if not silent and (not waits or waited > grace):
-                return None
-            time.sleep(0.01)
+        self.supervisor.check_progress(present, reading)
 
     def post(self, message: messages.DataFailed) -> None:
         """Puts a message of the parent's own threads into the inbox, as of rank -1."""
@@ -442,9 +302,8 @@ class Pool:
     def next_job(self) -> int:
         """A new job number."""
         self._jobs += 1
-        self._stalled.clear()
         self._checked = time.monotonic()
-        self._silence.begin(range(self.size), self._now())
+        self.supervisor.begin_job()
         return self._jobs
 
     # ----------------------------------------------------------------------- ending
@@ -502,6 +361,15 @@ def explaining_few_descriptors(size: int) -> Iterator[None]:
         ) from error
 
 
+def _next_of(worker: Worker) -> Any:
+    """Waits for a worker's next message; the thread that reads keeps no block of the last one."""
+    message = worker.channel.receive()
+    if isinstance(message, (messages.Outputs, messages.Returned)):
+        block = Block(message.nbytes, worker.channel.receive_fds(1)[0])
+        return Delivery(message, block)
+    return message
+
+
 def _warn_of_listeners(cluster: Sequence[str]) -> None:
     """TensorFlow's server binds all interfaces (0.0.0.0, in its sources), whatever it is told."""
     ports = [address.rpartition(":")[2] for address in cluster]
@@ -512,17 +380,6 @@ def _warn_of_listeners(cluster: Sequence[str]) -> None:
         "s" if len(ports) > 1 else "",
         ", ".join(ports),
     )
-
-
-def _late(workers: Sequence[Worker], doing: str) -> WorkerError:
-    text = (
-        f"Workers {[w.rank for w in workers]} did not finish {doing} within {START_SECONDS:.0f} s."
-    )
-    stopped = [w.rank for w in workers if w.is_stopped()]
-    if stopped:
-        text += f" A signal (SIGSTOP) has stopped {stopped}."
-    error: WorkerError = workers[0].error(WorkerError, text)
-    return error
 
 
 class SetupError(WorkerError):

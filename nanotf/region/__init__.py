@@ -1,5 +1,5 @@
 """How a step is divided between workers: shares, gradients, losses, the optimizer's update.
 
 Called by `worker` in every step; its decorators and `CheckpointManager` by users' programs.
-May import `collectives`, `compat`, `machine` and `wire`.
+May import `collectives` and everything below it.
 """

@@ -15,13 +15,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import keras_optimizers
-from nanotf.region.share import Share
+from nanotf.region import optimizers
+from nanotf.region.share import Share, Worker
 
 
-def install(share: Share) -> None:
-    """Makes `tf.GradientTape.gradient` follow the share, in a worker's process."""
-    stock = tf.GradientTape.gradient
+def follow_share(stock: Any, worker: Worker) -> Any:
+    """Makes `tf.GradientTape.gradient` follow the share, see `overrides`."""
+    share = worker.share
 
     @functools.wraps(stock)
     def gradient(
@@ -41,7 +41,7 @@ def install(share: Share) -> None:
             share.note_whole(whole)
         return tf.nest.pack_sequence_as(found, flat)
 
-    tf.GradientTape.gradient = gradient
+    return gradient
 
 
 def _is_variable(source: Any) -> bool:
@@ -82,8 +82,8 @@ def _whole(gradients: list[Any], share: Share) -> list[Any]:
     @tf.custom_gradient
     def of_dense(*own: Any) -> Any:
         # A gradient of gradients: what another worker's rows add to it, that worker adds.
-        return keras_optimizers.weighed_sum(own, share), lambda *upstream: upstream
+        return optimizers.weighed_sum(own, share), lambda *upstream: upstream
 
     found = iter(of_dense(*dense) if dense else ())
-    summed = iter(keras_optimizers.weighed_sum(sparse, share) if sparse else ())
+    summed = iter(optimizers.weighed_sum(sparse, share) if sparse else ())
     return [next(summed if isinstance(g, tf.IndexedSlices) else found) for g in gradients]

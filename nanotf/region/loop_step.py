@@ -5,7 +5,7 @@
       the user's function                   losses, metrics and optimizers follow the share
       what it returns                    -> what a single process would return
 
-See `compat.keras_share` for what follows the share, and `steps.nano_multiprocessing` for what
+See `losses` for what follows the share, and `steps.nano_multiprocessing` for what
 is made of the results.
 """
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import require_tensorflow
+from nanotf.region import optimizers
 
 # Element-wise ones that keep slots, by class name. Without slots there is little to divide;
 # Adagrad and Ftrl have cheap sparse updates of their own; Keras 2's Nadam counts its calls in
@@ -156,7 +157,7 @@ class ShardedUpdate:
             tf.zeros([self.bounds[1] - self.bounds[0]], dtype), "part"
         )
         optimizer.build([self.part, *self._whole(trainable)])
-        keras_optimizers.apply_through(optimizer, self._apply)
+        optimizers.apply_through(optimizer, self._apply)
 
     def variables(self) -> list[tuple[Any, tuple[int, ...], tuple[int, int], bool]]:
         """The variables that hold parts, as `shipping.state.Part` takes them.
@@ -202,7 +203,7 @@ class ShardedUpdate:
         update(
             [
                 self.strategy.reduce_scatter(dense),
-                *keras_optimizers.sum_over_workers(whole, self.optimizer),
+                *optimizers.sum_over_workers(whole, self.optimizer),
             ],
             [self.part, *self._whole(trainable)],
         )

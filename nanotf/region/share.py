@@ -1,12 +1,13 @@
 """A worker's part of a global batch, and what needs all of the batch at once.
 
-A worker holds n_r of the n rows of a global batch: its share is n_r / n. See `compat.keras_share`
-for what follows it.
+A worker holds n_r of the n rows of a global batch: its share is n_r / n. See `losses` for what
+follows it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -142,6 +143,19 @@ class Share:
             return tf.stop_gradient(value)
         present = tf.where(self.current > 0, value, tf.zeros_like(value))
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.stop_gradient(present))
+
+
+@dataclasses.dataclass(frozen=True)
+class Worker:
+    """What replacements of Keras's functions are made for, see `overrides`.
+
+    Args:
+        share: `Share`.
+        strategy: `strategy.WorkerStrategy`.
+    """
+
+    share: Share
+    strategy: Any
 
 
 def _graph_here() -> Any:

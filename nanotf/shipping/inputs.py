@@ -27,42 +27,36 @@ from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.wire.blocks import Block
 
 
-class RowsDiffer(InvalidArgumentError):
-    """The arrays of a batch differ in rows, so that no worker could get its part of them.
+def rows_differ(shapes: Sequence[tuple[int, ...]]) -> InvalidArgumentError:
+    """The error for a batch whose arrays differ in rows: no worker could get its part of them.
 
     Args:
-        shapes: list of tuple of int, those of the batch's arrays, flattened.
+        shapes: sequence of tuple of int, those of the batch's arrays, flattened.
     """
-
-    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        super().__init__(
-            "All arrays of a batch must have the same number of rows to be divided between "
-            f"workers. Received: a batch of arrays of shapes {list(shapes)}. Give every array a "
-            "row for each sample, or leave num_processes out."
-        )
-        self.shapes = list(shapes)
-
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return type(self), (self.shapes,)
+    return InvalidArgumentError(
+        "All arrays of a batch must have the same number of rows to be divided between "
+        f"workers. Received: a batch of arrays of shapes {list(shapes)}. Give every array a "
+        "row for each sample, or leave num_processes out."
+    )
 
 
 def check_rows(shapes: Sequence[tuple[int, ...]], divided: int) -> None:
-    """Raises `RowsDiffer` unless the first `divided` arrays of a batch have as many rows."""
+    """Raises `rows_differ` unless the first `divided` arrays of a batch have as many rows."""
     if len({shape[:1] for shape in shapes[:divided]}) > 1:
-        raise RowsDiffer(shapes)
+        raise rows_differ(shapes)
 
 
-def until_rows_differ(dataset: Any, refuse: Callable[[RowsDiffer], None]) -> Any:
+def until_rows_differ(dataset: Any, refuse: Callable[[InvalidArgumentError], None]) -> Any:
     """A dataset that ends before the first batch whose arrays differ in rows.
 
     Args:
         dataset: `tf.data.Dataset` of batches.
-        refuse: callable of a `RowsDiffer`, called for that batch.
+        refuse: callable of the error, called for that batch.
     """
     tf = require_tensorflow()
 
     def refused(*shapes: Any) -> Any:
-        refuse(RowsDiffer([tuple(int(d) for d in shape) for shape in shapes]))
+        refuse(rows_differ([tuple(int(d) for d in shape) for shape in shapes]))
         return np.False_
 
     @tf.autograph.experimental.do_not_convert

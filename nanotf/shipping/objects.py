@@ -109,14 +109,6 @@ def variables_of(root: Any) -> list[Any]:
     return [v for v in own if v.shape.is_fully_defined()]
 
 
-def can_be_trained(root: Any) -> bool:
-    """Whether a root is a layer, an optimizer or a variable."""
-    tf = require_tensorflow()
-    return _is_variable(root) or isinstance(
-        root, (tf.keras.layers.Layer, *keras_optimizers.optimizer_classes())
-    )
-
-
 Place = tuple[int, tuple[str, int] | None]  # a root, or a part of one
 VariablePlace = tuple[int, int]  # a root, and a place in its variables
 

@@ -8,8 +8,6 @@ of every batch, so nothing is copied between processes, but all work is done N t
 fewer cores each. All workers must see the same batches: what has state outside of the graph
 (Python functions, tables, random numbers) or an order that differs from run to run is refused.
 
-"file": every worker reads an N-th of the files, see `files`.
-
 "auto" is "parent", by measurement: two workers with a core each, on a machine busy with other
 work, and a model of one dense layer, so that the data take the time. Milliseconds per batch of
 256 rows, best of five epochs:
@@ -34,21 +32,25 @@ from typing import Any
 import numpy as np
 
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import ShippingError, check_choice
-from nanotf.shipping.inputs import RowsDiffer, resumed, share_of_rows, tuned, until_rows_differ
+from nanotf.errors import InvalidArgumentError, ShippingError
+from nanotf.shipping.inputs import resumed, share_of_rows, tuned, until_rows_differ
 
-SHARDINGS = ("auto", "data", "file", "parent")
+SHARDINGS = ("auto", "data", "parent")
 
 
 def check_sharding(sharding: str | None) -> str:
-    """Where a dataset is to be read, for an argument `sharding`: "data", "file" or "parent".
+    """Where a dataset is to be read, for an argument `sharding`: "data" or "parent".
 
     Raises:
         InvalidArgumentError: It is not one of `SHARDINGS`.
     """
-    if sharding is not None:
-        check_choice("sharding", sharding, SHARDINGS)
-    return sharding if sharding in ("data", "file") else "parent"
+    if sharding is not None and sharding not in SHARDINGS:
+        raise InvalidArgumentError(
+            f"`sharding` must be one of {', '.join(map(repr, SHARDINGS))}. Received: "
+            f'sharding={sharding!r}. Use "parent" to read a dataset once, in your process, or '
+            '"data" to have every worker run the tf.data pipeline.'
+        )
+    return "data" if sharding == "data" else "parent"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +81,7 @@ class PipelineInput:
         return True
 
     def datasets(
-        self, rank: int, size: int, refuse: Callable[[RowsDiffer], None]
+        self, rank: int, size: int, refuse: Callable[[InvalidArgumentError], None]
     ) -> tuple[Any, Any]:
         """The worker's datasets: the one that Keras asks for its length, and what it iterates.
 

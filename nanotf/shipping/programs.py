@@ -166,7 +166,6 @@ class Manifest:
         self.roots: list[Any] = []
         self.steps: list[Any] = []
         self.top: Any = None
-        self.names: set[str] = set()  # that the code of the function and its steps refers to
         self._function, self._call = function, call
         self.used: set[str] = set()  # names that any code refers to that was found
         self._modules = pickling.ModulesByValue()
@@ -228,7 +227,6 @@ class Manifest:
 
     def _take_module(self, function: Any) -> None:
         function = user_modules.unwrapped(function)
-        self.names |= user_modules.names_of(function)
         module = sys.modules.get(getattr(function, "__module__", None) or "")
         if module is not None and classes.is_foreign(function):
             self._take(module)

@@ -416,13 +416,11 @@ class DataFailed(Message):
         job: int.
         stream: int, or None for data that workers read.
         error: the exception.
-        validates: bool, of the latter, whether they are those of validation.
     """
 
     job: int
     stream: int | None
     error: BaseException
-    validates: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,13 +21,10 @@ from nanotf.compat import (
     distribute,
     eager_context,
     keras_compiled,
-    keras_metrics,
     keras_names,
-    keras_share,
     random_states,
-    shared_datasets,
 )
-from nanotf.region import context, loop_step
+from nanotf.region import context, datasets, loop_step, losses, metrics
 from nanotf.region.decorators import is_tf_function
 from nanotf.region.share import over_whole_batch
 from nanotf.shipping import jobs, objects, packing, programs, state, streams
@@ -76,9 +73,7 @@ class _Source:
             rows = self._divide(whole, False)
             if data.is_batched:
                 rows = self._dataset(number, data, data.signature)
-            return shared_datasets.SharedDataset(
-                rows, whole, data.is_batched, self._divide, self._seeds
-            )
+            return datasets.SharedDataset(rows, whole, data.is_batched, self._divide, self._seeds)
         if data.kind == "generator":
             made = _Once(lambda: self._rows(number), self._share)
             self._begin_again.append(made.begin_again)
@@ -95,7 +90,7 @@ class _Source:
             first, count, _ = share_of_rows(tf.constant(0, tf.int64), rows, self._rank, self._size)
             return first, first + count
 
-        return shared_datasets.divided(dataset, is_batched, part)
+        return datasets.divided(dataset, is_batched, part)
 
     def _seeds(self, seed: Any) -> tuple[Any, Any]:
         """A seed for a shuffle, and a context in which all workers get the user's order by it."""
@@ -188,11 +183,11 @@ class _KeptProgram:
 
     def follow_share(self) -> None:
         """Makes losses and metrics see the rows that they need; all that the roots have by now."""
-        losses = [r for r in self.program.roots if isinstance(r, tf.keras.losses.Loss)]
-        keras_share.follow_losses(losses, self._share)
+        found = [r for r in self.program.roots if isinstance(r, tf.keras.losses.Loss)]
+        losses.follow_losses(found, self._share)
         found = objects.metrics_of(self.program.roots)
-        keras_metrics.follow_results(found, self._share)
-        if keras_metrics.follow_share(found, self._share):
+        metrics.follow_results(found, self._share)
+        if metrics.follow_share(found, self._share):
             self._bodies.clear()  # in which they do not
 
     def fits(self, counts: tuple[int, ...]) -> bool:
@@ -207,7 +202,7 @@ class _KeptProgram:
         """Those that differ between ranks until they are read."""
         roots = self.program.roots
         moving = {id(v) for v in objects.moving_variables(roots)}
-        alike = {id(v) for v in keras_metrics.whole_batch_variables(objects.metrics_of(roots))}
+        alike = {id(v) for v in metrics.whole_batch_variables(objects.metrics_of(roots))}
         return [
             v
             for v in self.variables()

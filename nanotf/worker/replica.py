@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import keras_metrics, keras_names, keras_optimizers
+from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3
+from nanotf.region import metrics, optimizers
 from nanotf.region.share import Share
 from nanotf.shipping.captured import Captured
 from nanotf.wire import timing
@@ -176,7 +177,7 @@ def _average(variables: list[Any], before: list[Any], share: Share) -> None:
         return
     changes = [share.of(v.read_value() - value) for v, value in zip(variables, before, strict=True)]
     for variable, value, change in zip(
-        variables, before, keras_optimizers.sum_over_workers(changes), strict=True
+        variables, before, optimizers.sum_over_workers(changes), strict=True
     ):
         variable.assign(value + change)
 
@@ -202,7 +203,7 @@ def _variables_of_this_rank(model: Any) -> list[Any]:
     variables += keras_names.metric_variables(model)
     local = [v for v in variables if v.synchronization == tf.VariableSynchronization.ON_READ]
     shared = {id(v) for v in keras_names.synchronized_variables(model)}
-    shared |= {id(v) for v in keras_metrics.whole_batch_variables(model.metrics)}
+    shared |= {id(v) for v in metrics.whole_batch_variables(model.metrics)}
     return [v for v in local + keras_names.moving_variables(model) if id(v) not in shared]
 
 
@@ -259,7 +260,7 @@ def _follow_results(model: Any, name: str) -> None:
     share = model._nanotf_share
     share.whole_results = share.has_results = False
     if name in model._nanotf_own_logs:
-        keras_metrics.follow_results(_metrics(model), share)
+        metrics.follow_results(_metrics(model), share)
         needs = model._nanotf_needs_results.get(name, tf.executing_eagerly())
         share.whole_results = needs or not is_keras_3()
 
@@ -359,8 +360,7 @@ def become_replica(
 def weigh_steps(model: Any, update: Any, strategy: Any) -> None:
     """Makes training steps weigh what they sum over workers by the share.
 
-    In the user's own step optimizers do so by themselves, see
-    `keras_optimizers.install_in_optimizers`.
+    In the user's own step optimizers do so by themselves, see `region.optimizers`.
 
     Args:
         model: a replica, its optimizers built.
@@ -372,9 +372,9 @@ def weigh_steps(model: Any, update: Any, strategy: Any) -> None:
         return
     if update is None:
         for optimizer in keras_optimizers.optimizers_of(model):
-            keras_optimizers.update_in_branches(optimizer, strategy)
-            keras_optimizers.sum_gradients_first(optimizer)
-    keras_optimizers.weigh_loss(model.optimizer, model._nanotf_share)
+            optimizers.update_in_branches(optimizer, strategy)
+            optimizers.sum_gradients_first(optimizer)
+    optimizers.weigh_loss(model.optimizer, model._nanotf_share)
 
 
 def average_before_validation(model: Any, strategy: Any) -> None:
@@ -392,7 +392,7 @@ def average_before_validation(model: Any, strategy: Any) -> None:
     local = [strategy.experimental_local_results(v)[0] for v in variables]
 
     def replace() -> None:
-        sums = keras_optimizers.sum_over_workers([variable.read_value() for variable in local])
+        sums = optimizers.sum_over_workers([variable.read_value() for variable in local])
         for variable, total in zip(local, sums, strict=True):
             variable.assign(total / tf.cast(strategy.num_replicas_in_sync, total.dtype))
 

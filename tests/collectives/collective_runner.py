@@ -1,22 +1,20 @@
-"""Runs a function in several spawned ranks of one group and collects what they return."""
+"""Runs a function in several ranks of one group, each a process, and collects what they return."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
+from template import Forked, Template
+
 IMPLEMENTATIONS = ("native", "python")
 
 
@@ -24,8 +22,6 @@ IMPLEMENTATIONS = ("native", "python")
 class Task:
     spec: Any
     rank: int
-    fd: int
-    result_fd: int
     function: tuple[str, str]
     arguments: tuple[Any, ...]
 
@@ -36,6 +32,21 @@ class Outcome:
     error: str = ""  # of an exception that left the function
     traceback: str = ""
     returncode: int | None = None
+
+
+_template: Template | None = None
+
+
+@contextlib.contextmanager
+def template_of_ranks(module: str) -> Iterator[None]:
+    """Ranks are forked from a process that has imported the module with their functions."""
+    global _template
+    _template = Template([module, __name__], {**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        yield
+    finally:
+        _template.close()
+        _template = None
 
 
 def make_engine(spec: Any, rank: int, fd: int) -> Any:
@@ -96,30 +107,22 @@ def _start(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
     environment: dict[str, str],
-) -> tuple[subprocess.Popen[bytes], int]:
+) -> tuple[Forked, int]:
     reader, writer = os.pipe()
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-X",
-            "faulthandler",
-            "-c",
-            "import collective_runner as r; r.rank_main()",
-        ],
-        stdin=subprocess.PIPE,
-        pass_fds=(owner.fd, writer),
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}", "OMP_NUM_THREADS": "1", **environment},
-    )
-    os.close(writer)
     name = (function.__module__, function.__name__)
-    task = Task(owner.spec, rank, owner.fd, writer, name, arguments)
-    assert process.stdin is not None
-    process.stdin.write(pickle.dumps(task))
-    process.stdin.close()
+    task = Task(owner.spec, rank, name, arguments)
+    try:
+        assert _template is not None, "the fixture `_template_of_ranks` starts it"
+        process = _template.start(rank_main, task, fds=[owner.fd, writer], environment=environment)
+    except BaseException:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
     return process, reader
 
 
-def _collect(started: list[tuple[subprocess.Popen[bytes], int]], end: float) -> list[Outcome]:
+def _collect(started: list[tuple[Forked, int]], end: float) -> list[Outcome]:
     outcomes = []
     for process, reader in started:
         data = _read_all(reader, end)
@@ -142,14 +145,13 @@ def _read_all(fd: int, end: float) -> bytes:
         data += piece
 
 
-def rank_main() -> None:
-    """One rank: a pickled `Task` comes on stdin, a pickled `Outcome` goes to its descriptor."""
-    task = pickle.loads(sys.stdin.buffer.read())
+def rank_main(task: Task, fd: int, result_fd: int) -> None:
+    """One rank: a pickled `Outcome` goes to `result_fd`."""
     try:
         function = getattr(importlib.import_module(task.function[0]), task.function[1])
-        outcome = Outcome(value=function(task.spec, task.rank, task.fd, *task.arguments))
+        outcome = Outcome(value=function(task.spec, task.rank, fd, *task.arguments))
     except BaseException as error:
         text = f"{type(error).__name__}: {error}"
         outcome = Outcome(error=text, traceback=traceback.format_exc())
-    with os.fdopen(task.result_fd, "wb") as file:
+    with os.fdopen(result_fd, "wb") as file:
         file.write(pickle.dumps(outcome))

@@ -23,6 +23,8 @@ from nanotf.errors import CollectiveError, InvalidArgumentError
 from nanotf.pool import stalls
 from nanotf.wire.failures import Failure, Kind
 
+RANKS = "collective_ranks"
+
 BOTH = pytest.mark.parametrize(
     "implementation",
     [

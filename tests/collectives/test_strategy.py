@@ -12,6 +12,7 @@ from test_tensorflow import Lazily, needs_native
 
 from nanotf.collectives import create_group
 
+RANKS = "strategy_ranks"
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )

@@ -10,6 +10,7 @@ from collective_runner import run_ranks, values
 from nanotf.collectives import create_group, native_status
 from nanotf.wire.failures import Failure, Kind
 
+RANKS = "collective_tf_ranks"
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import pathlib
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -30,7 +29,7 @@ from ray_one_node import ON_RAY, run_case, shared_memory
 from waiting import wait_until
 
 import nanotf
-from nanotf.errors import InvalidArgumentError, PlacementError, WorkerDied
+from nanotf.errors import PlacementError, WorkerDied
 from nanotf.keras import nano
 from nanotf.pool import backends, transports, warm
 from nanotf.pool.ray import bridge
@@ -38,7 +37,7 @@ from nanotf.pool.ray import bridge
 CASES = [
     (parity.test_arrays_float64, {"rows": 201, "batch_size": 50}),
     (parity.test_arrays_float64, {"rows": 3, "batch_size": 1}),
-    (parity.test_optimizers, {"name": "adam"}),
+    (parity.test_two_processes_one_process_and_two_again, {}),
     (inputs.test_generator, {"form": "x, y, w"}),
     (inputs.test_strings, {"source": "tensor"}),
     (arguments.test_moving_statistics_are_the_mean_over_workers, {}),
@@ -95,19 +94,6 @@ def test_as_with_local_workers(case: Any, request: pytest.FixtureRequest) -> Non
     run_case(case, request)
     assert warm._pool is not None
     assert [worker.shares_memory for worker in warm._pool.workers] == [True, False]
-
-
-def test_files_that_workers_read_need_shared_memory(tmp_path: pathlib.Path) -> None:
-    for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text("1\n2\n3\n4\n")
-    files = tf.data.Dataset.list_files(str(tmp_path / "*.txt"), shuffle=False)
-    data = tf.data.TextLineDataset(files).map(
-        lambda line: (tf.strings.to_number(line)[None], tf.strings.to_number(line))
-    )
-    model = nanotf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(InvalidArgumentError, match="sharding='file', and workers on several nodes"):
-        model.fit(data.batch(2), sharding="file", verbose=0, **ON_RAY)
 
 
 def test_log_of_a_worker_on_another_node() -> None:

@@ -101,6 +101,7 @@ class OwnLoss(Model):
 
 
 @pytest.mark.parametrize("cls", [OwnSteps, OwnStepWithoutMetrics, OwnStepAround, OwnLoss])
+@pytest.mark.both_generations
 def test_own_steps(float64: None, cls: Any) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(2)
@@ -157,6 +158,7 @@ def _loss_of_logits(y_true: Any, logits: Any) -> Any:
     return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(y_true, logits))
 
 
+@pytest.mark.both_generations
 def test_own_compile_with_two_optimizers(float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(2)
@@ -192,6 +194,7 @@ def _all_values(model: Any) -> list[Any]:
 SCALE = 0.5  # a global of the script, which a function refers to
 
 
+@pytest.mark.both_generations
 def test_functions_of_the_script_inside_layers(float64: None) -> None:
     offset = 0.25
 
@@ -245,6 +248,7 @@ def test_layers_that_two_models_share_are_refused_before_the_start() -> None:
         model.fit(features(), features()[:, :1], verbose=0, num_processes=2)
 
 
+@pytest.mark.thorough
 def test_layers_of_the_script_and_shared_and_nested_models(float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(2)
@@ -263,6 +267,7 @@ def test_layers_of_the_script_and_shared_and_nested_models(float64: None) -> Non
 
 # ----------------------------------------------------------------------------- how steps are run
 @pytest.mark.parametrize("compiled", [{"steps_per_execution": 3}, {"run_eagerly": True}])
+@pytest.mark.both_generations
 def test_how_steps_are_run(float64: None, compiled: dict[str, Any]) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(2)
@@ -299,6 +304,7 @@ def _classifier(jit_compile: Any = None) -> Any:
     return model
 
 
+@pytest.mark.both_generations
 def test_jit_compile() -> None:
     x, y = digits(101)
     model, _ = fit_both(lambda: _classifier(True), x=x, y=y, batch_size=20)
@@ -314,6 +320,7 @@ def test_jit_compile() -> None:
 
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 @pytest.mark.parametrize("of", ["all", "one_layer"])
+@pytest.mark.both_generations
 def test_mixed_precision(policy: str, of: str) -> None:
     x, y = digits(100)
     if of == "all":
@@ -346,6 +353,7 @@ def test_mixed_precision(policy: str, of: str) -> None:
     assert found.layers[1].compute_dtype == policy.removeprefix("mixed_")
 
 
+@pytest.mark.both_generations
 def test_freezing_between_fits(float64: None) -> None:
     expected, found = _frozen_later(), _frozen_later()
     data = {"x": features(), "y": targets(), "batch_size": 20, "shuffle": False, "verbose": 0}
@@ -408,6 +416,7 @@ def test_random_layers_differ_between_workers_and_steps(name: str) -> None:
             np.testing.assert_array_equal(ours, theirs, err_msg="the seed stands where it would")
 
 
+@pytest.mark.thorough
 def test_random_flips_differ_between_workers() -> None:
     ramp = np.tile(np.linspace(-1, 1, 400, dtype="float32"), (2, 1))[:, None, :, None]
 
@@ -442,6 +451,7 @@ def _normalised(**arguments: Any) -> Any:
     return model
 
 
+@pytest.mark.both_generations
 def test_moving_statistics_are_the_mean_over_workers(float64: None) -> None:
     model = _normalised()
     hidden = features(20) @ model.get_weights()[0]
@@ -454,6 +464,7 @@ def test_moving_statistics_are_the_mean_over_workers(float64: None) -> None:
     np.testing.assert_allclose(np.asarray(layer.moving_variance), variance, rtol=1e-9)
 
 
+@pytest.mark.both_generations
 def test_synchronized_batch_normalisation(float64: None) -> None:
     fit_both(lambda: _normalised(synchronized=True), x=features(100), y=targets(100), batch_size=20)
     # A last batch with a single row, which one of the workers has.
@@ -472,6 +483,7 @@ def test_validation_uses_the_mean_of_moving_statistics(float64: None) -> None:
 
 
 # -------------------------------------------------------------------------------- preprocessing
+@pytest.mark.both_generations
 def test_preprocessing_layers() -> None:
     words = np.array(["red", "green", "blue", "teal"])[np.arange(ROWS) % 4][:, None]
     numbers = (np.arange(ROWS, dtype="int64") % 9)[:, None]

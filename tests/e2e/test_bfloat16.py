@@ -219,6 +219,7 @@ def _cnn(policy: str) -> Any:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.both_generations
 def test_training_validation_and_evaluation(policy: str) -> None:
     _set_policy(policy)
     x, y = digits(110)

@@ -22,6 +22,7 @@ L = tf.keras.layers
 FIT = {"batch_size": 50, "shuffle": False}
 
 
+@pytest.mark.both_generations
 def test_history_is_that_of_the_model() -> None:
     x, y = digits(200)
     model = small_cnn()
@@ -44,6 +45,7 @@ def test_lambda_callback_appends_to_the_users_list() -> None:
     assert seen == [0, 1, 2]
 
 
+@pytest.mark.both_generations
 def test_early_stopping_restores_the_best_weights() -> None:
     x, y = digits(200)
     models, stops = [], []
@@ -63,6 +65,7 @@ def test_early_stopping_restores_the_best_weights() -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_learning_rate_schedule_takes_effect(float64: None) -> None:
     x, y = digits(200)
     histories, models = [], []
@@ -80,6 +83,7 @@ def test_learning_rate_schedule_takes_effect(float64: None) -> None:
 
 
 @pytest.mark.skipif(is_keras_3(), reason="Keras 2 alone has tf.keras.optimizers.legacy")
+@pytest.mark.both_generations
 def test_a_legacy_optimizer_follows_its_schedule(float64: None) -> None:
     (plain, _), (model, _) = run_both(
         lambda: losing(optimizer=tf.keras.optimizers.legacy.SGD(0.1, momentum=0.5)),
@@ -103,6 +107,7 @@ def test_reduce_on_plateau(float64: None) -> None:
     assert_same_state(results[1], results[0])
 
 
+@pytest.mark.both_generations
 def test_checkpoints_are_written_once(tmp_path: pathlib.Path) -> None:
     x, y = digits(100)
     model = small_cnn(tf.keras.optimizers.Adam(0.01))
@@ -220,6 +225,7 @@ def metric_values(model: Any) -> list[np.ndarray]:
     return [np.asarray(v) for metric in model.metrics for v in metric.variables]
 
 
+@pytest.mark.both_generations
 def test_batch_hooks_see_the_state_and_the_logs_of_all_workers(float64: None) -> None:
     x, y = three_digits(50)
 
@@ -241,6 +247,7 @@ def test_batch_hooks_see_the_state_and_the_logs_of_all_workers(float64: None) ->
         np.testing.assert_allclose(mine, other, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_metrics_after_fit_are_those_of_plain_fit(float64: None) -> None:
     def make() -> Any:
         return losing("accuracy", tf.keras.metrics.MeanIoU(3, name="iou", sparse_y_pred=False))
@@ -271,6 +278,7 @@ class ChangeAtBatch(tf.keras.callbacks.Callback):
             self.model.stop_training = True
 
 
+@pytest.mark.both_generations
 def test_what_a_batch_hook_changes_holds_from_the_next_step_on(float64: None) -> None:
     (plain, _), (model, _) = run_both(
         lambda: losing("accuracy"), lambda: [ChangeAtBatch()], epochs=5
@@ -281,6 +289,7 @@ def test_what_a_batch_hook_changes_holds_from_the_next_step_on(float64: None) ->
     assert float(model.optimizer.learning_rate.numpy()) == pytest.approx(0.001)
 
 
+@pytest.mark.both_generations
 def test_evaluating_in_a_batch_hook_does_to_the_metrics_what_it_does_in_keras(
     float64: None,
 ) -> None:
@@ -299,6 +308,7 @@ def test_evaluating_in_a_batch_hook_does_to_the_metrics_what_it_does_in_keras(
     np.testing.assert_allclose(ours.seen, theirs.seen, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_lambda_callback_at_batches(float64: None) -> None:
     seen: dict[int, list[tuple[int, float]]] = {}
 
@@ -416,6 +426,7 @@ def test_checkpoints_of_batches_hold_the_weights_of_that_batch(
             np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.thorough
 def test_best_checkpoint_of_epochs(float64: None, tmp_path: pathlib.Path) -> None:
     x, y = three_digits(40)
     paths = [tmp_path / "plain.keras", tmp_path / "ours.keras"]
@@ -509,6 +520,7 @@ class Interrupt(tf.keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("save_freq", ["epoch", 2])
+@pytest.mark.both_generations
 def test_backup_and_restore_resumes_where_it_was_interrupted(
     float64: None, tmp_path: pathlib.Path, save_freq: Any
 ) -> None:
@@ -533,6 +545,7 @@ def test_backup_and_restore_resumes_where_it_was_interrupted(
     assert_same_state(model, plain)
 
 
+@pytest.mark.both_generations
 def test_terminate_on_nan_stops_all_workers_at_that_batch() -> None:
     x, y = three_digits(110)
     x[47] = np.nan  # in the third batch, and in the rows of one worker only
@@ -550,6 +563,7 @@ def test_terminate_on_nan_stops_all_workers_at_that_batch() -> None:
 @pytest.mark.skipif(
     not hasattr(tf.keras.callbacks, "SwapEMAWeights"), reason="Keras 2 has no SwapEMAWeights"
 )
+@pytest.mark.thorough
 def test_swap_ema_weights(float64: None) -> None:
     x, y = three_digits(40)
     (plain, _), (model, _) = run_both(
@@ -609,6 +623,7 @@ for _when in ("begin", "end"):
         ({"epochs": 3}, ("on_epoch_end", 1)),
     ],
 )
+@pytest.mark.both_generations
 def test_hooks_are_called_here_in_keras_own_order(
     arguments: dict[str, Any], stop_at: tuple[str, int] | None
 ) -> None:
@@ -633,6 +648,7 @@ def test_end_of_an_evaluation_alone() -> None:
     assert ends[:2] == ends[2:]
 
 
+@pytest.mark.thorough
 def test_callback_list_object() -> None:
     def callbacks() -> Any:
         recorder = Recorder()

@@ -99,6 +99,7 @@ def fit_in_turn(make: Callable[[], tuple[Any, list[Any]]], sets: bool = True) ->
 
 
 @pytest.mark.parametrize("sets", [True, False])
+@pytest.mark.both_generations
 def test_variables_of_losses(float64: None, sets: bool) -> None:
     """In a closure, in attributes, in a module that workers could import, and in two places."""
 
@@ -245,6 +246,7 @@ class Counting(L.Layer):
         return inputs
 
 
+@pytest.mark.both_generations
 def test_weights_that_layers_assign(float64: None) -> None:
     weights = []
     for processes in (None, 2):

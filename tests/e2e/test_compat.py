@@ -5,16 +5,21 @@ These tests fail first when TensorFlow or Keras moves one, and say which.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import importlib
 import inspect
+import sys
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from nanotf import errors
 from nanotf.compat import (
+    autograph,
     build_facts,
     data_adapters,
     distribute,
@@ -26,6 +31,13 @@ from nanotf.compat import (
     pipelines,
     versions,
 )
+from nanotf.compat import overrides as replacing
+from nanotf.compat.overrides import Override
+from nanotf.keras import nano
+from nanotf.region import overrides
+from nanotf.region.share import Share, Worker
+
+pytestmark = pytest.mark.both_generations
 
 IS_KERAS_3 = versions.is_keras_3()
 L = tf.keras.layers
@@ -199,21 +211,6 @@ def _compiled() -> Any:
     return model
 
 
-def test_the_lazy_loader_says_that_it_has_chosen_a_keras() -> None:
-    loader = _lazy_loader()
-    assert vars(loader).keys() & {"_initialized", "_tfll_initialized"}
-    assert not vars(loader).keys() & {"_keras_version", "_tfll_keras_version"}
-    assert loader.Model is tf.keras.Model
-    assert vars(loader).keys() & {"_keras_version", "_tfll_keras_version"}
-    assert not versions.is_choosing_keras()
-
-
-def _lazy_loader() -> Any:
-    """What `tf.keras` is before it is used."""
-    module = importlib.import_module("tensorflow.python.util.lazy_loader")
-    return module.KerasLazyLoader({}, mode="v2")
-
-
 def test_keras_classes() -> None:
     assert inspect.isclass(keras_names.functional_class())
     assert issubclass(keras_names.functional_class(), tf.keras.Model)
@@ -299,12 +296,6 @@ def test_model_variables_are_tensorflows() -> None:
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
 def test_keras_3_names() -> None:
-    losses = keras_names.source_module("losses.loss")
-    assert list(inspect.signature(losses.scale_loss_for_distribution).parameters) == ["value"]
-    assert list(inspect.signature(losses.unscale_loss_for_distribution).parameters) == ["value"]
-    trainer = keras_names.source_module("backend.tensorflow.trainer")
-    parameters = list(inspect.signature(trainer.reduce_per_replica).parameters)
-    assert parameters == ["values", "strategy", "reduction"]
     assert callable(tf.keras.Model._maybe_symbolic_build)
     assert tf.keras.Sequential()._distribute_strategy is None
     assert callable(keras_names.source_module("backend").compute_output_spec)
@@ -318,10 +309,6 @@ def test_keras_3_names_of_a_trained_model() -> None:
     assert model.optimizer.built
     assert keras_names.metric_variables(model)
     assert isinstance(model._compile_loss.metrics, list)
-    parameters = list(inspect.signature(model.optimizer.apply).parameters)
-    assert parameters == ["grads", "trainable_variables"]
-    parameters = list(inspect.signature(model.optimizer._all_reduce_sum_gradients).parameters)
-    assert parameters == ["grads_and_vars"]
     assert model.optimizer.use_ema is False
 
 
@@ -337,8 +324,6 @@ def test_metrics_are_there_before_the_first_step() -> None:
 
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
 def test_keras_2_names() -> None:
-    utils = keras_names.source_module("utils.losses_utils")
-    assert callable(utils.scale_loss_for_distribution)
     model = _compiled()
     assert int(model._train_counter) == int(model._test_counter) == 0
     assert callable(model.compiled_loss.build)
@@ -413,17 +398,7 @@ def test_pipelines_as_graphs() -> None:
     random = tf.data.Dataset.range(3).map(lambda n: tf.random.uniform([], seed=4))
     with pytest.raises(tf.errors.OpError):
         pipelines.to_graph(random)
-    graph = pipelines.to_random_graph(random)
-    drawn = [
-        list(pipelines.from_graph(g, random.element_spec).as_numpy_iterator())
-        for g in (graph, graph, pipelines.with_seeds_of(graph, 1, 7))
-    ]
-    assert drawn[0] == drawn[1] != drawn[2]
-    with pytest.raises(tf.errors.OpError, match="stateful"):
-        pipelines.to_random_graph(random.map(lambda n: tf.py_function(abs, [n], n.dtype)))
     assert pipelines.batch_size(tf.data.Dataset.range(5).batch(2)) == 2
-    with pytest.raises(tf.errors.NotFoundError, match="unshardable"):
-        pipelines.files_of(dataset, 0, 2)
 
 
 def test_names_of_evaluate_and_predict() -> None:
@@ -477,17 +452,20 @@ def test_versions() -> None:
     assert versions.parse_version("3.10.0rc1") == (3, 10, 0)
 
 
-def test_autograph_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nanotf.compat import autograph
+def test_versions_that_train_wrongly_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "keras_version", lambda: (3, 9, 2))
+    with pytest.raises(errors.UnsupportedVersionError, match=r"Received: keras==3\.9\.2\."):
+        versions.check_keras()
 
+
+def test_autograph_rules() -> None:
     rules = autograph.config.CONVERSION_RULES
     named = [rule for rule in rules if getattr(rule, "_prefix", None) == "tensorflow"]
     assert named, "rules name the packages that they are about"
     without = tuple(rule for rule in rules if getattr(rule, "_prefix", None) != "tf_keras")
-    monkeypatch.setattr(autograph.config, "CONVERSION_RULES", without)
-    for _ in range(2):
-        autograph.leave_tf_keras_alone()
-        assert len(autograph.config.CONVERSION_RULES) == len(without) + 1
+    with_it = autograph.leave_tf_keras_alone(without)
+    assert len(with_it) == len(without) + 1
+    assert autograph.leave_tf_keras_alone(with_it) is with_it
 
 
 # ------------------------------------------------------------- Keras's callbacks and batch hooks
@@ -566,11 +544,6 @@ def test_where_a_resumed_training_begins_is_asked_of_the_model() -> None:
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
 def test_keras_3_names_of_losses_and_metrics() -> None:
-    losses = keras_names.source_module("losses.loss")
-    parameters = list(inspect.signature(losses.apply_mask).parameters)
-    assert parameters == ["sample_weight", "mask", "dtype", "reduction"]
-    parameters = list(inspect.signature(losses.reduce_values).parameters)
-    assert parameters == ["values", "sample_weight", "reduction"]
     model = _compiled()
     keras_optimizers.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
     assert callable(model._compile_loss._flat_losses[0].loss)
@@ -578,11 +551,6 @@ def test_keras_3_names_of_losses_and_metrics() -> None:
     assert [m.name for m in model._compile_metrics.metrics] == ["mae"]
     assert callable(model._compile_metrics.metrics[0]._fn)
     assert callable(model.optimizer.scale_loss)
-    backend = keras_names.source_module("backend.tensorflow.nn")
-    found = inspect.signature(backend._compute_moments_sync)
-    assert list(found.parameters) == ["x", "axes", "keepdims"]
-    compiled = keras_names.source_module("trainers.compile_utils").CompileLoss
-    assert isinstance(model._compile_loss, compiled) and "__call__" in vars(compiled)
     assert len(keras_names.seed_variables(model)) == 1
     assert keras_names.moving_variables(model) == []
     normalised = tf.keras.Sequential([L.Input((3,)), L.Dense(2), L.BatchNormalization()])
@@ -592,25 +560,14 @@ def test_keras_3_names_of_losses_and_metrics() -> None:
 
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
 def test_keras_2_names_of_losses_and_metrics() -> None:
-    utils = keras_names.source_module("utils.losses_utils")
-    parameters = list(inspect.signature(utils.apply_valid_mask).parameters)
-    assert parameters == ["losses", "sw", "mask", "reduction"]
-    parameters = list(inspect.signature(utils.reduce_weighted_loss).parameters)
-    assert parameters == ["weighted_losses", "reduction"]
+    assert callable(keras_names.source_module("utils.losses_utils").apply_mask)
     model = _compiled()
     keras_optimizers.build_for_training(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
     losses = model.compiled_loss
-    container = keras_names.source_module("engine.compile_utils").LossesContainer
-    assert isinstance(losses, container) and "__call__" in vars(container)
     assert losses._user_losses == "mse"
     assert model.compiled_metrics._conform_to_outputs([1, 2], 3) == [3, 3]
-    assert callable(keras_names.source_module("utils.metrics_utils").update_state_wrapper)
-    normal = keras_names.source_module("layers.normalization.batch_normalization")
-    found = inspect.signature(normal.BatchNormalizationBase._sync_calculate_mean_and_var)
-    assert list(found.parameters) == ["self", "x", "reduction_axes", "keep_dims", "mask"]
     loss = tf.keras.losses.MeanSquaredError()
     assert loss._allow_sum_over_batch_size is False
-    assert loss._get_reduction() == tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE
     assert callable(losses._losses[0])
     assert callable(losses._losses[0].fn)
     assert callable(losses._total_loss_mean.update_state)
@@ -698,15 +655,6 @@ def test_names_for_custom_loops() -> None:
     pair = tf.data.Dataset.zip((data.batch(2), data))
     assert distribute.inputs_of(data) == []
     assert [type(d).__name__ for d in distribute.inputs_of(pair)][1] == type(data).__name__
-    for optimizer in _optimizers_with_slots():
-        name = "apply" if IS_KERAS_3 else "apply_gradients"
-        assert callable(getattr(optimizer, name))
-    if IS_KERAS_3:
-        assert callable(tf.keras.optimizers.Optimizer._all_reduce_sum_gradients)
-    else:
-        scaling = keras_names.source_module("mixed_precision.loss_scale_optimizer")
-        assert callable(scaling.LossScaleOptimizer.apply_gradients)
-        assert callable(scaling.LossScaleOptimizerV3.apply_gradients)
 
 
 def test_containers_of_a_compiled_model_can_be_put_back() -> None:
@@ -731,17 +679,61 @@ def test_containers_of_a_compiled_model_can_be_put_back() -> None:
     assert found == pytest.approx(expected)
 
 
-def test_names_that_workers_change() -> None:
-    values = _module("values")
-    assert issubclass(values.SyncOnReadVariable, values.DistributedVariable)
-    assert isinstance(values.DistributedVariable.handle, property)
-    assert callable(tf.train.Checkpoint._maybe_create_save_counter)
-    if IS_KERAS_3:
-        saving = keras_names.source_module("saving.saving_lib")
-        assert list(inspect.signature(saving.get_attr_skipset).parameters) == ["obj_type"]
-    else:
-        utils = keras_names.source_module("distribute.distributed_training_utils")
-        assert next(iter(inspect.signature(utils.call_replica_local_fn).parameters)) == "fn"
+REPLACED = [row for row in overrides.TABLE if row.applies()]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("row", REPLACED, ids=lambda row: row.target)
+def test_what_workers_replace(row: Override) -> None:
+    """It is there, and takes the arguments that its replacement takes."""
+    stock = row.found()
+    assert (stock is None) == row.adds
+    ours = _function(row.replacement(stock, Worker(Share(), None)))
+    if stock is None or not callable(ours):
+        return
+    given = [*inspect.signature(ours, follow_wrapped=False).parameters.values()]
+    taken = [*inspect.signature(_function(stock)).parameters.values()]
+    if not any(p.kind is p.VAR_POSITIONAL for p in given):
+        names = [
+            (p.name, q.name)
+            for p, q in zip(given, taken, strict=True)
+            if p.kind is not p.POSITIONAL_ONLY
+        ]
+        assert all(ours == theirs for ours, theirs in names)
+
+
+def _function(attribute: Any) -> Any:
+    """The function in an attribute of a class."""
+    if isinstance(attribute, property):
+        return attribute.fget
+    return attribute.__func__ if isinstance(attribute, staticmethod) else attribute
+
+
+def test_replacing_twice_replaces_the_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replacing, "_stock", {})
+    monkeypatch.setattr(replacing, "_installed", {})
+    modules = [types.ModuleType(name) for name in ("that_defines", "that_imports")]
+    stock = lambda: "stock"  # noqa: E731
+    for module in modules:
+        module.function = stock  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    row = Override("that_defines:function", "", lambda stock, given: lambda: (given, stock()))
+    other = dataclasses.replace(row, target="that_is_not:there", versions=((1,), (2,)))
+    for given in (1, 2):
+        replacing.install([row, other], given)
+        assert [module.function() for module in modules] == [(given, "stock")] * 2
+        assert row.is_installed() and not other.is_installed()
+
+
+def test_workers_have_replaced_it() -> None:
+    @nano(num_processes=2)
+    def missing(data: Any, trained: Any) -> list[str]:
+        from nanotf.region import overrides
+
+        return [row.target for row in overrides.TABLE if row.applies() and not row.is_installed()]
+
+    assert missing(tf.data.Dataset.range(2).batch(2), tf.Variable(0.0)) == []
+    assert len({row.target for row in overrides.TABLE}) == len(overrides.TABLE)
 
 
 def test_functions_travel_with_the_features_of_their_module() -> None:

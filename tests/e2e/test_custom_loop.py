@@ -39,7 +39,7 @@ OPTIMIZERS = {
 
 @pytest.fixture(
     scope="module",
-    params=["shm", pytest.param("grpc", marks=pytest.mark.either_generation)],
+    params=["shm", "grpc"],
 )
 def run_on(request: pytest.FixtureRequest) -> Any:
     """`nano` for two workers on one of the transports."""
@@ -70,17 +70,29 @@ def _train_both(
 
 # ------------------------------------------------------------------------------- the numbers
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.both_generations
 def test_follows_one_process(run_on: Any, float64: None, optimizer: str) -> None:
     _train_both(run_on, OPTIMIZERS[optimizer])
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), [(33, 16), (35, 7), (1, 1), (3, 2)])
+@pytest.mark.both_generations
 def test_every_batch_size(run_on: Any, float64: None, rows: int, batch_size: int) -> None:
     # The last batch of 33 has one row, for two workers.
     _train_both(run_on, data=lambda: loops.dataset(rows, batch_size))
 
 
+def test_without_a_dataset(run_on: Any, float64: None) -> None:
+    """All workers have the same rows, whose mean they train on."""
+    _train_both(run_on, data=lambda: [loops.rows(12)] * 3)
+
+
+def test_without_data_or_model(run_on: Any) -> None:
+    assert run_on()(nanotf.size)() == 2
+
+
 @pytest.mark.parametrize("reduction", ["sum", "default"])
+@pytest.mark.both_generations
 def test_reductions_and_regularizers(run_on: Any, float64: None, reduction: str) -> None:
     options = {} if reduction == "default" else {"reduction": reduction}
     _train_both(
@@ -151,6 +163,7 @@ def test_loss_of_a_plain_function(run_on: Any, float64: None) -> None:
         _train_both(run_on, loss=lambda: of_batch, graph=graph)
 
 
+@pytest.mark.thorough
 def test_loss_objects_that_return_a_number_for_the_batch(run_on: Any, float64: None) -> None:
     class Overlap(tf.keras.losses.Loss):  # type: ignore[misc]
         def call(self, y_true: Any, y_pred: Any) -> Any:
@@ -174,6 +187,7 @@ def test_loss_objects_that_return_a_number_for_the_batch(run_on: Any, float64: N
     _train_both(run_on, loss=Mean, data=data, step=step)
 
 
+@pytest.mark.both_generations
 def test_sparse_gradients(run_on: Any, float64: None) -> None:
     def model() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -189,6 +203,7 @@ def test_sparse_gradients(run_on: Any, float64: None) -> None:
     _train_both(run_on, OPTIMIZERS["sgd"], model=model, data=data)
 
 
+@pytest.mark.both_generations
 def test_accumulation_and_loss_scaling(run_on: Any) -> None:
     if hasattr(tf.keras, "Variable"):  # Keras 3
         _train_both(run_on, lambda: tf.keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
@@ -200,6 +215,7 @@ def test_accumulation_and_loss_scaling(run_on: Any) -> None:
     assert not np.array_equal(model.get_weights()[0], before[0])
 
 
+@pytest.mark.thorough
 def test_variables_without_weight_decay(run_on: Any, float64: None) -> None:
     made = []
 
@@ -280,6 +296,7 @@ def test_second_call_finds_what_this_process_has(run_on: Any, float64: None) -> 
     assert (history, state) == ([], {"scale": 1.0, "traced": 0})
 
 
+@pytest.mark.thorough
 def test_a_rank_that_begins_a_call_later(run_on: Any) -> None:
     """The other asks for batches, and they come to a rank that has not begun the call yet.
 
@@ -410,6 +427,7 @@ def _trainer(run: Any) -> Any:
     return Trainer()
 
 
+@pytest.mark.thorough
 def test_methods(run_on: Any, float64: None) -> None:
     alone, shared = _trainer(lambda f: f), _trainer(run_on())
     theirs = alone.train(loops.dataset())
@@ -452,6 +470,7 @@ def test_parts_are_the_same_objects(run_on: Any, float64: None) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_two_models_and_optimizers(run_on: Any, float64: None) -> None:
     def both(run: Any) -> list[Any]:
         tf.keras.utils.set_random_seed(5)
@@ -493,6 +512,7 @@ def test_two_models_and_optimizers(run_on: Any, float64: None) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.both_generations
 def test_metrics_and_validation_steps(run_on: Any, float64: None) -> None:
     def both(run: Any) -> list[Any]:
         model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)
@@ -537,6 +557,7 @@ def test_metrics_and_validation_steps(run_on: Any, float64: None) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
+@pytest.mark.both_generations
 def test_results_of_metrics_in_steps(run_on: Any, float64: None) -> None:
     """They are those of all workers, of whom one has no row of the last batch."""
 
@@ -565,6 +586,7 @@ def test_results_of_metrics_in_steps(run_on: Any, float64: None) -> None:
     _same(run_on, program)
 
 
+@pytest.mark.both_generations
 def test_metrics_that_see_the_whole_batch(run_on: Any, float64: None) -> None:
     def both(run: Any) -> list[float]:
         model = dense()
@@ -695,6 +717,7 @@ def _same(run_on: Any, program: Any) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.both_generations
 def test_gradients_are_those_of_the_batch(run_on: Any, float64: None) -> None:
     """Added up in variables, clipped, and in a loss of gradients, over uneven shares."""
 
@@ -822,6 +845,7 @@ def test_gradients_of_losses_of_rows(run_on: Any, float64: None, graph: bool) ->
     _same(run_on, program)
 
 
+@pytest.mark.both_generations
 def test_optimizers_inside_of_steps(run_on: Any, float64: None) -> None:
     """In a branch, in a loop of the graph, and in a function; of the last batch one has no row."""
 
@@ -1010,6 +1034,7 @@ def test_generator_datasets_count_every_row(run_on: Any) -> None:
     assert sorted(np.concatenate(found)) == list(range(37))
 
 
+@pytest.mark.both_generations
 def test_models_that_are_built_by_the_first_step(run_on: Any, float64: None) -> None:
     class Lazy(tf.keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -1036,6 +1061,7 @@ def test_models_that_are_built_by_the_first_step(run_on: Any, float64: None) -> 
     assert model.count_params() == 8 * 5 + 5 + 5 * 3 + 3
 
 
+@pytest.mark.both_generations
 def test_sequential_models_without_an_input(run_on: Any) -> None:
     tf.keras.utils.set_random_seed(2)
     model, optimizer = tf.keras.Sequential([L.Dense(4), L.Dense(3)]), OPTIMIZERS["sgd"]()
@@ -1046,6 +1072,7 @@ def test_sequential_models_without_an_input(run_on: Any) -> None:
 
 
 @pytest.mark.parametrize("fitted", [True, False])
+@pytest.mark.both_generations
 def test_compiled_metrics_travel_both_ways(run_on: Any, float64: None, fitted: bool) -> None:
     """Built by `fit` before, or by the loop; the accuracy is an object of the user's."""
 
@@ -1141,6 +1168,7 @@ class Residual(tf.keras.Model):  # type: ignore[misc]
         return self._last(x + self.by_name["again"](x))
 
 
+@pytest.mark.thorough
 def test_models_without_configuration(run_on: Any, float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(2)
@@ -1172,6 +1200,7 @@ def test_variables_without_keras(run_on: Any, float64: None) -> None:
     loops.assert_same_variables(list(found.variables), list(expected.variables))
 
 
+@pytest.mark.both_generations
 def test_batch_normalization_and_dropout(run_on: Any) -> None:
     tf.keras.utils.set_random_seed(2)
     model = tf.keras.Sequential(
@@ -1186,6 +1215,7 @@ def test_batch_normalization_and_dropout(run_on: Any) -> None:
     assert not np.array_equal(before[0], after[0])
 
 
+@pytest.mark.both_generations
 def test_chance_is_alike_on_all_workers(run_on: Any) -> None:
     model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)
     step = nano_multiprocessing(tf.function(plain_step))
@@ -1207,6 +1237,7 @@ def test_chance_is_alike_on_all_workers(run_on: Any) -> None:
     assert random.random() == following
 
 
+@pytest.mark.thorough
 def test_a_logger_that_a_call_leaves_behind(run_on: Any) -> None:
     """Its stream is the call's; what it is given in a later job reaches this process, too."""
     model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)

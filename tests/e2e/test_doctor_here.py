@@ -35,7 +35,6 @@ def _doctor(*arguments: str, cores: int | None = None) -> tuple[int, Any]:
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.either_generation
 def test_two_workers_pass_the_test() -> None:
     code, told = _doctor("--test")
     assert [(check["name"], check["passed"]) for check in told["test"]] == [
@@ -48,7 +47,6 @@ def test_two_workers_pass_the_test() -> None:
     assert not [finding for finding in told["findings"] if finding["severity"] == "error"]
 
 
-@pytest.mark.either_generation
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be taken away here")
 def test_one_core_skips_the_test_and_says_why() -> None:
     code, told = _doctor("--test", cores=1)

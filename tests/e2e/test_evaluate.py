@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 from parity import digits, optimizer_state, small_cnn, weights
 
-import nanotf
 from nanotf import errors
 from nanotf.keras import Model, Sequential
 
@@ -49,11 +48,13 @@ def _evaluate_both(
 
 @pytest.mark.parametrize("return_dict", [False, True])
 @pytest.mark.parametrize(("rows", "batch_size"), [(200, 50), (201, 50), (3, 1), (70, None)])
+@pytest.mark.both_generations
 def test_arrays(float64: None, rows: int, batch_size: int | None, return_dict: bool) -> None:
     x, y = digits(rows)
     _evaluate_both(small_cnn, x, y, batch_size, return_dict=return_dict)
 
 
+@pytest.mark.both_generations
 def test_dataset_and_steps(float64: None) -> None:
     x, y = digits(201)
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(50)
@@ -64,6 +65,7 @@ def test_dataset_and_steps(float64: None) -> None:
     _evaluate_both(small_cnn, data.filter(lambda x, y: True))  # of unknown length
 
 
+@pytest.mark.thorough
 def test_sample_weight(float64: None) -> None:
     x, y = digits(201)
     w = weights(201)
@@ -106,6 +108,7 @@ def _two_outputs() -> Any:
 
 
 @pytest.mark.parametrize("return_dict", [False, True])
+@pytest.mark.both_generations
 def test_two_outputs_with_stateful_metrics(float64: None, return_dict: bool) -> None:
     x, y = digits(151)
     targets = {"digit": y, "odd": (y % 2).astype("float64")[:, None]}
@@ -120,12 +123,14 @@ def _with_f1() -> Any:
     return model
 
 
+@pytest.mark.both_generations
 def test_metric_that_is_built_by_its_first_batch() -> None:
     # In float32, since Keras 2's F1Score knows no other.
     x, y = digits(101)
     _evaluate_both(_with_f1, x, tf.keras.utils.to_categorical(y, 10), 50, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_one_model_with_all_sizes_before_and_after_fit(float64: None) -> None:
     """Functions that were traced for one call must be right for the next."""
     x, y = digits(201)
@@ -171,6 +176,7 @@ class _Recorder(tf.keras.callbacks.Callback):
         self._note("batch end", batch, logs)
 
 
+@pytest.mark.both_generations
 def test_callbacks_run_here_in_keras_order() -> None:
     x, y = digits(120)
     calls = []
@@ -232,45 +238,6 @@ def test_inside_a_callback_of_fit() -> None:
     with pytest.raises(errors.NanoError, match=r"evaluate\(num_processes=2\).*Leave num_pro"):
         model.fit(x, y, verbose=0, callbacks=[callback], num_processes=2)
     model.evaluate(x, y, verbose=0, num_processes=2)
-
-
-def test_bad_arguments_start_no_process() -> None:
-    nanotf.shutdown()
-    x, y = digits(20)
-    with pytest.raises(TypeError, match=r"num_processes=2\.0"):
-        small_cnn().evaluate(x, y, num_processes=2.0)
-    for method in (small_cnn().evaluate, small_cnn().predict):
-        with pytest.raises(TypeError, match=r"='auto' \(str\).* Only fit\(\) takes"):
-            method(x, num_processes="auto")
-    with pytest.raises(ValueError, match="same number of samples"):
-        small_cnn().evaluate(x, y[:7], num_processes=2)
-    with pytest.raises(ValueError, match=r"never ends|infinite dataset"):
-        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(5).repeat()
-        small_cnn().evaluate(data, num_processes=2)
-    with pytest.raises(errors.PlacementError):
-        small_cnn().evaluate(x, y, num_processes=10**6)
-    assert nanotf.worker_pids() == ()
-
-
-REJECTED: dict[str, Callable[..., Any]] = {
-    "evaluate_not_compiled": lambda x, y, **n: Sequential([L.Flatten()]).evaluate(x, y, **n),
-    "evaluate_unknown_argument": lambda x, y, **n: small_cnn().evaluate(x, y, batchsize=3, **n),
-    "predict_unknown_argument": lambda x, y, **n: small_cnn().predict(x, batchsize=3, **n),
-    "predict_of_nothing": lambda x, y, **n: small_cnn().predict(**n),
-}
-
-
-@pytest.mark.parametrize("name", REJECTED)
-def test_rejected_as_by_keras(name: str) -> None:
-    nanotf.shutdown()
-    caught = []
-    for arguments in ({}, {"num_processes": 2}):
-        with pytest.raises((TypeError, ValueError, RuntimeError)) as error:
-            REJECTED[name](*digits(20), **arguments)
-        caught.append(error.value)
-    assert type(caught[1]) is type(caught[0])
-    assert str(caught[1]) == str(caught[0])
-    assert nanotf.worker_pids() == ()
 
 
 def _times_said(caplog: pytest.LogCaptureFixture, call: Callable[[], Any]) -> int:

@@ -11,7 +11,7 @@ import sys
 import pytest
 from processes import SECONDS
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 

@@ -31,7 +31,7 @@ from nanotf.keras import Sequential, nano
 from nanotf.pool import handles, outbox, pool
 from nanotf.shipping import state
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2}
 
@@ -171,6 +171,7 @@ def test_worker_killed_from_outside(rank: int) -> None:
     _next_fit_works(tuple(pids))
 
 
+@pytest.mark.thorough
 def test_worker_killed_between_fits() -> None:
     x, y = digits(100)
     small_cnn().fit(x, y, **FIT)
@@ -200,6 +201,7 @@ def _raise_unpicklable() -> None:
     raise _Unpicklable(1, 2)
 
 
+@pytest.mark.thorough
 def test_exception_that_cannot_be_pickled() -> None:
     x, y = digits(100)
     model = small_cnn()
@@ -289,6 +291,7 @@ def test_an_interrupt_while_an_epoch_is_put_together(monkeypatch: pytest.MonkeyP
         np.testing.assert_array_equal(now, then)
 
 
+@pytest.mark.thorough
 def test_shutdown_in_a_callback() -> None:
     x, y = digits(100)
     callback = tf.keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: nanotf.shutdown())
@@ -297,6 +300,7 @@ def test_shutdown_in_a_callback() -> None:
     _next_fit_works(())
 
 
+@pytest.mark.thorough
 def test_a_second_interrupt_while_the_first_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who presses Ctrl-C twice does not lose the epochs that are complete."""
     kill = pool.Pool.kill
@@ -346,11 +350,13 @@ print("RESULT", fit(Forks()) == expected)
 """
 
 
+@pytest.mark.thorough
 def test_a_callback_that_forks(tmp_path: pathlib.Path) -> None:
     done = run_script(tmp_path, FORK_IN_CALLBACK)
     assert [line for line in done.stdout.splitlines() if "RESULT" in line] == ["RESULT True"]
 
 
+@pytest.mark.thorough
 def test_workers_leave_no_temporary_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
@@ -486,6 +492,7 @@ print("RESULT", len(nanotf.worker_pids()))
 """
 
 
+@pytest.mark.thorough
 def test_few_file_descriptors(tmp_path: pathlib.Path) -> None:
     done = run_script(tmp_path, FEW_DESCRIPTORS)
     first, *others = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
@@ -493,6 +500,7 @@ def test_few_file_descriptors(tmp_path: pathlib.Path) -> None:
     assert others == ["RESULT 2", "RESULT 2"]
 
 
+@pytest.mark.thorough
 def test_a_fork_holds_what_a_worker_was_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread may fork while another starts workers; the end of their stdin never comes."""
     held = []
@@ -514,6 +522,7 @@ def test_a_fork_holds_what_a_worker_was_started_with(monkeypatch: pytest.MonkeyP
             os.close(fd)
 
 
+@pytest.mark.thorough
 def test_no_memory_for_what_a_worker_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(nbytes: int, fd: int) -> None:
         os.close(fd)
@@ -538,6 +547,22 @@ def test_idle_seconds_are_looked_at_before_training(monkeypatch: pytest.MonkeyPa
     with pytest.raises(NanoError, match="NANOTF_IDLE_SECONDS='0'"):
         model.fit(x, y, **FIT)
     assert all((a == b).all() for a, b in zip(before, model.get_weights(), strict=True))
+
+
+def test_workers_start_in_the_background_and_end_when_idle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nanotf.warm_up(2)
+    wait_until(lambda: len(nanotf.worker_pids()) == 2, "the workers start")
+    pids, seen = nanotf.worker_pids(), []
+    note = tf.keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append(nanotf.worker_pids())
+    )
+    monkeypatch.setenv("NANOTF_IDLE_SECONDS", "0.1")
+    x, y = digits(20)
+    small_cnn().fit(x, y, verbose=0, num_processes=2, callbacks=[note])
+    assert seen == [pids]
+    wait_until(lambda: nanotf.worker_pids() == (), "idle workers end")
 
 
 def test_workers_get_messages_in_one_order() -> None:
@@ -571,6 +596,7 @@ def test_workers_get_messages_in_one_order() -> None:
     assert sorted(first) == list(range(300))
 
 
+@pytest.mark.thorough
 def test_logs_that_no_disk_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -590,6 +616,7 @@ def _print_and_exit() -> None:
     os._exit(3)
 
 
+@pytest.mark.thorough
 def test_segfault_leaves_its_python_stack_in_the_log() -> None:
     x, y = digits(100)
     model = small_cnn()

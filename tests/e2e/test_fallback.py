@@ -15,7 +15,6 @@ from nanotf.collectives import native_status
 
 pytestmark = [
     pytest.mark.own_pool,
-    pytest.mark.either_generation,
     pytest.mark.skipif(not native_status()[0], reason=native_status()[1]),
 ]
 

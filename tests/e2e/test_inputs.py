@@ -7,7 +7,6 @@ import gc
 import itertools
 import os
 import pathlib
-import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from test_parity import RowSums
 import nanotf
 from nanotf.compat import keras_names
 from nanotf.compat.versions import is_keras_3
+from nanotf.errors import InvalidArgumentError
 from nanotf.keras import Sequential
 
 pd = pytest.importorskip("pandas")
@@ -68,6 +68,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.both_generations
 def test_kinds_of_arrays(float64: None, name: str) -> None:
     x, y = TABLES[name](*_table())
     fit_both(_linear, x=x, y=y, batch_size=20, validation_split=0.3)
@@ -79,17 +80,20 @@ def test_lists_of_numbers(float64: None) -> None:
     fit_both(_linear, x=x.tolist(), y=y.tolist(), batch_size=8)
 
 
+@pytest.mark.thorough
 def test_validation_data_as_data_frame(float64: None) -> None:
     x, y = _table()
     frame = pd.DataFrame(x, columns=list("abcd"))
     fit_both(_linear, x=x, y=y, batch_size=32, validation_data=(frame, pd.Series(y)))
 
 
+@pytest.mark.both_generations
 def test_class_weight_of_arrays(float64: None) -> None:
     x, y = _table()
     fit_both(_linear, x=x, y=y, batch_size=32, class_weight={0: 1.0, 1: 0.25, 2: 3.0})
 
 
+@pytest.mark.thorough
 def test_class_weight_of_one_hot_targets(float64: None) -> None:
     def categorical() -> Any:
         tf.keras.utils.set_random_seed(2)
@@ -106,6 +110,7 @@ def test_class_weight_of_one_hot_targets(float64: None) -> None:
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("steps", [1, 3, 5, 7])
 @pytest.mark.parametrize("batch_size", [15, None])
+@pytest.mark.both_generations
 def test_steps_per_epoch_of_arrays(float64: None, steps: int, batch_size: int | None) -> None:
     x, y = _table()
     fit_both(_linear, x=x, y=y, batch_size=batch_size, steps_per_epoch=steps, epochs=4)
@@ -143,6 +148,7 @@ def _warnings_of(caplog: pytest.LogCaptureFixture, **arguments: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
+@pytest.mark.both_generations
 def test_says_that_data_ran_out(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     x, y = _table()
     data: dict[str, Any] = {"x": x, "y": y, "batch_size": 15, "shuffle": False}
@@ -198,6 +204,7 @@ def _words(source: str) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("source", ["tensor", "dataset"])
+@pytest.mark.both_generations
 def test_strings(float64: None, source: str) -> None:
     fit_both(lambda: _words(source)[0], **_words(source)[1])
 
@@ -216,6 +223,7 @@ def _batches(form: str = "x, y", passes: int = 1) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("form", ["x, y", "x, y, w"])
+@pytest.mark.both_generations
 def test_generator(float64: None, form: str) -> None:
     _both(
         lambda: small_cnn(weighted=form == "x, y, w"),
@@ -224,12 +232,14 @@ def test_generator(float64: None, form: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.thorough
 def test_generator_without_steps(float64: None) -> None:
     # Keras 3 goes on with the two batches that it has peeked at, Keras 2 with none.
     _both(small_cnn, lambda: {"x": _batches()})
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.both_generations
 def test_generator_as_validation_data(float64: None) -> None:
     x, y = digits(80)
     # Where batches differ, those that Keras gets depend on how far TensorFlow reads ahead.
@@ -245,6 +255,7 @@ def _endlessly(x: Any, y: Any) -> Iterator[Any]:
         yield x, y
 
 
+@pytest.mark.thorough
 def test_generator_of_dicts(float64: None) -> None:
     def model() -> Any:
         tf.keras.utils.set_random_seed(5)
@@ -286,6 +297,7 @@ class _Stop(tf.keras.callbacks.Callback):
         self.model.stop_training = batch == 2
 
 
+@pytest.mark.thorough
 def test_training_that_stops_early_leaves_the_generator_where_it_is() -> None:
     read: list[int] = []
 
@@ -365,6 +377,7 @@ def _raises_broken(call: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("name", BREAKING)
+@pytest.mark.both_generations
 def test_data_that_raise_leave_the_workers_for_the_next_call(name: str) -> None:
     small_cnn().fit(*digits(ROWS), verbose=0, num_processes=2)
     pids = nanotf.worker_pids()
@@ -388,6 +401,7 @@ def test_data_that_raise_leave_the_workers_for_the_next_call(name: str) -> None:
     assert nanotf.worker_pids() == pids
 
 
+@pytest.mark.thorough
 def test_callbacks_hear_of_the_batches_before_data_raised() -> None:
     heard = []
 
@@ -475,28 +489,32 @@ UNEQUAL: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
         *_table(), validation_data=_pairs_of(16, 9), verbose=0, **two
     ),
     "evaluate": lambda model, two: model.evaluate(_pairs_of(16, 9), verbose=0, **two),
-    # Weights that in parts of three rows would be spread over these.
-    "weights_of_columns": lambda model, two: model.fit(
-        *_table(60), sample_weight=np.ones((60, 3)), batch_size=6, verbose=0, **two
-    ),
 }
 
 
-def test_batches_of_unequal_rows_are_rejected_as_by_keras() -> None:
+def _weights_of_columns(model: Any, **two: int) -> None:
+    """Weights that in parts of three rows would be spread over these."""
+    model.fit(*_table(60), sample_weight=np.ones((60, 3)), batch_size=6, verbose=0, **two)
+
+
+# Which of the operations fails first, the forward or the backward, is drawn.
+SHAPES_DIFFER = r"ncompatible shapes|must be equal|must have|squeeze"
+
+
+@pytest.mark.both_generations
+def test_batches_of_unequal_rows_are_rejected() -> None:
     model = _linear()
     model.fit(*_table(), verbose=0, num_processes=2)
     pids = nanotf.worker_pids()
     for name, call in UNEQUAL.items():
-        errors = []
-        for two in ({}, {"num_processes": 2}):
-            with pytest.raises((ValueError, tf.errors.OpError)) as caught:
-                call(model, two)
-            errors.append(caught.value)
-        assert type(errors[1]) is type(errors[0]), name
-        # Which of the operations fails first, the forward or the backward, is drawn.
-        text = str(errors[1])
-        assert re.search("ncompatible shapes|must be equal|must have|squeeze", text), (name, text)
+        with pytest.raises(InvalidArgumentError, match="same number of rows"):
+            call(model, {"num_processes": 2})
         assert nanotf.worker_pids() == pids, name
+    with pytest.raises((ValueError, tf.errors.OpError)) as of_keras:
+        _weights_of_columns(model)
+    with pytest.raises(type(of_keras.value), match=SHAPES_DIFFER):
+        _weights_of_columns(model, num_processes=2)
+    assert nanotf.worker_pids() == pids
     fit_both(_linear, x=_table()[0], y=_table()[1])
     assert nanotf.worker_pids() == pids
 
@@ -523,6 +541,7 @@ def test_unequal_rows_that_keras_takes() -> None:
         model.fit(one_weight, verbose=0, num_processes=2)
 
 
+@pytest.mark.thorough
 def test_rows_of_a_generator_once_an_epoch(float64: None) -> None:
     def shuffled() -> Iterator[Any]:
         random = np.random.default_rng(0)
@@ -573,22 +592,26 @@ def _diaries(steps: int | None, **keywords: Any) -> list[list[str]]:
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.both_generations
 def test_py_dataset(float64: None, steps: int | None) -> None:
     train, validation, found_train, found_validation = _diaries(steps)
     assert found_train == train
     assert found_validation == validation
 
 
+@pytest.mark.thorough
 def test_py_dataset_shuffled_by_keras(float64: None) -> None:
     _both(small_cnn, lambda: {"x": Batches()}, shuffle=True)
 
 
+@pytest.mark.thorough
 def test_py_dataset_with_class_weight(float64: None) -> None:
     weight = {digit: 1.0 + digit for digit in range(10)}
     _both(small_cnn, lambda: {"x": Batches(), "class_weight": weight})
 
 
 @pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.both_generations
 def test_py_dataset_with_workers_of_its_own(float64: None, processes: bool) -> None:
     reading = {"workers": 2, "use_multiprocessing": processes, "max_queue_size": 2}
     common = {"epochs": 2, "shuffle": False, "verbose": 0}
@@ -611,6 +634,7 @@ def test_py_dataset_with_workers_of_its_own(float64: None, processes: bool) -> N
 
 
 @pytest.mark.skipif(not KERAS_3, reason="a Sequence of Keras 2 has a length")
+@pytest.mark.thorough
 def test_py_dataset_without_end(float64: None) -> None:
     class Endless(PyDataset):
         @property
@@ -624,6 +648,7 @@ def test_py_dataset_without_end(float64: None) -> None:
     _both(_linear, lambda: {"x": Endless()}, steps_per_epoch=4)
 
 
+@pytest.mark.thorough
 def test_rows_of_a_shuffled_py_dataset_once_an_epoch(float64: None) -> None:
     class Ids(PyDataset):
         def __len__(self) -> int:
@@ -636,6 +661,7 @@ def test_rows_of_a_shuffled_py_dataset_once_an_epoch(float64: None) -> None:
     _assert_rows_once({"x": Ids(), "shuffle": True}, 23)
 
 
+@pytest.mark.thorough
 def test_py_dataset_that_raises() -> None:
     class Breaking(Batches):
         def __getitem__(self, index: int) -> Any:
@@ -687,6 +713,7 @@ DATASETS: dict[str, tuple[Callable[[], tf.data.Dataset], dict[str, Any]]] = {
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.both_generations
 def test_datasets(float64: None, name: str) -> None:
     make, arguments = DATASETS[name]
     _both(small_cnn, lambda: {"x": make()}, **arguments)
@@ -712,6 +739,7 @@ def test_dataset_of_records(float64: None, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.thorough
 def test_dataset_of_lines(float64: None, tmp_path: pathlib.Path) -> None:
     x, y = _table()
     path = tmp_path / "table.csv"
@@ -775,9 +803,3 @@ def test_pipelines_that_workers_cannot_run(name: str) -> None:
     make, text = NOT_FOR_WORKERS[name]
     with pytest.raises(nanotf.errors.ShippingError, match=f'(?s){text}.*sharding="parent"'):
         small_cnn().fit(make(), verbose=0, num_processes=2, sharding="data")
-
-
-@pytest.mark.parametrize("processes", [None, 2])
-def test_unknown_sharding(processes: int | None) -> None:
-    with pytest.raises(nanotf.errors.InvalidArgumentError, match="sharding='rows'"):
-        small_cnn().fit(_pairs().batch(9), num_processes=processes, sharding="rows")

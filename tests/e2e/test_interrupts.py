@@ -23,7 +23,7 @@ from waiting import wait_until
 from nanotf.parent import callbacks, training
 from nanotf.shipping import state
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 START_SECONDS = 150.0
 
@@ -285,6 +285,7 @@ def test_parent_that_is_killed(scripts: Any, number: signal.Signals) -> None:
     wait_until(lambda: _all_gone(pids), "the workers end")
 
 
+@pytest.mark.thorough
 def test_workers_that_cannot_run_python_end_with_their_parent(
     scripts: Any, tmp_path: pathlib.Path
 ) -> None:
@@ -297,6 +298,7 @@ def test_workers_that_cannot_run_python_end_with_their_parent(
     wait_until(lambda: _all_gone(pids), "the workers end")
 
 
+@pytest.mark.thorough
 def test_nobody_waits_for_a_daemon_thread(scripts: Any) -> None:
     script = scripts(IN_A_DAEMON)
     pids = script.line()

@@ -21,7 +21,7 @@ import nanotf
 from nanotf import errors
 from nanotf.keras import nano, nano_bf16, nano_multiprocessing, nano_multiprocessing_loss
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 two = functools.partial(nano, num_processes=2)
 step = nano_multiprocessing(tf.function(plain_step))
@@ -46,25 +46,6 @@ def no_workers() -> Any:
 
 
 # ------------------------------------------------------------------------- before any process
-def test_no_dataset(no_workers: None) -> None:
-    @two()
-    def train(model: Any, x: Any, optimizer: Any) -> None:
-        pass
-
-    with pytest.raises(errors.InvalidArgumentError, match=r"dataset.*Received: .*train"):
-        train(dense(), loops.rows(4)[0], tf.keras.optimizers.SGD())
-
-
-def test_nothing_to_train(no_workers: None) -> None:
-    @two()
-    def train(data: Any) -> None:
-        for _ in data:
-            pass
-
-    with pytest.raises(errors.InvalidArgumentError, match=r"a model, an optimizer or variables"):
-        train(loops.dataset())
-
-
 def test_argument_that_cannot_be_sent(no_workers: None) -> None:
     @two()
     def train(model: Any, data: Any, guard: Any) -> None:
@@ -95,15 +76,6 @@ def test_wrong_arguments(no_workers: None) -> None:
         train(dense())
 
 
-def test_scalar_elements(no_workers: None) -> None:
-    @two()
-    def train(model: Any, data: Any) -> None:
-        pass
-
-    with pytest.raises(errors.ShippingError, match=r"must yield batches.*\.batch"):
-        train(dense(), tf.data.Dataset.range(5))
-
-
 def test_models_that_share_a_layer_without_containing_each_other(no_workers: None) -> None:
     shared = tf.keras.layers.Dense(2)
     shape = tf.keras.layers.Input((8,))
@@ -116,16 +88,6 @@ def test_models_that_share_a_layer_without_containing_each_other(no_workers: Non
 
     with pytest.raises(errors.ShippingError, match=r"share layers.*Received: .*contains both"):
         train(first, second, loops.dataset())
-
-
-def test_samples_that_no_batch_holds(no_workers: None) -> None:
-    @two()
-    def train(model: Any, data: Any) -> None:
-        pass
-
-    samples = tf.data.Dataset.from_tensor_slices((np.ones((9, 8)), np.ones((9, 3))))
-    with pytest.raises(errors.ShippingError, match=r"must yield batches.*8.*3.*\.batch"):
-        train(dense(), samples)
 
 
 DECORATORS = [
@@ -174,6 +136,7 @@ def test_num_processes(value: Any) -> None:
 
 
 # ----------------------------------------------------------------------------------- inside
+@pytest.mark.thorough
 def test_result_that_cannot_be_sent_back() -> None:
     @two()
     def train(model: Any, data: Any) -> Any:
@@ -231,6 +194,7 @@ def test_a_rank_that_leaves_earlier(transport: str, rank: int) -> None:
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
+@pytest.mark.thorough
 def test_a_rank_that_leaves_a_graph_earlier(transport: str) -> None:
     @tf.function
     def steps(data: Any, count: Any, *rest: Any) -> None:
@@ -272,6 +236,7 @@ def test_ranks_that_run_different_steps(transport: str) -> None:
         _works()
 
 
+@pytest.mark.thorough
 def test_different_steps_that_meet_by_accident() -> None:
     """TensorFlow's collectives do not tell one scalar's sum from another's; these are counted."""
 
@@ -371,6 +336,7 @@ def test_clear_session_inside() -> None:
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate"])
+@pytest.mark.thorough
 def test_workers_inside(method: str) -> None:
     @two()
     def train(model: Any, data: Any) -> None:
@@ -393,16 +359,19 @@ def test_weights_that_drift_apart() -> None:
     _works()
 
 
-def test_reading_samples() -> None:
+@pytest.mark.parametrize("within", [True, False])
+def test_reading_samples(within: bool) -> None:
     @two()
     def train(model: Any, data: Any) -> None:
-        for _ in data.unbatch():
+        for _ in data.unbatch() if within else data:
             pass
 
+    data = loops.dataset() if within else tf.data.Dataset.range(5)
     with pytest.raises(errors.WorkerError, match=r"a dataset without batches.*\.batch\(1\)"):
-        train(dense(), loops.dataset())
+        train(dense(), data)
 
 
+@pytest.mark.thorough
 def test_a_generator_that_raises() -> None:
     def generator() -> Any:
         yield loops.rows(4)

@@ -23,7 +23,7 @@ BATCH = 16
 
 @pytest.fixture(
     scope="module",
-    params=["shm", pytest.param("grpc", marks=pytest.mark.either_generation)],
+    params=["shm", "grpc"],
 )
 def run_on(request: pytest.FixtureRequest) -> Any:
     """`nano` for two workers on one of the transports."""
@@ -111,6 +111,7 @@ def test_official_pattern(run_on: Any, float64: None, tmp_path: pathlib.Path) ->
     loops.assert_same_variables(model.get_weights(), expected)
 
 
+@pytest.mark.thorough
 def test_short_last_batches(run_on: Any, float64: None, tmp_path: pathlib.Path) -> None:
     x, y = loops.rows(39)
     ours, weights, _ = run_on()(_official)(x, y, str(tmp_path))
@@ -179,6 +180,7 @@ def test_variables_made_inside_start_equal(run_on: Any) -> None:
 
 
 # ------------------------------------------------------------------------------ checkpoints
+@pytest.mark.both_generations
 def test_checkpoint_manager(run_on: Any, float64: None, tmp_path: pathlib.Path) -> None:
     directory = tmp_path / "checkpoints"
     model, optimizer = dense(), tf.keras.optimizers.Adam(0.01)
@@ -343,6 +345,7 @@ def test_script_of_the_readme(tmp_path: pathlib.Path) -> None:
     assert losses[3] < losses[0]
 
 
+@pytest.mark.thorough
 def test_module_with_its_own_globals(tmp_path: pathlib.Path) -> None:
     (tmp_path / "mine.py").write_text(
         """
@@ -379,6 +382,7 @@ def train():
     assert done.stdout.split() == ["2"]
 
 
+@pytest.mark.thorough
 def test_loss_sequence_follows(run_on: Any) -> None:
     """The promise for float32: 1e-5 relative."""
     step = nano_multiprocessing(tf.function(plain_step))

@@ -18,7 +18,7 @@ from nanotf.shipping import models as recipes
 L = tf.keras.layers
 
 
-@pytest.mark.either_generation
+@pytest.mark.both_generations
 def test_accelerate_takes_a_model_of_keras_applications() -> None:
     original = tf.keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3), classes=10)
     model = nanotf.accelerate(original)
@@ -41,6 +41,7 @@ def test_accelerate_refuses_what_is_no_model() -> None:
         nanotf.accelerate(object())
 
 
+@pytest.mark.both_generations
 def test_batch_normalisation_and_dropout_train() -> None:
     x, y = digits(300)
     tf.keras.utils.set_random_seed(0)
@@ -62,6 +63,7 @@ def test_batch_normalisation_and_dropout_train() -> None:
     assert np.abs(np.asarray(moving_mean)).sum() > 0
 
 
+@pytest.mark.both_generations
 def test_unbuilt_sequential_is_built_by_its_first_fit() -> None:
     x, y = digits(100)
     model = Sequential([L.Flatten(), L.Dense(10)])
@@ -72,6 +74,7 @@ def test_unbuilt_sequential_is_built_by_its_first_fit() -> None:
     assert model.predict(x[:3], verbose=0).shape == (3, 10)
 
 
+@pytest.mark.both_generations
 def test_embedding_gets_sparse_gradients() -> None:
     words = np.random.default_rng(0).integers(0, 50, (101, 7))
     labels = (words.sum(1) % 2).astype("float32")
@@ -128,6 +131,7 @@ class TwoSizes(Model):
         return self.out(self.hidden(self.flatten(x)))
 
 
+@pytest.mark.both_generations
 def test_subclass_remembers_the_arguments_of_its_init() -> None:
     x, y = digits(100)
     losses = []
@@ -167,6 +171,7 @@ class Tuned(Model):
         return self.out(self.scale(x)) * self.beta ** self.options["power"]
 
 
+@pytest.mark.both_generations
 def test_attributes_that_are_set_after_init(float64: None) -> None:
     x = np.random.default_rng(0).normal(size=(41, 3))
     models = []
@@ -241,6 +246,7 @@ class ScaledSum(tf.keras.metrics.Metric):
 
 
 @pytest.mark.parametrize("functional", [False, True])
+@pytest.mark.both_generations
 def test_layers_and_metrics_whose_arguments_no_configuration_can_hold(
     float64: None, functional: bool
 ) -> None:
@@ -296,6 +302,7 @@ class Block(L.Layer):
 
 
 @pytest.mark.parametrize("out", [3, 4])
+@pytest.mark.both_generations
 def test_layers_that_are_arguments_of_layers(float64: None, out: int) -> None:
     """`out` is none, though its name is that of a layer: only its default can be known again."""
 
@@ -389,6 +396,7 @@ def test_variables_that_are_frozen_one_by_one(float64: None, optimizer: str) -> 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.every_case  # the slots of the two are named otherwise
+@pytest.mark.both_generations
 def test_a_model_made_under_a_mirrored_strategy_trains(optimizer: str) -> None:
     x, y = digits(48)
     options = {"SGD": {"momentum": 0.9}, "Adam": {}}[optimizer]
@@ -415,7 +423,6 @@ def test_a_model_made_under_a_mirrored_strategy_trains(optimizer: str) -> None:
     )
 
 
-@pytest.mark.either_generation
 def test_the_first_predict_builds_a_model_under_its_strategy() -> None:
     strategy = tf.distribute.MirroredStrategy()
     with strategy.scope():
@@ -439,6 +446,7 @@ class _Noisy(Model):
 
 @pytest.mark.parametrize("make", [lambda: Sequential([L.Input((3,)), L.Dense(3)]), _Noisy])
 @pytest.mark.every_case  # the second is built by the call, and rebuilt to be checked
+@pytest.mark.both_generations
 def test_a_model_made_after_a_call_gets_the_weights_of_one_process(make: Any) -> None:
     x = np.ones((8, 3), np.float32)
 

@@ -96,18 +96,40 @@ LOSSES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.every_case
-@pytest.mark.parametrize("name", LOSSES)
-def test_losses(float64: None, name: str) -> None:
-    if name == "weighted_mean" and not IS_KERAS_3:
-        pytest.skip("Keras 2 has no such reduction")
+def losses_of_heads() -> dict[str, Any]:
+    """Those that return a number: Keras cannot add one for each row to those of other outputs."""
+    left_out = {"none"} if IS_KERAS_3 else {"none", "weighted_mean"}
+    return {name: make() for name, make in LOSSES.items() if name not in left_out}
+
+
+def dense_with_heads(losses: dict[str, Any]) -> Any:
+    """A model that has an output for each loss, the same at every call."""
+    tf.keras.utils.set_random_seed(4)
+    inputs = L.Input((6,))
+    hidden = L.Dense(5, activation="tanh")(inputs)
+    model = Model(inputs, {name: L.Dense(1, name=name)(hidden) for name in losses})
+    model.compile(tf.keras.optimizers.SGD(0.02), losses)
+    return model
+
+
+@pytest.mark.both_generations
+def test_losses(float64: None) -> None:
+    names = list(losses_of_heads())
+
+    def targets(rows: int) -> dict[str, np.ndarray]:
+        return {name: binary(rows) for name in names}
+
     compare(
-        lambda: dense(loss=LOSSES[name](), optimizer=tf.keras.optimizers.SGD(0.02)),
-        y=binary(),
-        validation_data=(features(31), binary(31)),
+        lambda: dense_with_heads(losses_of_heads()),
+        y=targets(ROWS),
+        validation_data=(features(31), targets(31)),
+    )
+    compare(
+        lambda: dense(loss=LOSSES["none"](), optimizer=tf.keras.optimizers.SGD(0.02)), y=binary()
     )
 
 
+@pytest.mark.both_generations
 def test_epsilon(float64: None) -> None:
     """It is read when a loss is traced, and by a second model of the same configuration."""
     default = tf.keras.backend.epsilon()
@@ -139,13 +161,29 @@ def test_losses_with_sample_weights(float64: None, name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["Dice", "Tversky"])
-def test_losses_of_keras_that_are_a_ratio_of_the_batch(float64: None, name: str) -> None:
-    if not IS_KERAS_3:
-        pytest.skip("Keras 2 has none")
-    losses = tf.keras.losses
-    loss, metric = getattr(losses, name)(), getattr(losses, name.lower())
-    compare(lambda: dense(3, "sigmoid", loss=loss, metrics=[metric, "mae"]), y=one_hot())
+def several(losses: list[Any], metrics: list[Any], make_head: Callable[[Any], Any]) -> Any:
+    """A compiled model with a head for each loss, the same at every call."""
+    tf.keras.utils.set_random_seed(4)
+    inputs = L.Input((6,))
+    hidden = L.Dense(5, activation="tanh")(inputs)
+    heads = [make_head(hidden) for _ in losses]
+    named = [L.Activation("linear", name=f"head_{i}")(head) for i, head in enumerate(heads)]
+    model = Model(inputs, named)
+    model.compile(tf.keras.optimizers.SGD(0.1), losses, metrics=[metrics for _ in losses])
+    return model
+
+
+@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 has none")
+def test_losses_of_keras_that_are_a_ratio_of_the_batch(float64: None) -> None:
+    k = tf.keras.losses
+
+    def head(hidden: Any) -> Any:
+        return L.Dense(3, activation="sigmoid")(hidden)
+
+    def make() -> Any:
+        return several([k.Dice(), k.Tversky()], [k.dice, k.tversky, "mae"], head)
+
+    compare(make, y=[one_hot(), one_hot()])
 
 
 def test_loss_that_compares_all_rows_is_refused() -> None:
@@ -156,19 +194,18 @@ def test_loss_that_compares_all_rows_is_refused() -> None:
         model.fit(features(), one_hot().argmax(1), verbose=0, num_processes=2)
 
 
-@pytest.mark.parametrize("loss", ["mse", "cosine_similarity", "kl_divergence"])
-def test_outputs_of_one_dimension(float64: None, loss: str) -> None:
+@pytest.mark.both_generations
+def test_outputs_of_one_dimension(float64: None) -> None:
     """Keras's own losses and metrics are one number for the batch then."""
+    losses = ["mse", "cosine_similarity", "kl_divergence"]
+
+    def head(hidden: Any) -> Any:
+        return L.Reshape(())(L.Dense(1, activation="sigmoid")(hidden))
 
     def make() -> Any:
-        tf.keras.utils.set_random_seed(4)
-        kl = tf.keras.losses.get("kl_divergence")
-        layers = [L.Dense(5, activation="tanh"), L.Dense(1, activation="sigmoid"), L.Reshape(())]
-        model = Sequential([L.Input((6,)), *layers])
-        model.compile(tf.keras.optimizers.SGD(0.1), loss, metrics=["mae", kl])
-        return model
+        return several(losses, ["mae", tf.keras.losses.get("kl_divergence")], head)
 
-    compare(make, y=binary()[:, 0] + 0.1)
+    compare(make, y=[binary()[:, 0] + 0.1 for _ in losses])
 
 
 # ------------------------------------------------------------------------------------ metrics
@@ -223,6 +260,7 @@ def class_metrics() -> list[Any]:
     ]
 
 
+@pytest.mark.both_generations
 def test_metrics_of_two_classes(float64: None) -> None:
     compare(
         lambda: dense(1, "sigmoid", loss="binary_crossentropy", metrics=binary_metrics()),
@@ -240,6 +278,7 @@ def test_r2_score(float64: None) -> None:
     )
 
 
+@pytest.mark.both_generations
 def test_metrics_of_three_classes(float64: None) -> None:
     compare(
         lambda: dense(3, "softmax", loss="categorical_crossentropy", metrics=class_metrics()),
@@ -264,6 +303,7 @@ def test_metrics_that_are_float32() -> None:
     )
 
 
+@pytest.mark.both_generations
 def test_weighted_metrics(float64: None) -> None:
     m = tf.keras.metrics
     weights = np.random.default_rng(1).integers(0, 4, ROWS).astype("float64")
@@ -311,10 +351,12 @@ def penalised() -> Any:
     return model
 
 
+@pytest.mark.both_generations
 def test_add_loss_and_regularizers(float64: None) -> None:
     compare(penalised, y=binary(), validation_data=(features(31), binary(31)))
 
 
+@pytest.mark.thorough
 def test_add_loss_of_a_model(float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(4)
@@ -356,6 +398,7 @@ def tagger(**compiled: Any) -> Any:
 @pytest.mark.parametrize("reduction", [None, "sum", "mean_with_sample_weight"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("batch_size", [20, 25])
+@pytest.mark.both_generations
 def test_masked_targets(
     float64: None, reduction: str | None, weighted: bool, batch_size: int
 ) -> None:
@@ -376,6 +419,7 @@ def test_masked_targets(
     )
 
 
+@pytest.mark.both_generations
 def test_masked_inputs(float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(4)
@@ -511,8 +555,30 @@ def test_variables_without_weight_decay(float64: None, scaled: bool) -> None:
     fit_both(make, x=features(), y=binary(), batch_size=BATCH)
 
 
+# What a kind of optimizer is divided, clipped, scheduled or shipped by; the others are `thorough`.
+TELLING = {
+    "accumulating_clipped",
+    "adafactor",
+    "adamw",
+    "ema_overwrite",
+    "global_clipnorm",
+    "loss_scale",
+    "own_base_optimizer",
+    "own_optimizer",
+    "schedule_without_config",
+    "without_decay_by_name",
+}
+
+
 @pytest.mark.every_case
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in TELLING else pytest.mark.thorough)
+        for name in OPTIMIZERS
+    ],
+)
+@pytest.mark.both_generations
 def test_optimizers(float64: None, name: str) -> None:
     if name.startswith("accumulating") and not IS_KERAS_3:
         pytest.skip("Keras 2 has no gradient accumulation")

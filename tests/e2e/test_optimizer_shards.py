@@ -68,6 +68,7 @@ def shards_of(model: Any) -> OptimizerShards | None:
 
 
 @pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.both_generations
 def test_divided(float64: None, name: str) -> None:
     def make() -> Any:
         return model_of(DIVIDED[name]())
@@ -104,10 +105,15 @@ def test_not_divided_for_a_reason_of_the_model() -> None:
 @pytest.mark.skipif(
     not hasattr(O, "legacy") or versions.is_keras_3(), reason="Keras 2 alone has legacy optimizers"
 )
+@pytest.mark.both_generations
 def test_not_divided_with_legacy_optimizers() -> None:
     assert shards_of(model_of(O.legacy.Adam())) is None
 
 
+@pytest.mark.both_generations
+@pytest.mark.skipif(
+    versions.keras_version() < (2, 16), reason="the layer fails in Keras 2.15 itself"
+)
 def test_layers_that_assign_to_their_weights(float64: None) -> None:
     def make() -> Any:
         return model_of(O.Adam(0.01), wrap=L.SpectralNormalization)
@@ -145,6 +151,7 @@ def test_weights_that_something_else_changes_are_looked_at_before_each_update() 
     assert shards is not None and shards.refresh and len(shards.divided) == 4
 
 
+@pytest.mark.both_generations
 def test_weights_without_a_gradient_stay_as_they_are(float64: None) -> None:
     """The second time their slots are not zero, and weight decay would change them."""
 
@@ -172,6 +179,7 @@ def test_weights_without_a_gradient_stay_as_they_are(float64: None) -> None:
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.thorough
 def test_gradients_of_unknown_shape(float64: None) -> None:
     """Those of a layer normalisation between others have none until they run."""
 

@@ -13,6 +13,8 @@ from parity import assert_same_history, assert_same_state
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Model
 
+pytestmark = pytest.mark.both_generations
+
 L = tf.keras.layers
 ROWS, BATCH, WIDTH = 41, 10, 4  # the last batch has one row: fewer than workers
 UNREDUCED: Any = None if is_keras_3() else "none"
@@ -119,6 +121,7 @@ def test_own_reductions(float64: None, name: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("validates", [False, True])
+@pytest.mark.thorough
 def test_a_compiled_loss_that_the_step_does_not_use(float64: None, validates: bool) -> None:
     """In Keras 2 what the step returns stands, as long as no validation uses that loss either.
 

@@ -10,7 +10,6 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, fit_both, small_cnn, weights
 
 from nanotf.keras import Model, Sequential
-from nanotf.pool.transports import TRANSPORTS
 
 L = tf.keras.layers
 
@@ -21,26 +20,17 @@ SIZES = [(200, 50), (210, 50), (201, 50), (50, 50), (3, 1), (30, 64)]
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize(("rows", "batch_size"), SIZES)
+@pytest.mark.parametrize(
+    ("rows", "batch_size"),
+    [
+        pytest.param(*size, marks=pytest.mark.thorough if size in [(200, 50), (50, 50)] else ())
+        for size in SIZES
+    ],
+)
+@pytest.mark.both_generations
 def test_arrays_float64(float64: None, rows: int, batch_size: int) -> None:
     x, y = digits(rows)
     fit_both(small_cnn, x=x, y=y, batch_size=batch_size)
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_transports_float64(float64: None, transport: str) -> None:
-    # One test, since every other transport starts other workers.
-    x, y = digits(201)
-    fit_both(small_cnn, x=x, y=y, batch_size=50, transport=transport, validation_data=(x, y))
-    fit_both(small_cnn, x=x[:3], y=y[:3], batch_size=1, transport=transport)
-    fit_both(small_cnn, x=_dataset(x, y, 50), transport=transport)
-    fit_both(
-        lambda: small_cnn(OPTIMIZERS["clipped_in_all"]()),
-        x=x,
-        y=y,
-        batch_size=50,
-        transport=transport,
-    )
 
 
 def test_arrays_float32() -> None:
@@ -48,35 +38,10 @@ def test_arrays_float32() -> None:
     fit_both(small_cnn, x=x, y=y, batch_size=50, epochs=3, validation_split=0.2)
 
 
+@pytest.mark.thorough
 def test_default_batch_size(float64: None) -> None:
     x, y = digits(70)
     fit_both(small_cnn, x=x, y=y)
-
-
-# Slots and step counts travel with each. Plain SGD is what every other test uses.
-OPTIMIZERS = {
-    "momentum": lambda: tf.keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
-    "adam": lambda: tf.keras.optimizers.Adam(0.01),
-    "adam_amsgrad_clipped": lambda: tf.keras.optimizers.Adam(0.01, amsgrad=True, global_clipnorm=1),
-    "clipped_each": lambda: tf.keras.optimizers.SGD(0.1, clipnorm=0.05),
-    "clipped_in_all": lambda: tf.keras.optimizers.SGD(0.1, global_clipnorm=0.05),
-    "clipped_values": lambda: tf.keras.optimizers.SGD(0.1, clipvalue=0.003),
-    "rmsprop": lambda: tf.keras.optimizers.RMSprop(0.005),
-    "decayed": lambda: tf.keras.optimizers.SGD(
-        tf.keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)
-    ),
-}
-
-
-@pytest.mark.every_case
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers(float64: None, name: str) -> None:
-    x, y = digits(201)
-    found, expected = fit_both(lambda: small_cnn(OPTIMIZERS[name]()), x=x, y=y, batch_size=50)
-    # The user's model stands where a single process would have left it: plain training goes on.
-    more = {"x": x, "y": y, "batch_size": 50, "shuffle": False, "epochs": 1, "verbose": 0}
-    assert_same_history(found.fit(**more).history, expected.fit(**more).history)
-    assert_same_state(found, expected)
 
 
 def test_two_processes_one_process_and_two_again(float64: None) -> None:
@@ -89,6 +54,7 @@ def test_two_processes_one_process_and_two_again(float64: None) -> None:
     assert_same_state(found, expected)
 
 
+@pytest.mark.both_generations
 def test_validation_data_with_weights(float64: None) -> None:
     x, y = digits(301)
     w = weights(301)
@@ -117,6 +83,7 @@ def test_validation_batches_steps_and_frequency(float64: None) -> None:
     )
 
 
+@pytest.mark.both_generations
 def test_validation_split(float64: None) -> None:
     x, y = digits(201)
     fit_both(small_cnn, x=x, y=y, batch_size=50, validation_split=0.25)
@@ -157,12 +124,14 @@ def test_dataset_with_weights_and_validation(float64: None) -> None:
     fit_both(lambda: small_cnn(weighted=True), x=weighted, validation_data=validation)
 
 
+@pytest.mark.thorough
 def test_dataset_repeated_with_steps(float64: None) -> None:
     x, y = digits(130)
     # Three steps of each epoch: the data go on from one epoch to the next, over their end.
     fit_both(small_cnn, x=_dataset(x, y).repeat(), steps_per_epoch=2, epochs=3)
 
 
+@pytest.mark.thorough
 def test_dataset_shuffled_with_a_seed(float64: None) -> None:
     # Keras makes iterators that it does not read, and each moves the seed on.
     x, y = digits(201)
@@ -212,6 +181,7 @@ def _two_inputs_two_outputs(form: str) -> Any:
 
 @pytest.mark.parametrize("form", ["list", "dict"])
 @pytest.mark.parametrize("source", ["arrays", "dataset"])
+@pytest.mark.both_generations
 def test_two_inputs_two_outputs(float64: None, form: str, source: str) -> None:
     x, y = digits(151)
     more = np.random.default_rng(0).normal(size=(151, 10))
@@ -252,6 +222,7 @@ def _perceptron() -> Any:
     return model
 
 
+@pytest.mark.both_generations
 def test_subclassed_model(float64: None) -> None:
     x, y = digits(201)
     fit_both(_perceptron, x=x, y=y, batch_size=50)

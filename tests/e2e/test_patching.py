@@ -78,6 +78,7 @@ def _train(model: Any, **arguments: Any) -> Any:
     return model.fit(x, y, batch_size=20, shuffle=False, verbose=0, **arguments).history
 
 
+@pytest.mark.both_generations
 def test_every_attribute_is_as_before() -> None:
     keras = ("", ".layers", ".models", ".optimizers")
     for module in (*(f"tensorflow.keras{name}" for name in keras), versions.keras_module_name()):
@@ -89,8 +90,8 @@ def test_every_attribute_is_as_before() -> None:
     tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")  # Keras 2 notes the first time
     tf.keras.mixed_precision.set_global_policy("float32")
     before = _names()
-    nanotf.patch_tensorflow(precision="mixed_bfloat16")
-    nanotf.patch_tensorflow(precision="mixed_bfloat16")
+    for _ in range(2):
+        nanotf.patch_tensorflow(precision="mixed_bfloat16", sparse=True)
     changed = _differences(before, _names())
     assert ("tf.keras", "Model") in changed
     assert ("tensorflow.keras.models", "Sequential") in changed
@@ -114,6 +115,7 @@ def test_unpatching_without_a_patch_changes_nothing() -> None:
 
 
 @pytest.mark.usefixtures("patched")
+@pytest.mark.both_generations
 def test_names_are_nanotfs_and_isinstance_means_keras() -> None:
     from tensorflow.keras import Model
     from tensorflow.keras.models import Sequential
@@ -206,6 +208,7 @@ MAKERS = [
 
 @pytest.mark.usefixtures("float64", "patched")
 @pytest.mark.parametrize("make", MAKERS)
+@pytest.mark.both_generations
 def test_models_of_all_makers_train_as_in_one_process(make: Any) -> None:
     models, histories = [], []
     for arguments in ({}, {"num_processes": 2}):
@@ -216,8 +219,8 @@ def test_models_of_all_makers_train_as_in_one_process(make: Any) -> None:
     assert_same_state(models[1], models[0])
 
 
-@pytest.mark.either_generation
 @pytest.mark.usefixtures("patched")
+@pytest.mark.thorough
 def test_keras_applications_take_num_processes() -> None:
     model = tf.keras.applications.MobileNetV2(
         weights=None, input_shape=(32, 32, 3), classes=10, alpha=0.35

@@ -18,7 +18,7 @@ from nanotf.machine import topology
 from nanotf.pool import warm
 from nanotf.pool.pool import SetupError
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 TAKEN = """
 import socket

@@ -14,8 +14,6 @@ import pytest
 import tensorflow as tf
 from parity import digits, small_cnn
 
-import nanotf
-from nanotf import errors
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import WorkerError
 from nanotf.keras import Model
@@ -66,6 +64,7 @@ def _predict_both(model: Any, *arguments: Any, **named: Any) -> Any:
 SIZES = [(200, 50), (201, 50), (3, 1), (70, None), (1, 32)]
 
 
+@pytest.mark.both_generations
 def test_arrays(float64: None) -> None:
     model = small_cnn()
     for rows, batch_size in SIZES:
@@ -75,6 +74,7 @@ def test_arrays(float64: None) -> None:
         assert found.flags.writeable
 
 
+@pytest.mark.both_generations
 def test_datasets_and_steps(float64: None) -> None:
     x, y = digits(201)
     model = small_cnn()
@@ -156,6 +156,7 @@ def _anything(form: str) -> Any:
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.both_generations
 def test_structures_and_dtypes(float64: None, form: str) -> None:
     _predict_both(_anything(form), _rows(21), 5)
 
@@ -168,6 +169,7 @@ class AnythingBuilt(Anything):
 
 
 @pytest.mark.parametrize("form", ["ragged", "sparse"])
+@pytest.mark.both_generations
 def test_ragged_and_sparse(float64: None, form: str) -> None:
     tf.keras.utils.set_random_seed(1)
     model = AnythingBuilt(form)
@@ -175,6 +177,7 @@ def test_ragged_and_sparse(float64: None, form: str) -> None:
     _predict_both(model, _rows(21), 5)
 
 
+@pytest.mark.both_generations
 def test_batches_of_different_widths(float64: None) -> None:
     """As with padded_batch: Keras returns a ragged tensor."""
     inputs = L.Input((None, 2))
@@ -216,6 +219,7 @@ def test_run_eagerly(float64: None) -> None:
     _predict_both(model, x, 10)
 
 
+@pytest.mark.thorough
 def test_many_pieces(monkeypatch: pytest.MonkeyPatch, float64: None) -> None:
     """Outputs that do not fit one block come in several."""
     taken: list[int] = []
@@ -298,24 +302,13 @@ class FailsInWorkers(Model):
         return super().predict_step(data)
 
 
-def test_failures_and_bad_arguments() -> None:
-    nanotf.shutdown()
+def test_a_step_of_the_users_that_raises() -> None:
     x, _ = digits(20)
-    model = small_cnn()
-    with pytest.raises(errors.InvalidArgumentError, match="transport='pigeon'"):
-        model.predict(x, transport="pigeon")
-    with pytest.raises(TypeError, match="batchsize"):
-        model.predict(x, batchsize=3, num_processes=2)
-    with pytest.raises(ValueError, match=r"length 0|non-empty"):
-        model.predict(x[:0], num_processes=2)
-    with pytest.raises(ValueError, match=r"^Data must have.*length 0|non-empty"):
-        model.evaluate(x[:0], x[:0], num_processes=2)
-    assert nanotf.worker_pids() == ()
     inputs = L.Input((8, 8, 1))
     with pytest.raises(WorkerError, match="of the user's") as caught:
         FailsInWorkers(inputs, L.Flatten()(inputs)).predict(x, verbose=0, num_processes=2)
     assert caught.value.rank in (0, 1)
-    assert model.predict(x, verbose=0, num_processes=2).shape == (20, 10)
+    assert small_cnn().predict(x, verbose=0, num_processes=2).shape == (20, 10)
 
 
 OPEN_FILES = pathlib.Path("/proc/self/fd")
@@ -335,6 +328,7 @@ class CountsDescriptors(tf.keras.callbacks.Callback):
 
 @pytest.mark.skipif(not OPEN_FILES.is_dir(), reason="/proc is Linux's")
 @pytest.mark.parametrize("kept", [outputs.KEPT_NBYTES, 0], ids=["small", "large"])
+@pytest.mark.thorough
 def test_no_file_stays_open_for_a_batch(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outputs, "KEPT_NBYTES", kept)
     monkeypatch.setattr(outputs, "KEPT_BLOCKS", 4)

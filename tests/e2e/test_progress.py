@@ -15,8 +15,6 @@ import tensorflow as tf
 import nanotf
 from nanotf.keras import Sequential
 
-pytestmark = pytest.mark.either_generation
-
 L = tf.keras.layers
 
 
@@ -64,7 +62,9 @@ def shown_by_both(
     return printed[0], printed[1]
 
 
+@pytest.mark.every_case  # 0 alone shows nothing
 @pytest.mark.parametrize("verbose", [0, 1, 2, "auto"])
+@pytest.mark.both_generations
 def test_the_bar_is_that_of_keras(
     float64: None, capfd: pytest.CaptureFixture[str], verbose: Any
 ) -> None:
@@ -83,6 +83,7 @@ def test_the_bar_is_that_of_keras(
 
 
 @pytest.mark.parametrize("verbose", [1, 2])
+@pytest.mark.thorough
 def test_the_bar_learns_the_number_of_steps(
     float64: None, capfd: pytest.CaptureFixture[str], verbose: int
 ) -> None:
@@ -153,3 +154,26 @@ def test_prints_of_the_model_are_rank_0s(capsys: pytest.CaptureFixture[str], eag
         assert found.count("a Python print of 5 rows") == (2 if eager else 0)
         # Of rank 0's standard error, full of notes on its start, nothing comes along.
         assert len(found) == (6 if eager else 4)
+
+
+class Summarizes(L.Layer):
+    """Writes a summary in its call."""
+
+    def call(self, inputs: Any) -> Any:
+        tf.summary.write("mean_of_a_call", tf.reduce_mean(inputs), step=0)
+        return inputs
+
+
+def test_summaries_of_a_call_are_not_written(tmp_path: pathlib.Path) -> None:
+    """The writer is this process's, and has none of the workers'."""
+    x, y = data(20)
+    written = []
+    for processes in (None, 2):
+        model = Sequential([L.Input((4,)), Summarizes(), L.Dense(1)])
+        model.compile("sgd", "mse")
+        folder = tmp_path / str(processes)
+        with tf.summary.create_file_writer(str(folder)).as_default():
+            model.fit(x, y, verbose=0, num_processes=processes)
+        found = b"".join(path.read_bytes() for path in folder.iterdir())
+        written.append(b"mean_of_a_call" in found)
+    assert written == [True, False]

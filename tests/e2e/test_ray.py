@@ -22,10 +22,10 @@ from processes import ROOT, run_script
 from waiting import wait_until
 
 import nanotf
-from nanotf.errors import InvalidArgumentError, UnsupportedVersionError
+from nanotf.errors import UnsupportedVersionError
 from nanotf.pool import backends
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 GROUP_SECONDS = 840.0  # for a module of tests
 
@@ -132,6 +132,7 @@ def test_ray_that_nanotf_starts_ends_with_shutdown(
     assert told["users"] is True, "who starts Ray ends it"
 
 
+@pytest.mark.thorough
 def test_parent_that_is_killed(tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
     """Workers and actors end. Two processes of Ray's own (2.60) stay behind, as without nanotf."""
     told = json.loads(_script(tmp_path, own_ray, IS_KILLED, check=False)[-1])
@@ -162,20 +163,8 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nanotf.worker_pids() == ()
 
 
-@pytest.mark.parametrize("value", ["Ray", "", 2])
-def test_unknown_backend(value: object) -> None:
-    x, y = digits(20)
-    names = ", ".join(map(repr, backends.BACKENDS))
-    rule = rf"`backend` must be one of {names}\. Received: backend="
-    for processes in (None, 2):
-        with pytest.raises(InvalidArgumentError, match=rule):
-            small_cnn().fit(x, y, num_processes=processes, backend=value)
-    with pytest.raises(InvalidArgumentError, match=rule):
-        nanotf.keras.nano(num_processes=2, backend=value)  # type: ignore[arg-type]
-    assert backends.check_backend(None) == "local"
-
-
 def test_the_local_backend_by_its_other_name() -> None:
     assert "multiprocessing" in backends.BACKENDS
+    assert backends.check_backend(None) == "local"
     assert backends.check_backend("multiprocessing") == "local"
     assert backends.plan("multiprocessing", 1) == backends.plan(None, 1)

@@ -14,7 +14,8 @@ from parity import digits, fit_both, small_cnn
 
 import nanotf
 from nanotf.keras import nano, nano_multiprocessing
-from nanotf.parent.report import COLUMNS, Report, slices_of_worker
+from nanotf.parent.report import Report
+from nanotf.parent.report_timeline import COLUMNS, slices_of_worker
 from nanotf.wire.timing import HOOK_COLUMNS
 
 
@@ -76,7 +77,7 @@ def test_fit(tmp_path: pathlib.Path) -> None:
         assert all(piece.began <= piece.ended for piece in slices)
 
 
-@pytest.mark.either_generation
+@pytest.mark.both_generations
 def test_one_process() -> None:
     x, y = digits(60)
     ours, theirs = small_cnn(), small_cnn()
@@ -86,19 +87,27 @@ def test_one_process() -> None:
     )
     arguments = {"epochs": 2, "verbose": 0, "validation_split": 0.2, "shuffle": False}
     last = nanotf.last_report()
-    for number, callbacks in ((None, None), (1, told)):
+
+    def whole_list(model: Any) -> Any:
+        return tf.keras.callbacks.CallbackList([told], add_history=True, model=model)
+
+    for number, make in ((None, lambda _: None), (1, lambda _: told), (1, whole_list)):
+        callbacks = make(ours)
+        listed = list(getattr(callbacks, "callbacks", ()))
         history = ours.fit(x, y, callbacks=callbacks, num_processes=number, **arguments)
+        assert list(getattr(callbacks, "callbacks", ())) == listed
         report = history.nanotf
         assert report.size == 1
         kinds = [one.kind for one in report.times[0].passes]
         assert kinds == ["train", "test"] * 2
         assert 0 < report.workers[0].compute < report.total
-        before = theirs.fit(x, y, callbacks=callbacks, **arguments)
+        before = theirs.fit(x, y, callbacks=make(theirs), **arguments)
         assert history.history == before.history
-    assert said == ["epoch 0", "epoch 1"] * 2
+    assert said == ["epoch 0", "epoch 1"] * 4
     assert nanotf.last_report() is last
 
 
+@pytest.mark.thorough
 def test_several_steps_per_execution() -> None:
     x, y = digits(200)
     model = small_cnn()
@@ -108,6 +117,7 @@ def test_several_steps_per_execution() -> None:
     assert [worker.executions for worker in report.workers] == [4, 4]
 
 
+@pytest.mark.thorough
 def test_run_eagerly(float64: None) -> None:
     def make() -> Any:
         model = small_cnn()
@@ -119,6 +129,7 @@ def test_run_eagerly(float64: None) -> None:
     assert [worker.executions for worker in found.history.nanotf.workers] == [3, 3]
 
 
+@pytest.mark.thorough
 def test_data_that_this_process_reads() -> None:
     x, y = digits(80)
 
@@ -181,7 +192,6 @@ def test_custom_loop() -> None:
     assert "Not measured here: first step, input, between" in str(report)
 
 
-@pytest.mark.either_generation
 def test_a_call_that_fails_leaves_the_last_report() -> None:
     x, y = digits(20)
     before = small_cnn().fit(x, y, verbose=0, num_processes=2).nanotf
@@ -195,7 +205,7 @@ def test_a_call_that_fails_leaves_the_last_report() -> None:
     assert nanotf.last_report() is before
 
 
-@pytest.mark.either_generation
+@pytest.mark.thorough
 def test_transport_grpc() -> None:
     x, y = digits(20)
     report = small_cnn().fit(x, y, verbose=0, num_processes=2, transport="grpc").nanotf
@@ -204,7 +214,7 @@ def test_transport_grpc() -> None:
     assert "Not measured here: input, comm., comm. wait." in str(report)
 
 
-@pytest.mark.either_generation
+@pytest.mark.thorough
 def test_without_the_native_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = digits(20)
     nanotf.shutdown()

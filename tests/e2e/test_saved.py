@@ -180,7 +180,9 @@ def expected() -> dict[str, tuple[list[float], list[float]]]:
     return losses
 
 
+@pytest.mark.every_case  # the fixtures train and load them all anyway
 @pytest.mark.parametrize(("kind", "form"), CASES)
+@pytest.mark.both_generations
 def test_loads_without_nanotf(
     trained: Any, loaded: Any, expected: Any, kind: str, form: str
 ) -> None:
@@ -195,6 +197,7 @@ def test_loads_without_nanotf(
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "export"])
+@pytest.mark.both_generations
 def test_a_loaded_model_goes_on_with_two_processes(
     float64: None, tmp_path: pathlib.Path, form: str
 ) -> None:
@@ -243,6 +246,7 @@ def test_copies_take_num_processes(trained: Any, how: str) -> None:
         np.testing.assert_allclose(ours, model.predict(X, verbose=0), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.both_generations
 def test_clones_and_configurations_are_plain_keras(trained: Any) -> None:
     for kind in ("functional", "sequential", "accelerated"):
         model, _ = trained[kind]

@@ -1,4 +1,4 @@
-"""Programs as users write them: no main guard, everything in `__main__`, models saved."""
+"""Programs as users write them: no main guard, everything in `__main__`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import sys
 import psutil
 import pytest
 from processes import ROOT, SECONDS, last_json, run_script
-from waiting import wait_until
 
 import nanotf
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 NO_GUARD = """
 import json, pathlib, re
@@ -69,6 +68,7 @@ pathlib.Path("told").write_text(json.dumps([before, loop(data, model)]))
 """
 
 
+@pytest.mark.thorough
 def test_a_process_without_standard_streams(tmp_path: pathlib.Path) -> None:
     """As a daemon may be: what it opens first gets the numbers 0, 1 and 2."""
     (tmp_path / "daemon.py").write_text(DAEMON)
@@ -270,95 +270,3 @@ print("all agree")
 def test_objects_defined_in_main_travel_by_value(tmp_path: pathlib.Path) -> None:
     done = run_script(tmp_path, OBJECTS_OF_MAIN)
     assert done.stdout.strip().endswith("all agree")
-
-
-SAVE = """
-import sys
-import numpy as np
-import tensorflow as tf
-from nanotf.keras import Model, Sequential
-
-L = tf.keras.layers
-x = np.arange(40, dtype="float32").reshape(10, 4)
-y = x.sum(1, keepdims=True)
-sequential = Sequential([L.Input((4,)), L.Dense(3), L.Dense(1)])
-inputs = L.Input((4,))
-functional = Model(inputs, L.Dense(1)(L.Dense(3)(inputs)))
-for name, model in (("sequential", sequential), ("functional", functional)):
-    model.compile("adam", "mse")
-    model.fit(x, y, epochs=1, verbose=0, num_processes=2)
-    for end in ("keras", "h5"):
-        model.save(f"{name}.{end}")
-    again = tf.keras.models.load_model(f"{name}.keras")
-    assert int(again.optimizer.iterations.numpy()) == 1
-    np.savez(f"{name}.npz", predicted=model.predict(x, verbose=0))
-"""
-
-LOAD = """
-import numpy as np
-import tensorflow as tf
-
-try:
-    import nanotf
-except ImportError:
-    pass
-else:
-    raise AssertionError("nanotf is not to be found here")
-x = np.arange(40, dtype="float32").reshape(10, 4)
-y = x.sum(1, keepdims=True)
-for name in ("sequential", "functional"):
-    for end in ("keras", "h5"):
-        model = tf.keras.models.load_model(f"{name}.{end}", compile=end == "keras")
-        expected = np.load(f"{name}.npz")["predicted"]
-        np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-5)
-        if end == "keras":
-            model.fit(x, y, epochs=1, verbose=0)
-    print(type(model).__module__.split(".")[0], type(model).__name__)
-"""
-
-
-def test_saved_models_load_without_nanotf(tmp_path: pathlib.Path) -> None:
-    run_script(tmp_path, SAVE)
-    done = run_script(tmp_path, LOAD, with_nanotf=False)
-    lines = done.stdout.split()
-    assert lines[1::2] == ["Sequential", "Functional"]
-
-
-KILLED = """
-import os, signal
-import numpy as np
-import tensorflow as tf
-import nanotf
-from nanotf.keras import Sequential
-
-model = Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
-model.compile("sgd", "mse")
-
-class Kill(tf.keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        print(*nanotf.worker_pids(), flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-x = np.ones((100, 4), "float32")
-model.fit(x, x[:, :1], epochs=3, verbose=0, callbacks=[Kill()], num_processes=2)
-"""
-
-
-def test_workers_end_when_their_parent_is_killed(tmp_path: pathlib.Path) -> None:
-    done = run_script(tmp_path, KILLED, check=False)
-    assert done.returncode == -9, done.stderr
-    pids = [int(word) for word in done.stdout.split()]
-    assert len(pids) == 2
-
-    def ended() -> bool:
-        return not any(_is_running(pid) for pid in pids)
-
-    wait_until(ended, f"workers {pids} end after their parent")
-
-
-def _is_running(pid: int) -> bool:
-    """Whether a process runs; one that only waits for somebody to read its exit code does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

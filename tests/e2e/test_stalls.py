@@ -22,7 +22,7 @@ from nanotf.errors import NanoError, WorkerError, WorkerStuck
 from nanotf.pool import handles, pool, stalls
 from nanotf.pool.pool import Pool
 
-pytestmark = [pytest.mark.either_generation, pytest.mark.own_pool]
+pytestmark = pytest.mark.own_pool
 
 FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2, "epochs": 3}
 STALL_SECONDS = 8  # longer than ranks wait for each other's first step on a busy machine
@@ -67,6 +67,7 @@ def test_worker_that_waits_for_ever_in_the_users_code() -> None:
 
 
 @pytest.mark.parametrize("kind", ["fit", "loop"])
+@pytest.mark.thorough
 def test_step_that_does_not_end_over_grpc(kind: str) -> None:
     """TensorFlow's collectives wait for ever, so the workers look at the clock."""
     x, y = digits(100)
@@ -96,6 +97,7 @@ def test_step_that_does_not_end_over_grpc(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fit", "loop"])
+@pytest.mark.thorough
 def test_data_that_take_longer_are_waited_for(kind: str) -> None:
     """Within a step, Keras's or the user's; over "grpc" the workers look at its clock."""
     x, y = digits(100)
@@ -231,6 +233,7 @@ def test_worker_that_is_stopped() -> None:
     wait_until(lambda: not psutil.pid_exists(stop.pid), "it has ended")
 
 
+@pytest.mark.thorough
 def test_training_goes_on_without_a_stopped_worker(caplog: pytest.LogCaptureFixture) -> None:
     x, y = digits(100)
     with caplog.at_level(logging.WARNING, logger="nanotf"):
@@ -248,7 +251,7 @@ def test_ranks_that_others_wait_for_in_the_parent(monkeypatch: pytest.MonkeyPatc
     pool: Pool = warm._pool  # type: ignore[assignment]
     clock = [time.monotonic()]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(pool, "stuck", lambda ranks, why: WorkerStuck(f"{ranks}: {why}"))
+    monkeypatch.setattr(pool.supervisor, "stuck", lambda ranks, why: WorkerStuck(f"{ranks}: {why}"))
 
     def look_for(seconds: int, present: tuple[int, ...]) -> None:
         for _ in range(seconds):
@@ -256,7 +259,8 @@ def test_ranks_that_others_wait_for_in_the_parent(monkeypatch: pytest.MonkeyPatc
             pool.check_progress(present)
 
     def hear(*ranks: int) -> None:
-        pool._heard.update(dict.fromkeys(ranks, pool._now()))
+        now = pool.supervisor._now()
+        pool.supervisor._heard.update(dict.fromkeys(ranks, now))
 
     hear(0, 1)
     look_for(STALL_SECONDS - 1, (0,))

@@ -57,6 +57,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.both_generations
 def test_three_fits_are_one_long_fit(float64: None, name: str) -> None:
     if name == "legacy" and KERAS_3:
         pytest.skip("Keras 3 has no such optimizers")
@@ -71,6 +72,7 @@ def test_three_fits_are_one_long_fit(float64: None, name: str) -> None:
 
 
 @pytest.mark.parametrize("every", [None, 3])
+@pytest.mark.thorough
 def test_averages_of_weights(float64: None, every: int | None) -> None:
     """Keras puts the averages in place at the end of each `fit`, so that three are not one."""
 
@@ -83,6 +85,7 @@ def test_averages_of_weights(float64: None, every: int | None) -> None:
     assert_same_state(model, plain)
 
 
+@pytest.mark.both_generations
 def test_loss_scale_goes_on() -> None:
     """Its scale doubles after some steps, and is halved by an overflow in the second `fit`."""
     tf.keras.mixed_precision.set_global_policy("mixed_float16")
@@ -176,6 +179,7 @@ class Scripted(Model):
         return self.out(self.drop(self.hidden(inputs), training=training))
 
 
+@pytest.mark.both_generations
 def test_random_numbers_go_on_as_with_one_process() -> None:
     def drawn(processes: int | None) -> list[float]:
         tf.keras.utils.set_random_seed(5)
@@ -220,6 +224,7 @@ def test_predictions_draw_anew() -> None:
         assert np.asarray(model.variables[0])[1] - before[1] == steps
 
 
+@pytest.mark.both_generations
 def test_learning_rate_and_weights_changed_between_fits(float64: None) -> None:
     models = []
     for processes in (2, None):
@@ -239,6 +244,7 @@ def test_learning_rate_and_weights_changed_between_fits(float64: None) -> None:
     np.testing.assert_allclose(rates, 0.02)
 
 
+@pytest.mark.both_generations
 def test_single_batches_between_fits(float64: None) -> None:
     """What `train_on_batch` and `test_on_batch` do to weights, slots and metrics counts on."""
     results = []
@@ -272,6 +278,7 @@ def test_a_new_optimizer_for_the_same_model(float64: None) -> None:
     assert_same_state(*models)
 
 
+@pytest.mark.thorough
 def test_two_models_in_turn(float64: None) -> None:
     """Workers keep both, and do not mix them up; they have one configuration."""
     models = [dense(O.Adam(0.01)) for _ in range(4)]
@@ -285,6 +292,7 @@ def test_two_models_in_turn(float64: None) -> None:
     assert not np.allclose(models[0].get_weights()[0], models[1].get_weights()[0])
 
 
+@pytest.mark.both_generations
 def test_layers_added_and_removed_between_fits(float64: None) -> None:
     models = []
     for processes in (2, None):
@@ -302,6 +310,7 @@ def test_layers_added_and_removed_between_fits(float64: None) -> None:
     assert models[0].predict(data()["x"], verbose=0).shape == (ROWS, 3)
 
 
+@pytest.mark.thorough
 def test_transfer_learning(float64: None) -> None:
     """A frozen base under a new head; then all of it, with a small learning rate."""
     models = []
@@ -336,7 +345,7 @@ def bytes_of_variables(one: Any, dataset: Any) -> int:
     return sum(v.shape.num_elements() * v.dtype.size for v in real)
 
 
-@pytest.mark.either_generation
+@pytest.mark.thorough
 def test_models_that_are_gone_leave_workers_and_this_process() -> None:
     """Workers keep two models and no more than 128 MiB of others; this process keeps none."""
     # A model's variables are 57 MiB in a worker, its shard of the optimizer's included.
@@ -380,6 +389,7 @@ def test_an_optimizer_of_other_variables_is_refused() -> None:
     in_a_row(first, (2,))
 
 
+@pytest.mark.both_generations
 def test_optimizer_state_is_complete_at_once(float64: None) -> None:
     """After the first `fit(num_processes=2)` the slots are in the user's own optimizer."""
     optimizer = O.Adam(0.01)

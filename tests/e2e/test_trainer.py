@@ -42,6 +42,7 @@ Y = targets_of(X)
 # ----------------------------------------------------------------------- fit, evaluate, predict
 @pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("steps_per_epoch", [None, 3])
+@pytest.mark.both_generations
 def test_fit_flow(run_eagerly: bool, steps_per_epoch: int | None) -> None:
     fit_both(
         lambda: example(metrics=["mae"], run_eagerly=run_eagerly),
@@ -87,6 +88,7 @@ def nested() -> Any:
     return Model(inputs, outputs)
 
 
+@pytest.mark.both_generations
 def test_nested_inputs_and_outputs_with_loss_weights() -> None:
     def make() -> Any:
         model = nested()
@@ -140,6 +142,7 @@ def test_target_of_one_of_two_named_outputs() -> None:
     fit_both(make, x=X, y={"a": Y}, batch_size=12)
 
 
+@pytest.mark.both_generations
 def test_evaluate_and_predict_in_this_process_after_fit() -> None:
     found, expected = fit_both(lambda: example(metrics=["mae"]), x=X, y=Y, batch_size=12)
     ours = found.evaluate(X, Y, batch_size=7, verbose=0, return_dict=True)
@@ -209,6 +212,7 @@ def test_limits_for_debugging_runs(limits: Any) -> None:
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3, 8])
+@pytest.mark.both_generations
 def test_steps_per_execution(steps_per_execution: int) -> None:
     """Batch hooks come once per execution, with the indices that Keras gives them."""
     calls: dict[int, list[Any]] = {}
@@ -238,11 +242,13 @@ def test_steps_per_execution(steps_per_execution: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [None, 3])
+@pytest.mark.thorough
 def test_dataset_of_unknown_length(steps: int | None) -> None:
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12).filter(lambda *_: True)
     fit_both(lambda: example(metrics=["mae"]), x=dataset, steps_per_epoch=steps, epochs=1)
 
 
+@pytest.mark.thorough
 def test_endless_dataset_for_training_and_validation() -> None:
     dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12).repeat()
     fit_both(
@@ -251,6 +257,7 @@ def test_endless_dataset_for_training_and_validation() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_validation_with_a_short_last_batch() -> None:
     fit_both(
         lambda: example(metrics=["mae"]), x=X, y=Y, batch_size=12,
@@ -274,6 +281,7 @@ class OnlyAdds(L.Layer):  # type: ignore[misc]
         return inputs
 
 
+@pytest.mark.both_generations
 def test_internal_loss_next_to_another() -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -284,6 +292,7 @@ def test_internal_loss_next_to_another() -> None:
     fit_both(make, x=X[:48], y=Y[:48], batch_size=23)
 
 
+@pytest.mark.thorough
 def test_internal_loss_only() -> None:
     """No loss in `compile`, no targets in `fit`."""
 
@@ -301,6 +310,7 @@ def test_internal_loss_only() -> None:
 
 
 @pytest.mark.parametrize("last", ["training", "**kwargs", "none"])
+@pytest.mark.both_generations
 def test_compute_loss_of_the_users(last: str) -> None:
     """Signatures that Keras has known: with `training`, with anything, and without."""
     if last == "training" and not is_keras_3():
@@ -379,6 +389,7 @@ class OwnStep(Model):  # type: ignore[misc]
         return {"seen": self.tracker.result()}
 
 
+@pytest.mark.both_generations
 def test_steps_of_the_users() -> None:
     seen: dict[int, list[float]] = {}
     models = []
@@ -428,6 +439,7 @@ class Counts(L.Layer):  # type: ignore[misc]
         return inputs
 
 
+@pytest.mark.both_generations
 def test_metric_of_a_layer() -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -441,6 +453,7 @@ def test_metric_of_a_layer() -> None:
         np.testing.assert_allclose(float(ours.result()), float(theirs.result()), rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_recompile() -> None:
     """`compile` begins again with optimizer and metrics; the weights stay."""
     results = []
@@ -463,6 +476,7 @@ def test_recompile() -> None:
     assert_same_state(model, plain)
 
 
+@pytest.mark.both_generations
 def test_adapted_layer_before_fit() -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -500,6 +514,7 @@ def test_constraints_hold_after_every_step() -> None:
 
 
 # --------------------------------------------------------------------------------- callbacks
+@pytest.mark.both_generations
 def test_names_in_the_logs_of_every_hook() -> None:
     names: dict[str, set[tuple[str, ...]]] = {}
 
@@ -531,6 +546,7 @@ def test_names_in_the_logs_of_every_hook() -> None:
     }
 
 
+@pytest.mark.both_generations
 def test_a_callback_changes_the_state_between_batches() -> None:
     class Set(tf.keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -580,6 +596,7 @@ class Tracks(Model):  # type: ignore[misc]
         return loss
 
 
+@pytest.mark.thorough
 def test_metrics_that_compute_loss_updates() -> None:
     models = []
     for processes in (None, 2):
@@ -606,6 +623,7 @@ def test_metrics_that_compute_loss_updates() -> None:
     assert len(model.metrics_names) == len(plain.metrics_names)
 
 
+@pytest.mark.both_generations
 def test_models_inside_that_are_compiled_themselves() -> None:
     def make() -> Any:
         inner, other = example(metrics=["mse"]), example()
@@ -620,6 +638,7 @@ def test_models_inside_that_are_compiled_themselves() -> None:
     assert [m.name for m in found.metrics] == [m.name for m in expected.metrics]
 
 
+@pytest.mark.thorough
 def test_no_target_for_some_outputs() -> None:
     inputs_width = 4
 
@@ -636,6 +655,7 @@ def test_no_target_for_some_outputs() -> None:
     fit_both(make, x=X, y=y, batch_size=12)
 
 
+@pytest.mark.thorough
 def test_without_an_optimizer_and_without_training() -> None:
     """`compile(loss=...)` chooses an optimizer; a model that is frozen has the same loss always."""
 
@@ -658,6 +678,7 @@ class Different(L.Layer):  # type: ignore[misc]
         return inputs * (2.0 if training else 1.0)
 
 
+@pytest.mark.both_generations
 def test_training_argument() -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -704,6 +725,7 @@ class Counter(tf.keras.callbacks.Callback):
         self._count("predict")
 
 
+@pytest.mark.thorough
 def test_callbacks_count_in_the_model() -> None:
     model, callback = Counting(), Counter()
     model.compile("sgd", "mse")
@@ -752,6 +774,7 @@ class Stop(tf.keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("hook", ["begin", "end", "test", "epoch_end"])
+@pytest.mark.both_generations
 def test_a_callback_stops_training_where_keras_would(hook: str) -> None:
     results = []
     for processes in (None, 2):
@@ -769,6 +792,7 @@ def test_a_callback_stops_training_where_keras_would(hook: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dataset", "generator"])
+@pytest.mark.thorough
 def test_steps_per_execution_of_data_of_unknown_length(kind: str) -> None:
     """Executions of three steps over five batches: the last is cut short."""
     if kind == "dataset" and not is_keras_3():
@@ -811,6 +835,7 @@ def test_fewer_batches_than_epochs_ask_for(batches: int, recwarn: pytest.Warning
     assert_same_state(model, plain)
 
 
+@pytest.mark.both_generations
 def test_counts_of_an_endless_generator_of_validation_data() -> None:
     def endless() -> Any:
         while True:
@@ -825,6 +850,7 @@ def test_counts_of_an_endless_generator_of_validation_data() -> None:
     assert callback.calls == {"train": 3, "test": 4, "predict": 0}
 
 
+@pytest.mark.thorough
 def test_order_of_metrics_in_a_list() -> None:
     def nothing(y_true: Any, y_pred: Any) -> Any:
         return tf.zeros_like(y_pred[:, 0])
@@ -840,10 +866,12 @@ def test_order_of_metrics_in_a_list() -> None:
 
 
 @pytest.mark.parametrize("loss_weights", [0.2, [0.2]])
+@pytest.mark.both_generations
 def test_weight_of_a_single_loss(loss_weights: Any) -> None:
     fit_both(lambda: example(loss_weights=loss_weights, metrics=["mse"]), x=X, y=Y, batch_size=12)
 
 
+@pytest.mark.thorough
 def test_class_weight_with_validation() -> None:
     """Class weights are not those of the validation."""
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, small_cnn
-from test_files import _lines, _tables, _write_lines
 
 import nanotf
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
@@ -56,7 +55,6 @@ def _choose(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 # ------------------------------------------------------------------------------ decisions
-@pytest.mark.either_generation
 def test_the_fastest_that_is_worth_it() -> None:
     one, two, four = Measured(1, 0.100, 5.0), Measured(2, 0.060, 6.0), Measured(4, 0.050, 8.0)
     assert decide([one, two, four], steps=10_000) == 4
@@ -68,7 +66,6 @@ def test_the_fastest_that_is_worth_it() -> None:
     assert decide([Measured(1, None, note="failed"), two], steps=None) == 1
 
 
-@pytest.mark.either_generation
 def test_one_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plans = {1: nanotf.plan(1)}
     monkeypatch.setattr(auto, "candidates", lambda *_: plans)
@@ -142,7 +139,6 @@ def test_one_process_is_as_without(
     assert nanotf.last_report() is last  # not that of a trial
 
 
-@pytest.mark.either_generation
 def test_two_processes_are_as_without(
     float64: None, monkeypatch: pytest.MonkeyPatch, tries: list[int]
 ) -> None:
@@ -223,7 +219,6 @@ def test_a_model_that_is_built_again_is_remembered(
     assert trials(make(5)) > 0, "another model"
 
 
-@pytest.mark.either_generation
 def test_a_generator_is_not_tried(
     capsys: pytest.CaptureFixture[str], tries: list[int], float64: None
 ) -> None:
@@ -241,7 +236,6 @@ def test_a_generator_is_not_tried(
     assert "no trial, 1 process: data of class generator" in capsys.readouterr().out
 
 
-@pytest.mark.either_generation
 def test_a_dataset_with_python_functions_is_not_tried(
     capsys: pytest.CaptureFixture[str], tries: list[int]
 ) -> None:
@@ -273,7 +267,6 @@ class Closed(tf.keras.Model):  # type: ignore[misc]
         raise NotImplementedError("no configuration")
 
 
-@pytest.mark.either_generation
 def test_a_model_that_workers_cannot_have_is_not_tried(
     capsys: pytest.CaptureFixture[str], tries: list[int]
 ) -> None:
@@ -285,7 +278,6 @@ def test_a_model_that_workers_cannot_have_is_not_tried(
     assert "no trial, 1 process: " in capsys.readouterr().out
 
 
-@pytest.mark.either_generation
 def test_a_trial_that_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,7 +293,6 @@ def test_a_trial_that_fails(
     assert auto_cache.entries() == {}, "nothing was decided"
 
 
-@pytest.mark.either_generation
 def test_no_time_left_is_made_up_for_later(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -331,7 +322,6 @@ def test_no_time_left_is_made_up_for_later(
     assert capsys.readouterr().out == ""  # verbose=0
 
 
-@pytest.mark.either_generation
 def test_workers_that_are_there_need_no_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,7 +349,6 @@ def test_workers_that_are_there_need_no_start(
     assert tried == [1, 1, 2], "one alone decides nothing, and is measured again"
 
 
-@pytest.mark.either_generation
 def test_a_pool_is_warm_for_its_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = nanotf.plan(1), nanotf.plan(2)
     nanotf.shutdown()
@@ -381,7 +370,6 @@ def test_a_pool_is_warm_for_its_plan_alone(monkeypatch: pytest.MonkeyPatch) -> N
         assert not warm.is_warm(one, "shm")
 
 
-@pytest.mark.either_generation
 def test_without_data_it_is_as_without(capsys: pytest.CaptureFixture[str]) -> None:
     model = small_cnn()
     with pytest.raises(Exception) as before:
@@ -405,7 +393,6 @@ class EndlessInWorkers(L.Layer):  # type: ignore[misc]
         return _for_ever(x) if "NANOTF_RANK" in os.environ else x
 
 
-@pytest.mark.either_generation
 def test_a_trial_that_is_too_slow_is_stopped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -463,7 +450,6 @@ def test_a_trial_that_is_too_slow_is_stopped(
     assert now[0] > 100.0
 
 
-@pytest.mark.either_generation
 def test_a_stopped_trial_may_be_worth_more_time() -> None:
     one, two = Measured(1, 0.5), Measured(2, None, 3.0, "too slow", stopped=15.0)
     known = {1: one, 2: two}
@@ -473,7 +459,6 @@ def test_a_stopped_trial_may_be_worth_more_time() -> None:
     assert not auto._Budget(2000).is_worth_more(Measured(1, None, stopped=15.0), {})
 
 
-@pytest.mark.either_generation
 def test_the_start_of_workers_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     now, stock = [0.0], warm._start
 
@@ -492,7 +477,6 @@ def test_the_start_of_workers_is_no_measurement(monkeypatch: pytest.MonkeyPatch)
     assert now[0] == 1e6, "workers have started once, for the trial"
 
 
-@pytest.mark.either_generation
 def test_workers_that_do_not_start_decide_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -506,7 +490,6 @@ def test_workers_that_do_not_start_decide_nothing(
     assert not nanotf.worker_pids()
 
 
-@pytest.mark.either_generation
 def test_a_measurement_that_is_cut_short_counts(
     monkeypatch: pytest.MonkeyPatch, tries: list[int]
 ) -> None:
@@ -524,49 +507,7 @@ def test_a_measurement_that_is_cut_short_counts(
     assert tries == [1, 2]
 
 
-# ------------------------------------------------------------------------------ what will run
-@pytest.mark.either_generation
-def test_files_are_read_as_they_will_be(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: pathlib.Path,
-    tries: list[int],
-) -> None:
-    inputs: list[str] = []
-    stock = auto._Trial.job
-
-    def job(self: Any) -> Any:
-        made = stock(self)
-        inputs.append(type(made.train).__name__)
-        return made
-
-    monkeypatch.setattr(auto._Trial, "job", job)
-    _choose(monkeypatch, 2)
-    names = _write_lines(tmp_path, _tables(16, 16))
-    model = Sequential([L.Input((3,)), L.Dense(1)])
-    model.compile("sgd", "mse")
-    fit = {"epochs": 1, "verbose": 2, "num_processes": "auto"}
-    history = model.fit(_lines(names).batch(8), sharding="file", **fit)
-    assert history.nanotf.size == 2
-    assert tries == [1, 2]
-    assert set(inputs) == {"FilesInput"}, inputs
-    # What was measured with files is not taken for what is to be read elsewhere.
-    monkeypatch.setattr(auto, "_measure", lambda trial, number, *_: Measured(number, 1.0))
-    model.fit(_lines(names).batch(8), **fit)
-    assert len(auto_cache.entries()) == 2
-
-
-@pytest.mark.either_generation
-def test_data_that_are_no_files(capsys: pytest.CaptureFixture[str], tries: list[int]) -> None:
-    x, y = digits(40)
-    history = small_cnn().fit(_shuffled(x, y), verbose=2, num_processes="auto", sharding="file")
-    assert len(history.history["loss"]) == 1
-    assert tries == [1, 2]
-    assert "2   failed: ShippingError: " in capsys.readouterr().out
-
-
 # ------------------------------------------------------------------------------ bad input
-@pytest.mark.either_generation
 def test_wrong_arguments(tries: list[int]) -> None:
     x, y = digits(20)
     model = small_cnn()

@@ -11,6 +11,8 @@ from parity import assert_same_state
 
 from nanotf.keras import Model
 
+pytestmark = pytest.mark.both_generations
+
 L = tf.keras.layers
 ROWS, BATCH = 40, 10
 

@@ -57,6 +57,7 @@ def two_named_inputs() -> Any:
     return Model(inputs, outputs)
 
 
+@pytest.mark.both_generations
 def test_dicts_by_the_names_of_inputs(float64: None) -> None:
     """A model of a list of inputs takes a dict with their names, in whatever order."""
     x = {"second": table(2, 1), "first": table()}
@@ -67,6 +68,7 @@ def test_dicts_by_the_names_of_inputs(float64: None) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_weights_of_samples_by_output(float64: None) -> None:
     rng = np.random.default_rng(2)
     weights = [rng.integers(0, 4, ROWS).astype("float64") for _ in range(2)]
@@ -76,6 +78,7 @@ def test_weights_of_samples_by_output(float64: None) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_lists_of_one_array(float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -145,6 +148,7 @@ def test_a_table_with_columns_of_strings() -> None:
 
 
 # ------------------------------------------------------------------------------- their models
+@pytest.mark.thorough
 def test_a_layer_that_is_called_twice(float64: None) -> None:
     """A Siamese model; the shared layer's losses and gradients come from both calls."""
 
@@ -159,6 +163,7 @@ def test_a_layer_that_is_called_twice(float64: None) -> None:
     fit_both(make, x=[table(), table(seed=1)], y=targets(), batch_size=12)
 
 
+@pytest.mark.both_generations
 def test_words_that_are_masked(float64: None) -> None:
     words = np.random.default_rng(0).integers(0, 9, (ROWS, 6))
     words[:, 4:] *= np.arange(ROWS)[:, None] % 2  # every other row is short
@@ -192,6 +197,7 @@ def test_inputs_of_a_fixed_batch_size(float64: None) -> None:
     fit_both(make, x=table()[:40], y=targets()[:40], batch_size=8)
 
 
+@pytest.mark.thorough
 def test_image_model_of_the_tutorials() -> None:
     """Augmentation, rescaling, a frozen application, pooling, dropout: it trains and saves."""
     tf.keras.utils.set_random_seed(3)
@@ -319,6 +325,7 @@ def test_cells(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     assert not np.allclose(found["two"], found["edited_two"])
 
 
+@pytest.mark.thorough
 def test_grid_of_settings_as_a_search_does(float64: None) -> None:
     """Many small models in a loop, each with another width and rate; the best one is kept."""
     best = {}
@@ -340,6 +347,7 @@ def test_grid_of_settings_as_a_search_does(float64: None) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_cross_validation_with_weights_put_back(float64: None) -> None:
     models = []
     for processes in (2, None):

@@ -92,6 +92,7 @@ def over_rows() -> list[Any]:
     return found
 
 
+@pytest.mark.both_generations
 def test_metrics_of_compile(float64: None) -> None:
     """Also in validation, in a second `fit`, in `evaluate`, and in the logs of batches."""
     x, y = data()
@@ -196,5 +197,6 @@ class OwnStep(OwnStepOfMetrics):
 
 
 @pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.both_generations
 def test_metrics_of_own_steps(float64: None, eagerly: bool) -> None:
     assert_same_logs(OwnStep, *data(), eagerly)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import pathlib
+import re
 import subprocess
 import sys
-
-import pytest
+from typing import Any
 
 import nanotf
 
@@ -49,8 +50,10 @@ PUBLIC = {
         "nano_bf16",
         "nano_multiprocessing",
         "nano_multiprocessing_loss",
+        "optimizers",
     ],
     "nanotf.keras.layers": ["Embedding"],
+    "nanotf.keras.optimizers": ["SparseAdam"],
     "nanotf.optimizers": ["SparseAdam"],
 }
 SHARED_MEMORY = {"memfd_create", "shm_open", "SharedMemory"}
@@ -70,28 +73,23 @@ def _run(code: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("module", PUBLIC)
-def test_public_names(module: str) -> None:
-    code = f"import {module} as m; print(*sorted(m.__all__)); [getattr(m, n) for n in m.__all__]"
-    assert _run(code).split() == sorted(PUBLIC[module])
-
-
-def test_names_of_keras_are_those_of_the_package() -> None:
-    code = """
-from nanotf import Model, Sequential, nano, nano_multiprocessing
+def test_public_names() -> None:
+    """Those of nanotf are those of `nanotf.keras`; SparseAdam is known by name to saved models."""
+    code = f"""
+import importlib, json
+import tensorflow as tf
 import nanotf, nanotf.keras as k
-print([n for n in k.__all__ if n != "layers" and getattr(nanotf, n) is not getattr(k, n)])
+from nanotf import Model, Sequential, nano, nano_multiprocessing
+found = {{name: importlib.import_module(name) for name in {list(PUBLIC)}}}
+names = {{name: sorted(module.__all__) for name, module in found.items()}}
+[getattr(module, name) for module in found.values() for name in module.__all__]
+twins = set(k.__all__) - {{"layers", "optimizers"}}
+differ = [name for name in twins if getattr(nanotf, name) is not getattr(k, name)]
+same = tf.keras.utils.get_registered_object("nanotf>SparseAdam") is nanotf.optimizers.SparseAdam
+print(json.dumps([names, differ, same]))
 """
-    assert _run(code) == "[]"
-
-
-def test_saved_models_with_sparse_adam_load() -> None:
-    """It is known by name as soon as nanotf's models are."""
-    code = """
-import nanotf.keras, tensorflow as tf
-print(tf.keras.utils.get_registered_object("nanotf>SparseAdam").__name__)
-"""
-    assert _run(code) == "SparseAdam"
+    wanted = {module: sorted(names) for module, names in PUBLIC.items()}
+    assert json.loads(_run(code)) == [wanted, [], True]
 
 
 def test_import_takes_no_tensorflow() -> None:
@@ -138,7 +136,7 @@ def _imports(path: pathlib.Path) -> set[str]:
     return found
 
 
-def _shares_memory(node: ast.AST) -> bool:
+def _shares_memory(node: Any) -> bool:
     """Whether code makes or maps shared memory; a file mapped for reading alone does not."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "mmap.mmap":
         return "mmap.ACCESS_READ" not in [ast.unparse(k.value) for k in node.keywords]
@@ -149,12 +147,15 @@ def _is_below(path: pathlib.Path, *folders: str) -> bool:
     return path.relative_to(PACKAGE).parts[0] in folders
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_private_names_stand_in_compat_alone(path: pathlib.Path) -> None:
-    if _is_below(path, "compat"):
-        return
+def test_private_names_stand_in_compat_alone() -> None:
     private = ("tensorflow.python", "tensorflow.core", "keras.src", "tf_keras.src")
-    assert [name for name in _imports(path) if name.startswith(private)] == []
+    assert [
+        f"{path}: {name}"
+        for path in SOURCES
+        if not _is_below(path, "compat")
+        for name in _imports(path)
+        if name.startswith(private)
+    ] == []
 
 
 def test_one_logger() -> None:
@@ -163,10 +164,38 @@ def test_one_logger() -> None:
     assert found == [PACKAGE / "console.py"]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_shared_memory_stands_in_three_packages_alone(path: pathlib.Path) -> None:
-    if _is_below(path, "wire", "shipping", "collectives"):
-        return
-    assert _imports(path) & {"multiprocessing.shared_memory", "_posixshmem"} == set()
-    shared = [node for node in ast.walk(ast.parse(path.read_text())) if _shares_memory(node)]
-    assert [f"{path}:{node.lineno}" for node in shared] == []
+def test_shared_memory_stands_in_three_packages_alone() -> None:
+    found = []
+    for path in SOURCES:
+        if not _is_below(path, "wire", "shipping", "collectives"):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            found += [f"{path}:{node.lineno}" for node in nodes if _shares_memory(node)]
+            found += _imports(path) & {"multiprocessing.shared_memory", "_posixshmem"}
+    assert found == []
+
+
+def test_lists_of_promises_name_tests_that_exist() -> None:
+    """As `file.py::test`, with or without its folder; as `file.py`; or as `test` alone."""
+    tests = {f"/{path}": path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+    missing = []
+    for document in (ROOT / "tests/README.md", ROOT / "docs/reliability.md"):
+        named = re.findall(r"`([\w/]+\.py)?(?:::)?(test_\w+)?`", document.read_text())
+        assert len(named) > 20
+        for file, name in named:
+            found = [text for path, text in tests.items() if not file or path.endswith(f"/{file}")]
+            if not any(not name or f"\ndef {name}(" in text for text in found):
+                missing.append(f"{document.name}: {file}::{name}")
+    assert missing == []
+
+
+def test_make_test_runs_the_test_of_every_promise() -> None:
+    named = set(re.findall(r"(\w+\.py)::(\w+)`", (ROOT / "tests/README.md").read_text()))
+    left_out = [
+        f"{path.name}::{node.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and (path.name, node.name) in named
+        for mark in node.decorator_list
+        if ast.unparse(mark) in ("pytest.mark.thorough", "pytest.mark.slow")
+    ]
+    assert left_out == []

@@ -47,6 +47,7 @@ def _number(name: str, default: int) -> int:
     return int(os.environ.get(name, default))
 
 
+@pytest.mark.thorough
 def test_a_few_warm_jobs() -> None:
     _assert_flat(warm_jobs(25))
 

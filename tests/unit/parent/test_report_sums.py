@@ -10,13 +10,13 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from nanotf.errors import NanoError
-from nanotf.parent import report as reports
-from nanotf.parent import report_chart
+from nanotf.parent import report_chart, report_timeline
 from nanotf.parent.report import Report
 from nanotf.wire import timing
 
@@ -52,7 +52,7 @@ def _report(*workers: timing.WorkerTimes) -> Report:
     )
     call.hooks.append(("on_epoch_end", 50 * S, 52 * S))
     call.in_hooks = 2 * S
-    return Report.of("fit", call, workers)
+    return Report.of("fit", call, workers, max(2, len(workers)))
 
 
 def test_sums() -> None:
@@ -106,12 +106,38 @@ def test_one_process() -> None:
     report = Report.of_one_process("fit", times, 'Try num_processes="auto".')
     (row,) = report.workers
     assert (report.size, report.total) == (1, pytest.approx(20))
-    assert (row.compute, row.rebuilding, row.epoch_ends) == pytest.approx((15, 1, 4))
+    assert (report.preparing, row.rebuilding) == pytest.approx((1, 0))
+    assert (row.compute, row.epoch_ends, row.total) == pytest.approx((15, 4, 19))
     assert row.first_steps is row.communication is row.between_steps is row.executions is None
     assert "the first 5.000 s, others 5.000 s" in str(report)
     assert 'num_processes="auto"' in str(report)
-    (track,) = report_chart._tracks(report, np.arange(0, 21) * float(S))[1:]
-    assert track["compute"].sum() == pytest.approx(15)
+    tracks = report_chart._tracks(report.call, report.times, np.arange(0, 21) * float(S))
+    track = report_chart._together(tracks)
+    sums = {name: share.sum() for name, share in track.items() if share.max() > 0}
+    assert sums == pytest.approx({"preparing": 1, "compute": 15, "epoch ends": 4})
+
+
+def test_plot_of_one_process(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    titles: list[str] = []
+    tracks: list[Any] = []
+    monkeypatch.setattr(Axes, "set_title", lambda self, label, **_: titles.append(label))
+    monkeypatch.setattr(Axes, "set_yticks", lambda self, at, names: tracks.append([*names]))
+    times = timing.WorkerTimes(0, began=0, ready=0, ended=20 * S)
+    times.passes.append(timing.Pass(timing.TRAIN, 0, S, 16 * S))
+    Report.of_one_process("fit", times, "").plot(tmp_path / "report.png")
+    assert titles == ["fit in one process: 20.00 s"]
+    assert tracks == [["this process"]]
+
+
+def test_workers_that_died_after_training(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    report = dataclasses.replace(_report(_worker(0)), workers=(), times=())
+    assert "fit on 2 workers: 62.00 s" in str(report)
+    assert "died after training" in str(report)
+    assert pathlib.Path(report.plot(tmp_path / "report.png")).stat().st_size > 0
 
 
 def test_notebooks_show_text_and_picture() -> None:
@@ -159,11 +185,9 @@ def test_plot_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: path
 def test_plot_shares_of_time() -> None:
     np = pytest.importorskip("numpy")
     pytest.importorskip("matplotlib")
-    from nanotf.parent import report_chart
-
     report = _report(_worker(0))
     edges = np.linspace(0, 62 * S, 63)  # a second each
-    _, track = report_chart._tracks(report, edges)
+    _, track = report_chart._tracks(report.call, report.times, edges)
     for name, share in track.items():
         assert share.min() >= 0, name
     everything = sum(track.values())
@@ -178,12 +202,11 @@ def test_plot_shares_of_time() -> None:
 def test_steps_beyond_those_kept_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     np = pytest.importorskip("numpy")
     pytest.importorskip("matplotlib")
-    from nanotf.parent import report_chart
-
     monkeypatch.setattr(timing, "STEPS_KEPT", 2)
     times = _worker(0)
     del times.steps[2 * timing.STEP_COLUMNS :]  # the first step, of 8 s, and one of 5 s
-    _, track = report_chart._tracks(_report(times), np.linspace(0, 62 * S, 63))
+    report = _report(times)
+    _, track = report_chart._tracks(report.call, report.times, np.linspace(0, 62 * S, 63))
     np.testing.assert_allclose(track["input"].sum(), 2)
     np.testing.assert_allclose(track["comm. wait"].sum(), 2)
 
@@ -238,12 +261,10 @@ def test_plot_of_a_nano_call(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
-    from nanotf.parent import report_chart
-
     report = _report(_nano_worker())
     report.call.hooks.clear()
     report.call.in_hooks = 0
-    _, track = report_chart._tracks(report, np.linspace(0, 62 * S, 63))
+    _, track = report_chart._tracks(report.call, report.times, np.linspace(0, 62 * S, 63))
     sums = {name: share.sum() for name, share in track.items() if share.max() > 1e-9}
     assert sums == pytest.approx({"rebuild": 2, "compute": 6, "comm.": 1, "comm. wait": 3})
     labels: list[str] = []
@@ -316,7 +337,7 @@ def test_parts_of_a_step_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
         timed(calls)
     stopwatch.end_pass()
     times = stopwatch.finish()
-    rows = list(reports.rows_of_steps(times))
+    rows = list(report_timeline.rows_of_steps(times))
     # What the system took before the step counts as waiting for data, and is inside of the step.
     assert [(ended - began, *parts) for _, began, ended, *parts in rows] == [
         (45, 35, 0, 0),
@@ -325,7 +346,7 @@ def test_parts_of_a_step_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     (epoch,) = times.passes
     assert (epoch.inside, epoch.input, epoch.in_calls, epoch.waited) == (90, 70, 14, 13)
-    assert all(piece.began <= piece.ended for piece in reports.slices_of_worker(times))
+    assert all(piece.began <= piece.ended for piece in report_timeline.slices_of_worker(times))
 
 
 def test_calls_of_a_job_without_steps_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,10 +383,10 @@ def test_hooks_in_an_epoch_count_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [p.hooks for p in times.passes] == [2 * S, 3 * S]
     assert [*times.hooks] == [0, 2 * S, 2 * S, 5 * S]
     assert [*times.moved(7).hooks] == [7, 2 * S + 7, 2 * S + 7, 5 * S + 7]
-    worker = reports.WorkerReport.of(times)
+    worker = report_timeline.WorkerReport.of(times)
     assert (worker.hooks, worker.between_steps) == pytest.approx((5, 1))
     assert worker.epoch_ends == pytest.approx(4)
-    slices = [(p.name, p.began, p.ended) for p in reports.slices_of_worker(times)]
+    slices = [(p.name, p.began, p.ended) for p in report_timeline.slices_of_worker(times)]
     assert [s for s in slices if s[0] == "hook"] == [("hook", 0, 2 * S), ("hook", 2 * S, 5 * S)]
 
 
@@ -385,13 +406,11 @@ def _with_hooks() -> Report:
 def test_plot_shows_hooks_in_epochs(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
     np = pytest.importorskip("numpy")
     pytest.importorskip("matplotlib")
-    from nanotf.parent import report_chart
-
     report = _with_hooks()
     monkeypatch.setattr(timing, "HOOKS_KEPT", kept)
     del report.times[0].hooks[kept * timing.HOOK_COLUMNS :]
     del report.call.hooks[1 + kept :]  # the first is the epoch's end
-    parent, worker = report_chart._tracks(report, np.linspace(0, 62 * S, 63))
+    parent, worker = report_chart._tracks(report.call, report.times, np.linspace(0, 62 * S, 63))
     np.testing.assert_allclose([parent["preparing"].sum(), parent["finishing"].sum()], 1)
     for track in (parent, worker):
         np.testing.assert_allclose(track["hooks"].sum(), 5)

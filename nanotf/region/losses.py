@@ -22,70 +22,74 @@ The share enters the gradient in one place. Where Keras's own `train_step` runs 
 since that costs nothing. Where the user's runs it is the gradients (`region.gradients`), since
 nobody knows how the loss came about.
 
-Metrics are in `keras_metrics`. The private names of both generations that this takes:
+The functions that take a stock attribute and a worker are replacements, see `overrides`. Metrics
+are in `metrics`. The private names of both generations that this takes beside those of that table:
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
-| `losses.loss.scale_loss_for_distribution`, `unscale_...` | 3; 3.10-3.15 | Keras divides a loss by the number of replicas, which is right only where all hold the same number of rows |
-| `losses.loss.apply_mask`, `reduce_values` | 3; 3.10-3.15 | masked means, sums |
-| `utils.losses_utils.scale_loss_for_distribution`, `apply_valid_mask`, `apply_mask`, `reduce_weighted_loss` | 2; 2.15, tf_keras 2.15-2.21 | same |
+| `utils.losses_utils.apply_mask` | 2; 2.15, tf_keras 2.15-2.21 | masked means, sums |
 | `CompileLoss._flat_losses`, `Model._loss_tracker` | 3; 3.10-3.15 | the losses of a model, and their means |
 | `LossesContainer._losses`, `_total_loss_mean`, `_per_output_metrics` | 2; 2.15, tf_keras 2.15-2.21 | same |
-| `CompileLoss.__call__` / `LossesContainer.__call__` | 3 / 2 | tells the losses of `compile` from those that the user's code calls |
-| `Loss._get_reduction`, `_allow_sum_over_batch_size` | 2; 2.15, tf_keras 2.15-2.21 | under a strategy it refuses a mean in the user's own step, for which there is a share |
-| `backend.tensorflow.nn._compute_moments_sync` / `BatchNormalizationBase._sync_calculate_mean_and_var` | 3 / 2 | synchronized batch normalisation counts a row that stands in for none |
-| `Layer.activity_regularizer`, an attribute made a property | 3; 3.10-3.13 | see `_sum_activities` |
-| `LossFunctionWrapper.call`, `fn` | 2 and 3 | the function in it |
+| `Loss._allow_sum_over_batch_size` | 2; 2.15, tf_keras 2.15-2.21 | see `get_reduction` |
+| `LossFunctionWrapper.fn` | 2 and 3 | the function in it |
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 from typing import Any
 
-from nanotf.compat import keras_metrics, keras_names
-from nanotf.compat.versions import is_keras_3, keras_version, require_tensorflow
+from nanotf.compat import keras_names
+from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ModelError
-from nanotf.region.share import Share, over_whole_batch, widened
+from nanotf.region import metrics
+from nanotf.region.share import Share, Worker, over_whole_batch, widened
 
 _MEANS_OF_3 = ("mean", "sum_over_batch_size")
 
 
-def install(share: Share) -> None:
-    """Puts the rules into the installed Keras, in a worker's process."""
-    if is_keras_3():
-        _install_in_3(share, keras_names.source_module("losses.loss"))
-    else:
-        _install_in_2(share, keras_names.source_module("utils.losses_utils"))
-    _weigh_scalars_in_mean(share)
-    _average_over_all(share)
-
-
-def _install_in_3(share: Share, module: Any) -> None:
-    tf = require_tensorflow()
-    _leave_losses_alone(share, module, "scale_loss_for_distribution")
-    _leave_losses_alone(share, module, "unscale_loss_for_distribution")
-    _tell_losses_of_compile(share, keras_names.source_module("trainers.compile_utils").CompileLoss)
-    _leave_stand_ins_out(share, keras_names.source_module("backend.tensorflow.nn"))
-    _see_whole_batch(share, keras_names.source_module("losses.losses").LossFunctionWrapper)
-    if keras_version() < (3, 14):
-        _sum_activities(share)
-    stock_mask, stock_reduce = module.apply_mask, module.reduce_values
+def apply_mask_in_3(stock: Any, worker: Worker) -> Any:
+    """Makes the counts of a masked mean those of all workers."""
+    tf, share = require_tensorflow(), worker.share
 
     def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
         if share.current is None or mask is None or reduction not in _MEANS_OF_3:
-            return stock_mask(sample_weight, mask, dtype=dtype, reduction=reduction)
-        weights = stock_mask(sample_weight, mask, dtype=dtype, reduction="sum")
+            return stock(sample_weight, mask, dtype=dtype, reduction=reduction)
+        weights = stock(sample_weight, mask, dtype=dtype, reduction="sum")
         rows, valid = _counts(share, mask)
         return weights * tf.cast(tf.math.divide_no_nan(rows, valid), weights.dtype)
+
+    return apply_mask
+
+
+def apply_mask_in_2(stock: Any, worker: Worker) -> Any:
+    """Same, of Keras 2's `apply_valid_mask`."""
+    tf, share = require_tensorflow(), worker.share
+    module = keras_names.source_module("utils.losses_utils")
+    reductions = tf.keras.losses.Reduction
+
+    def apply_valid_mask(losses: Any, sw: Any, mask: Any, reduction: Any) -> Any:
+        if share.current is None or mask is None or reduction == reductions.SUM:
+            return stock(losses, sw, mask, reduction)
+        weights = module.apply_mask(losses, sw, tf.cast(mask, losses.dtype))
+        if reduction == reductions.NONE:
+            return weights
+        rows, valid = _counts(share, mask)
+        return weights * tf.cast(rows / valid, weights.dtype)
+
+    return apply_valid_mask
+
+
+def reduce_in_3(stock: Any, worker: Worker) -> Any:
+    """Makes a reduction to something else than a mean one that the share makes right."""
+    tf, share = require_tensorflow(), worker.share
 
     def reduce_values(
         values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size"
     ) -> Any:
         if share.of_compile and share.current is not None:
             values = widened(values)
-        result = stock_reduce(values, sample_weight, reduction)
+        result = stock(values, sample_weight, reduction)
         if share.current is None or values.shape.rank == 0:
             return result
         if reduction == "sum" or (reduction in ("none", None) and share.of_compile):
@@ -95,36 +99,19 @@ def _install_in_3(share: Share, module: Any) -> None:
             return share.undone(tf.math.divide_no_nan(tf.reduce_sum(values), total))
         return result
 
-    module.apply_mask, module.reduce_values = apply_mask, reduce_values
+    return reduce_values
 
 
-def _install_in_2(share: Share, module: Any) -> None:
-    tf = require_tensorflow()
-    _leave_losses_alone(share, module, "scale_loss_for_distribution")
-    _tell_losses_of_compile(
-        share, keras_names.source_module("engine.compile_utils").LossesContainer
-    )
-    _allow_means(share, tf.keras.losses.Loss)
-    _leave_stand_ins_out_in_2(share)
-    _see_whole_batch(share, keras_names.source_module("losses").LossFunctionWrapper)
-    stock_mask, stock_reduce = module.apply_valid_mask, module.reduce_weighted_loss
-    reductions = tf.keras.losses.Reduction
-
-    def apply_valid_mask(losses: Any, sw: Any, mask: Any, reduction: Any) -> Any:
-        if share.current is None or mask is None or reduction == reductions.SUM:
-            return stock_mask(losses, sw, mask, reduction)
-        weights = module.apply_mask(losses, sw, tf.cast(mask, losses.dtype))
-        if reduction == reductions.NONE:
-            return weights
-        rows, valid = _counts(share, mask)
-        return weights * tf.cast(rows / valid, weights.dtype)
+def reduce_in_2(stock: Any, worker: Worker) -> Any:
+    """Same, of Keras 2's `reduce_weighted_loss`."""
+    share, reductions = worker.share, require_tensorflow().keras.losses.Reduction
 
     def reduce_weighted_loss(
         weighted_losses: Any, reduction: Any = reductions.SUM_OVER_BATCH_SIZE
     ) -> Any:
         if share.of_compile and share.current is not None:
             weighted_losses = widened(weighted_losses)
-        result = stock_reduce(weighted_losses, reduction)
+        result = stock(weighted_losses, reduction)
         of_scalar = weighted_losses.shape.rank == 0
         if share.current is None or of_scalar or reduction == reductions.SUM_OVER_BATCH_SIZE:
             return result
@@ -132,13 +119,12 @@ def _install_in_2(share: Share, module: Any) -> None:
             return result
         return share.undone(result)
 
-    module.apply_valid_mask = apply_valid_mask
-    module.reduce_weighted_loss = reduce_weighted_loss
+    return reduce_weighted_loss
 
 
-def _sum_activities(share: Share) -> None:
+def activity_regularizer(stock: None, worker: Worker) -> property:
     """Makes activity regularizers sums over the batch, which Keras 3 divides by it from 3.14 on."""
-    name = "activity_regularizer"
+    share, name = worker.share, "activity_regularizer"
 
     def get(self: Any) -> Any:
         if name not in vars(self):
@@ -151,31 +137,29 @@ def _sum_activities(share: Share) -> None:
     def set_(self: Any, regularizer: Any) -> None:
         vars(self)[name] = regularizer
 
-    setattr(require_tensorflow().keras.layers.Layer, name, property(get, set_))
+    return property(get, set_)
 
 
-def _leave_losses_alone(share: Share, module: Any, name: str) -> None:
+def scale_loss(stock: Any, worker: Worker) -> Any:
     """Takes the strategy's 1/N away where nanotf weighs by shares, and where nobody sums.
 
     In a loop outside of steps every worker computes the whole.
     """
-    tf = require_tensorflow()
-    stock = getattr(module, name)
+    tf, share = require_tensorflow(), worker.share
 
-    def scaled(value: Any) -> Any:
+    def scaled(value: Any, /) -> Any:
         whole = share.in_loop and tf.distribute.in_cross_replica_context()
         return value if whole or share.current is not None else stock(value)
 
-    setattr(module, name, scaled)
+    return scaled
 
 
-def _tell_losses_of_compile(share: Share, container: Any) -> None:
+def compute_losses_of_compile(stock: Any, worker: Worker) -> Any:
     """Sets `share.of_compile` while a model's container of losses computes, and notes that it does.
 
     See `keras_names.unused_losses`.
     """
-    container._nanotf_called = False
-    stock = container.__call__
+    share = worker.share
 
     @functools.wraps(stock)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -187,12 +171,12 @@ def _tell_losses_of_compile(share: Share, container: Any) -> None:
         finally:
             share.of_compile = before
 
-    container.__call__ = call
+    return call
 
 
-def _allow_means(share: Share, loss: Any) -> None:
+def get_reduction(stock: Any, worker: Worker) -> Any:
     """Lets losses that the user's own step calls be means, as in one process."""
-    stock = loss._get_reduction
+    share = worker.share
 
     def get_reduction(self: Any) -> Any:
         if share.current is None or self._allow_sum_over_batch_size:
@@ -203,29 +187,26 @@ def _allow_means(share: Share, loss: Any) -> None:
         finally:
             self._allow_sum_over_batch_size = False
 
-    loss._get_reduction = get_reduction
+    return get_reduction
 
 
-def _leave_stand_ins_out(share: Share, module: Any) -> None:
+def compute_moments_sync(stock: Any, worker: Worker) -> Any:
     """Keeps rows that stand in for none out of the statistics that all workers share."""
-    stock = module._compute_moments_sync
 
-    def compute_moments_sync(x: Any, axes: Any, keepdims: Any) -> Any:
-        return stock(_rows_that_count(x, share), axes, keepdims)
+    def compute(x: Any, axes: Any, keepdims: Any) -> Any:
+        return stock(_rows_that_count(x, worker.share), axes, keepdims)
 
-    module._compute_moments_sync = compute_moments_sync
+    return compute
 
 
-def _leave_stand_ins_out_in_2(share: Share) -> None:
-    path = "layers.normalization.batch_normalization"
-    cls = keras_names.source_module(path).BatchNormalizationBase
-    stock = cls._sync_calculate_mean_and_var
+def compute_moments_sync_in_2(stock: Any, worker: Worker) -> Any:
+    """Same, in Keras 2."""
 
-    def calculate(self: Any, x: Any, axes: Any, keep_dims: Any, mask: Any = None) -> Any:
-        mask = None if mask is None else _rows_that_count(mask, share)
-        return stock(self, _rows_that_count(x, share), axes, keep_dims, mask=mask)
+    def calculate(self: Any, x: Any, reduction_axes: Any, keep_dims: Any, mask: Any = None) -> Any:
+        mask = None if mask is None else _rows_that_count(mask, worker.share)
+        return stock(self, _rows_that_count(x, worker.share), reduction_axes, keep_dims, mask=mask)
 
-    cls._sync_calculate_mean_and_var = calculate
+    return calculate
 
 
 def _rows_that_count(value: Any, share: Share) -> Any:
@@ -238,38 +219,39 @@ def _rows_that_count(value: Any, share: Share) -> Any:
     return rows
 
 
-def _average_over_all(share: Share) -> None:
-    """Makes TensorFlow's helpers for own steps right where replicas have unequal shares.
+def average_loss(stock: Any, worker: Worker) -> Any:
+    """Makes `tf.nn.compute_average_loss` right where replicas have unequal shares.
 
-    They divide by the number of replicas, which is left out: the share takes its place.
+    It divides by the number of replicas, which is left out: the share takes its place.
     """
-    tf = require_tensorflow()
-    stock_average, stock_scale = tf.nn.compute_average_loss, tf.nn.scale_regularization_loss
+    share = worker.share
 
-    def undivided(value: Any) -> Any:
-        return value * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, value.dtype)
-
-    @functools.wraps(stock_average)
+    @functools.wraps(stock)
     def compute_average_loss(
         per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
     ) -> Any:
-        average = stock_average(per_example_loss, sample_weight, global_batch_size)
+        average = stock(per_example_loss, sample_weight, global_batch_size)
         if share.current is None:
             return average
-        return undivided(average) if global_batch_size is None else share.undone(average)
+        return _undivided(average) if global_batch_size is None else share.undone(average)
 
-    @functools.wraps(stock_scale)
+    return compute_average_loss
+
+
+def scale_regularization(stock: Any, worker: Worker) -> Any:
+    """Same, of `tf.nn.scale_regularization_loss`."""
+
+    @functools.wraps(stock)
     def scale_regularization_loss(regularization_loss: Any) -> Any:
-        scaled = stock_scale(regularization_loss)
-        return scaled if share.current is None else undivided(scaled)
+        scaled = stock(regularization_loss)
+        return scaled if worker.share.current is None else _undivided(scaled)
 
-    for stock, ours in (
-        (stock_average, compute_average_loss),
-        (stock_scale, scale_regularization_loss),
-    ):
-        # Functions that travel by value find it where it was defined.
-        for module in (tf.nn, sys.modules[stock.__module__]):
-            setattr(module, stock.__name__, ours)
+    return scale_regularization_loss
+
+
+def _undivided(value: Any) -> Any:
+    tf = require_tensorflow()
+    return value * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, value.dtype)
 
 
 def _counts(share: Share, mask: Any) -> tuple[Any, Any]:
@@ -279,23 +261,6 @@ def _counts(share: Share, mask: Any) -> tuple[Any, Any]:
     return share.total(size), share.total(tf.reduce_sum(tf.cast(mask, tf.float64)))
 
 
-def _weigh_scalars_in_mean(share: Share) -> None:
-    tf = require_tensorflow()
-    mean = tf.keras.metrics.Mean
-    stock = mean.update_state
-
-    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        rank = getattr(getattr(values, "shape", None), "rank", 0)
-        if share.current is not None and sample_weight is None and rank in (0, None):
-            sample_weight = share.current
-            if rank is None:  # known in the step
-                one = tf.ones_like(share.current)
-                sample_weight = tf.where(tf.equal(tf.rank(values), 0), share.current, one)
-        return stock(self, values, sample_weight=sample_weight)
-
-    mean.update_state = update_state
-
-
 def follow_share(model: Any, share: Share) -> None:
     """Makes a model's losses and metrics follow the table above.
 
@@ -303,7 +268,7 @@ def follow_share(model: Any, share: Share) -> None:
         model: a compiled model, for which `keras_optimizers.build_for_training` was called.
         share: `Share`.
     """
-    keras_metrics.follow_share(model.metrics, share)
+    metrics.follow_share(model.metrics, share)
     if is_keras_3():
         losses = model._compile_loss
         for entry in getattr(losses, "_flat_losses", None) or ():
@@ -328,14 +293,14 @@ def _take_whole_batch_if_scalar(loss: Any, share: Share) -> None:
         loss.call = over_whole_batch(loss.call, share, with_gradient=True)
 
 
-def _see_whole_batch(share: Share, wrapper: Any) -> None:
+def call_function(stock: Any, worker: Worker) -> Any:
     """Makes losses that hold a function see the rows of all workers where it needs them.
 
     Those of Keras's own do, and any function that `compile` is given. Of Keras's own functions
     some are one ratio for the batch (Dice, Tversky), and all are one number of outputs of one
     dimension.
     """
-    stock = wrapper.call
+    share = worker.share
 
     @functools.wraps(stock)
     def call(self: Any, y_true: Any, y_pred: Any) -> Any:
@@ -351,7 +316,7 @@ def _see_whole_batch(share: Share, wrapper: Any) -> None:
         of_rows = functools.partial(stock, self)
         return over_whole_batch(of_rows, share, with_gradient=True)(y_true, y_pred)
 
-    wrapper.call = call
+    return call
 
 
 def follow_losses(losses: list[Any], share: Share) -> None:

@@ -1,7 +1,7 @@
 """Keras's metrics in a worker: their state, and their results, are those of the global batch.
 
 The state of Keras's own metrics is a sum over rows; each worker adds its rows, and a value is the
-sum over workers. What need not be such a sum takes the rows of all workers, see `keras_share`.
+sum over workers. What need not be such a sum takes the rows of all workers, see `losses`.
 
 The private names of both generations that this takes:
 
@@ -9,7 +9,6 @@ The private names of both generations that this takes:
 | --- | --- | --- |
 | `MeanMetricWrapper._fn`, `_fn_kwargs` | 2 and 3 | the user's function in them, and the `axis` that Keras's own reduce over |
 | `CompileMetrics.metrics` / `MetricsContainer.metrics` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | the metric objects of a model |
-| `DistributedVariable._aggregation` | TensorFlow 2.15-2.21 | Keras makes all state of metrics a sum over replicas |
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import distribute, keras_names
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import NanoError
-from nanotf.region.share import Share, over_whole_batch, rows_of_all
+from nanotf.region.share import Share, Worker, over_whole_batch, rows_of_all
 
 
 def follow_share(metrics: list[Any], share: Share) -> bool:
-    """Makes metrics, of a model or of a loop, follow the table in `keras_share`.
+    """Makes metrics, of a model or of a loop, follow the table in `losses`.
 
     Returns:
         Whether any did not follow it before.
@@ -116,7 +115,7 @@ def _hold_alike(metric: Any) -> None:
     """Makes reading a metric's variables give this worker's value, and not a sum."""
     first = require_tensorflow().VariableAggregation.ONLY_FIRST_REPLICA
     for variable in keras_names.variables_of_metric(metric):
-        variable._aggregation = first
+        distribute.set_aggregation(variable, first)
 
 
 def _of_all(value: Any, share: Share) -> Any:
@@ -212,3 +211,60 @@ def _read(value: Any) -> Any:
     """A result that no later assignment changes."""
     tf = require_tensorflow()
     return tf.identity(value) if tf.is_tensor(value) or hasattr(value, "assign") else value
+
+
+# ------------------------------------------------------------------- replacements, see `overrides`
+def update_mean(stock: Any, worker: Worker) -> Any:
+    """Weighs a scalar handed to the metric `Mean` by the share."""
+    tf, share = require_tensorflow(), worker.share
+
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        rank = getattr(getattr(values, "shape", None), "rank", 0)
+        if share.current is not None and sample_weight is None and rank in (0, None):
+            sample_weight = share.current
+            if rank is None:  # known in the step
+                one = tf.ones_like(share.current)
+                sample_weight = tf.where(tf.equal(tf.rank(values), 0), share.current, one)
+        return stock(self, values, sample_weight=sample_weight)
+
+    return update_state
+
+
+def call_here(stock: Any, worker: Worker) -> Any:
+    """Makes a call of a Keras 2 metric in a `@nano` function, outside of steps, an update there.
+
+    Keras 2 would run it in every replica, and all would count the same.
+    """
+    tf = require_tensorflow()
+
+    @functools.wraps(stock)
+    def call_replica_local_fn(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        if worker.share.in_loop and tf.distribute.in_cross_replica_context():
+            kwargs.pop("strategy", None)
+            return fn(*args, **kwargs)
+        return stock(fn, *args, **kwargs)
+
+    return call_replica_local_fn
+
+
+def leave_alone_while_building(stock: Any, worker: Worker) -> Any:
+    """Lets layers of Keras 2 that update a metric in their call be rebuilt under a strategy.
+
+    Building a functional model calls them outside of any replica, where such a metric cannot
+    be updated and need not be: its value comes from the parent.
+    """
+    tf = require_tensorflow()
+
+    def update_state_wrapper(update_state_fn: Any) -> Any:
+        updating = stock(update_state_fn)
+
+        def update(metric: Any, *args: Any, **kwargs: Any) -> Any:
+            strategy = tf.distribute.get_strategy()
+            builds = getattr(strategy.extended, "values_are_known", False)
+            if builds and tf.distribute.in_cross_replica_context():
+                return None
+            return updating(metric, *args, **kwargs)
+
+        return update
+
+    return update_state_wrapper

@@ -15,7 +15,7 @@ import nanotf
 from nanotf.errors import NanoError
 from nanotf.machine.interpreter import python_command
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 # A parent: `show`, which is on its path alone, prints what a child sees; then the parent prints it.
 PARENT = """

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from nanotf.worker import __main__
+from nanotf.worker import process
 
 
 def test_cores_that_cannot_be_pinned_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +17,7 @@ def test_cores_that_cannot_be_pinned_are_a_warning(monkeypatch: pytest.MonkeyPat
         raise PermissionError("Operation not permitted")
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    (warning,) = __main__.pin((0, 1))
+    (warning,) = process.pin((0, 1))
     assert "could not be pinned to cores [0, 1]" in warning
     assert "Operation not permitted" in warning
 
@@ -25,9 +25,7 @@ def test_cores_that_cannot_be_pinned_are_a_warning(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_worker_whose_parent_has_gone_already() -> None:
     """It would wait for a signal that has been sent."""
-    code = (
-        "from nanotf.worker import __main__ as worker; worker.end_with_parent(1); print('goes on')"
-    )
+    code = "from nanotf.worker import process; process.end_with_parent(1); print('goes on')"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
@@ -37,7 +35,7 @@ def test_worker_whose_parent_has_gone_already() -> None:
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="/dev/full is Linux's")
 def test_a_full_disk_is_no_reason_to_stop() -> None:
     code = (
-        "from nanotf.worker import __main__ as worker; worker.write_log(); "
+        "from nanotf.worker import process; process.write_log(); "
         "print('x' * 100_000); print('y', file=__import__('sys').stderr); raise SystemExit(3)"
     )
     with pathlib.Path("/dev/full").open("wb") as full:
@@ -50,7 +48,7 @@ def test_a_full_disk_is_no_reason_to_stop() -> None:
 def test_nor_is_a_limit_on_the_size_of_files(tmp_path: pathlib.Path) -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); "
-        "from nanotf.worker import __main__ as worker; worker.write_log(); "
+        "from nanotf.worker import process; process.write_log(); "
         "print('first'); print('x' * 100_000)"
     )
     log = tmp_path / "log"
@@ -61,8 +59,8 @@ def test_nor_is_a_limit_on_the_size_of_files(tmp_path: pathlib.Path) -> None:
 
 def test_lines_are_written_before_a_process_is_killed() -> None:
     code = (
-        "from nanotf.worker import __main__ as worker; worker.write_log(); print('last words'); "
-        "worker.os._exit(0)"
+        "from nanotf.worker import process; process.write_log(); print('last words'); "
+        "process.os._exit(0)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -75,11 +73,11 @@ def test_batches_that_come_before_their_job_has_begun() -> None:
     code = """
 import os, socket
 from nanotf.wire import messages
-from nanotf.worker import __main__ as worker
+from nanotf.worker.inbox import Inbox
 from nanotf.wire.channel import Channel
 
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-parent, inbox = Channel(ours), worker.Inbox(Channel(theirs))
+parent, inbox = Channel(ours), Inbox(Channel(theirs))
 for number in (1, 2):
     parent.send(messages.Job(number, b""))
     parent.send(messages.EndOfStream(stream=0, turn=0))

@@ -8,9 +8,8 @@ not read the others' rows.
 
 | name (seen in 2.15 to 2.21) | why |
 | --- | --- |
-| `dataset_ops.UnaryUnchangedStructureDataset` | base class of a dataset that is another one's variant |
-| `dataset_ops.DatasetSpec`, its `_element_spec`, `_to_components`, `_from_components`, `_component_specs` | both faces enter a `tf.function` that gets the dataset as an argument |
-| `dataset_ops._VariantDataset`, `Dataset._variant_tensor`, `Dataset._type_spec` | same |
+| `DatasetSpec._element_spec`, `_to_components`, `_from_components`, `_component_specs` | both faces enter a `tf.function` that gets the dataset as an argument |
+| `Dataset._variant_tensor`, `Dataset._type_spec` | same |
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.ops import dataset_ops
+
+from nanotf.compat import pipelines
+from nanotf.region.share import Worker
 
 # Methods that leave the batches what they are, and may be called on each worker's rows of them.
 _OF_BATCHES = (
@@ -73,7 +74,7 @@ _NOT_DENSE = (
 )
 
 
-class SharedDataset(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore[misc]
+class SharedDataset(pipelines.VariantOfAnother):  # type: ignore[misc]
     """A dataset of whole batches that yields this worker's rows of them.
 
     Args:
@@ -103,7 +104,7 @@ class SharedDataset(dataset_ops.UnaryUnchangedStructureDataset):  # type: ignore
         return _SharedSpec(self.element_spec, (), self)
 
 
-class _SharedSpec(dataset_ops.DatasetSpec):  # type: ignore[misc]
+class _SharedSpec(pipelines.DatasetSpec):  # type: ignore[misc]
     """Both faces of a `SharedDataset`, of which one `like` tells the rest."""
 
     __slots__ = ["_like"]
@@ -140,8 +141,8 @@ class _SharedSpec(dataset_ops.DatasetSpec):  # type: ignore[misc]
     def _from_components(self, components: Any) -> Any:
         rows, whole = components
         return self._like.with_faces(
-            dataset_ops._VariantDataset(rows, self._element_spec),
-            dataset_ops._VariantDataset(whole, self._like.whole.element_spec),
+            pipelines.VariantDataset(rows, self._element_spec),
+            pipelines.VariantDataset(whole, self._like.whole.element_spec),
             self._like.is_batched,
         )
 
@@ -181,12 +182,12 @@ def _deriving(name: str) -> Callable[..., Any]:
     return derive
 
 
-def sample_alike() -> None:
+def sample_alike(static: Any, worker: Worker) -> Any:
     """Makes `sample_from_datasets` pick the same on all workers of a `@nano` function.
 
-    With picks of their own they would wait for each other's steps for ever.
+    With picks of their own they would wait for each other's steps for ever. See `overrides`.
     """
-    stock = tf.data.Dataset.sample_from_datasets
+    stock = static.__func__
 
     @functools.wraps(stock)
     def sample(
@@ -207,7 +208,7 @@ def sample_alike() -> None:
             rows = shared[0].divide(whole, False)
         return shared[0].with_faces(rows, whole, is_batched)
 
-    tf.data.Dataset.sample_from_datasets = staticmethod(sample)
+    return staticmethod(sample)
 
 
 def _whole_of(value: Any) -> Any:

@@ -1,0 +1,135 @@
+"""The data of a `@nano` function, which the parent reads for the workers."""
+
+from __future__ import annotations
+
+import collections
+import types
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat import pipelines
+from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import InvalidArgumentError
+from nanotf.parent.fit_data import Stream
+from nanotf.shipping import iterators, jobs, streams
+
+
+class Source:
+    """A dataset, iterator or generator of the user's, as its batches are handed out.
+
+    Args:
+        source: one of these.
+    """
+
+    def __init__(self, source: Any) -> None:
+        tf = require_tensorflow()
+        self._source = source
+        self.passed = 0  # passes that were complete when a restart began
+        cardinality = int(tf.data.UNKNOWN_CARDINALITY)
+        what = "A dataset of a @nano function"
+        whole, is_batched = None, True
+        if not isinstance(source, tf.data.Dataset):
+            self._ahead = _read_ahead.setdefault(source, collections.deque())
+        if isinstance(source, types.GeneratorType):
+            kind, signature = "generator", streams.signature_of(self._specs_of_first(), what)
+        else:
+            kind = "dataset" if isinstance(source, tf.data.Dataset) else "iterator"
+            whole = source.element_spec
+            if kind == "dataset":
+                cardinality = int(source.cardinality())
+                is_batched = _are_batches(whole)
+            signature = streams.signature_of(whole, what) if is_batched else whole
+        self.data = jobs.LoopData(kind, signature, cardinality, whole, is_batched)
+
+    def _specs_of_first(self) -> Any:
+        """The specification of a generator's batches, by its first."""
+        tf = require_tensorflow()
+        if not self._ahead:
+            try:
+                self._ahead.append(next(self._source))
+            except StopIteration:
+                raise InvalidArgumentError(
+                    "A generator of a @nano function must yield at least one batch. Received: an "
+                    "exhausted one."
+                ) from None
+        return tf.nest.map_structure(
+            lambda a: tf.TensorSpec(np.shape(a), np.asarray(a).dtype), self._ahead[0]
+        )
+
+    def begin_again(self, complete: int) -> None:
+        """Makes ready for a job that goes on after so many passes, in the order that they had."""
+        self.passed = complete
+        copy = pipelines.copy_of(self._source)
+        if copy is None:  # TensorFlow cannot write its graph: it goes on
+            return
+        self._source = copy
+        for _ in range(complete):
+            iterators.drop([iter(copy)])  # every iterator draws an order
+
+    def stream(self) -> Stream:
+        """One pass over it."""
+        source = self._source if self.data.kind == "dataset" else self._rest()
+        whole = self.data.whole if self.data.kind == "dataset" else self.data.signature
+        return Stream(OnePass(source), whole, trains=False, is_batched=self.data.is_batched)
+
+    def _rest(self) -> Iterator[Any]:
+        """The batches of what can be read once; closing this leaves the user's generator open."""
+        while self._ahead:
+            yield self._ahead.popleft()
+        for batch in self._source:  # noqa: UP028 - `yield from` would close it
+            yield batch
+
+    def put_back(self, unread: Sequence[Any]) -> None:
+        """Keeps batches that no worker has read for the next call."""
+        if self.data.kind != "dataset":
+            self._ahead.extendleft(reversed(unread))
+
+
+# By iterator or generator, the batches that were read from it and that no worker has asked for.
+_read_ahead: weakref.WeakKeyDictionary[Any, collections.deque[Any]] = weakref.WeakKeyDictionary()
+
+
+def _are_batches(element_spec: Any) -> bool:
+    """Whether the tensors of an element can have a row for each sample."""
+    specs = require_tensorflow().nest.flatten(element_spec)
+    if any(getattr(getattr(spec, "shape", None), "rank", 0) == 0 for spec in specs):
+        return False
+    if any(spec.shape.rank is None for spec in specs):
+        return True
+    return len({spec.shape[0] for spec in specs} - {None}) <= 1
+
+
+class OnePass:
+    """What a `StreamWriter` reads: one iteration over a source."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._given = 0
+        self._last: collections.deque[Any] = collections.deque(maxlen=streams.SLOTS + 1)
+
+    def unread(self, taken: int) -> list[Any]:
+        """The batches that were read, and that the workers have not taken; `taken` is a count."""
+        count = self._given - taken
+        return list(self._last)[-count:] if count > 0 else []
+
+    def training(self) -> Iterator[Any]:
+        raise AssertionError("a loop has no epochs of its own")
+
+    def evaluations(self) -> Iterator[Any]:
+        yield self._batches()
+
+    def _batches(self) -> Iterator[tuple[Any, Any]]:
+        iterator = iter(self._source)
+        for batch in iterator:
+            self._given += 1
+            self._last.append(batch)
+            yield iterator, batch
+
+    def keeps(self, iterator: Any) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,141 @@
+"""A call of a model's method: what `fit`, `evaluate` and `predict` share in the parent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanotf.compat import keras_names
+from nanotf.errors import ModelError
+from nanotf.machine import processor
+from nanotf.parent import calls, rejections
+from nanotf.parent.callbacks import ParentCallbacks
+from nanotf.parent.fit_data import FitArguments, FitData, Stream
+from nanotf.shipping import captured, jobs, models, pickling
+from nanotf.shipping.state import State, StateLayout
+from nanotf.wire import messages, timing
+from nanotf.wire.blocks import Block
+
+
+class ModelCall(calls.Call):
+    """A call of a model's method: everything is checked and laid out before workers are needed.
+
+    Args:
+        model: a Keras model.
+        arguments: `FitArguments`.
+        size: int, number of workers.
+        sharding: str, where datasets are read, see `FitData`.
+
+    Attributes:
+        callbacks: `ParentCallbacks`, set by `begin`.
+    """
+
+    callbacks: ParentCallbacks
+    can_be_abandoned = True
+    quiet = False  # whether what the model prints stays out of the user's terminal
+    trains = False
+
+    def __init__(
+        self, model: Any, arguments: FitArguments, size: int, sharding: str = "parent"
+    ) -> None:
+        super().__init__(size)
+        self.model = model
+        self.arguments = arguments
+        optimizer = getattr(model, "optimizer", None)
+        # The step count makes the second of two calls in a row differ from the first.
+        steps = 0 if optimizer is None else int(optimizer.iterations.numpy())
+        self.seed = calls.seed_of_user(steps)
+        self.data = FitData(
+            model, arguments, self.seed, calls.STATE_BLOCK + 1, sharding, trains=self.trains
+        )
+        with keras_names.scope_of(model):
+            self.build()
+        models.check_rows_are_independent(model)
+        if keras_names.computes_in_bfloat16(model):
+            processor.warn_of_slow_bfloat16(
+                f"bfloat16, in which the model {model.name!r} computes,"
+            )
+        with (
+            pickling.naming(f"The model {model.name!r}"),
+            keras_names.metric_names_as_compiled(model),
+        ):
+            recipe = models.checked(model, models.recipe_of(model))
+            self.recipe, self.captured = captured.dump(model, recipe)
+        self.variables = self.variables_to_send() + self.captured.variables
+        self.layout = StateLayout.of(
+            self.variables,
+            size,
+            averaged=[
+                *keras_names.moving_variables(model),
+                *keras_names.weights_assigned(model),
+                *self.captured.moving,
+                *self.captured.single,
+            ],
+        )
+        self.clock.prepared = timing.now()
+
+    def build(self) -> None:
+        """Builds the user's model, as the first step in a single process would."""
+        model, (specs, method) = self.model, self.first_step()
+        if not models.needs_call(model):
+            return
+        step = f"{rejections.STEPS[method]}_step"
+        if keras_names.has_own_step(model, step) and not model.run_eagerly:
+            # It may call the model, or parts of it, on something else than the data's inputs.
+            keras_names.trace_step(model, step, specs)
+            return
+        self._call_model(specs[0] if isinstance(specs, tuple) else specs)
+        if models.needs_call(model) and not model.built:
+            raise ModelError(
+                "A model must be built before workers can get its weights. Received: model "
+                f"{model.name!r}, which is not after a call on data {specs}."
+            )
+
+    def _call_model(self, x: Any) -> None:
+        try:
+            models.call_on_nothing(self.model, x)
+        except Exception as error:
+            raise ModelError(
+                "A model must be built before workers can get its weights, and the inputs do "
+                f"not tell how. Received: model {self.model.name!r}, inputs {x}, and calling it "
+                f"raised {type(error).__name__}: {error}. Call the model on a batch once, or "
+                "give it an Input layer."
+            ) from error
+
+    def variables_to_send(self) -> list[Any]:
+        """The variables whose values the workers need."""
+        return keras_names.model_variables(self.model)
+
+    def data_streams(self) -> list[Stream]:
+        return self.data.streams
+
+    def first_step(self) -> tuple[Any, str]:
+        """Of which batches the first step is, and of which method."""
+        return self.data.specs, self.method
+
+    def state_and_blocks(self) -> list[Block]:
+        """Makes the job's blocks, and `state` over the first."""
+        blocks = [Block(self.layout.nbytes), *self.data.blocks()]
+        self.state = State(self.layout, blocks[calls.STATE_BLOCK], self.variables)
+        return blocks
+
+    def release(self) -> None:
+        del self.state
+
+    def common(self) -> dict[str, Any]:
+        """The fields of `jobs.ModelJob`."""
+        return {
+            "recipe": self.recipe,
+            "settings": jobs.KerasSettings.taken(),
+            "specs": self.data.specs,
+            "layout": self.layout,
+            "state_block": calls.STATE_BLOCK,
+            "events": self.callbacks.events,
+            "waits": self.callbacks.waits,
+            "seed": self.seed,
+            "terminal": jobs.Terminal.taken(),
+            "quiet": self.quiet,
+        }
+
+    def hear(self, message: Any) -> None:
+        assert isinstance(message, messages.Event), message
+        self.callbacks.call(message.hook, message.index, message.logs)

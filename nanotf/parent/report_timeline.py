@@ -1,0 +1,185 @@
+"""The timeline of one call: what parent and workers noted, as sums and as stretches of time.
+
+See `report` for what is measured how.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+from nanotf.wire import timing
+
+NS = 1e-9  # seconds
+
+_PASS_NAMES = {timing.TRAIN: "epoch", timing.TEST: "evaluation", timing.PREDICT: "prediction"}
+
+# Of a worker's row in the table and in the picture: field, heading.
+COLUMNS = (
+    ("rebuilding", "rebuild"),
+    ("first_steps", "first step"),
+    ("input", "input"),
+    ("compute", "compute"),
+    ("communication", "comm."),
+    ("communication_wait", "comm. wait"),
+    ("between_steps", "between"),
+    ("hooks", "hooks"),
+    ("epoch_ends", "epoch ends"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerReport:
+    """Where a worker's time went, in seconds. The parts add up to `total`.
+
+    What was not measured is None, and is part of `compute`. Of a `@nano` call that is all but
+    `rebuilding` and communication.
+
+    Args:
+        rank: int.
+        rebuilding: float, rebuilding the model, or finding it from an earlier call; its values;
+            making what reads the data.
+        first_steps: float, the first step of training and the first of validation, which hold
+            tracing.
+        input: float, other steps waiting for data.
+        compute: float.
+        communication: float, copying and summing what ranks exchange.
+        communication_wait: float, waiting for other ranks there.
+        between_steps: float.
+        hooks: float, waiting within epochs for callbacks.
+        epoch_ends: float.
+        total: float, from the job's arrival to its end.
+        executions: int, of steps, the first included.
+    """
+
+    rank: int
+    rebuilding: float
+    first_steps: float | None
+    input: float | None
+    compute: float
+    communication: float | None
+    communication_wait: float | None
+    between_steps: float | None
+    hooks: float | None
+    epoch_ends: float | None
+    total: float
+    executions: int | None
+
+    @classmethod
+    def of(cls, times: timing.WorkerTimes) -> WorkerReport:
+        """Sums up what a worker noted."""
+        passes, by_keras = passes_of(times), bool(times.passes)
+        in_passes = sum(p.ended - p.began for p in outer_passes(times))
+        inside, first = sum(p.inside for p in passes), sum(p.first for p in passes)
+        waiting = sum(p.input for p in passes)
+        in_calls, waited = sum(p.in_calls for p in passes), sum(p.waited for p in passes)
+        hooks = sum(p.hooks for p in passes)
+        begin = begin_of_passes(times)
+        return cls(
+            rank=times.rank,
+            rebuilding=NS * (begin - times.began),
+            first_steps=NS * first if by_keras else None,
+            input=NS * waiting if times.knows_input and by_keras else None,
+            compute=NS * (inside - waiting - in_calls),
+            communication=NS * (in_calls - waited) if times.knows_calls else None,
+            communication_wait=NS * waited if times.knows_calls else None,
+            between_steps=NS * (in_passes - inside - first - hooks) if by_keras else None,
+            hooks=NS * hooks if by_keras else None,
+            epoch_ends=NS * (times.ended - begin - in_passes) if by_keras else None,
+            total=NS * (times.ended - times.began),
+            executions=sum(p.executions for p in passes) if by_keras else None,
+        )
+
+
+def begin_of_passes(times: timing.WorkerTimes) -> int:
+    """When a worker had made everything ready."""
+    return times.passes[0].began if times.passes else times.ready
+
+
+def passes_of(times: timing.WorkerTimes) -> list[timing.Pass]:
+    """A worker's passes; of a job without any, a `@nano` call, all of it counts as one step."""
+    if times.passes:
+        return times.passes
+    whole = timing.Pass(timing.TRAIN, None, times.ready, times.ended)
+    whole.inside = times.ended - times.ready
+    whole.in_calls, whole.waited = times.in_calls, times.waited
+    return [whole]
+
+
+def outer_passes(times: timing.WorkerTimes) -> list[timing.Pass]:
+    """A worker's passes without those inside others: validation is one inside of training."""
+    passes = passes_of(times)
+    return [p for p in passes if not any(_is_inside(p, q) for q in passes)]
+
+
+def _is_inside(one: timing.Pass, other: timing.Pass) -> bool:
+    return one is not other and other.began <= one.began and one.ended <= other.ended
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """A stretch of a track, in nanoseconds.
+
+    Args:
+        name: str.
+        began, ended: int.
+        numbers: dict of str to float, what is shown with it.
+    """
+
+    name: str
+    began: int
+    ended: int
+    numbers: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+def slices_of_call(call: timing.CallTimes) -> Iterator[Slice]:
+    """The stretches of the parent's track; each comes before those inside it."""
+    yield Slice("preparing", call.began, call.prepared)
+    yield Slice("start-up", call.prepared, call.lent)
+    yield Slice("shipping", call.lent, call.sent)
+    yield Slice("running", call.sent, call.done)
+    for name, began, ended in call.hooks:
+        yield Slice(name, began, ended)
+    yield Slice("finishing", call.done, call.ended)
+
+
+def slices_of_worker(times: timing.WorkerTimes) -> Iterator[Slice]:
+    """The stretches of a worker's track; each comes before those inside it."""
+    yield Slice("rebuilding", times.began, begin_of_passes(times))
+    for one in passes_of(times):
+        name, numbers = "running", {}
+        if times.passes:
+            name = _PASS_NAMES[one.kind]
+            name = name if one.index is None else f"{name} {one.index + 1}"
+            numbers = {"executions": float(one.executions)}
+        numbers |= _numbers(times, one.input, one.in_calls, one.waited)
+        yield Slice(name, one.began, one.ended, numbers)
+    for begin in range(0, len(times.hooks), timing.HOOK_COLUMNS):
+        yield Slice("hook", times.hooks[begin], times.hooks[begin + 1])
+    for kind, began, ended, waiting, in_calls, waited in rows_of_steps(times):
+        numbers = _numbers(times, waiting, in_calls, waited)
+        yield Slice(f"{timing.KINDS[kind]} step", began, ended, numbers)
+        if waiting:
+            yield Slice("input", began, began + waiting)
+        if in_calls:
+            yield Slice("communication", ended - in_calls, ended, {"waited_ms": waited / 1e6})
+
+
+def _numbers(
+    times: timing.WorkerTimes, waiting: int, in_calls: int, waited: int
+) -> dict[str, float]:
+    """What is shown with a slice of a worker's track: what was measured."""
+    numbers = {}
+    if times.knows_input and times.passes:
+        numbers["input_ms"] = waiting / 1e6
+    if times.knows_calls:
+        numbers["communication_ms"] = in_calls / 1e6
+        numbers["communication_wait_ms"] = waited / 1e6
+    return numbers
+
+
+def rows_of_steps(times: timing.WorkerTimes) -> Iterator[tuple[int, ...]]:
+    """The rows of `WorkerTimes.steps`."""
+    flat, width = times.steps, timing.STEP_COLUMNS
+    for begin in range(0, len(flat), width):
+        yield tuple(flat[begin : begin + width])

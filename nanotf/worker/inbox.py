@@ -1,0 +1,73 @@
+"""What the parent says, sorted by who waits for it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import traceback
+from typing import Any
+
+from nanotf.wire import messages
+from nanotf.wire.channel import Channel, ChannelClosed
+
+
+class Inbox:
+    """Reads the channel in a thread of its own.
+
+    The thread ends the process when the parent has gone, whatever the main thread does, so
+    that no worker outlives its parent.
+
+    Args:
+        channel: `Channel`.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        # A `StreamReader`, that of the last job received. It is made here, since batches may follow
+        # a job at once, asked for by a rank that is faster: this one may not have begun the job.
+        self._streams: Any = None
+        self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[messages.Proceed] = queue.SimpleQueue()
+        threading.Thread(target=self._read, name="nanotf-inbox", daemon=True).start()
+
+    def next_job(self) -> Any:
+        """Waits for a job: a tuple of the message, its blocks and its `StreamReader`; or `Stop`."""
+        return self._jobs.get()
+
+    def answer(self) -> messages.Proceed:
+        """Waits for the parent's answer to `Waiting`."""
+        return self._answers.get()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._route(self.channel.receive())
+        except ChannelClosed:
+            os._exit(1)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _route(self, message: messages.Message) -> None:
+        from nanotf.shipping.streams import StreamReader
+        from nanotf.wire.blocks import Block
+
+        if isinstance(message, messages.Job):
+            fds = self.channel.receive_fds(len(message.blocks))
+            blocks = [Block(n, fd) for n, fd in zip(message.blocks, fds, strict=True)]
+            self._streams = StreamReader(self.channel, message.job)
+            self._jobs.put((message, blocks, self._streams))
+        elif isinstance(message, messages.Batch):
+            block = None
+            if message.block is not None:
+                block = Block(message.block, self.channel.receive_fds(1)[0])
+            self._streams.deliver(message, block)
+        elif isinstance(message, messages.EndOfStream):
+            self._streams.deliver(message, None)
+        elif isinstance(message, messages.Proceed):
+            self._answers.put(message)
+        elif isinstance(message, messages.Stop):
+            self._jobs.put(message)

@@ -1,0 +1,414 @@
+"""One `fit`, `evaluate` or `predict` in one worker: Keras's own, with the parent's answers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import random
+import time
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
+from nanotf.region.strategy import mark_as_share
+from nanotf.shipping import inputs, jobs, outputs, pipelines, state, streams
+from nanotf.wire import messages, timing
+from nanotf.wire.blocks import Block
+from nanotf.worker import output, replica
+
+PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
+
+
+class Abandoned(Exception):
+    """All ranks end the job at this point, since the user's data have raised in the parent."""
+
+
+@functools.cache
+def _reporter_class(hooks: frozenset[str]) -> Any:
+    """A callback class with these hooks alone, since Keras spares itself what none has.
+
+    It is not one job's: TensorFlow never lets go of the first 1024 classes whose objects it is
+    given (the type cache in `tensorflow/python/util/util.cc`), nor of what these refer to.
+    """
+
+    def calling(name: str) -> Any:
+        def hook(self: Any, *arguments: Any, **named: Any) -> None:
+            self.hear(name, *arguments, **named)
+
+        return hook
+
+    return type("Reporter", (tf.keras.callbacks.Callback,), {name: calling(name) for name in hooks})
+
+
+class _ModelRun:
+    """One job of a model's method in one worker.
+
+    Args:
+        session: `session.Session`.
+        inbox: `inbox.Inbox`.
+        number: int, the job's.
+        job: a `jobs.ModelJob`.
+        blocks: list of `Block`, those of the job.
+    """
+
+    job: Any
+    stop_flag: str  # the attribute of a model by which a callback ends what runs
+    own_hooks: frozenset[str] = frozenset()  # that are heard, whether the parent asks or not
+    written: messages.Written = ()  # see `messages.JobDone`
+
+    def __init__(
+        self, session: Any, inbox: Any, number: int, job: Any, blocks: list[Block]
+    ) -> None:
+        self.session = session
+        self.inbox = inbox
+        self.number = number
+        self.job = job
+        self.blocks = blocks
+        self._last_progress = 0.0
+        self._held: dict[str, tuple[int | None, Any]] = {}  # events of the last batch
+        self.reader = session.reader
+        self._refused: dict[int, Exception] = {}  # by source, the error of its last batch
+
+    def run(self) -> Any:
+        """Does the job; returns its result, see `jobs`."""
+        raise NotImplementedError
+
+    def _take_model(self, variables_of: Any, *inputs: Any, **parts: Any) -> None:
+        """Sets `model` and `state`, with the parent's settings, seed and values.
+
+        Args:
+            variables_of: callable of the model, the variables that `state` holds.
+            *inputs: the job's `ArrayInput` and `StreamInput`, or None.
+            **parts: of `Session.model`.
+        """
+        job, session = self.job, self.session
+        job.settings.put()
+        _seed(job.seed, session.rank)
+        self.model = session.model(job.recipe, job.specs, job.seed, **parts)
+        size = session.strategy.size
+        expected = any(source is not None and source.may_be_empty(size) for source in inputs)
+        replica.expect_empty_shares(self.model, expected)
+        self.state = _state(self.model, variables_of, job, self.blocks[job.state_block], session)
+        self.state.load(0)
+        session.stopwatch.ready()
+
+    def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
+        rank, size = self.session.rank, self.session.strategy.size
+        if isinstance(source, streams.StreamInput):
+            return mark_as_share(*source.datasets(self.reader, rank, size))
+        if isinstance(source, pipelines.PipelineInput):
+            refuse = functools.partial(self._refused.__setitem__, id(source))
+            return mark_as_share(*source.datasets(rank, size, refuse))
+        return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
+
+    def _prints(self) -> Any:
+        """In this context the user sees what the model's steps print.
+
+        Not the error stream: what Keras warns of there, the parent's Keras has said already.
+        """
+        job = self.job
+        return output.to_parent(self.session, self.number, job.terminal, ("stdout",), job.quiet)
+
+    def _end_if_broken(self, source: Any) -> None:
+        """Where data have ended: abandons the job if it is since they raised or are refused."""
+        if isinstance(source, streams.StreamInput) and self.reader.is_broken(source.stream):
+            raise Abandoned
+        error = self._refused.get(id(source))
+        if error is not None:
+            if self.session.rank == 0:
+                self.session.channel.send(messages.DataFailed(self.number, None, error))
+            raise Abandoned
+
+    def _seeds(self) -> list[Any]:
+        """Where the random layers stand, which draw in a pass without training, too."""
+        local = self.session.strategy.experimental_local_results
+        return [local(v)[0].numpy() for v in keras_names.seed_variables(self.model)]
+
+    def _callbacks(self) -> list[Any]:
+        passes = self.session.stopwatch.callback(tf.keras.callbacks.Callback)
+        return [passes, self._reporter()]
+
+    def _reporter(self) -> Any:
+        """A Keras callback with the hooks that the parent wants to hear of, and no other."""
+        reporter = _reporter_class(self.own_hooks | self.job.events | self.job.waits)()
+        reporter.hear = self._hear
+        return reporter
+
+    def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
+        """One of Keras's hooks."""
+        index, logs = jobs.index_and_logs(name, *arguments, **named)
+        if name not in jobs.BATCH_HOOKS:
+            self._send_held()
+        if name in self.job.waits:
+            with self.session.stopwatch.hook():
+                self._wait(name, index, _plain(logs))
+        elif self.session.rank == 0 and name in self.job.events:
+            self._report(name, index, logs)
+
+    def _report(self, name: str, index: int | None, logs: Any) -> None:
+        """Sends an event; of those of batches no more than a progress bar shows, and the last."""
+        if name not in jobs.BATCH_HOOKS:
+            self._send(name, index, logs)
+            return
+        self._held[name] = (index, logs)
+        now = time.monotonic()
+        if now - self._last_progress >= PROGRESS_SECONDS:
+            self._last_progress = now
+            self._send_held()
+
+    def _send_held(self) -> None:
+        for name, (index, logs) in self._held.items():
+            self._send(name, index, logs)
+        self._held.clear()
+
+    def _send(self, name: str, index: int | None, logs: Any) -> None:
+        self.session.channel.send(messages.Event(self.number, name, index, _plain(logs)))
+
+    def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
+        self._ask(name, index, logs)
+
+    def _ask(
+        self,
+        name: str,
+        index: int | None,
+        logs: messages.Logs | None,
+        with_state: bool = False,
+        written: messages.Written = (),
+    ) -> messages.Proceed:
+        """Waits until all ranks are at this hook and the parent says how to go on."""
+        rank = self.session.rank
+        self.session.channel.send(
+            messages.Waiting(
+                self.number, rank, name, index, logs if rank == 0 else None, with_state, written
+            )
+        )
+        answer: messages.Proceed = self.inbox.answer()
+        if answer.abandon:
+            raise Abandoned
+        if answer.stop:
+            setattr(self.model, self.stop_flag, True)
+        return answer
+
+
+class FitRun(_ModelRun):
+    """One `fit` in one worker."""
+
+    job: jobs.FitJob
+    stop_flag = "stop_training"
+    own_hooks = frozenset({"on_train_begin"})
+
+    def run(self) -> None:
+        job = self.job
+        self.turn = 0
+        self._last_wait = ""
+        self._take_model(
+            keras_optimizers.training_variables,
+            job.train,
+            job.validation,
+            optimizers=job.optimizers,
+            shards=job.shards,
+        )
+        self.metrics = self._metrics_state()
+        keras_callbacks.begin_at(self.model, job.initial_epoch, job.initial_step)
+        keras_names.forget_validation_data(self.model)
+        train, steps = self._passes(job.train, job.steps_per_epoch)
+        validation, validation_steps = self._passes(job.validation, job.validation_steps)
+        sources = {timing.TRAIN: job.train, timing.TEST: job.validation}
+        at_end = replica.at_end_of_data(self.model, lambda kind: self._end_if_broken(sources[kind]))
+        with at_end, self._prints():
+            self.model.fit(
+                self._dataset(train, job.initial_epoch),
+                epochs=job.epochs,
+                initial_epoch=job.initial_epoch,
+                steps_per_epoch=steps,
+                validation_data=None if validation is None else self._dataset(validation),
+                validation_steps=validation_steps,
+                validation_freq=job.validation_freq,
+                callbacks=self._callbacks(),
+                shuffle=False,
+                verbose=0,
+            )
+
+    def _passes(self, source: Any, steps: int | None) -> tuple[Any, int | None]:
+        """The source and number of steps that make an execution of several steps end rightly.
+
+        With Keras 3 it ends where the data do, and nowhere else. Otherwise an array's dataset is
+        endless, so that Keras keeps one iterator.
+        """
+        several = keras_names.runs_several_steps(self.model)
+        if several and isinstance(source, inputs.ArrayInput) and steps == source.steps:
+            return dataclasses.replace(source, passes=1), None
+        return source, steps
+
+    def _metrics_state(self) -> state.State:
+        job, session = self.job, self.session
+        return state.State(
+            job.metrics_layout,
+            self.blocks[job.metrics_block],
+            keras_names.metric_state(self.model),
+            session.strategy,
+            rank=session.rank,
+            divides_sums=True,
+        )
+
+    def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
+        if name == "on_train_begin":
+            self.model.stop_training = self.job.stop  # Keras has just set it to False
+        super()._hear(name, *arguments, **named)
+
+    def _is_stored(self, name: str) -> bool:
+        """Whether nothing has changed since the state was stored.
+
+        Between the end of the last epoch and the end of training only an optimizer that
+        keeps averages of the weights changes something: it puts them in place.
+        """
+        averages = getattr(self.model.optimizer, "use_ema", False)
+        return (self._last_wait, name) == ("on_epoch_end", "on_train_end") and not averages
+
+    def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
+        with_state = name in self.job.asks
+        if name not in jobs.BATCH_HOOKS:
+            with_state = not self._is_stored(name)
+        self._last_wait = name
+        answer = self._store_and_ask(name, index, logs, with_state)
+        if answer.store:
+            answer = self._store_and_ask(name, index, logs, True)
+        if answer.reload:
+            self.state.load(self.turn)
+        if answer.reload_metrics:
+            self.metrics.load(0)
+
+    def _store_and_ask(
+        self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool
+    ) -> messages.Proceed:
+        job, rank = self.job, self.session.rank
+        if with_state:
+            self.turn += 1
+            self.state.store_rank(self.turn, rank)
+        self.metrics.store_rank(0, rank)
+        written: messages.Written = ()
+        if self.session.says_written:
+            written = messages.written(job.metrics_block, self.metrics.spans_of_rank(0, rank))
+            if with_state:
+                spans = self.state.spans_of_rank(self.turn, rank)
+                written += messages.written(job.state_block, spans)
+        return self._ask(name, index, logs, with_state, written)
+
+
+class EvaluateRun(_ModelRun):
+    """One `evaluate` in one worker."""
+
+    job: jobs.EvaluateJob
+    stop_flag = "stop_evaluating"
+
+    def run(self) -> jobs.Evaluated:
+        job, strategy = self.job, self.session.strategy
+        self._take_model(keras_names.model_variables, job.data)
+        at_end = replica.at_end_of_data(self.model, lambda _: self._end_if_broken(job.data))
+        with at_end, self._prints():
+            logs = self.model.evaluate(
+                self._dataset(job.data),
+                steps=job.steps,
+                callbacks=self._callbacks(),
+                return_dict=True,
+                verbose=0,
+            )
+        self._send_held()
+        variables = keras_names.metric_variables(self.model)
+        return jobs.Evaluated(
+            logs,
+            keras_names.metrics_in_order(self.model, logs),
+            [strategy.experimental_local_results(v)[0].numpy() for v in variables],
+            keras_names.step_count(self.model, "evaluate"),
+            self._seeds(),
+        )
+
+
+class PredictRun(_ModelRun):
+    """One `predict` in one worker."""
+
+    job: jobs.PredictJob
+    stop_flag = "stop_predicting"
+
+    def run(self) -> jobs.Predicted:
+        job = self.job
+        self._take_model(keras_names.model_variables, metrics=False)
+        self.writer = outputs.OutputWriter(self._send_outputs)
+        with replica.outputs_to(self.model, self.writer.take), self._prints():
+            try:
+                self.model.predict(
+                    self._dataset(job.data),
+                    steps=job.steps,
+                    callbacks=self._callbacks(),
+                    verbose=0,
+                )
+            except Exception:  # Keras's, which has no outputs to put together
+                self._end_if_broken(job.data)
+                raise
+        self._end_if_broken(job.data)
+        self._send_held()
+        self.writer.flush()
+        return jobs.Predicted(keras_names.step_count(self.model, "predict"), self._seeds())
+
+    def _send_outputs(self, structure: bytes, steps: int, arrays: Any, block: Block) -> None:
+        rank = self.session.rank
+        assert block.fd is not None
+        self.session.channel.send(
+            messages.Outputs(self.number, rank, structure, steps, arrays, block.nbytes), [block.fd]
+        )
+
+    def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
+        self.writer.flush()  # a callback gets the batch's outputs
+        self._ask(name, index, None)
+
+
+def _state(
+    model: Any, variables_of: Any, job: jobs.ModelJob, block: Block, session: Any
+) -> state.State:
+    """The state of a worker's model: variables that it has as a whole, and parts of others."""
+    update = model._nanotf_update if isinstance(job, jobs.FitJob) else None
+    parts = [] if update is None else [state.Part(*part) for part in update.variables()]
+    partial = {id(part.variable) for part in parts}
+    variables = [v for v in variables_of(model) if id(v) not in partial]
+    variables += model._nanotf_captured.variables
+    return state.State(
+        job.layout,
+        block,
+        variables,
+        session.strategy,
+        parts,
+        seeds=keras_names.seed_variables(model),
+        rank=session.rank,
+        divides_sums=isinstance(job, jobs.FitJob),
+    )
+
+
+def _plain(logs: Any) -> messages.Logs | None:
+    """Logs as plain numbers, whatever tensors or arrays Keras put in."""
+    if not logs:
+        return None
+    plain = {}
+    for name, value in logs.items():
+        with contextlib.suppress(AttributeError):
+            value = value.numpy()
+        plain[name] = (
+            value.item()
+            if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0
+            else value
+        )
+    return plain
+
+
+def seeds_of(seed: int, rank: int) -> list[int]:
+    """Two seeds for a rank."""
+    return [int(word) for word in np.random.SeedSequence([seed, rank]).generate_state(2)]
+
+
+def _seed(seed: int, rank: int) -> None:
+    """Gives every worker random numbers of its own, the same in every run of the same job."""
+    first, second = seeds_of(seed, rank)
+    random.seed(first)
+    np.random.seed(second)

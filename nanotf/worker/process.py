@@ -1,0 +1,96 @@
+"""Sets up a worker's process before TensorFlow is imported: cores, memory, signals, its log."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import ctypes.util
+import errno
+import faulthandler
+import io
+import os
+import signal
+import sys
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def pin(cores: tuple[int, ...]) -> list[str]:
+    """Restricts this process to `cores`. Returns what could not be done, for people."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        return []
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        return [f"could not be pinned to cores {list(cores)}: {error}. It runs unpinned."]
+    return []
+
+
+def end_with_parent(parent: int) -> None:
+    """Makes the kernel kill this process when its parent ends, in whatever way.
+
+    The inbox's thread notices that, too, but not while other code holds Python's lock.
+
+    Args:
+        parent: int, the process id of the parent.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it has ended before
+            os._exit(1)
+
+
+def write_stacks() -> None:
+    """Makes the log tell where Python is, when this process crashes and when the parent asks."""
+    faulthandler.enable(all_threads=False)
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGQUIT, all_threads=True)
+
+
+def leave_interrupts_to_parent() -> None:
+    """Makes SIGINT do nothing here: schedulers send it to every process, and one has to decide.
+
+    It was blocked when this process was started. A handler, other than `SIG_IGN`, is not inherited
+    by programs that the user's code starts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored as it is
+        signal.signal(signal.SIGINT, lambda number, frame: None)
+        signal.siginterrupt(signal.SIGINT, False)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+class _LogFile(io.FileIO):
+    """A standard stream to which a full disk, or `ulimit -f`, is no reason to stop training."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            return len(memoryview(data).cast("B"))
+
+
+def write_log() -> None:
+    """Makes `print` write whole lines to the log at once, as long as the disk takes them."""
+    for name in ("stdout", "stderr"):
+        raw = _LogFile(getattr(sys, name).fileno(), "w", closefd=False)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
+        setattr(sys, name, stream)
+
+
+def bind_memory(numa_node: int | None) -> None:
+    """Prefers memory of a NUMA node, where libnuma is installed and there are several."""
+    if numa_node is None:
+        return
+    name = ctypes.util.find_library("numa")
+    if name is None:
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(name)
+        if library.numa_available() >= 0 and library.numa_max_node() > 0:
+            library.numa_set_preferred(ctypes.c_int(numa_node))

@@ -1,0 +1,160 @@
+"""A process that has imported what takes long and run nothing, from which others are forked.
+
+A process that imports TensorFlow takes seconds to start, its fork milliseconds. A fork works as
+long as TensorFlow has run no operation (seen with 2.15 to 2.21, both Keras generations).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import importlib
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from waiting import SECONDS
+
+_NUMBER = struct.Struct("i")
+_MESSAGE_NBYTES, _DESCRIPTORS = 1 << 16, 16
+
+
+class Forked:
+    """A fork that runs, with the methods of `subprocess.Popen` that tests need.
+
+    Args:
+        status: int, a pipe on which come its process id, and how it ended.
+    """
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+        self.pid = self._next()
+        self.returncode: int | None = None
+        os.set_blocking(status, False)
+
+    def _next(self) -> int:
+        data = os.read(self._status, _NUMBER.size)
+        if len(data) < _NUMBER.size:
+            raise RuntimeError("the template ended")
+        number: int = _NUMBER.unpack(data)[0]
+        return number
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs; that of a signal is negative."""
+        if self.returncode is None:
+            try:
+                self.returncode = self._next()
+            except BlockingIOError:
+                return None
+            os.close(self._status)
+        return self.returncode
+
+    def wait(self, timeout: float = SECONDS) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(0.002)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class Template:
+    """Starts the process that is forked.
+
+    Args:
+        modules: names of the modules to import in it.
+        environment: mapping, its environment variables, as the imports shall find them.
+    """
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = (
+            f"import sys; sys.path[:] = {sys.path}; "
+            f"import template; template.serve({theirs.fileno()}, {list(modules)})"
+        )
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code], pass_fds=[theirs.fileno()], env=dict(environment)
+            )
+
+    def start(
+        self,
+        function: Callable[..., None],
+        *arguments: Any,
+        fds: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Forked:
+        """Calls `function(*arguments, *fds)` in a fork, which ends when the function does.
+
+        Args:
+            function: one that can be imported in the template.
+            *arguments: what pickle takes.
+            fds: descriptors, which have other numbers there.
+            environment: mapping, environment variables that the fork has more or others.
+        """
+        reader, writer = os.pipe()
+        try:
+            name = (function.__module__, function.__name__)
+            task = pickle.dumps(_Task(name, arguments, dict(environment or {})))
+            socket.send_fds(self._socket, [task], [writer, *fds])
+            os.close(writer)
+            return Forked(reader)
+        except BaseException:
+            os.close(reader)
+            raise
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait(SECONDS)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    function: tuple[str, str]
+    arguments: tuple[Any, ...]
+    environment: dict[str, str]
+
+
+def serve(fd: int, modules: Sequence[str]) -> None:
+    """What the template does until the other end is closed; returns in a fork alone."""
+    for module in modules:
+        importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    with socket.socket(fileno=fd) as connection:
+        while True:
+            data, fds, _, _ = socket.recv_fds(connection, _MESSAGE_NBYTES, _DESCRIPTORS)
+            if not data:
+                return
+            if os.fork() == 0:
+                break
+            for each in fds:
+                os.close(each)
+    _keep(pickle.loads(data), *fds)
+
+
+def _keep(task: _Task, status: int, *fds: int) -> None:
+    """Forks once more, and says on the pipe `status` how that ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        os.close(status)
+        faulthandler.enable()
+        os.environ.update(task.environment)
+        getattr(importlib.import_module(task.function[0]), task.function[1])(*task.arguments, *fds)
+        return
+    for fd in fds:
+        os.close(fd)
+    os.write(status, _NUMBER.pack(pid))
+    os.write(status, _NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+    os._exit(0)
