@@ -450,7 +450,12 @@ def test_rejected_as_by_keras() -> None:
             nanotf.shutdown()
             wrong[name] = "started processes"
         # Where Keras 2 notices it in its step, it adds the step's frames.
-        elif not found[1] or found[0] != expected[0] or found[1] not in expected[1]:
+        elif (
+            not found[0]
+            or found[0] != expected[0]
+            or found[1] not in expected[1]
+            or bool(found[1]) != bool(expected[1])
+        ):
             wrong[name] = f"raised {found!r}, and Keras {expected!r}"
     _assert_none(wrong)
 
