@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import hashlib
 import itertools
 import math
 import os
@@ -320,19 +319,16 @@ def _key(trial: _Trial, plans: Mapping[int, topology.Plan], transport: str) -> s
         from nanotf.compat import pipelines
 
         batch = pipelines.batch_size(trial.arguments.x)
-    parts = [
-        str(auto_cache.VERSION),
-        auto_key.digest_of(trial.recipe, [repr(trial.data.specs)]),
-        # A class may make of its name what it likes: name="resnet_50" is no other name alone.
-        repr([(tuple(v.shape), v.dtype.name) for v in trial.variables]),
-        repr(batch),
+    return auto_key.digest_of(
+        auto_key.description_of(trial.model),
+        trial.data.specs,
+        batch,
         repr(sorted(plans.items())),
         transport,
         _processor(),
         tf.__version__,
         tf.keras.Model.__module__.split(".")[0],
-    ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    )
 
 
 def _processor() -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from nanotf.console import logger
 from nanotf.errors import NanoError
 
-VERSION = 2  # of the file; one of another version is not read
+VERSION = 3  # of the file; one of another version is not read
 _OPTIONAL = {"start_up": 0.0, "note": "", "stopped": 0.0}  # fields of `tuning.Measured`
 _LONGEST = 1e9  # seconds
 

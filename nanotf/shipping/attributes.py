@@ -7,9 +7,9 @@ attributes that are not among Keras's (in Keras 3 a `tf.Variable`) are known by 
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,50 +105,37 @@ def _differences(ours: Any, theirs: Any, weights: set[int]) -> dict[str, Any]:
 
 def _of_user(layer: Any) -> dict[str, Any]:
     """The attributes of a layer of a user's class, without those that Keras sets."""
-    cls = classes.original_class(type(layer))
-    if not classes.is_foreign(cls):
+    if not classes.is_foreign(classes.original_class(type(layer))):
         return {}  # Keras's own have all that they use in their configuration
-    of_keras: frozenset[str] = _names_of_keras().union(
-        *(_attributes_set_by(base) for base in cls.__mro__ if not classes.is_foreign(base))
-    )
     return {
         name: value
         for name, value in vars(layer).items()
-        if name not in of_keras and not name.startswith(("_nanotf", "_self_"))
+        if name not in names_of_keras() and not name.startswith(("_nanotf", "_self_"))
     }  # "_self_": what TensorFlow tracks
 
 
 @functools.cache
-def _names_of_keras() -> frozenset[str]:
-    """The attributes that Keras itself gives every layer and model."""
-    keras = require_tensorflow().keras
-    return frozenset({*vars(keras.layers.Layer()), *vars(keras_names.model_class()())})
+def names_of_keras() -> frozenset[str]:
+    """The attributes that Keras itself gives every layer, and models in a program's course."""
+    tf = require_tensorflow()
 
+    class Plain(keras_names.model_class()):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
 
-@functools.cache
-def _attributes_set_by(cls: type) -> frozenset[str]:
-    """The names of attributes that a class's methods set, on itself or on others.
-
-    Keras sets many in training, and its configuration says what it needs of the rest.
-    """
-    names: set[str] = set()
-    todo: list[Any] = list(vars(cls).values())
-    seen: set[int] = set()
-    while todo:
-        value = todo.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, property):
-            todo += [value.fget, value.fset]
-        elif isinstance(value, (classmethod, staticmethod)):
-            todo.append(value.__func__)
-        elif inspect.isfunction(value):
-            todo += [value.__code__, getattr(value, "__wrapped__", None)]
-        elif inspect.iscode(value):
-            todo += value.co_consts
-            names |= {i.argval for i in dis.get_instructions(value) if i.opname == "STORE_ATTR"}
-    return frozenset(names)
+    model, zeros = Plain(name="nanotf"), tf.zeros([1, 1])
+    optimizer = tf.keras.optimizers.SGD(name="nanotf")
+    model.compile(optimizer, "mse", metrics=["mse"], run_eagerly=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it has no weights to train
+        model.fit(zeros, zeros, shuffle=False, verbose=0, validation_data=(zeros, zeros))
+    model.predict(zeros, verbose=0)
+    given = tf.keras.Input((1,), name="nanotf")
+    functional = keras_names.functional_class()(given, given, name="nanotf")
+    start = tf.keras.layers.InputLayer((1,), name="nanotf")
+    sequential = keras_names.sequential_class()([start], name="nanotf")
+    bare = (tf.keras.layers.Layer(name="nanotf"), model, functional, sequential)
+    return frozenset().union(*map(vars, bare))
 
 
 # ------------------------------------------------------------------- variables in attributes

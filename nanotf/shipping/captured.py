@@ -26,7 +26,7 @@ from typing import Any
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 from nanotf.errors import ModelError
-from nanotf.shipping import attributes, classes, models, objects, pickling, programs
+from nanotf.shipping import attributes, classes, models, objects, pickling, programs, user_modules
 
 _LATE = ("compile_arguments", "own_compile_arguments", "optimizer")
 # The parts that a model has not, before it is compiled.
@@ -77,7 +77,7 @@ class _Pickler(pickling.Pickler):
         weights: set of int, the ids of the model's own variables: while what makes them is
             written, they are not captured, but copied.
         parts: dict of int to tuple, the places of the model's parts by id, once it is made.
-        modules: `pickling.ModulesByValue`.
+        modules: `user_modules.ModulesByValue`.
     """
 
     def __init__(self, file: io.BytesIO, model: Any) -> None:
@@ -85,7 +85,7 @@ class _Pickler(pickling.Pickler):
         self.roots: list[Any] = []
         self.parts: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
-        self.modules = pickling.ModulesByValue()
+        self.modules = user_modules.ModulesByValue()
         self._seen: set[str] = set()
         optimizers = models.all_optimizers(model)
         inside = [*classes.with_layers(model), *optimizers]

@@ -12,7 +12,6 @@ import copy
 import dataclasses
 import functools
 import inspect
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -240,23 +239,6 @@ def _lacks_arguments(cls: type, config: dict[str, Any]) -> bool:
 
 
 @functools.cache
-def _names_of_keras() -> frozenset[str]:
-    """The attributes that Keras itself gives a model of the user's class."""
-    tf = require_tensorflow()
-
-    class Plain(keras_names.model_class()):  # type: ignore[misc]
-        def call(self, x: Any) -> Any:
-            return x
-
-    model = Plain()
-    model.compile("sgd", "mse", metrics=["mse"])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it has no weights to train
-        model.fit(tf.zeros([1, 1]), tf.zeros([1, 1]), shuffle=False, verbose=0)
-    return frozenset(vars(model))
-
-
-@functools.cache
 def _names_of_compile() -> frozenset[str]:
     """The attributes that hold what Keras's `compile` was given."""
     model = keras_names.sequential_class()()
@@ -271,7 +253,7 @@ def _names_of_compile() -> frozenset[str]:
 
 def _own_attributes(model: Any) -> dict[str, Any]:
     """What the user's class has set on a model: its layers above all, and what it was made with."""
-    names = [name for name in vars(model) if name not in _names_of_keras()]
+    names = [name for name in vars(model) if name not in attributes.names_of_keras()]
     return {name: getattr(model, name) for name in names if not name.startswith("_nanotf")}
 
 

@@ -7,6 +7,7 @@ the same order: which variables a root has, what is part of it, what its optimiz
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,11 +24,12 @@ def is_data(value: Any) -> bool:
 
 def is_root(value: Any) -> bool:
     """Whether something has an identity that must be kept."""
+    return isinstance(value, _root_classes()) or is_data(value)
+
+
+@functools.cache
+def _root_classes() -> tuple[type, ...]:
     tf = require_tensorflow()
-    return isinstance(value, _root_classes(tf)) or is_data(value)
-
-
-def _root_classes(tf: Any) -> tuple[type, ...]:
     keras = tf.keras
     found = [
         keras.layers.Layer,

@@ -40,7 +40,7 @@ from nanotf.compat import keras_names, keras_optimizers, random_states
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import classes, constructors
+from nanotf.shipping import classes, constructors, user_modules
 
 
 def rebuild_from_config(
@@ -164,32 +164,6 @@ def _rebuild_tensor(value: Any) -> Any:
     return require_tensorflow().constant(value)
 
 
-class ModulesByValue:
-    """Modules whose functions travel with their globals until `release`.
-
-    A worker that imported them would make objects of its own of what they hold.
-    """
-
-    def __init__(self) -> None:
-        self._taken: list[types.ModuleType] = []
-
-    def take(self, module: types.ModuleType) -> None:
-        """Makes what a module defines travel by value, if it does not already."""
-        if module.__name__ not in {"__main__", *cloudpickle.list_registry_pickle_by_value()}:
-            cloudpickle.register_pickle_by_value(module)
-            self._taken.append(module)
-
-    def holds(self, module: types.ModuleType) -> bool:
-        """Whether a module, or a package that it is in, travels by value."""
-        taken = cloudpickle.list_registry_pickle_by_value()
-        return any(f"{module.__name__}.".startswith(f"{name}.") for name in taken)
-
-    def release(self) -> None:
-        """Lets all modules travel by their names again."""
-        while self._taken:
-            cloudpickle.unregister_pickle_by_value(self._taken.pop())
-
-
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A cloudpickle that knows Keras's and TensorFlow's objects.
 
@@ -250,7 +224,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             original = classes.original_class(obj)
             if original is not obj:  # made by `accelerate`; workers make their own
                 return _same, (original,)
-            return super().reducer_override(obj)
+            return self._by_name_or_value(obj)
         # Keras's and TensorFlow's own containers, which track what they hold.
         if isinstance(obj, (list, dict, set)) and _is_tracking(type(obj)):
             if isinstance(obj, dict):
@@ -271,9 +245,16 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _rebuild_tensor, (obj.numpy(),)
         if is_tf_function(obj):
             return rebuild_function, (obj.python_function,)
-        reduced = super().reducer_override(obj)
+        reduced = self._by_name_or_value(obj)
         if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
             reduced[2][1]["__globals__"].update(_for_autograph(obj))
+        return reduced
+
+    def _by_name_or_value(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        is_code = isinstance(obj, (type, types.FunctionType))
+        if reduced is NotImplemented and is_code and obj.__module__:
+            user_modules.check_importable(obj.__module__)
         return reduced
 
 

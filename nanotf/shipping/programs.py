@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import inspect
 import io
 import pickle
@@ -108,8 +109,8 @@ class RootPickler(pickling.Pickler):
         return self._numbers.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        if self._manifest is not None and self._manifest.takes(obj):
-            return user_modules.by_value(obj, self._manifest.used)
+        if self._manifest is not None and self._manifest.imports(obj):
+            return importlib.import_module, (obj.__name__,)
         reduced = super().reducer_override(obj)
         keras = require_tensorflow().keras
         # In Keras 2 a metric is a layer.
@@ -142,8 +143,8 @@ class _Collector(pickling.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (types.ModuleType, types.FunctionType, type)):
             self._manifest.add_code(obj)
-        if self._manifest.takes(obj):
-            return user_modules.by_value(obj, self._manifest.used)
+        if self._manifest.imports(obj):
+            return importlib.import_module, (obj.__name__,)
         return super().reducer_override(obj)
 
 
@@ -167,24 +168,19 @@ class Manifest:
         self.steps: list[Any] = []
         self.top: Any = None
         self._function, self._call = function, call
-        self.used: set[str] = set()  # names that any code refers to that was found
-        self._modules = pickling.ModulesByValue()
+        self._modules = user_modules.ModulesByValue()
         self._taken: list[types.ModuleType] = []
-        self._sends_modules = False
+        self._holds: dict[types.ModuleType, str | None] = {}  # modules, and roots in them
         self._ids: dict[int, int] = {}
         self._step_ids: set[int] = set()
         title = getattr(function, "__qualname__", repr(function))
         with self._by_value():
             self._take_module(function)
-            known = -1
-            # Of modules that travel by value more goes along, once more code is known.
-            while known < 0 or (self._sends_modules and known < len(self.used)):
-                known = len(self.used)
-                with pickling.naming(f"The function {title}"):
-                    self._collect(function)
-                for name, value in call.arguments.items():
-                    with pickling.naming(f"The argument `{name}` of {title}"):
-                        self._collect(value)
+            with pickling.naming(f"The function {title}"):
+                self._collect(function)
+            for name, value in call.arguments.items():
+                with pickling.naming(f"The argument `{name}` of {title}"):
+                    self._collect(value)
         self.data = [root for root in self.roots if objects.is_data(root)]
         self._containers = self._find_containers()
 
@@ -232,28 +228,38 @@ class Manifest:
             self._take(module)
 
     def _take(self, module: types.ModuleType) -> None:
-        self._taken.append(module)
+        if module not in self._taken:
+            self._taken.append(module)
         self._modules.take(module)
 
     def add_code(self, found: Any) -> None:
-        """Takes the module of code that was found, or that was found as such, for a root in it."""
-        module = found
-        if not isinstance(found, types.ModuleType):
-            module = sys.modules.get(found.__module__ or "")
-        if module is not None and not user_modules.is_users(module):
-            return
-        self.used |= user_modules.names_of(found)
-        if module is None or self._modules.holds(module):
-            return
-        if user_modules.leads_to_root(found, self.used):
-            self._take(module)
+        """Takes the module of code that was found, if there is a root in it.
 
-    def takes(self, found: Any) -> bool:
-        """Whether something is a module that travels by value."""
-        if not isinstance(found, types.ModuleType) or not self._modules.holds(found):
+        Raises:
+            ShippingError: What was found is such a module itself.
+        """
+        module = user_modules.module_of(found)
+        if module is None or self._modules.is_users_wish(module):
+            return
+        if module not in self._holds:
+            self._holds[module] = user_modules.root_in(module)
+        root = self._holds[module]
+        if root is None:
+            return
+        if module is found:
+            raise ShippingError(
+                "A @nano function refers to models, variables and data of another module by names "
+                "of its own, since a worker that imports the module has others. Received: module "
+                f"{module.__name__!r}, which leads to {root}. Write `from {module.__name__} import "
+                "...` for what the function needs of it, or pass that as an argument."
+            )
+        self._take(module)
+
+    def imports(self, found: Any) -> bool:
+        """Whether something is a module that a worker imports, be its package taken or not."""
+        if not isinstance(found, types.ModuleType) or self._modules.is_users_wish(found):
             return False
-        self._sends_modules = True
-        return True
+        return sys.modules.get(found.__name__) is found
 
     # ------------------------------------------------------------------------------ pickles
     def _find_containers(self) -> dict[int, _Part]:

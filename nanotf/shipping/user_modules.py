@@ -1,8 +1,8 @@
-"""Modules of the user's whose objects a `@nano` function reaches.
+"""Modules on their way to the workers, which import what they can.
 
-A worker that imports such a module anew has a model of its own in it, with other weights. So a
-module travels by value if code that is sent leads to a root in it: as `net.model`, or by a
-function of the module that refers to one. Only the names that code uses go along.
+A worker that imports a module which holds a model has a model of its own, with other weights. So
+functions and classes of such a module travel by value to a `@nano` function, with what they refer
+to; the module itself is refused.
 """
 
 from __future__ import annotations
@@ -13,16 +13,54 @@ import pathlib
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
+import cloudpickle
+
 from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
 from nanotf.shipping import objects
 
 _LIBRARIES = ("nanotf", "tensorflow", "keras", "tf_keras")
 _INSTALLED = ("site-packages", "dist-packages")
 _LONGEST = 1000  # a longer list holds data
+
+
+class ModulesByValue:
+    """Modules whose functions and classes travel with their globals until `release`."""
+
+    def __init__(self) -> None:
+        self._taken: list[types.ModuleType] = []
+
+    def take(self, module: types.ModuleType) -> None:
+        """Makes what a module defines travel by value, if it does not already."""
+        if module.__name__ not in {"__main__", *cloudpickle.list_registry_pickle_by_value()}:
+            cloudpickle.register_pickle_by_value(module)
+            self._taken.append(module)
+
+    def is_users_wish(self, module: types.ModuleType) -> bool:
+        """Whether the user has told cloudpickle to write out a module, or a package it is in."""
+        told = cloudpickle.list_registry_pickle_by_value() - {m.__name__ for m in self._taken}
+        return any(f"{module.__name__}.".startswith(f"{name}.") for name in told)
+
+    def release(self) -> None:
+        """Lets all modules travel by their names again."""
+        while self._taken:
+            cloudpickle.unregister_pickle_by_value(self._taken.pop())
+
+
+def check_importable(name: str) -> None:
+    """Raises `ShippingError` where nothing finds the package that a module is in."""
+    package = name.partition(".")[0]
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    if not any(finder.find_spec(package, None) for finder in finders):
+        raise ShippingError(
+            "Workers import the modules of functions and classes, but for those of the script. "
+            f"Received: module {name!r}, which is not on sys.path. Put its folder there, or call "
+            f"cloudpickle.register_pickle_by_value(sys.modules[{name!r}]) first."
+        )
 
 
 def unwrapped(function: Any) -> Any:
@@ -38,45 +76,33 @@ def unwrapped(function: Any) -> Any:
             return function
 
 
-def names_in(code: types.CodeType) -> set[str]:
-    """The names that a function's code, and that of the functions in it, refers to."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= names_in(constant)
-    return names
+def module_of(value: Any) -> types.ModuleType | None:
+    """A module itself; else the one that has defined a function, a class, or an object's class."""
+    if isinstance(value, types.ModuleType):
+        return value
+    name = getattr(unwrapped(value), "__module__", None)
+    return sys.modules.get(name) if isinstance(name, str) else None
 
 
-def names_of(value: Any) -> set[str]:
-    """Same, of a function or of the methods of a class; empty for others."""
-    return {name for function in _functions_of(value) for name in names_in(function.__code__)}
-
-
-def leads_to_root(value: Any, names: set[str]) -> bool:
-    """Whether what code refers to has variables or data that must not exist twice.
+def root_in(module: types.ModuleType, seen: set[str] | None = None) -> str | None:
+    """The name of something with variables or data that must not exist twice.
 
     Args:
-        value: a module, a function or a class.
-        names: set of str, those that the code which gets a module refers to.
+        module: the user's, or any other, in which nothing is looked for.
+        seen: set of str, the modules where there is none.
+
+    Returns:
+        str or None: a global of the module, or of one that it has something from.
     """
-    return _leads(value, names, set())
-
-
-def _leads(value: Any, names: set[str], seen: set[int]) -> bool:
-    if id(value) in seen:
-        return False
-    seen.add(id(value))
-    if isinstance(value, types.ModuleType):
-        return is_users(value) and _any_leads(names, vars(value), seen)
-    functions = list(_functions_of(value))
-    if functions or isinstance(value, type):
-        own = [f for f in functions if is_users(sys.modules.get(f.__module__ or ""))]
-        return any(_any_leads(names_in(f.__code__), f.__globals__, seen) for f in own)
-    return _holds_root(value)
-
-
-def _any_leads(names: set[str], space: dict[str, Any], seen: set[int]) -> bool:
-    return any(_leads(space[name], names, seen) for name in names if name in space)
+    seen = set() if seen is None else seen
+    if module.__name__ in seen or not _is_users(module):
+        return None
+    seen.add(module.__name__)
+    values = dict(vars(module))
+    found = (f"{module.__name__}.{name}" for name, value in values.items() if _holds_root(value))
+    inner = filter(None, map(module_of, values.values()))
+    below = (root_in(other, seen) for other in inner)
+    return next(itertools.chain(found, filter(None, below)), None)
 
 
 def _holds_root(value: Any) -> bool:
@@ -84,41 +110,23 @@ def _holds_root(value: Any) -> bool:
     inside: Iterable[Any] = ()
     if isinstance(value, (list, tuple, set)):
         inside = value
-    elif isinstance(value, dict) or hasattr(value, "__dict__"):
-        inside = (value if isinstance(value, dict) else vars(value)).values()
-    values = [value, *itertools.islice(inside, _LONGEST)]
+    elif isinstance(value, dict):
+        inside = value.values()
+    elif not isinstance(value, (types.ModuleType, type)):
+        inside = getattr(value, "__dict__", {}).values()
     # A loss has no variables.
     loss = require_tensorflow().keras.losses.Loss
+    values = [value, *itertools.islice(inside, _LONGEST)]
     return any(objects.is_root(v) and not isinstance(v, loss) for v in values)
 
 
-def _functions_of(value: Any) -> Iterator[types.FunctionType]:
-    value = unwrapped(value)
-    members = vars(value).values() if isinstance(value, type) else [value]
-    for member in members:
-        member = unwrapped(getattr(member, "__func__", getattr(member, "fget", member)))
-        if isinstance(member, types.FunctionType):
-            yield member
-
-
-def is_users(module: Any) -> bool:
+def _is_users(module: types.ModuleType) -> bool:
     """Whether a module is the user's own, and no installed library's."""
-    name = getattr(module, "__name__", "")
-    if not isinstance(module, types.ModuleType) or name.split(".")[0] in _LIBRARIES:
+    if module.__name__.split(".")[0] in _LIBRARIES:
         return False
     origin = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
     if origin is None:
-        return name == "__main__"
+        return module.__name__ == "__main__"
     path = pathlib.Path(origin)
     standard = pathlib.Path(sysconfig.get_path("stdlib"))
     return not path.is_relative_to(standard) and not set(_INSTALLED) & set(path.parts)
-
-
-def by_value(module: types.ModuleType, names: set[str]) -> tuple[Any, ...]:
-    """What pickles a module as an empty one that gets what code uses of it."""
-    used = {name: value for name, value in vars(module).items() if name in names}
-    return _empty, (module.__name__,), used
-
-
-def _empty(name: str) -> types.ModuleType:
-    return types.ModuleType(name)

@@ -14,8 +14,10 @@ import pathlib
 import random
 import sys
 import time
+import types
 from typing import Any
 
+import cloudpickle
 import loops
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from loops import cross_entropy, dense, plain_step, plain_train
 
 import nanotf
 from nanotf.compat.versions import is_keras_3
+from nanotf.errors import ShippingError
 from nanotf.keras import nano, nano_bf16, nano_multiprocessing, nano_multiprocessing_loss
 from nanotf.worker import session
 
@@ -356,31 +359,28 @@ def test_everything_captured(run_on: Any, float64: None) -> None:
 def test_objects_in_modules(
     run_on: Any, float64: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reached by attribute and by helpers; what cannot be sent, and is not used, stays there."""
+    """Reached by their names and by helpers; what cannot be sent, and is not used, stays there."""
     package = tmp_path / "package_of_mine"
     package.mkdir()
-    (package / "__init__.py").write_text("from . import net, data\n")
+    (package / "__init__.py").write_text("from . import net\n")
     (package / "net.py").write_text(
         "import threading, loops, tensorflow as tf\n"
-        "model, lock = loops.dense(), threading.Lock()\n"
+        "model, lock, batches = loops.dense(), threading.Lock(), loops.dataset()\n"
         "made = {'mean': tf.keras.metrics.Mean()}\n"
         "def forward(x): return model(x, training=True)\n"
     )
-    (package / "data.py").write_text(
-        "import loops\nbatches = loops.dataset()\nsamples = loops.dataset().unbatch()\n"
-    )
     (package / "helpers.py").write_text(
-        "from . import net\ndef penalty(): return 0.1 * sum(map(size, net.model.weights))\n"
-        "def size(weight):\n    import tensorflow as tf\n    return tf.norm(weight)\n"
+        "from .net import forward\ndef squared(x): return 0.1 * forward(x) ** 2\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    mine = importlib.import_module("package_of_mine")
-    penalty = importlib.import_module("package_of_mine.helpers").penalty
-    weights = mine.net.model.get_weights()
+    net = importlib.import_module("package_of_mine.net")
+    squared = importlib.import_module("package_of_mine.helpers").squared
+    model, made, batches, forward = net.model, net.made, net.batches, net.forward
+    weights = model.get_weights()
 
     def program(run: Any, share: Any) -> Any:
-        mine.net.model.set_weights(weights)
-        mine.net.made["mean"].reset_state()
+        model.set_weights(weights)
+        made["mean"].reset_state()
         optimizer, loss_object = tf.keras.optimizers.SGD(0.1), cross_entropy()
 
         @run
@@ -389,18 +389,35 @@ def test_objects_in_modules(
             @tf.function
             def step(x: Any, y: Any) -> Any:
                 with tf.GradientTape() as tape:
-                    loss = loss_object(y, mine.net.forward(x)) + penalty()
-                variables = mine.net.model.trainable_variables
+                    loss = loss_object(y, forward(x)) + tf.reduce_mean(squared(x))
+                variables = model.trainable_variables
                 gradients = tape.gradient(loss, variables)
                 optimizer.apply_gradients(zip(gradients, variables, strict=True))
-                mine.net.made["mean"].update_state(loss)
+                made["mean"].update_state(loss)
                 return loss
 
-            return [step(x, y) for x, y in mine.data.batches]
+            return [step(x, y) for x, y in batches]
 
-        return train(), mine.net.made["mean"].result().numpy(), mine.net.model.get_weights()
+        return train(), made["mean"].result().numpy(), model.get_weights()
 
     _same(run_on, program)
+    with pytest.raises(ShippingError, match=r"'package_of_mine\.net', which leads to .*\.model"):
+        run_on()(lambda: [net.forward(x) for x, _ in batches])()
+
+
+def test_a_module_that_workers_cannot_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("made_in_memory")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec("def double(x): return 2 * x", vars(module))
+    double, data = vars(module)["double"], loops.dataset()
+    function = nano(num_processes=2)(lambda: float(sum(double(len(x)) for x, _ in data)))
+    with pytest.raises(ShippingError, match=r"'made_in_memory', which is not on sys\.path"):
+        function()
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        assert function() > 0
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 def _trainer(run: Any) -> Any:

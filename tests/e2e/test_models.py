@@ -185,6 +185,7 @@ def test_attributes_that_are_set_after_init(float64: None) -> None:
         model(x[:1])
         model.compile("sgd", "mse")
         model.fit(x, x[:, :1], batch_size=10, shuffle=False, verbose=0, num_processes=processes)
+        model.predict(x[:1], verbose=0)
         models.append(model)
     for ours, theirs in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)
@@ -193,7 +194,7 @@ def test_attributes_that_are_set_after_init(float64: None) -> None:
         {"beta": 0.3, "options": {"power": 3.0}},
         {"_factor": 3.0, "shifts": [0.0, 0.5]},
         {},
-    ), "training adds nothing, or workers would not know the model again"
+    ), "use adds nothing, or workers would not know the model again"
 
 
 def test_plain_fit_drops_iterators_without_waiting() -> None:

@@ -47,7 +47,7 @@ def test_without_the_variable_it_is_in_the_home(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"version": 2}', '{"version": 2, "entries": 5}', "\xff"]
+    "content", ["", "{", "[]", "{}", '{"version": 3}', '{"version": 3, "entries": 5}', "\xff"]
 )
 def test_a_file_of_somebody_else(
     cache: pathlib.Path, content: str, caplog: pytest.LogCaptureFixture
