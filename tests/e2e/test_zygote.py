@@ -60,7 +60,7 @@ def test_workers_end_with_it() -> None:
         assert origin is not None
         os.kill(origin, signal.SIGKILL)
 
-    with pytest.raises(WorkerDied, match="was killed by SIGKILL while a job ran"):
+    with pytest.raises(WorkerDied, match="was killed by SIGKILL .* while a job ran"):
         _fit(callbacks=[tf.keras.callbacks.LambdaCallback(on_epoch_begin=kill)])
     assert _fit().epoch == [0]
 
@@ -97,7 +97,7 @@ sys.path.insert(0, str(pathlib.Path.cwd()))
 model = nanotf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 try:
-    model.fit([[1.0, 2.0]] * 4, [[1.0]] * 4, verbose=0, num_processes=2)
+    model.fit(tf.ones((4, 2)), tf.ones((4, 1)), verbose=0, num_processes=2)
 except nanotf.errors.NanoError as error:
     print(json.dumps([type(error).__name__, str(error)]))
 """
