@@ -4,11 +4,7 @@
 | --- | --- | --- |
 | `ModelCheckpoint._should_save_on_batch` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | the weights travel only at the batches at which it saves |
 | `BackupAndRestore._should_save_on_batch` / `_batches_count` | 3 / 2 | same |
-| `TensorBoard._start_batch`, `_stop_batch` | 3; 3.10-3.15 | whether it profiles batches |
-| `TensorBoard._implements_train_batch_hooks` | 2; 2.15, tf_keras 2.15-2.21 | whether it does anything at batches |
-| `Model._initial_epoch` | 3; 3.10-3.15 | where `BackupAndRestore` resumes |
 | `CallbackList._in_begin_end_block_count` | 3; 3.10-3.15 | the pairs of begin and end that are open; the threads for callbacks end with the last |
-| `Model._maybe_load_initial_counters_from_ckpt`, `_training_state` | 2; 2.15, tf_keras 2.15-2.21 | same |
 """
 
 from __future__ import annotations
@@ -17,7 +13,8 @@ import copy
 import enum
 from typing import Any
 
-from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import keras_module_name, require_tensorflow
 from nanotf.errors import InvalidArgumentError
 
 # Names that Keras's hooks had before, which still call the old ones by default.
@@ -99,12 +96,8 @@ def need_at_batch(callback: Any, hook: str) -> Need:
             return Need.NOTHING
         return Need.SAVES if hook.endswith("_end") else Need.LOGS
     if name == "TensorBoard":
-        if is_keras_3():
-            profiles = (callback._start_batch, callback._stop_batch) != (0, 0)
-            does = profiles or callback.update_freq != "epoch" or callback.write_steps_per_second
-        else:
-            does = callback._implements_train_batch_hooks()
-        return Need.LOGS if does else Need.NOTHING
+        acts = generation().tensorboard_acts_at_batches(callback)
+        return Need.LOGS if acts else Need.NOTHING
     if name in ("TerminateOnNaN", "BaseLogger"):
         return Need.LOGS
     return Need.STATE
@@ -122,22 +115,6 @@ def saves_at(callback: Any, batch: int) -> bool:
     return bool(callback._batches_count + 1 >= callback.save_freq)
 
 
-def place_to_resume(model: Any, initial_epoch: int, steps: int | None) -> tuple[int, int]:
-    """The epoch and the step in it at which training begins, once `on_train_begin` was called.
-
-    `BackupAndRestore` sets them when it has restored something.
-
-    Args:
-        model: the user's model.
-        initial_epoch: int, the argument of `fit`.
-        steps: int or None, batches per epoch.
-    """
-    if is_keras_3():
-        return int(model._initial_epoch or initial_epoch), 0
-    epoch, step = model._maybe_load_initial_counters_from_ckpt(steps, initial_epoch)
-    return int(epoch), int(step)
-
-
 def forget_open_evaluation(callback_list: Any) -> None:
     """Closes an evaluation of `fit` of whose end callbacks have not heard, and will not.
 
@@ -146,25 +123,3 @@ def forget_open_evaluation(callback_list: Any) -> None:
     """
     if hasattr(callback_list, "_in_begin_end_block_count"):
         callback_list._in_begin_end_block_count = 1
-
-
-class _Counters:
-    """Stands in for the training state of `BackupAndRestore`, in a worker (Keras 2)."""
-
-    def __init__(self, epoch: int, step: int) -> None:
-        self._place = (epoch, step)
-
-    def maybe_load_initial_counters_from_ckpt(self, *_: Any, **__: Any) -> tuple[int, int]:
-        return self._place
-
-
-def begin_at(model: Any, epoch: int, step: int) -> None:
-    """Makes the next `fit` of a worker's model begin in the middle of an epoch.
-
-    Args:
-        model: a worker's model.
-        epoch: int.
-        step: int, 0 in Keras 3, which resumes at the begin of an epoch.
-    """
-    if not is_keras_3():
-        model._training_state = _Counters(epoch, step) if step else None

@@ -2,32 +2,16 @@
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
-| `Trainer._maybe_symbolic_build`, `_symbolic_build` | 3 | feeds a per-replica value to a reduction (same issue) |
-| `Trainer._distribute_strategy` | 3; 3.10-3.15 | see `builds_optimizer_for_all` |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
-| `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | 2; 2.15, tf_keras 2.15-2.21 | metrics exist before the first step |
 | `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
 | `backend.tensorflow.trainer.potentially_ragged_concat`, `engine.training.` | 3 / 2 | how `predict` joins batches whose outputs differ in shape |
-| `utils.tracking.TrackedList`, `TrackedDict`, `TrackedSet` | 3 | configurations hold some, and they cannot be pickled |
-| `Trainer._flatten_metrics_in_order`, `engine.training.flatten_metrics_in_order` | 3 / 2 | the order in which `evaluate` returns metrics |
-| `Model.compiled_metrics._output_names`, `_metrics`, `_weighted_metrics`, `Metric._name` | 2 | see `metric_names_as_compiled` |
-| `Lambda._serialize_function_to_config` | 2; 2.15, tf_keras 2.15-2.21 | writes a function's byte code, without the globals that it refers to |
-| `Metric._metrics` | 3; 3.10-3.15 | the metrics in a metric |
 | `MeanMetricWrapper._fn_kwargs` | 2 and 3 | see `unconfigured` |
 | `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
 | `IndexLookup.input_vocabulary`, `input_idf_weights`, `idf_weights`, `num_documents`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
 | `Layer.build._is_default` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `build_alone` |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
-| `Layer._non_trainable_variables`, `_non_trainable_weights` | 3; 3.10-3.15 / 2 | what every replica updates by itself |
-| `Layer._seed_generators` | 3; 3.10-3.15 | the seeds of random layers |
-| `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` / `backend._SEED_GENERATOR` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | see `kept_seeds` |
-| `Model._is_compiled` / `Model.compiled` | 2 / 3 | whether `compile` was called |
-| `Model._train_counter`, `_test_counter`, `_predict_counter` | 2 | step counts that the progress bar reads |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
-| `Model._steps_per_execution` | 2 | steps of one execution |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
-| `saving.object_registration.GLOBAL_CUSTOM_NAMES` / `_GLOBAL_CUSTOM_NAMES` | 3 / 2 | see `save_as` |
-| `mixed_precision.policy._global_policy` | 2; 2.15, tf_keras 2.15-2.21 | None as long as the policy follows `floatx` |
 | `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
 | `layers.core.embedding.Embedding` | 2 and 3 | same |
 | `Embedding._embeddings` | 3; 3.10-3.15 | see `look_up` |
@@ -39,29 +23,40 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nanotf.compat.versions import is_keras_3, keras_module_name, require_tensorflow
-
-_TRAINER_3 = "backend.tensorflow.trainer"
-_TRAINER_2 = "engine.training"
-
-
-def source_module(path: str) -> Any:
-    """A module below the Keras package's `src`."""
-    return importlib.import_module(f"{keras_module_name()}.src.{path}")
+from nanotf.compat import eager_context, random_states
+from nanotf.compat.generation import generation
+from nanotf.compat.keras_common import (
+    flat_layers as flat_layers,
+)
+from nanotf.compat.keras_common import (
+    has_own_step as has_own_step,
+)
+from nanotf.compat.keras_common import (
+    holds_numbers as holds_numbers,
+)
+from nanotf.compat.keras_common import (
+    is_keras_own as is_keras_own,
+)
+from nanotf.compat.keras_common import (
+    source_module as source_module,
+)
+from nanotf.compat.keras_common import (
+    tf_variable as tf_variable,
+)
+from nanotf.compat.versions import require_tensorflow
 
 
 def model_class() -> Any:
     """Keras's `Model`, also where `tf.keras.Model` is nanotf's."""
-    return source_module("models.model" if is_keras_3() else "engine.training").Model
+    return source_module(generation().MODEL).Model
 
 
 def sequential_class() -> Any:
     """Keras's `Sequential`, also where `tf.keras.Sequential` is nanotf's."""
-    return source_module("models.sequential" if is_keras_3() else "engine.sequential").Sequential
+    return source_module(generation().SEQUENTIAL).Sequential
 
 
 def embedding_class() -> Any:
@@ -74,40 +69,15 @@ def save_as(cls: type, original: type) -> None:
 
     Registering it would make Keras load models of the new class from then on.
     """
-    registration = source_module("saving.object_registration")
-    prefix = "" if is_keras_3() else "_"
-    names = getattr(registration, f"{prefix}GLOBAL_CUSTOM_NAMES")
+    names = getattr(source_module("saving.object_registration"), generation().CUSTOM_NAMES)
     if original in names:
         names[cls] = names[original]
 
 
-def global_policy() -> Any:
-    """What `set_global_policy` takes to leave the global dtype policy as it is."""
-    if is_keras_3():
-        return require_tensorflow().keras.mixed_precision.global_policy()
-    return source_module("mixed_precision.policy")._global_policy
-
-
 def functional_class() -> type:
     """The class of a model made by `Model(inputs, outputs)`."""
-    path = "models.functional" if is_keras_3() else "engine.functional"
-    cls: type = source_module(path).Functional
+    cls: type = source_module(generation().FUNCTIONAL).Functional
     return cls
-
-
-def untracked(value: Any) -> Any:
-    """A list, dict or set in which Keras 3 tracks variables, as a plain one; None for others."""
-    if not is_keras_3():
-        return None
-    tracking = source_module("utils.tracking")
-    kinds = {tracking.TrackedList: list, tracking.TrackedDict: dict, tracking.TrackedSet: set}
-    kind = kinds.get(type(value))
-    return None if kind is None else kind(value)
-
-
-def is_compiled(model: Any) -> bool:
-    """Whether `model.compile` was called."""
-    return bool(model.compiled if is_keras_3() else model._is_compiled)
 
 
 def compile_arguments(model: Any) -> dict[str, Any]:
@@ -123,36 +93,9 @@ def compile_arguments(model: Any) -> dict[str, Any]:
     return arguments
 
 
-@contextlib.contextmanager
-def functions_by_name() -> Iterator[None]:
-    """Makes Keras 2's Lambda layers name their functions in their configuration."""
-    if is_keras_3():
-        yield
-        return
-    cls = require_tensorflow().keras.layers.Lambda
-    stock = cls._serialize_function_to_config
-
-    def serialize(self: Any, inputs: Any, allow_raw: bool = False) -> Any:
-        if callable(inputs):
-            return inputs.__name__, "function", inputs.__module__
-        return stock(self, inputs, allow_raw)
-
-    cls._serialize_function_to_config = serialize
-    try:
-        yield
-    finally:
-        cls._serialize_function_to_config = stock
-
-
 def layers_below(layer: Any) -> list[Any]:
     """All layers inside of a model or layer, in a fixed order."""
     return list(layer._flatten_layers(include_self=False))
-
-
-def is_keras_own(value: Any) -> bool:
-    """Whether a function or class is Keras's own."""
-    module = getattr(value, "__module__", None) or ""
-    return module.split(".")[0] in (keras_module_name(), "keras", "tf_keras")
 
 
 # Of one-dimensional outputs they return one number for the batch, as all of Keras's own do.
@@ -183,11 +126,6 @@ def unlocked(model: Any) -> Iterator[None]:
     finally:
         if before:
             tracker.lock()
-
-
-def flat_layers(obj: Any) -> list[Any]:
-    """A layer or model and all layers inside of it; another object alone."""
-    return list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else [obj]
 
 
 def computes_in_bfloat16(obj: Any) -> bool:
@@ -305,12 +243,6 @@ def callback_list_class() -> type:
     return cls
 
 
-def tf_variable(variable: Any) -> Any:
-    """The `tf.Variable` behind a variable of either generation."""
-    tf = require_tensorflow()
-    return variable if isinstance(variable, tf.Variable) else variable.value
-
-
 def variable_here(variable: Any) -> Any:
     """The plain `tf.Variable` of this replica, or of the update that is being made.
 
@@ -364,40 +296,6 @@ def of_variable_dtype(stock: Any) -> Any:
     return add_loss
 
 
-def model_variables(model: Any) -> list[Any]:
-    """The variables that training changes in a model, in a fixed order.
-
-    Returns:
-        A list of `tf.Variable`: weights, the seeds of random layers, in Keras 2 the counters
-        of steps. Metrics are not among them.
-    """
-    if is_keras_3():
-        return [tf_variable(v) for v in model.variables]
-    # Lookup tables are listed there, too, and variables without a shape, of layers to adapt.
-    tf = require_tensorflow()
-    variables = [v for v in model.variables if isinstance(v, tf.Variable)]
-    # An adapted layer counts documents, and one that is given its vocabulary does not.
-    counts = {id(getattr(layer, "num_documents", None)) for layer in flat_layers(model)}
-    variables = [v for v in variables if v.shape.is_fully_defined() and id(v) not in counts]
-    # The progress bar reads them where the number of steps is not known in advance.
-    variables += [model._train_counter, model._test_counter]
-    return variables
-
-
-def moving_variables(model: Any) -> list[Any]:
-    """The moving statistics of a model of Keras 3, among `model_variables`.
-
-    Each worker updates its own. In Keras 2 they say so (`VariableSynchronization.ON_READ`).
-    """
-    if not is_keras_3():
-        return []
-    # By how they were made: freezing a layer does not move its weights to this list.
-    made = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
-    on_read = require_tensorflow().VariableSynchronization.ON_READ  # where TensorFlow knows it
-    variables = [tf_variable(variable) for variable in made if variable.dtype != "string"]
-    return [variable for variable in variables if variable.synchronization != on_read]
-
-
 def weights_assigned(model: Any) -> list[Any]:
     """The non-trainable weights that a user's `call` or step may assign, among `model_variables`.
 
@@ -407,8 +305,7 @@ def weights_assigned(model: Any) -> list[Any]:
     found = []
     for layer in flat_layers(model):
         if any(_is_users(type(layer), name) for name in ("call", "train_step")):
-            own = layer._non_trainable_variables if is_keras_3() else layer._non_trainable_weights
-            found += [tf_variable(v) for v in own]
+            found += [tf_variable(v) for v in generation().weights_not_trained(layer)]
     return [v for v in found if holds_numbers(v) and v.synchronization != on_read]
 
 
@@ -423,46 +320,6 @@ def synchronized_variables(model: Any) -> list[Any]:
     """The moving statistics of layers that compute them from the rows of all workers."""
     layers = [v for v in flat_layers(model) if getattr(v, "synchronized", False)]
     return [tf_variable(v) for layer in layers for v in layer.non_trainable_variables]
-
-
-def seed_variables(model: Any) -> list[Any]:
-    """The seeds of a model's random layers, among `model_variables`.
-
-    Keras 2 has none there: its random operations draw from seeds that are TensorFlow's own.
-    """
-    if not is_keras_3():
-        return []
-    generators = [g for layer in model._flatten_layers() for g in layer._seed_generators]
-    return [tf_variable(generator.state) for generator in generators]
-
-
-@contextlib.contextmanager
-def kept_seeds() -> Iterator[None]:
-    """After this context Keras's own generator of seeds stands where it stood before.
-
-    In Keras 3 random operations without a seed draw from it; in Keras 2 initial weights do, if
-    `set_random_seed` was called, and otherwise from Python's.
-    """
-    if is_keras_3():
-        tracker = source_module("backend.common.global_state")
-        generator = tracker.get_global_attribute("global_seed_generator")
-        seeds = None if generator is None else generator.state.numpy()
-        try:
-            yield
-        finally:
-            tracker.set_global_attribute("global_seed_generator", generator)
-            if generator is not None:
-                generator.state.assign(seeds)
-        return
-    holder = source_module("backend")._SEED_GENERATOR
-    generator = getattr(holder, "generator", None)
-    state = None if generator is None else generator.getstate()
-    try:
-        yield
-    finally:
-        holder.generator = generator
-        if generator is not None:
-            generator.setstate(state)
 
 
 def has_call(model: Any) -> bool:
@@ -511,56 +368,11 @@ def build_metrics(model: Any, specs: Any, trace: Callable[[], None] | None = Non
     if not has_call(model):
         return  # all is built by its own step
     try:
-        _build_compiled_metrics(model, specs)
+        generation().build_compiled_metrics(model, specs)
     except Exception:
         if trace is None:
             raise
         trace()
-
-
-def _build_compiled_metrics(model: Any, specs: Any) -> None:
-    tf = require_tensorflow()
-    if is_keras_3():
-        optimizer = model.optimizer
-        unbuilt = optimizer is not None and not optimizer.built
-        if unbuilt:  # keeps Keras from building it, too
-            optimizer.built = True
-        try:
-            model._symbolic_build(data_batch=specs)
-        finally:
-            if unbuilt:
-                optimizer.built = False
-    elif not model.compiled_loss.built:
-        x, y = (*specs, None)[:2] if isinstance(specs, tuple) else (specs, None)
-        outputs = getattr(model, "outputs", None)
-        if outputs is None:
-            trace = tf.function(model).get_concrete_function(x)
-            outputs = trace.structured_outputs
-        else:
-            outputs = tf.nest.pack_sequence_as(model.output, outputs)
-        outputs = tf.nest.map_structure(lambda o: tf.TensorSpec(o.shape, o.dtype), outputs)
-        if model.compiled_loss._user_losses is not None or not has_own_step(model):
-            model.compiled_loss.build(outputs)
-        if y is not None and not model.compiled_metrics.built:
-            targets = model.compiled_metrics._conform_to_outputs(outputs, y)
-            model.compiled_metrics.build(outputs, targets)
-            if not all(metric.built for metric in model.compiled_metrics.metrics):
-                # F1Score and its like make their variables at the first update.
-                run = tf.distribute.get_strategy().run
-                update = model.compiled_metrics.update_state
-                tf.function(lambda *args: run(update, args)).get_concrete_function(y, outputs)
-
-
-def has_own_step(model: Any, name: str = "train_step") -> bool:
-    """Whether the user wrote the model's `train_step`, or another step.
-
-    With no loss in `compile`, it need not use Keras's container of losses. That would bring a
-    metric of its own, "loss", to stand in the place of what such a step returns.
-    """
-    own = getattr(model, "_nanotf_own_steps", None)
-    if own is not None:  # a replica, whose class has a train_step anyway
-        return name in own
-    return not is_keras_own(getattr(type(model), name))
 
 
 def builds_optimizer_for_all(model: Any) -> bool:
@@ -569,58 +381,13 @@ def builds_optimizer_for_all(model: Any) -> bool:
     So does Keras's own step. In a step of the user's own the optimizer is built for those that
     this trains; but Keras 3 does it before, if the model was made under a strategy.
     """
-    return not has_own_step(model) or (is_keras_3() and model._distribute_strategy is not None)
-
-
-def unused_losses(model: Any) -> set[str]:
-    """The metrics of `compile`'s losses that no step has used, by name (Keras 2).
-
-    In one process they would not be there, and what the user's own step returns under their names
-    would stand. nanotf makes them before the first step, since that may use them.
-    """
-    container = getattr(model, "compiled_loss", None)
-    if is_keras_3() or container is None or not has_own_step(model):
-        return set()
-    of_losses = {id(metric) for metric in container.metrics}
-    # The user's own `metrics` may leave them out, and have others of the same names.
-    metrics = [metric for metric in model.metrics if id(metric) in of_losses]
-    called = getattr(container, "_nanotf_called", None)
-    if called is None:  # in the parent, which has what the workers' have counted
-        called = any(float(metric.count) > 0 for metric in metrics)
-    return set() if called else {metric.name for metric in metrics}
+    return not has_own_step(model) or generation().builds_optimizer_first(model)
 
 
 def without_unused_losses(model: Any, results: dict[str, Any]) -> dict[str, Any]:
-    """The results of a model's metrics, but for those of `unused_losses`."""
-    unused = unused_losses(model)
+    """The results of a model's metrics, but for those of `Generation.unused_losses`."""
+    unused = generation().unused_losses(model)
     return {name: value for name, value in results.items() if name not in unused}
-
-
-@contextlib.contextmanager
-def metric_names_as_compiled(model: Any) -> Iterator[None]:
-    """Gives metrics, in this context, the names that they had when `compile` got them.
-
-    Keras 2 puts the output's name before the name of the user's metric object when it builds
-    the metrics of a model with several outputs, and a worker's copy would get it twice.
-    """
-    renamed: list[tuple[Any, str]] = []
-    built = not is_keras_3() and is_compiled(model) and model.compiled_metrics.built
-    if built and len(model.compiled_metrics._output_names) > 1:
-        container = model.compiled_metrics
-        lists = zip(
-            container._output_names, container._metrics, container._weighted_metrics, strict=True
-        )
-        for output, *metrics in lists:
-            prefix = f"{output}_"
-            for metric in require_tensorflow().nest.flatten(metrics):
-                if metric is not None and metric._name.startswith(prefix):
-                    renamed.append((metric, metric._name))
-                    metric._name = metric._name[len(prefix) :]
-    try:
-        yield
-    finally:
-        for metric, name in renamed:
-            metric._name = name
 
 
 def reduces_retracing(function: Any) -> bool:
@@ -655,17 +422,6 @@ def set_run_limits(epochs: int | None, steps: int | None) -> None:
     if hasattr(config, "max_epochs"):
         config.set_max_epochs(epochs)
         config.set_max_steps_per_epoch(steps)
-
-
-def runs_several_steps(model: Any) -> bool:
-    """Whether one execution of Keras 3's step function is several steps."""
-    return is_keras_3() and bool(model.steps_per_execution > 1)
-
-
-def steps_per_execution(model: Any) -> int:
-    """How many steps one execution of a compiled model's step function is."""
-    given = model.steps_per_execution if is_keras_3() else model._steps_per_execution
-    return int(given.numpy() if hasattr(given, "numpy") else given)
 
 
 def compile_forward(model: Any) -> None:
@@ -713,46 +469,17 @@ def flat_metrics(model: Any) -> list[Any]:
 
 def metric_variables(model: Any) -> list[Any]:
     """The variables of a model's metrics, in a fixed order, for those that are built."""
-    return [v for metric in model.metrics for v in variables_of_metric(metric)]
-
-
-def holds_numbers(value: Any) -> bool:
-    """Whether something is a `tf.Variable` of numbers, and of a known shape."""
-    tf = require_tensorflow()
-    is_variable = isinstance(value, tf.Variable) and value.shape.is_fully_defined()
-    return is_variable and value.dtype not in (tf.string, tf.resource, tf.variant)
-
-
-def variables_of_metric(metric: Any) -> list[Any]:
-    """A metric's variables, in a fixed order.
-
-    In Keras 3 also those in its attributes, and in those of the metrics in it, that are
-    TensorFlow's own, which Keras does not know of.
-
-    Returns:
-        A list of `tf.Variable`.
-    """
-    found = [tf_variable(v) for v in metric.variables]
-    if is_keras_3():
-        tf = require_tensorflow()
-        found += [v for v in vars(metric).values() if holds_numbers(v)]
-        metric_class = tf.keras.metrics.Metric
-        inside = [*metric._metrics, *getattr(metric, "metrics", [])]  # a container has the latter
-        for part in inside:
-            if isinstance(part, metric_class) and part is not metric:
-                found += variables_of_metric(part)
-    return list({id(v): v for v in found}.values())
+    return [v for metric in model.metrics for v in generation().variables_of_metric(metric)]
 
 
 def metric_state(model: Any) -> list[Any]:
     """What a batch hook's logs are computed from, in a fixed order.
 
     Returns:
-        A list of `tf.Variable`: the metrics', and in Keras 2 the counters of steps, which
-        TensorBoard puts next to them.
+        A list of `tf.Variable`: the metrics', and the counters of steps, which TensorBoard of
+        Keras 2 puts next to them.
     """
-    counters = [] if is_keras_3() else [model._train_counter, model._test_counter]
-    return metric_variables(model) + counters
+    return metric_variables(model) + generation().step_counters(model)
 
 
 def all_logs(model: Any, logs: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -779,18 +506,6 @@ def _number(value: Any) -> Any:
     return value.item() if getattr(value, "shape", None) == () else value
 
 
-def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
-    """What `evaluate` returns for `logs`: a list, or the only value.
-
-    Args:
-        model: a model whose metrics are built.
-        logs: dict of str to float, by the metrics' names.
-    """
-    if is_keras_3():
-        return model._flatten_metrics_in_order(logs)
-    return source_module(_TRAINER_2).flatten_metrics_in_order(logs, model.metrics_names)
-
-
 def join_batches(batches: list[Any]) -> Any:
     """Joins the outputs of batches as `predict` does: ragged where their shapes differ.
 
@@ -800,28 +515,36 @@ def join_batches(batches: list[Any]) -> Any:
     Returns:
         A `numpy.ndarray`, or a ragged or sparse tensor.
     """
-    trainer = source_module(_TRAINER_3 if is_keras_3() else _TRAINER_2)
-    joined = trainer.potentially_ragged_concat(batches)
+    joined = source_module(generation().TRAINER).potentially_ragged_concat(batches)
     return joined.numpy() if isinstance(joined, require_tensorflow().Tensor) else joined
 
 
 def step_count(model: Any, method: str) -> int | None:
-    """The batches of the last `evaluate` or `predict`, where Keras counts them (Keras 2).
+    """The batches of the last `evaluate` or `predict`, where Keras counts them.
 
     Args:
         model: a Keras model.
         method: "evaluate" or "predict".
     """
-    if is_keras_3():
-        return None
-    return int(_step_counter(model, method).numpy())
+    counter = generation().pass_counter(model, method)
+    return None if counter is None else int(counter.numpy())
 
 
 def set_step_count(model: Any, method: str, steps: int | None) -> None:
     """Sets what `step_count` returns; None changes nothing."""
     if steps is not None:
-        _step_counter(model, method).assign(steps)
+        generation().pass_counter(model, method).assign(steps)
 
 
-def _step_counter(model: Any, method: str) -> Any:
-    return {"evaluate": model._test_counter, "predict": model._predict_counter}[method]
+@contextlib.contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Whatever draws numbers in this context, later ones are those that would have come."""
+    states, seeds = random_states.take(), eager_context.seeds_of_operations()
+    seeds_state = None if seeds is None else seeds.getstate()
+    try:
+        with generation().kept_seeds():
+            yield
+    finally:
+        random_states.put(states)
+        if seeds is not None:
+            seeds.setstate(seeds_state)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ What they are made of (variables, slots), and how they are built.
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
-| `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `take_as_summed`, `region.optimizers.SummedRows` |
+| `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `keras3.take_as_summed`, `region.optimizers.SummedRows` |
 | `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | 2; 2.15, tf_keras 2.15-2.21 | state outside `variables` |
 | `Optimizer._trainable_variables_indices`, `_index_dict`, `_var_key` | 3 / 2 / both | which variables an optimizer was built for |
 | `Optimizer._learning_rate`, legacy `_create_all_weights`, `_hyper` | 2 | optimizer state outside `variables` |
@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanotf.compat import keras_names
+from nanotf.compat.generation import generation
 from nanotf.compat.versions import is_keras_3, require_tensorflow
 
 _EXCLUDED = "_exclude_from_weight_decay"
@@ -194,7 +195,7 @@ def make_variable(value: Any, name: str) -> Any:
 
 def training_variables(model: Any) -> list[Any]:
     """All that a `fit` changes in a model and its optimizers, metrics apart, in a fixed order."""
-    variables = keras_names.model_variables(model)
+    variables = generation().model_variables(model)
     for optimizer in optimizers_of(model):
         variables += optimizer_variables(optimizer)
     return variables
@@ -314,8 +315,3 @@ def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
             optimizer._create_all_weights(variables)
             return
     optimizer.build(variables)
-
-
-def take_as_summed(optimizer: Any) -> None:
-    """Keeps an optimizer of Keras 3 from summing gradients over replicas."""
-    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)

@@ -6,9 +6,7 @@ from there on; so what nanotf does on its own account may not use any up.
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,19 +23,3 @@ def put(states: States) -> None:
     """Puts the generators where they were at `take`."""
     random.setstate(states[0])
     np.random.set_state(states[1])
-
-
-@contextlib.contextmanager
-def kept() -> Iterator[None]:
-    """Whatever draws numbers in this context, later ones are those that would have come."""
-    from nanotf.compat import eager_context, keras_names
-
-    states, seeds = take(), eager_context.seeds_of_operations()
-    seeds_state = None if seeds is None else seeds.getstate()
-    try:
-        with keras_names.kept_seeds():
-            yield
-    finally:
-        put(states)
-        if seeds is not None:
-            seeds.setstate(seeds_state)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from nanotf.compat import keras_names
-from nanotf.compat.versions import is_keras_3
+from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras.models import Kind, in_place_of
 
@@ -40,7 +40,7 @@ class EmbeddingInPlace(_KerasEmbedding, metaclass=Kind):  # type: ignore[misc]
             )
         super().__init__(**given)
 
-    if is_keras_3():
+    if generation().EMBEDDING_READS_WHOLE_TABLE:
         call = keras_names.look_up(_KerasEmbedding.call)
         add_loss = keras_names.of_variable_dtype(_KerasEmbedding.add_loss)
 

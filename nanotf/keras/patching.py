@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat.generation import generation
 from nanotf.compat.versions import check_keras, keras_module_name, require_tensorflow
 from nanotf.keras import models
 from nanotf.machine import processor
@@ -188,7 +189,7 @@ def _set_policy(precision: str) -> None:
     policies = require_tensorflow().keras.mixed_precision
     if precision == "mixed_bfloat16":
         if policies.global_policy().name != precision:
-            _policy_before = (keras_names.global_policy(),)
+            _policy_before = (generation().global_policy(),)
             policies.set_global_policy(precision)
         processor.warn_of_slow_bfloat16("precision='mixed_bfloat16'")
     elif _policy_before is not None:

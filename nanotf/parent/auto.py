@@ -34,7 +34,8 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_names, random_states
+from nanotf.compat import keras_names
+from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import ModelError, NanoError, PlacementError, ShippingError
@@ -428,7 +429,7 @@ class _Trial(training._FitCall):
         budget: _Budget | None = None,
     ) -> None:
         super().__init__(model, arguments, size, "trial", 0)
-        self.steps_per_execution = keras_names.steps_per_execution(model)
+        self.steps_per_execution = generation().steps_per_execution(model)
         self.executions = self.epochs = 1
         self.budget = budget
 
@@ -564,7 +565,7 @@ def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
     stopwatch = timing.Stopwatch(0, None)
     # What the user's step prints when it is traced is no result of a trial, either.
     quiet = contextlib.redirect_stdout(_Quiet(sys.stdout))
-    with random_states.kept(), defaults.no_default(), quiet:
+    with keras_names.kept_random_states(), defaults.no_default(), quiet:
         theirs = model_copy.copy_of(trial.model, trial.recipe)
         model_copy.copy_state((trial.model, trial.captured.variables), theirs)
         copy = theirs[0]

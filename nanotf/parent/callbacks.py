@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from nanotf.compat import keras_callbacks, keras_names
+from nanotf.compat.generation import generation
 from nanotf.compat.keras_callbacks import Need
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping import jobs
 
 
@@ -42,9 +43,7 @@ class ParentCallbacks:
         keras = tf.keras.callbacks
         list_class = keras_names.callback_list_class()
         if verbose == "auto":
-            # What it means to Keras outside of a parameter-server strategy.
-            quiet = not (is_keras_3() or tf.keras.utils.is_interactive_logging_enabled())
-            verbose = 2 if quiet else 1
+            verbose = generation().auto_verbose()
         if isinstance(callbacks, list_class):
             self.list: Any = callbacks
         else:

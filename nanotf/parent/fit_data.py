@@ -1,6 +1,6 @@
 """The arguments of one `fit`, checked, and its data, laid out for the workers.
 
-Keras itself checks and converts the data, in the parent (`compat.data_adapters`), before a
+Keras itself checks and converts the data, in the parent (`compat.keras_epochs`), before a
 process is started.
 """
 
@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import data_adapters, keras_names, random_states
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat import keras_epochs, keras_names, random_states
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.shipping import inputs, pipelines, streams
 from nanotf.shipping.arrays import Packing
@@ -113,7 +114,7 @@ class Resume:
             size: int, batches of one pass.
             at_once: int, steps of one execution.
         """
-        if is_keras_3() and (size % steps or steps % at_once):
+        if generation().EACH_PASS_HAS_AN_ITERATOR and (size % steps or steps % at_once):
             return self.epochs, 0  # they differ in length there; the next begins a pass
         return divmod(self.epochs * steps - self.first_step, size)
 
@@ -164,7 +165,7 @@ class FitData:
         self._seed = seed
         self._packings: list[Packing] = []
         self.streams: list[Stream] = []
-        self._read: data_adapters.Epochs | None = None  # of training, if they have to be read
+        self._read: keras_epochs.Epochs | None = None  # of training, if they have to be read
         self.is_endless = False
         self.train: Input
         self.validation: Input | None = None
@@ -173,9 +174,9 @@ class FitData:
         self._cut: list[bool] = []  # by epoch, whether it ends before its last step
         data, validation = (a.x, a.y, a.sample_weight), None
         if a.validation_split and a.validation_data is None:
-            data, validation = data_adapters.split_for_validation(data, a.validation_split)
+            data, validation = generation().split_for_validation(data, a.validation_split)
         elif a.validation_data is not None:
-            validation = data_adapters.unpack(a.validation_data)
+            validation = keras_epochs.unpack(a.validation_data)
         if not trains:
             self._open_pass(*data)
             return
@@ -188,7 +189,7 @@ class FitData:
         a = self._arguments
         self.steps = self.steps_per_epoch = steps = a.steps_per_epoch
         opened = self._open_for_evaluation(x, y, sample_weight, a.batch_size, steps)
-        if isinstance(opened, data_adapters.Epochs):
+        if isinstance(opened, keras_epochs.Epochs):
             self.train, self.specs = self._stream("x", opened, trains=False)
             self.steps = steps or opened.steps
             infinite = require_tensorflow().data.INFINITE_CARDINALITY
@@ -202,18 +203,18 @@ class FitData:
 
     def _open_for_evaluation(
         self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, steps: int | None
-    ) -> data_adapters.Arrays | data_adapters.Epochs:
-        arguments = data_adapters.DataArguments(
+    ) -> keras_epochs.Arrays | keras_epochs.Epochs:
+        arguments = keras_epochs.DataArguments(
             x, y, sample_weight, batch_size, steps, **self._reading()
         )
-        return data_adapters.open_data(self._model, arguments)
+        return generation().open_data(self._model, arguments)
 
     def _open_training(self, x: Any, y: Any, sample_weight: Any) -> None:
         a, resume = self._arguments, self._resume
         steps = a.steps_per_epoch
-        opened = data_adapters.open_data(
+        opened = generation().open_data(
             self._model,
-            data_adapters.DataArguments(
+            keras_epochs.DataArguments(
                 self._rewound(x),
                 y,
                 sample_weight,
@@ -226,7 +227,7 @@ class FitData:
                 **self._reading(),
             ),
         )
-        if isinstance(opened, data_adapters.Epochs):
+        if isinstance(opened, keras_epochs.Epochs):
             if resume is not None:
                 rewound = isinstance(x, require_tensorflow().data.Dataset)
                 is_read_again = rewound or hasattr(x, "__getitem__")  # as a `PyDataset`
@@ -240,9 +241,11 @@ class FitData:
             return
         passes, first = self._passes_of_training(opened.size), None
         if resume is not None:
-            complete, taken = resume.place(steps or opened.size, opened.size, self._steps_at_once())
+            complete, taken = resume.place(
+                steps or opened.size, opened.size, generation().steps_at_once(self._model)
+            )
             first = (resume.first_epoch + complete, taken)
-            if passes is not None and not is_keras_3():  # one iterator, which ends training
+            if passes is not None and not generation().EACH_PASS_HAS_AN_ITERATOR:
                 passes = max(1, passes - complete)
         shuffle = _shuffles(a.shuffle)
         self.train = dataclasses.replace(self._arrays(opened, shuffle, passes), first=first)
@@ -293,25 +296,26 @@ class FitData:
         if resume is None:
             return {}
         if steps is None:
-            each = data_adapters.iterators_per_epoch(cardinality)
+            each = generation().iterators_per_epoch(cardinality)
             return {"iterated": resume.epochs * each}
-        if is_keras_3() and cardinality > 0:  # an iterator for each pass, of which it begins one
+        if generation().EACH_PASS_HAS_AN_ITERATOR and cardinality > 0:
+            # Of each iterator it begins one pass.
             return {"iterated": resume.epochs // math.ceil(cardinality / steps)}
         return {"taken": max(0, resume.epochs * steps - resume.first_step)}
 
     def _passes_of_training(self, size: int) -> int | None:
         """How often an iterator over arrays goes through them; None is without end.
 
-        Keras 3 begins an iterator with every pass, and cuts the epoch short in which the data
-        run out. Keras 2 has one, of one pass per epoch, and ends training when it runs out.
+        Where each pass has an iterator, Keras cuts the epoch short in which the data run out.
+        Otherwise it has one, of one pass per epoch, and ends training when that runs out.
         """
         steps = self._arguments.steps_per_epoch
         epochs = self._arguments.epochs - self._arguments.initial_epoch
         if steps is None:
             return None
-        if is_keras_3():
+        if generation().EACH_PASS_HAS_AN_ITERATOR:
             # An execution of several steps makes all of them, beyond the end of the epoch, too.
-            at_once = self._steps_at_once()
+            at_once = generation().steps_at_once(self._model)
             if 0 < steps <= size and size % steps == 0 and steps % at_once == 0:
                 return None
             self._cut = _epochs_cut_short(-(-steps // at_once), -(-size // at_once), epochs)
@@ -321,22 +325,18 @@ class FitData:
         self._cut = [(epoch + 1) * steps > size * epochs for epoch in range(epochs)]
         return epochs
 
-    def _steps_at_once(self) -> int:
-        """Steps that an execution makes, whatever is left of the epoch: 1 in Keras 2."""
-        return keras_names.steps_per_execution(self._model) if is_keras_3() else 1
-
     def _open_validation(self, x: Any, y: Any, sample_weight: Any) -> None:
         a = self._arguments
         steps = a.validation_steps
         batch_size = a.validation_batch_size or a.batch_size
         opened = self._open_for_evaluation(x, y, sample_weight, batch_size, steps)
         self.validation_steps = steps
-        if isinstance(opened, data_adapters.Epochs):
+        if isinstance(opened, keras_epochs.Epochs):
             self.validation, specs = self._stream("validation_data", opened, trains=False)
             self.validation_specs = specs
             return
         self.validation_specs = _specs(opened.structure)
-        at_once = self._steps_at_once()
+        at_once = generation().steps_at_once(self._model)
         runs_out = steps is not None and not 0 < -(-steps // at_once) * at_once <= opened.size
         self.validation = self._arrays(opened, False, 1 if runs_out else None)
         if not runs_out:
@@ -345,7 +345,7 @@ class FitData:
     def batch_specs(self) -> Any:
         """As `specs`, with the rows of the first batch where Keras's `predict` knows them."""
         train = self.train
-        if not (is_keras_3() and isinstance(train, inputs.ArrayInput)):
+        if not (generation().KNOWS_ROWS_OF_BATCHES and isinstance(train, inputs.ArrayInput)):
             return self.specs
         return _with_rows(inputs.without_lists(self.specs), min(train.batch_size, train.rows))
 
@@ -357,7 +357,7 @@ class FitData:
             "max_queue_size": a.max_queue_size,
         }
 
-    def _stream(self, what: str, data: data_adapters.Epochs, trains: bool) -> tuple[Input, Any]:
+    def _stream(self, what: str, data: keras_epochs.Epochs, trains: bool) -> tuple[Input, Any]:
         """Data that have to be read, as an input of the workers, and the specs of a batch."""
         if data.cardinality == 0:
             raise InvalidArgumentError(
@@ -376,7 +376,7 @@ class FitData:
         return streams.StreamInput(number, signature, data.cardinality, data.steps), signature
 
     def _arrays(
-        self, data: data_adapters.Arrays, shuffle: bool | str, passes: int | None
+        self, data: keras_epochs.Arrays, shuffle: bool | str, passes: int | None
     ) -> inputs.ArrayInput:
         result, packing = inputs.pack_arrays(
             data.structure,
@@ -406,21 +406,21 @@ class FitData:
         if not isinstance(source, inputs.ArrayInput):
             return None if source is None else source.element_spec
         specs = self.specs if source is self.train else self.validation_specs
-        whole = is_keras_3() and source.rows % source.batch_size == 0
+        whole = generation().KNOWS_ROWS_OF_BATCHES and source.rows % source.batch_size == 0
         return _with_rows(specs, source.batch_size) if whole else specs
 
     def warn_of_pass(self) -> None:
         """Says what Keras says of `evaluate` and `predict` for which there are too few arrays."""
         steps = self._arguments.steps_per_epoch
         if isinstance(self.train, inputs.ArrayInput) and steps and steps > self.train.steps:
-            data_adapters.warn_that_data_ran_out(steps)
+            generation().warn_that_data_ran_out(steps)
 
     def warn_of_epoch(self, epoch: int) -> None:
         """Says what Keras says of an epoch for which there are not enough arrays."""
         a = self._arguments
         number = epoch - a.initial_epoch
         if 0 <= number < len(self._cut) and self._cut[number] and a.steps_per_epoch:
-            data_adapters.warn_that_data_ran_out(a.steps_per_epoch * (a.epochs - a.initial_epoch))
+            generation().warn_that_data_ran_out(a.steps_per_epoch * (a.epochs - a.initial_epoch))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -428,7 +428,7 @@ class Stream:
     """Data that the parent reads.
 
     Args:
-        data: `compat.data_adapters.Epochs`.
+        data: `compat.keras_epochs.Epochs`.
         signature: nested structure of `tf.TensorSpec`, of one batch.
         trains: bool, whether they are those of training.
         specs: as `signature`, as Keras has it.

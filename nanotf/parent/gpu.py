@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanotf import console
-from nanotf.compat import random_states
+from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent import defaults, model_copy, one_process
 from nanotf.parent.callbacks import ParentCallbacks
@@ -70,7 +70,7 @@ def fit(
         "to tf.distribute.MirroredStrategy over them, in this process."
     )
     strategy = tf.distribute.MirroredStrategy(names)
-    with random_states.kept(), strategy.scope():
+    with keras_names.kept_random_states(), strategy.scope():
         theirs = model_copy.copy_of(model, recipe)
     ours, replica = (model, held.variables), theirs[0]
     model_copy.copy_state(ours, theirs)

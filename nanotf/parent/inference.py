@@ -6,8 +6,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nanotf.compat import data_adapters, keras_names
-from nanotf.compat.versions import is_keras_3
+from nanotf.compat import keras_names
+from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent import calls, gpu, rejections
 from nanotf.parent.callbacks import ParentCallbacks
@@ -45,7 +45,7 @@ def evaluate(
     Raises:
         NanoError: As in `training.fit`.
     """
-    data_adapters.check_compiled(model, "evaluate")
+    generation().check_compiled(model, "evaluate")
     where = (transport, cores_per_process, cores, backend)
     return _run(_EvaluateCall, model, given, num_processes, *where)
 
@@ -121,7 +121,7 @@ class _Inference(ModelCall):
         if not isinstance(callbacks, list_class):
             callbacks = list_class(
                 callbacks,
-                add_history=not is_keras_3(),  # Keras 2 gives the model a new one
+                add_history=generation().PASSES_ADD_A_HISTORY,
                 add_progbar=a.verbose != 0,
                 model=model,
                 verbose=1 if a.verbose == "auto" else a.verbose,
@@ -131,7 +131,7 @@ class _Inference(ModelCall):
         self.callbacks = ParentCallbacks(callbacks, model, a.verbose, 1, steps)
         self.callbacks.waits &= self.hooks
         self.callbacks.events &= self.hooks
-        if is_keras_3():
+        if generation().PASSES_CAN_BE_STOPPED:
             setattr(model, self.stop_flag, False)
         self.on_begin()  # may change the weights for the time of the pass
         blocks = self.state_and_blocks()
@@ -157,7 +157,7 @@ class _Inference(ModelCall):
             first: what rank 0 returned, whose seeds are those of a single process.
         """
         keras_names.set_step_count(self.model, self.method, first.steps)
-        seeds = keras_names.seed_variables(self.model)
+        seeds = generation().seed_variables(self.model)
         for variable, value in zip(seeds, first.seeds, strict=True):
             variable.assign(value)
 

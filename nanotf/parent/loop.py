@@ -25,6 +25,7 @@ from nanotf.compat import (
     keras_names,
     random_states,
 )
+from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import (
@@ -240,7 +241,7 @@ class _LoopCall(calls.Call):
                 if not isinstance(root, keras.Model) or not models.needs_call(root):
                     continue
                 try:
-                    models.call_on_nothing(root, x)
+                    generation().call_on_specs(root, x)
                 except Exception:  # it takes other inputs; the workers will build it
                     continue
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanotf.compat import keras_names
+from nanotf.compat.generation import generation
 from nanotf.errors import ModelError
 from nanotf.machine import processor
 from nanotf.parent import calls, rejections
@@ -56,7 +57,7 @@ class ModelCall(calls.Call):
             )
         with (
             pickling.naming(f"The model {model.name!r}"),
-            keras_names.metric_names_as_compiled(model),
+            generation().metric_names_as_compiled(model),
         ):
             recipe = models.checked(model, models.recipe_of(model))
             self.recipe, self.captured = captured.dump(model, recipe)
@@ -65,7 +66,7 @@ class ModelCall(calls.Call):
             self.variables,
             size,
             averaged=[
-                *keras_names.moving_variables(model),
+                *generation().moving_variables(model),
                 *keras_names.weights_assigned(model),
                 *self.captured.moving,
                 *self.captured.single,
@@ -92,7 +93,7 @@ class ModelCall(calls.Call):
 
     def _call_model(self, x: Any) -> None:
         try:
-            models.call_on_nothing(self.model, x)
+            generation().call_on_specs(self.model, x)
         except Exception as error:
             raise ModelError(
                 "A model must be built before workers can get its weights, and the inputs do "
@@ -103,7 +104,7 @@ class ModelCall(calls.Call):
 
     def variables_to_send(self) -> list[Any]:
         """The variables whose values the workers need."""
-        return keras_names.model_variables(self.model)
+        return generation().model_variables(self.model)
 
     def data_streams(self) -> list[Stream]:
         return self.data.streams

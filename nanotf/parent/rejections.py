@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping import inputs, models
 
 # The parts of the names of a model's functions, by the method that calls them.
@@ -114,7 +115,7 @@ def trace_step(
     tf = require_tensorflow()
     name = f"{STEPS[method]}_function"
     step = getattr(model, f"make_{name}")() or getattr(model, name)  # Keras 3 returns None
-    if method == "predict" and is_keras_3():  # its function takes batches
+    if method == "predict" and generation().PREDICTS_LISTS_OF_BATCHES:
         if shapes is not None:
             step([next(iter(_batches(specs, shapes)))])
         elif not model.run_eagerly:
@@ -134,7 +135,7 @@ def trace_step(
             variables = [*keras_optimizers.training_variables(model), *counters]
         kept = [(v, v.numpy()) for v in variables]
     if shapes is not None:
-        changed = [*keras_names.metric_variables(model), *keras_names.seed_variables(model)]
+        changed = [*keras_names.metric_variables(model), *generation().seed_variables(model)]
         kept += [(v, v.numpy()) for v in changed]
     try:
         step(iterator)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from nanotf.compat import (
-    data_adapters,
     keras_callbacks,
     keras_names,
     keras_optimizers,
 )
+from nanotf.compat.generation import generation
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, ModelError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.parent import calls, gpu, rejections
@@ -116,8 +116,8 @@ class _Unrecorded:
 
 def _check_steps_per_execution(model: Any, transport: str) -> None:
     """Refuses what ends in a graph without a key for each of TensorFlow's collectives."""
-    if transport == "grpc" and keras_names.is_compiled(model):
-        steps = int(model.steps_per_execution) if keras_names.runs_several_steps(model) else 1
+    if transport == "grpc" and generation().is_compiled(model):
+        steps = int(model.steps_per_execution) if generation().steps_at_once(model) > 1 else 1
         if steps > 1:
             raise InvalidArgumentError(
                 "TensorFlow's collectives do not work inside the loop that makes several steps one "
@@ -140,7 +140,7 @@ class _FitCall(ModelCall):
     def __init__(
         self, model: Any, arguments: FitArguments, size: int, sharding: str, max_restarts: int
     ) -> None:
-        data_adapters.check_compiled(model, "fit")
+        generation().check_compiled(model, "fit")
         super().__init__(model, arguments, size, sharding)
         self.metrics_layout = StateLayout.of(
             keras_names.metric_state(model),
@@ -167,7 +167,7 @@ class _FitCall(ModelCall):
         if validation is not None:
             a = self.arguments
             given = True if a.validation_data is None else a.validation_data
-            data_adapters.check_validation(model, given, a.validation_freq)
+            generation().check_validation(model, given, a.validation_freq)
             rejections.refuse_data(model, validation, "evaluate")
             rejections.refuse_weights(
                 model, self.data.keras_specs(self.data.validation), "evaluate"
@@ -218,7 +218,7 @@ class _FitCall(ModelCall):
         )
         self.model.stop_training = False
         self.callbacks.list.on_train_begin()
-        self.first = keras_callbacks.place_to_resume(self.model, a.initial_epoch, self.data.steps)
+        self.first = generation().place_to_resume(self.model, a.initial_epoch, self.data.steps)
 
     def _begin_again(self, last: _EpochEnd) -> None:
         """Makes ready for new workers, which go on after the last completed epoch."""

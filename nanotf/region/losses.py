@@ -28,8 +28,6 @@ are in `metrics`. The private names of both generations that this takes beside t
 | name | generation, versions seen | why |
 | --- | --- | --- |
 | `utils.losses_utils.apply_mask` | 2; 2.15, tf_keras 2.15-2.21 | masked means, sums |
-| `CompileLoss._flat_losses`, `Model._loss_tracker` | 3; 3.10-3.15 | the losses of a model, and their means |
-| `LossesContainer._losses`, `_total_loss_mean`, `_per_output_metrics` | 2; 2.15, tf_keras 2.15-2.21 | same |
 | `Loss._allow_sum_over_batch_size` | 2; 2.15, tf_keras 2.15-2.21 | see `get_reduction` |
 | `LossFunctionWrapper.fn` | 2 and 3 | the function in it |
 """
@@ -40,7 +38,8 @@ import functools
 from typing import Any
 
 from nanotf.compat import keras_names
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
 from nanotf.region import metrics
 from nanotf.region.share import Share, Worker, over_whole_batch, widened
@@ -157,14 +156,14 @@ def scale_loss(stock: Any, worker: Worker) -> Any:
 def compute_losses_of_compile(stock: Any, worker: Worker) -> Any:
     """Sets `share.of_compile` while a model's container of losses computes, and notes that it does.
 
-    See `keras_names.unused_losses`.
+    See `Generation.unused_losses`.
     """
     share = worker.share
 
     @functools.wraps(stock)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         before, share.of_compile = share.of_compile, True
-        if not is_keras_3():
+        if generation().LISTS_UNUSED_LOSSES:
             self._nanotf_called = True
         try:
             return stock(self, *args, **kwargs)
@@ -269,22 +268,9 @@ def follow_share(model: Any, share: Share) -> None:
         share: `Share`.
     """
     metrics.follow_share(model.metrics, share)
-    if is_keras_3():
-        losses = model._compile_loss
-        for entry in getattr(losses, "_flat_losses", None) or ():
-            _take_whole_batch_if_scalar(entry.loss, share)
-        trackers = [model._loss_tracker]
-        if losses is not None:
-            trackers += losses.metrics
-    else:
-        losses = model.compiled_loss
-        if losses is None or not losses.built:
-            return
-        losses._losses = [_as_mean(loss, share) for loss in losses._losses]
-        trackers = [losses._total_loss_mean, *losses._per_output_metrics]
-    for tracker in trackers:
-        if tracker is not None:
-            _count_values_of_all(tracker, share)
+    generation().replace_losses(model, functools.partial(_following, share=share))
+    for tracker in generation().loss_trackers(model):
+        _count_values_of_all(tracker, share)
 
 
 def _take_whole_batch_if_scalar(loss: Any, share: Share) -> None:
@@ -341,11 +327,11 @@ def _where_rows_are_gathered(whole: Any, own: Any, share: Share) -> Any:
     return call
 
 
-def _as_mean(loss: Any, share: Share) -> Any:
-    """A loss object of Keras 2 that is a mean also to what looks at its `reduction`."""
-    if loss is None:
-        return None
+def _following(loss: Any, share: Share) -> Any:
+    """A loss object of `compile`, or what takes its place: a mean also where its sum is scaled."""
     _take_whole_batch_if_scalar(loss, share)
+    if not generation().SCALES_SUMS_BY_REPLICAS:
+        return loss
     reduction = require_tensorflow().keras.losses.Reduction
     return _Mean(loss) if loss.reduction == reduction.SUM else loss
 
@@ -369,14 +355,14 @@ def _count_values_of_all(tracker: Any, share: Share) -> None:
     Keras 2 to each of them.
     """
     stock = tracker.update_state
-    keras_3 = is_keras_3()
+    each = generation().WEIGHS_EACH_LOSS_BY_ROWS
 
     def update_state(values: Any, sample_weight: Any = None) -> Any:
         if share.current is None or sample_weight is None or values.shape.rank == 0:
             return stock(values, sample_weight=sample_weight)
         tf = require_tensorflow()
         rows = tf.cast(sample_weight, values.dtype)
-        rows = rows if keras_3 else share.undone(rows)
+        rows = share.undone(rows) if each else rows
         return stock(share.of(values), sample_weight=rows)
 
     tracker.update_state = update_state

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nanotf.compat import distribute, keras_names
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import NanoError
 from nanotf.region.share import Share, Worker, over_whole_batch, rows_of_all
 
@@ -83,7 +84,7 @@ def whole_batch_variables(metrics: list[Any]) -> list[Any]:
         v
         for part in parts
         if takes_whole_batch(part)
-        for v in keras_names.variables_of_metric(part)
+        for v in generation().variables_of_metric(part)
     ]
 
 
@@ -114,7 +115,7 @@ def update_with_all_rows(metric: Any, share: Share) -> None:
 def _hold_alike(metric: Any) -> None:
     """Makes reading a metric's variables give this worker's value, and not a sum."""
     first = require_tensorflow().VariableAggregation.ONLY_FIRST_REPLICA
-    for variable in keras_names.variables_of_metric(metric):
+    for variable in generation().variables_of_metric(metric):
         distribute.set_aggregation(variable, first)
 
 
@@ -173,7 +174,7 @@ def _following(metric: Any, stock: Any, share: Share) -> Callable[..., Any]:
         ]
         own = [variable.read_value() for variable in variables]
         whole = [share.counted(variable) for variable in variables]
-        if is_keras_3():  # Keras 2 sums them in `stock`
+        if not generation().SUMS_RESULTS_OF_STEPS:  # otherwise `stock` does
             whole = _combined(variables, whole)
         share.whole_results = False  # for metrics inside of this one
         try:

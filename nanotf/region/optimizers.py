@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nanotf.compat import distribute, keras_optimizers
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import NanoError
 from nanotf.region.share import Share, Worker
 
@@ -93,7 +94,7 @@ def sum_over_workers(grads: Sequence[Any], optimizer: Any = None) -> list[Any]:
 
 
 def sum_gradients_first(optimizer: Any) -> None:
-    """Makes an optimizer of Keras 3 sum gradients over workers before it looks at them.
+    """Makes an optimizer sum gradients over workers before it looks at them.
 
     Keras 3 sums them after clipping and accumulating, and after a loss-scaling optimizer has
     looked for infinities, so that each worker would clip its own part of the gradient and
@@ -102,7 +103,7 @@ def sum_gradients_first(optimizer: Any) -> None:
     Args:
         optimizer: the model's optimizer, in a worker; None does nothing.
     """
-    if not is_keras_3() or optimizer is None:
+    if generation().SUMS_GRADIENTS_FIRST or optimizer is None:
         return
     stock, given = optimizer.apply, optimizer
 
@@ -111,44 +112,12 @@ def sum_gradients_first(optimizer: Any) -> None:
 
     optimizer.apply = apply
     for each in keras_optimizers.with_inner([optimizer]):
-        keras_optimizers.take_as_summed(each)
-
-
-def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
-    """Makes an optimizer hand gradients to a function instead of summing and applying them.
-
-    Args:
-        optimizer: the model's optimizer, in a worker.
-        apply: function of `update` (the stock function, of lists of summed gradients and of
-            variables), the list of gradients and the list of variables.
-    """
-    if is_keras_3():
-        stock = optimizer.apply
-        keras_optimizers.take_as_summed(optimizer)
-
-        def apply_3(grads: Any, trainable_variables: Any = None) -> Any:
-            apply(stock, list(grads), list(trainable_variables))
-            return optimizer.iterations
-
-        optimizer.apply = apply_3
-        return
-    stock_gradients = optimizer.apply_gradients
-
-    def update(grads: Any, variables: Any) -> None:
-        pairs = zip(grads, variables, strict=True)
-        stock_gradients(list(pairs), skip_gradients_aggregation=True)
-
-    def apply_gradients(grads_and_vars: Any, *_: Any, **__: Any) -> Any:
-        grads, variables = zip(*grads_and_vars, strict=True)
-        apply(update, list(grads), list(variables))
-        return optimizer.iterations
-
-    optimizer.apply_gradients = apply_gradients
+        generation().take_as_summed(each)
 
 
 # ---------------------------------------------------------------------- weighed by the share
 def update_in_branches(optimizer: Any, strategy: Any) -> None:
-    """Lets an optimizer of Keras 3 update variables inside a branch of `tf.cond`.
+    """Lets an optimizer update variables inside a branch of `tf.cond`.
 
     It does so to accumulate gradients, and to overwrite weights with their averages.
 
@@ -156,7 +125,7 @@ def update_in_branches(optimizer: Any, strategy: Any) -> None:
         optimizer: an optimizer, in a worker.
         strategy: `strategy.WorkerStrategy`.
     """
-    if not is_keras_3() or not _has_branches(optimizer):
+    if not generation().UPDATES_IN_BRANCHES or not _has_branches(optimizer):
         return
     stock = optimizer.apply
 
@@ -301,8 +270,8 @@ def _weighed_pairs(grads_and_vars: Any, options: Any, share: Share) -> list[tupl
 
 
 def weigh_loss(optimizer: Any, share: Share) -> None:
-    """Makes Keras 3's own `train_step` multiply the loss by the share, before its gradient."""
-    if optimizer is None or not is_keras_3():
+    """Makes Keras's own `train_step` multiply the loss by the share where it scales it."""
+    if optimizer is None or generation().GRADIENT_OF_COMPUTED_LOSS:
         return
     stock = optimizer.scale_loss
 

@@ -3,7 +3,7 @@
 It makes Keras train on the rows of one worker as it would on the whole batch.
 
 For the time of a call nanotf also replaces `tf.print` (`worker.output`), Keras 2's
-`Lambda._serialize_function_to_config` (`compat.keras_names.functions_by_name`), `get_config` of
+`Lambda._serialize_function_to_config` (`Generation.functions_by_name`), `get_config` of
 classes that a model is made of (`shipping.constructors`, `shipping.pickling`). In the user's process
 `patch_tensorflow` replaces Keras's classes until `unpatch_tensorflow`.
 """
@@ -187,7 +187,7 @@ TABLE: tuple[Override, ...] = (
     Override("keras.src.losses:LossFunctionWrapper.call", "a scalar loss needs the rows of all workers", losses.call_function, KERAS_2),
     Override("keras.src.trainers.compile_utils:CompileLoss.__call__", "tells the losses of `compile` from those that the user's code calls", losses.compute_losses_of_compile, KERAS_3),
     Override("keras.src.engine.compile_utils:LossesContainer.__call__", "tells the losses of `compile` from those that the user's code calls", losses.compute_losses_of_compile, KERAS_2),
-    Override("keras.src.engine.compile_utils:LossesContainer._nanotf_called", "see `keras_names.unused_losses`", lambda stock, worker: False, KERAS_2, adds=True),
+    Override("keras.src.engine.compile_utils:LossesContainer._nanotf_called", "see `Generation.unused_losses`", lambda stock, worker: False, KERAS_2, adds=True),
     Override("tensorflow:keras.losses.Loss._get_reduction", "under a strategy Keras 2 refuses a mean in the user's own step, for which there is a share", lambda stock, worker: _explaining_place(losses.get_reduction(stock, worker), worker), KERAS_2),
     Override("tensorflow:keras.layers.Layer.activity_regularizer", "Keras divides it by the batch from 3.14 on", losses.activity_regularizer, ((3,), (3, 14)), adds=True),
     Override("keras.src.backend.tensorflow.nn:_compute_moments_sync", "a row that stands in for none does not count", losses.compute_moments_sync, KERAS_3),

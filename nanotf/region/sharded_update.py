@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.region import optimizers
 
@@ -157,7 +158,7 @@ class ShardedUpdate:
             tf.zeros([self.bounds[1] - self.bounds[0]], dtype), "part"
         )
         optimizer.build([self.part, *self._whole(trainable)])
-        optimizers.apply_through(optimizer, self._apply)
+        generation().apply_through(optimizer, self._apply)
 
     def variables(self) -> list[tuple[Any, tuple[int, ...], tuple[int, int], bool]]:
         """The variables that hold parts, as `shipping.state.Part` takes them.

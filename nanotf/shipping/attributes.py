@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from nanotf.compat import keras_names
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping import classes, objects
 
 _DEPTH = 4  # of objects in the attributes of a layer
@@ -29,10 +30,8 @@ Place = tuple[int, Path]  # a layer, in the order of `classes.with_layers`, and 
 
 def is_variable(value: Any) -> bool:
     """Whether something is a variable that can travel: of numbers, and of a known shape."""
-    tf = require_tensorflow()
-    if is_keras_3() and isinstance(value, tf.keras.Variable):
-        return True
-    return keras_names.holds_numbers(value)
+    own = isinstance(value, generation().variable_classes())
+    return own or keras_names.holds_numbers(value)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -24,7 +24,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
 from nanotf.shipping import attributes, classes, models, objects, pickling, programs, user_modules
 
@@ -39,7 +40,7 @@ def _is_root(value: Any) -> bool:
         return False
     if isinstance(value, keras.layers.Layer) or attributes.is_variable(value):
         return True
-    return is_keras_3() and isinstance(value, keras.random.SeedGenerator)
+    return isinstance(value, generation().seed_generator_classes())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +94,7 @@ class _Pickler(pickling.Pickler):
             inside += keras_optimizers.optimizer_variables(optimizer)
         self._inside = {id(part): part for part in inside}
         self.weights = {id(v) for v in objects.own_variables(model)}
-        self.weights |= {id(v) for v in keras_names.model_variables(model)}
+        self.weights |= {id(v) for v in generation().model_variables(model)}
 
     def persistent_id(self, obj: Any) -> Any:
         known = self._numbers.get(id(obj))
@@ -183,7 +184,7 @@ def _dump(pickler: _Pickler, model: Any, recipe: models.ModelRecipe) -> Captured
     found = [(p, v) for p, v in objects.parts_of(model).items() if p[0] not in _UNCOMPILED]
     pickler.parts = {id(model): None, **{id(part): place for place, part in found}}
     pickling.dump(pickler, {name: getattr(recipe, name) for name in _LATE})
-    own = {id(variable) for variable in keras_names.model_variables(model)}
+    own = {id(variable) for variable in generation().model_variables(model)}
     places: list[tuple[int, int]] = []
     variables: dict[int, Any] = {}
     for number, root in enumerate(pickler.roots):
@@ -208,7 +209,7 @@ def _globals(module: types.ModuleType) -> list[Any]:
 def _captured(variables: list[Any], roots: Iterable[Any]) -> Captured:
     layers = [root for root in roots if _is_layer(root)]
     of_layers = {id(v) for layer in layers for v in _variables_of(layer)}
-    moving = {id(v) for layer in layers for v in keras_names.moving_variables(layer)}
+    moving = {id(v) for layer in layers for v in generation().moving_variables(layer)}
     return Captured(
         variables,
         [v for v in variables if id(v) not in of_layers],
@@ -222,7 +223,7 @@ def _is_layer(root: Any) -> bool:
 
 def _variables_of(root: Any) -> list[Any]:
     if isinstance(root, require_tensorflow().keras.Model):
-        return keras_names.model_variables(root)
+        return generation().model_variables(root)
     return objects.variables_of(root)
 
 

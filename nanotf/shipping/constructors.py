@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import random_states
+from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 
 KEY = "nanotf_arguments"  # in a configuration: the name of an `Arguments` in `custom_objects`
@@ -136,7 +136,7 @@ def _describe_layers(layer: Any, arguments: Arguments) -> None:
         return
     others = {name: value for name, value in values.items() if name not in optional}
     try:
-        with random_states.kept():
+        with keras_names.kept_random_states():
             made = Arguments(others, True).make(type(layer))
     except Exception:  # whatever the user's class does without them
         return

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat.data_adapters import UNKNOWN_CARDINALITY
+from nanotf.compat.keras_epochs import UNKNOWN_CARDINALITY
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.shipping.arrays import ArrayRef, Packing, view

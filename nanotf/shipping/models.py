@@ -15,8 +15,9 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from nanotf.compat import keras_compiled, keras_names, keras_optimizers, random_states
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat import keras_compiled, keras_names, keras_optimizers
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
 from nanotf.shipping import attributes, classes, constructors
 
@@ -159,7 +160,7 @@ def configured_by_name(obj: Any, custom_objects: dict[str, Any]) -> Iterator[Non
             value.__name__ = name
     try:
         with (
-            keras_names.functions_by_name(),
+            generation().functions_by_name(),
             keras_names.with_vocabularies(obj),
             lenient(custom_objects),
             constructors.by_value(layers, custom_objects),
@@ -230,8 +231,10 @@ def recipe_of(model: Any) -> ModelRecipe:
 
 
 def _lacks_arguments(cls: type, config: dict[str, Any]) -> bool:
-    """Whether Keras 2 has left out the arguments of `__init__`, which it could not write down."""
-    if is_keras_3() or not classes.is_foreign(cls) or classes.has_own_get_config(cls):
+    """Whether Keras has left out the arguments of `__init__`, which it could not write down."""
+    if not generation().CONFIGS_MAY_LACK_ARGUMENTS:
+        return False
+    if not classes.is_foreign(cls) or classes.has_own_get_config(cls):
         return False
     parameters = list(inspect.signature(cls.__init__).parameters)[1:]  # type: ignore[misc]
     own = [name for name in parameters if name not in ("args", "kwargs", "name", "dtype")]
@@ -266,7 +269,7 @@ def _excluded_from_decay(model: Any) -> tuple[tuple[int, ...], ...]:
     optimizers = all_optimizers(model)
     if not any(keras_optimizers.excludes_variables(optimizer) for optimizer in optimizers):
         return ()  # a model that is not built has no variables to ask for
-    variables = keras_names.model_variables(model)
+    variables = generation().model_variables(model)
     return tuple(keras_optimizers.excluded_places(o, variables) for o in optimizers)
 
 
@@ -276,7 +279,7 @@ def exclude_from_decay(model: Any, recipe: ModelRecipe) -> None:
     An optimizer knows them by keys that are not the same in another process.
     """
     if recipe.excluded:
-        variables = keras_names.model_variables(model)
+        variables = generation().model_variables(model)
         optimizers = all_optimizers(model)
         for optimizer, places in zip(optimizers, recipe.excluded, strict=False):
             keras_optimizers.exclude_places(optimizer, variables, places)
@@ -299,21 +302,20 @@ def _trainable_flags(model: Any) -> tuple[bool, ...]:
 
 
 def _trainable_variables(model: Any) -> tuple[bool, ...]:
-    return tuple(bool(v.trainable) for v in model.weights) if is_keras_3() else ()
+    frozen_apart = generation().FREEZES_SINGLE_VARIABLES
+    return tuple(bool(v.trainable) for v in model.weights) if frozen_apart else ()
 
 
 def _compile_arguments(model: Any) -> dict[str, Any] | None:
-    if not keras_names.is_compiled(model):
+    if not generation().is_compiled(model):
         return None
     arguments = keras_names.compile_arguments(model)
     arguments.pop("optimizer", None)  # the live object travels, with its current settings
-    if is_keras_3():
-        arguments["auto_scale_loss"] = False  # and scales losses already, where it should
-    return arguments
+    return arguments | generation().COMPILE_IN_WORKERS
 
 
 def _own_compile_arguments(model: Any, cls: type) -> Any:
-    if not classes.is_foreign(cls.compile) or not keras_names.is_compiled(model):  # type: ignore[attr-defined]
+    if not classes.is_foreign(cls.compile) or not generation().is_compiled(model):  # type: ignore[attr-defined]
         return None
     recorded = getattr(model, "_nanotf_compile_arguments", None)
     if recorded is not None:
@@ -537,7 +539,7 @@ def build_as(model: Any, config: dict[str, Any]) -> None:
             return
     # A subclassed model's own build() leaves its layers unbuilt; calling it builds them.
     if shapes:
-        call_on_nothing(model, _specs(shapes))
+        generation().call_on_specs(model, _specs(shapes))
 
 
 def _is_shape(shapes: Any) -> bool:
@@ -562,26 +564,6 @@ def needs_call(model: Any) -> bool:
     return not all(v.built for v in keras_names.layers_below(model)) or not model.variables
 
 
-def call_on_nothing(model: Any, specs: Any) -> None:
-    """Builds a model by a symbolic call.
-
-    Args:
-        model: a Keras model.
-        specs: nested structure of `tf.TensorSpec`, its inputs; the first dimension is the batch.
-    """
-    tf = require_tensorflow()
-    if is_keras_3():
-        inputs = tf.nest.map_structure(
-            lambda s: tf.keras.KerasTensor(tuple(s.shape), dtype=s.dtype.name), specs
-        )
-        keras_names.source_module("backend").compute_output_spec(model, inputs)
-        return
-    inputs = tf.nest.map_structure(
-        lambda s: tf.keras.Input(shape=s.shape[1:], dtype=s.dtype), specs
-    )
-    model(inputs)
-
-
 def checked(model: Any, recipe: ModelRecipe) -> ModelRecipe:
     """Rebuilds a model here, to find out before any worker starts that it can't be.
 
@@ -602,7 +584,7 @@ def checked(model: Any, recipe: ModelRecipe) -> ModelRecipe:
     if not foreign and not _has_layers_in_two_models(model):
         return recipe
     bare = dataclasses.replace(recipe, compile_arguments=None, own_compile_arguments=None)
-    with random_states.kept():  # of layers' seeds, and weights
+    with keras_names.kept_random_states():  # of layers' seeds, and weights
         twin = rebuild(bare)
     changed = attributes.changed(model, twin)
     set_attributes(twin, changed)  # Keras 2 counts variables among them as weights
@@ -625,7 +607,7 @@ def _variables_to_compare(model: Any) -> list[Any]:
     kept = [value for layer in keras_names.flat_layers(model) for value in vars(layer).values()]
     metrics = [value for value in kept if isinstance(value, metric)]
     left_out = {id(v) for m in metrics for v in m.variables}
-    variables = keras_names.model_variables(model)
+    variables = generation().model_variables(model)
     return [(tuple(v.shape), v.dtype) for v in variables if id(v) not in left_out]
 
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanotf.compat import keras_compiled, keras_names, keras_optimizers
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
 
 
 def is_data(value: Any) -> bool:
@@ -31,22 +32,21 @@ def is_root(value: Any) -> bool:
 def _root_classes() -> tuple[type, ...]:
     tf = require_tensorflow()
     keras = tf.keras
-    found = [
+    return (
         keras.layers.Layer,
         keras.metrics.Metric,
         keras.losses.Loss,
         tf.Variable,
         tf.train.Checkpoint,
         *keras_optimizers.optimizer_classes(),
-    ]
-    if is_keras_3():
-        found += [keras.Variable, keras.random.SeedGenerator]
-    return tuple(found)
+        *generation().variable_classes(),
+        *generation().seed_generator_classes(),
+    )
 
 
 def _is_variable(value: Any) -> bool:
     tf = require_tensorflow()
-    return isinstance(value, (tf.Variable, tf.keras.Variable) if is_keras_3() else tf.Variable)
+    return isinstance(value, (tf.Variable, *generation().variable_classes()))
 
 
 def parts_of(root: Any) -> dict[tuple[str, int], Any]:
@@ -79,7 +79,7 @@ def own_variables(root: Any) -> list[Any]:
         return []
     if isinstance(root, tf.train.Checkpoint):
         return [root.save_counter]
-    if is_keras_3() and isinstance(root, tf.keras.random.SeedGenerator):
+    if isinstance(root, generation().seed_generator_classes()):
         return [root.state]
     try:
         found = getattr(root, "variables", [])
@@ -105,7 +105,7 @@ def variables_of(root: Any) -> list[Any]:
     if _is_variable(root):
         return [keras_names.tf_variable(root)]
     if isinstance(root, tf.keras.metrics.Metric):
-        own = keras_names.variables_of_metric(root)
+        own = generation().variables_of_metric(root)
     else:
         own = [keras_names.tf_variable(v) for v in own_variables(root)]
     return [v for v in own if v.shape.is_fully_defined()]
@@ -196,7 +196,7 @@ def distinct_variables(roots: Sequence[Any]) -> list[Any]:
 def moving_variables(roots: Sequence[Any]) -> list[Any]:
     """Moving statistics that differ between ranks though TensorFlow does not know it."""
     layers = [root for root in roots if isinstance(root, require_tensorflow().keras.layers.Layer)]
-    return [v for layer in layers for v in keras_names.moving_variables(layer)]
+    return [v for layer in layers for v in generation().moving_variables(layer)]
 
 
 def metrics_of(roots: Sequence[Any]) -> list[Any]:
@@ -218,8 +218,6 @@ def seed_variables(roots: Sequence[Any]) -> list[Any]:
     """The seeds of random layers, and of generators of seeds."""
     tf = require_tensorflow()
     layers = [root for root in roots if isinstance(root, tf.keras.layers.Layer)]
-    found = [v for layer in layers for v in keras_names.seed_variables(layer)]
-    if is_keras_3():
-        generators = [r for r in roots if isinstance(r, tf.keras.random.SeedGenerator)]
-        found += [keras_names.tf_variable(generator.state) for generator in generators]
-    return found
+    found = [v for layer in layers for v in generation().seed_variables(layer)]
+    generators = [r for r in roots if isinstance(r, generation().seed_generator_classes())]
+    return found + [keras_names.tf_variable(generator.state) for generator in generators]

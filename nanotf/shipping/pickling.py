@@ -36,7 +36,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from nanotf.compat import keras_names, keras_optimizers, random_states
+from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
@@ -206,7 +207,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         attributes: dict[str, Any] = {}
         if own:
             try:
-                with random_states.kept():
+                with keras_names.kept_random_states():
                     twin = rebuild_from_config(cls, config, custom_objects)
             except Exception as error:
                 raise _not_configurable(obj, f"rebuilding it raised {error!r}") from error
@@ -233,7 +234,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, self._tf.keras.Model):
             recipe = models.recipe_of(obj)
             return models.rebuild, (recipe,)
-        plain = keras_names.untracked(obj)
+        plain = generation().untracked(obj)
         if plain is not None:
             return _same, (plain,)
         if isinstance(obj, self._by_config):

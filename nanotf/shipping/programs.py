@@ -27,7 +27,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from nanotf.compat import keras_optimizers
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
 from nanotf.shipping import classes, models, objects, pickling, user_modules
@@ -348,11 +349,11 @@ def recipe_of_root(root: Any) -> Any:
             synchronization=root.synchronization.value,
             aggregation=root.aggregation.value,
         )
-    if is_keras_3() and isinstance(root, tf.keras.Variable):
+    if isinstance(root, generation().variable_classes()):
         return VariableRecipe(
             tuple(root.shape), root.dtype, bool(root.trainable), root.name, keras=True
         )
-    if is_keras_3() and isinstance(root, tf.keras.random.SeedGenerator):
+    if isinstance(root, generation().seed_generator_classes()):
         return _Made(type(root), (root.get_config(),), "from_config")
     if isinstance(root, tf.train.Checkpoint):
         tracked = {n: v for n, v in vars(root).items() if not n.startswith("_")}

@@ -12,7 +12,7 @@ user's data are read at most `SLOTS` batches, and what a worker prefetches, ahea
 slowest worker, and never beyond the last batch of an epoch.
 
 Keras's loop runs twice: in the workers, where the steps are, and without steps in the parent
-(`compat.data_adapters.Epochs`), which so makes the same iterators at the same points, those
+(`compat.keras_epochs.Epochs`), which so makes the same iterators at the same points, those
 included that Keras never reads, and a shuffled dataset draws the orders that it would draw in
 a single process. A turn is an iterator of which something is read; both sides count them.
 An epoch of training begins when the parent's callbacks have heard of it, an evaluation when a
@@ -261,7 +261,7 @@ class StreamReader:
 
 
 class Epochs(Protocol):
-    """What a stream's writer needs of the data, see `compat.data_adapters.Epochs`."""
+    """What a stream's writer needs of the data, see `compat.keras_epochs.Epochs`."""
 
     def training(self) -> Iterator[Iterator[tuple[Any, Any]]]: ...
 

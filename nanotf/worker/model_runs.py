@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
+from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat.generation import generation
 from nanotf.region.strategy import mark_as_share
 from nanotf.shipping import inputs, jobs, outputs, pipelines, state, streams
 from nanotf.wire import messages, timing
@@ -125,7 +126,7 @@ class _ModelRun:
     def _seeds(self) -> list[Any]:
         """Where the random layers stand, which draw in a pass without training, too."""
         local = self.session.strategy.experimental_local_results
-        return [local(v)[0].numpy() for v in keras_names.seed_variables(self.model)]
+        return [local(v)[0].numpy() for v in generation().seed_variables(self.model)]
 
     def _callbacks(self) -> list[Any]:
         passes = self.session.stopwatch.callback(tf.keras.callbacks.Callback)
@@ -212,7 +213,7 @@ class FitRun(_ModelRun):
             shards=job.shards,
         )
         self.metrics = self._metrics_state()
-        keras_callbacks.begin_at(self.model, job.initial_epoch, job.initial_step)
+        generation().begin_at(self.model, job.initial_epoch, job.initial_step)
         keras_names.forget_validation_data(self.model)
         train, steps = self._passes(job.train, job.steps_per_epoch)
         validation, validation_steps = self._passes(job.validation, job.validation_steps)
@@ -238,7 +239,7 @@ class FitRun(_ModelRun):
         With Keras 3 it ends where the data do, and nowhere else. Otherwise an array's dataset is
         endless, so that Keras keeps one iterator.
         """
-        several = keras_names.runs_several_steps(self.model)
+        several = generation().steps_at_once(self.model) > 1
         if several and isinstance(source, inputs.ArrayInput) and steps == source.steps:
             return dataclasses.replace(source, passes=1), None
         return source, steps
@@ -306,7 +307,7 @@ class EvaluateRun(_ModelRun):
 
     def run(self) -> jobs.Evaluated:
         job, strategy = self.job, self.session.strategy
-        self._take_model(keras_names.model_variables, job.data)
+        self._take_model(generation().model_variables, job.data)
         at_end = replica.at_end_of_data(self.model, lambda _: self._end_if_broken(job.data))
         with at_end, self._prints():
             logs = self.model.evaluate(
@@ -320,7 +321,7 @@ class EvaluateRun(_ModelRun):
         variables = keras_names.metric_variables(self.model)
         return jobs.Evaluated(
             logs,
-            keras_names.metrics_in_order(self.model, logs),
+            generation().metrics_in_order(self.model, logs),
             [strategy.experimental_local_results(v)[0].numpy() for v in variables],
             keras_names.step_count(self.model, "evaluate"),
             self._seeds(),
@@ -335,7 +336,7 @@ class PredictRun(_ModelRun):
 
     def run(self) -> jobs.Predicted:
         job = self.job
-        self._take_model(keras_names.model_variables, metrics=False)
+        self._take_model(generation().model_variables, metrics=False)
         self.writer = outputs.OutputWriter(self._send_outputs)
         with replica.outputs_to(self.model, self.writer.take), self._prints():
             try:
@@ -380,7 +381,7 @@ def _state(
         variables,
         session.strategy,
         parts,
-        seeds=keras_names.seed_variables(model),
+        seeds=generation().seed_variables(model),
         rank=session.rank,
         divides_sums=isinstance(job, jobs.FitJob),
     )

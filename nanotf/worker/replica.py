@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat import keras_names, keras_optimizers
-from nanotf.compat.versions import is_keras_3
+from nanotf.compat.generation import generation
 from nanotf.region import metrics, optimizers
 from nanotf.region.share import Share
 from nanotf.shipping.captured import Captured
@@ -204,7 +204,7 @@ def _variables_of_this_rank(model: Any) -> list[Any]:
     local = [v for v in variables if v.synchronization == tf.VariableSynchronization.ON_READ]
     shared = {id(v) for v in keras_names.synchronized_variables(model)}
     shared |= {id(v) for v in metrics.whole_batch_variables(model.metrics)}
-    return [v for v in local + keras_names.moving_variables(model) if id(v) not in shared]
+    return [v for v in local + generation().moving_variables(model) if id(v) not in shared]
 
 
 class _ResultsNeeded(Exception):
@@ -262,14 +262,14 @@ def _follow_results(model: Any, name: str) -> None:
     if name in model._nanotf_own_logs:
         metrics.follow_results(_metrics(model), share)
         needs = model._nanotf_needs_results.get(name, tf.executing_eagerly())
-        share.whole_results = needs or not is_keras_3()
+        share.whole_results = needs or generation().SUMS_RESULTS_OF_STEPS
 
 
 @tf.autograph.experimental.do_not_convert
 def _of_whole_batch(model: Any, name: str, result: Any) -> Any:
     """What the user's own step returns, where no metric will say it for the whole epoch."""
     share = model._nanotf_share
-    names = {metric.name for metric in _metrics(model)} - keras_names.unused_losses(model)
+    names = {metric.name for metric in _metrics(model)} - generation().unused_losses(model)
     needs = isinstance(result, dict) and set(result) != names
     if not needs or share.has_results:
         model._nanotf_needs_results[name] = needs
@@ -283,7 +283,7 @@ def _of_whole_batch(model: Any, name: str, result: Any) -> Any:
         value = tf.convert_to_tensor(value)
         if value.dtype.is_floating and value.shape.rank == 0:
             value = share.of(value)
-            if is_keras_3():  # Keras 2 sums what steps return
+            if not generation().SUMS_RESULTS_OF_STEPS:
                 value = context.all_reduce(tf.distribute.ReduceOp.SUM, value)
         means[key] = value
     return means
@@ -299,7 +299,7 @@ def _metrics(model: Any) -> list[Any]:
 
 
 class _LossOfShareMixin:
-    """For Keras 2, whose own `train_step` takes the gradient of what this returns."""
+    """For a `train_step` of Keras's own that takes the gradient of what this returns."""
 
     _nanotf_share: Share
 
@@ -335,7 +335,7 @@ def become_replica(
     own_logs = own_steps
     if not keras_names.is_keras_own(cls.compute_metrics):  # its result is that of Keras's steps
         own_logs = frozenset(("train_step", "test_step"))
-    of_loss = "train_step" not in own_steps and not is_keras_3()
+    of_loss = "train_step" not in own_steps and generation().GRADIENT_OF_COMPUTED_LOSS
     mixins: tuple[type, ...] = (ReplicaMixin, _LossOfShareMixin) if of_loss else (ReplicaMixin,)
     body = {
         "__module__": cls.__module__,
@@ -386,9 +386,7 @@ def average_before_validation(model: Any, strategy: Any) -> None:
         model: a replica.
         strategy: `strategy.WorkerStrategy`.
     """
-    variables = [v for v in keras_names.moving_variables(model) if v.dtype.is_floating]
-    if not is_keras_3():
-        variables = [v for v in model.non_trainable_variables if _is_moving(v)]
+    variables = generation().variables_to_average(model)
     local = [strategy.experimental_local_results(v)[0] for v in variables]
 
     def replace() -> None:
@@ -399,15 +397,6 @@ def average_before_validation(model: Any, strategy: Any) -> None:
     if local:
         average = tf.function(lambda: strategy.run(replace), autograph=False)
         type(model)._nanotf_average = staticmethod(average)
-
-
-def _is_moving(variable: Any) -> bool:
-    return (
-        isinstance(variable, tf.Variable)
-        and variable.dtype.is_floating
-        and variable.synchronization == tf.VariableSynchronization.ON_READ
-        and variable.aggregation == tf.VariableAggregation.MEAN
-    )
 
 
 def expect_empty_shares(model: Any, expected: bool) -> None:

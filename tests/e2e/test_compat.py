@@ -21,7 +21,6 @@ from nanotf import errors
 from nanotf.compat import (
     autograph,
     build_facts,
-    data_adapters,
     distribute,
     eager_context,
     keras_callbacks,
@@ -32,6 +31,7 @@ from nanotf.compat import (
     versions,
 )
 from nanotf.compat import overrides as replacing
+from nanotf.compat.generation import generation
 from nanotf.compat.overrides import Override
 from nanotf.keras import nano
 from nanotf.region import overrides
@@ -189,7 +189,7 @@ def test_seeds_of_keras() -> None:
         return np.ravel(tf.keras.initializers.GlorotUniform()((1, 2))).tolist()
 
     drawn()
-    with keras_names.kept_seeds():
+    with generation().kept_seeds():
         inside = drawn()
         tf.keras.utils.set_random_seed(4)
         drawn()
@@ -244,17 +244,17 @@ def test_the_build_says_whether_it_uses_onednn() -> None:
 
 
 def test_global_policy_can_be_put_back() -> None:
-    before = keras_names.global_policy()
+    before = generation().global_policy()
     tf.keras.mixed_precision.set_global_policy("float64")
-    assert keras_names.global_policy().name == "float64"
+    assert generation().global_policy().name == "float64"
     tf.keras.mixed_precision.set_global_policy(before)
-    assert keras_names.global_policy() is before
+    assert generation().global_policy() is before
 
 
 def test_compile_state() -> None:
     model = _compiled()
-    assert keras_names.is_compiled(model)
-    assert not keras_names.is_compiled(tf.keras.Sequential([L.Dense(1)]))
+    assert generation().is_compiled(model)
+    assert not generation().is_compiled(tf.keras.Sequential([L.Dense(1)]))
     arguments = keras_names.compile_arguments(model)
     assert arguments["loss"] == "mse"
     assert arguments["metrics"] == ["mae"]
@@ -291,7 +291,7 @@ def test_legacy_optimizer_variables() -> None:
 def test_model_variables_are_tensorflows() -> None:
     model = _compiled()
     model.build((None, 3))
-    assert all(isinstance(v, tf.Variable) for v in keras_names.model_variables(model))
+    assert all(isinstance(v, tf.Variable) for v in generation().model_variables(model))
 
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
@@ -386,9 +386,9 @@ def test_data_adapters_of_keras_2() -> None:
 
 
 def test_compile_checks() -> None:
-    data_adapters.check_compiled(_compiled(), "fit")
+    generation().check_compiled(_compiled(), "fit")
     with pytest.raises((ValueError, RuntimeError), match="compile"):
-        data_adapters.check_compiled(tf.keras.Sequential([L.Dense(1)]), "evaluate")
+        generation().check_compiled(tf.keras.Sequential([L.Dense(1)]), "evaluate")
 
 
 def test_pipelines_as_graphs() -> None:
@@ -414,8 +414,8 @@ def test_names_of_evaluate_and_predict() -> None:
     keras_names.build_metrics(model, (tf.TensorSpec([None, 3]), tf.TensorSpec([None, 2])))
     assert len(keras_optimizers.optimizer_variables(model.optimizer)) <= 2, "no slots"
     logs = {"mae": 2.0, "loss": 1.0}
-    assert keras_names.metrics_in_order(model, logs)[0] == 1.0
-    assert keras_names.metrics_in_order(model, {"loss": 1.0}) == 1.0
+    assert generation().metrics_in_order(model, logs)[0] == 1.0
+    assert generation().metrics_in_order(model, {"loss": 1.0}) == 1.0
     keras_names.set_step_count(model, "predict", None if IS_KERAS_3 else 3)
     assert keras_names.step_count(model, "predict") == (None if IS_KERAS_3 else 3)
 
@@ -423,9 +423,9 @@ def test_names_of_evaluate_and_predict() -> None:
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
 def test_containers_that_track_variables() -> None:
     tracking = keras_names.source_module("utils.tracking")
-    plain = keras_names.untracked(tracking.TrackedList([1, 2]))
+    plain = generation().untracked(tracking.TrackedList([1, 2]))
     assert (type(plain), plain) == (list, [1, 2])
-    assert keras_names.untracked([1]) is None
+    assert generation().untracked([1]) is None
 
 
 def test_names_of_embedding_and_adam() -> None:
@@ -533,13 +533,13 @@ def test_copy_of_a_pipeline_draws_the_orders_of_a_new_one(change: Any) -> None:
 
 def test_where_a_resumed_training_begins_is_asked_of_the_model() -> None:
     model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
-    assert keras_callbacks.place_to_resume(model, 3, 10) == (3, 0)
+    assert generation().place_to_resume(model, 3, 10) == (3, 0)
     if IS_KERAS_3:
         model._initial_epoch = 5
-        assert keras_callbacks.place_to_resume(model, 3, 10) == (5, 0)
+        assert generation().place_to_resume(model, 3, 10) == (5, 0)
     else:
-        keras_callbacks.begin_at(model, 5, 2)
-        assert keras_callbacks.place_to_resume(model, 3, 10) == (5, 2)
+        generation().begin_at(model, 5, 2)
+        assert generation().place_to_resume(model, 3, 10) == (5, 2)
 
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
@@ -551,11 +551,11 @@ def test_keras_3_names_of_losses_and_metrics() -> None:
     assert [m.name for m in model._compile_metrics.metrics] == ["mae"]
     assert callable(model._compile_metrics.metrics[0]._fn)
     assert callable(model.optimizer.scale_loss)
-    assert len(keras_names.seed_variables(model)) == 1
-    assert keras_names.moving_variables(model) == []
+    assert len(generation().seed_variables(model)) == 1
+    assert generation().moving_variables(model) == []
     normalised = tf.keras.Sequential([L.Input((3,)), L.Dense(2), L.BatchNormalization()])
     normalised.trainable = False
-    assert len(keras_names.moving_variables(normalised)) == 2
+    assert len(generation().moving_variables(normalised)) == 2
 
 
 @pytest.mark.skipif(IS_KERAS_3, reason="Keras 2's names")
@@ -605,7 +605,7 @@ def test_names_of_compiled_models() -> None:
     assert hasattr(tf.keras.Model().build, "_is_default")
     assert not hasattr(L.Dense(1).build, "_is_default")
     assert keras_optimizers.optimizers_of(model) == [model.optimizer]
-    assert not keras_names.runs_several_steps(model)
+    assert generation().steps_at_once(model) == 1
 
 
 @pytest.mark.parametrize("name", ["Adam", "RMSprop", "Lion", "Adadelta", "Adamax", "AdamW"])

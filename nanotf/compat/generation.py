@@ -1,0 +1,283 @@
+"""What differs between the generations of Keras: `keras2` and `keras3` define the same names.
+
+Callers ask for a fact or an action, never for the generation. To drop a generation, delete its file.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from nanotf.compat.versions import is_keras_3
+
+if TYPE_CHECKING:
+    from nanotf.compat import keras_epochs
+
+
+class Generation(Protocol):
+    """The interface of `keras2` and `keras3`, which mypy holds both to.
+
+    Attributes:
+        MODEL, SEQUENTIAL, FUNCTIONAL: str, the modules of these classes, below `src`.
+        TRAINER: str, the module with what `fit`, `evaluate` and `predict` do.
+        CUSTOM_NAMES: str, the attribute of `saving.object_registration` with names by class.
+        EMBEDDING_READS_WHOLE_TABLE: bool, whether a look-up in an `Embedding` reads all rows.
+        CONFIGS_MAY_LACK_ARGUMENTS: bool, whether the default `get_config` leaves arguments out
+            that it cannot write down.
+        FREEZES_SINGLE_VARIABLES: bool, whether `trainable` is set for each variable.
+        COMPILE_IN_WORKERS: dict, arguments of a worker's `compile` that are not the user's.
+        PASSES_ADD_A_HISTORY: bool, whether `evaluate` and `predict` give the model a new one.
+        PASSES_CAN_BE_STOPPED: bool, whether `evaluate` and `predict` obey a flag of the model.
+        PREDICTS_LISTS_OF_BATCHES: bool, whether the function of `predict` takes a list.
+        EACH_PASS_HAS_AN_ITERATOR: bool, whether the loop of `fit` makes an iterator for each pass
+            over the data, and cuts the epoch short in which they run out. Otherwise it keeps one,
+            and training ends when that does.
+        KNOWS_ROWS_OF_BATCHES: bool, whether the specs of batches of arrays have their rows.
+        SUMS_RESULTS_OF_STEPS: bool, whether what a step returns, and the results of metrics in it,
+            are summed over workers.
+        GRADIENT_OF_COMPUTED_LOSS: bool, whether the own `train_step` takes the gradient of what
+            `compute_loss` returns, and nothing is scaled after that.
+        LISTS_UNUSED_LOSSES: bool, whether a model has metrics of losses that no step has used.
+        SCALES_SUMS_BY_REPLICAS: bool, whether a loss of `compile` that is a sum over rows is
+            multiplied by the number of replicas.
+        WEIGHS_EACH_LOSS_BY_ROWS: bool, whether the mean of unreduced losses counts each of them
+            as often as the batch has rows. Otherwise it counts their mean so.
+        SUMS_GRADIENTS_FIRST: bool, whether an optimizer sums gradients over replicas before it
+            clips and accumulates them.
+        UPDATES_IN_BRANCHES: bool, whether an optimizer may update variables in a `tf.cond`.
+    """
+
+    MODEL: str
+    SEQUENTIAL: str
+    FUNCTIONAL: str
+    TRAINER: str
+    CUSTOM_NAMES: str
+    EMBEDDING_READS_WHOLE_TABLE: bool
+    CONFIGS_MAY_LACK_ARGUMENTS: bool
+    FREEZES_SINGLE_VARIABLES: bool
+    COMPILE_IN_WORKERS: dict[str, Any]
+    PASSES_ADD_A_HISTORY: bool
+    PASSES_CAN_BE_STOPPED: bool
+    PREDICTS_LISTS_OF_BATCHES: bool
+    EACH_PASS_HAS_AN_ITERATOR: bool
+    KNOWS_ROWS_OF_BATCHES: bool
+    SUMS_RESULTS_OF_STEPS: bool
+    GRADIENT_OF_COMPUTED_LOSS: bool
+    LISTS_UNUSED_LOSSES: bool
+    SCALES_SUMS_BY_REPLICAS: bool
+    WEIGHS_EACH_LOSS_BY_ROWS: bool
+    SUMS_GRADIENTS_FIRST: bool
+    UPDATES_IN_BRANCHES: bool
+
+    # ------------------------------------------------------------------------ variables
+    def variable_classes(self) -> tuple[Any, ...]:
+        """Keras's own classes of variables, beside `tf.Variable`."""
+
+    def seed_generator_classes(self) -> tuple[Any, ...]:
+        """Keras's classes of objects that draw seeds."""
+
+    def model_variables(self, model: Any) -> list[Any]:
+        """The variables that training changes in a model, in a fixed order.
+
+        Returns:
+            A list of `tf.Variable`: weights, the seeds of random layers, the counters of steps
+            where Keras counts them. Metrics are not among them.
+        """
+
+    def moving_variables(self, model: Any) -> list[Any]:
+        """The moving statistics among `model_variables` of which TensorFlow does not know.
+
+        Each worker updates its own. Others say so (`VariableSynchronization.ON_READ`).
+        """
+
+    def variables_to_average(self, model: Any) -> list[Any]:
+        """The moving statistics of which validation uses the mean over workers."""
+
+    def weights_not_trained(self, layer: Any) -> list[Any]:
+        """A layer's own non-trainable weights, without those of layers inside of it."""
+
+    def seed_variables(self, model: Any) -> list[Any]:
+        """The seeds of a model's random layers, among `model_variables`."""
+
+    def kept_seeds(self) -> AbstractContextManager[None]:
+        """After this context Keras's own generator of seeds stands where it stood before."""
+
+    def variables_of_metric(self, metric: Any) -> list[Any]:
+        """A metric's `tf.Variable`s, in a fixed order, those included of which Keras does not know."""
+
+    # --------------------------------------------------------------------------- models
+    def global_policy(self) -> Any:
+        """What `set_global_policy` takes to leave the global dtype policy as it is."""
+
+    def untracked(self, value: Any) -> Any:
+        """A list, dict or set in which Keras tracks variables, as a plain one; else None."""
+
+    def functions_by_name(self) -> AbstractContextManager[None]:
+        """Makes Lambda layers name their functions in their configuration."""
+
+    def is_compiled(self, model: Any) -> bool:
+        """Whether `model.compile` was called."""
+
+    def builds_optimizer_first(self, model: Any) -> bool:
+        """Whether `fit` builds the optimizer before a step of the user's own may."""
+
+    def call_on_specs(self, model: Any, specs: Any) -> None:
+        """Builds a model by a symbolic call.
+
+        Args:
+            model: a Keras model.
+            specs: nested structure of `tf.TensorSpec`; the first dimension is the batch.
+        """
+
+    def steps_per_execution(self, model: Any) -> int:
+        """How many steps one execution of a compiled model's step function is."""
+
+    def steps_at_once(self, model: Any) -> int:
+        """The steps that an execution makes whatever is left of the epoch."""
+
+    def pass_counter(self, model: Any, method: str) -> Any:
+        """The variable that counts the batches of `evaluate` or `predict`, or None."""
+
+    def step_counters(self, model: Any) -> list[Any]:
+        """The variables that count a model's steps, which the progress bar reads."""
+
+    # -------------------------------------------------------------- losses and metrics
+    def compiled_containers(self, model: Any) -> dict[str, Any]:
+        """What holds a compiled model's "losses" and "metrics"; None where it has none."""
+
+    def container_state(self, kind: str, container: Any) -> dict[str, Any]:
+        """What one of `compiled_containers` holds that is built."""
+
+    def set_container_state(self, kind: str, container: Any, state: dict[str, Any]) -> None:
+        """Makes one of `compiled_containers` built, as `container_state` says."""
+
+    def build_compiled_metrics(self, model: Any, specs: Any) -> None:
+        """Creates the variables of the metrics of `compile`.
+
+        Args:
+            model: a built and compiled model.
+            specs: nested structure of `tf.TensorSpec`, of one batch as `evaluate` sees it.
+        """
+
+    def replace_losses(self, model: Any, replacement: Callable[[Any], Any]) -> None:
+        """Replaces the loss objects of `compile`, once they are built.
+
+        Args:
+            model: a compiled model.
+            replacement: function of a loss object that returns what takes its place.
+        """
+
+    def loss_trackers(self, model: Any) -> list[Any]:
+        """The metrics of a compiled model that are the means of its losses."""
+
+    def unused_losses(self, model: Any) -> set[str]:
+        """The metrics of `compile`'s losses that no step has used, by name.
+
+        In one process they would not be there, and what the user's own step returns under their
+        names would stand.
+        """
+
+    def metric_names_as_compiled(self, model: Any) -> AbstractContextManager[None]:
+        """Gives metrics, in this context, the names that they had when `compile` got them."""
+
+    def metrics_in_order(self, model: Any, logs: dict[str, Any]) -> Any:
+        """What `evaluate` returns for `logs`: a list, or the only value.
+
+        Args:
+            model: a model whose metrics are built.
+            logs: dict of str to float, by the metrics' names.
+        """
+
+    # ----------------------------------------------------------------------- optimizers
+    def take_as_summed(self, optimizer: Any) -> None:
+        """Keeps an optimizer from summing gradients that its `apply` gets over replicas."""
+
+    def apply_through(self, optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
+        """Makes an optimizer hand gradients to a function instead of summing and applying them.
+
+        Args:
+            optimizer: the model's optimizer, in a worker.
+            apply: function of `update` (the stock function, of lists of summed gradients and of
+                variables), the list of gradients and the list of variables.
+        """
+
+    # ------------------------------------------------------------------------ callbacks
+    def auto_verbose(self) -> int:
+        """What `verbose="auto"` means outside of a parameter-server strategy."""
+
+    def tensorboard_acts_at_batches(self, callback: Any) -> bool:
+        """Whether a `TensorBoard` does anything at batches."""
+
+    def place_to_resume(self, model: Any, initial_epoch: int, steps: int | None) -> tuple[int, int]:
+        """The epoch and the step in it at which training begins, after `on_train_begin`.
+
+        `BackupAndRestore` sets them when it has restored something.
+
+        Args:
+            model: the user's model.
+            initial_epoch: int, the argument of `fit`.
+            steps: int or None, batches per epoch.
+        """
+
+    def begin_at(self, model: Any, epoch: int, step: int) -> None:
+        """Makes the next `fit` of a worker's model begin in the middle of an epoch.
+
+        Args:
+            model: a worker's model.
+            epoch: int.
+            step: int, 0 where Keras resumes at the begin of an epoch.
+        """
+
+    # ----------------------------------------------------------------------------- data
+    def check_compiled(self, model: Any, method: str) -> None:
+        """Raises what Keras's `fit` or `evaluate` (`method`) raises for a model not compiled."""
+
+    def check_validation(self, model: Any, validation_data: Any, validation_freq: Any) -> None:
+        """Raises what `fit` raises at the end of the first epoch, when it is to validate."""
+
+    def split_for_validation(self, data: tuple[Any, ...], fraction: float) -> tuple[Any, Any]:
+        """Keras's `validation_split`: both parts of `data` as `(x, y, sample_weight)`."""
+
+    def open_data(
+        self, model: Any, arguments: keras_epochs.DataArguments
+    ) -> keras_epochs.Arrays | keras_epochs.Epochs:
+        """Makes of an argument what Keras makes of it.
+
+        A generator is asked for the one or two batches that Keras looks at.
+
+        Args:
+            model: the user's model.
+            arguments: `DataArguments`.
+
+        Raises:
+            ShippingError: Keras takes sparse or ragged arrays, and workers cannot get them.
+            Exception: What Keras raises.
+        """
+
+    def iterators_per_epoch(self, cardinality: int) -> int:
+        """How many iterators Keras's loop makes of a dataset in an epoch that begins a new one.
+
+        Args:
+            cardinality: int, batches of the dataset, or TensorFlow's code for unknown.
+        """
+
+    def warn_that_data_ran_out(self, batches: int) -> None:
+        """Says what Keras says when an epoch is cut short.
+
+        Args:
+            batches: int, how many are needed for all epochs.
+        """
+
+
+@functools.cache  # which also keeps AutoGraph from converting it
+def generation() -> Generation:
+    """The module for the generation of Keras that is installed: `keras2` or `keras3`."""
+    if is_keras_3():
+        from nanotf.compat import keras3
+
+        return keras3
+    from nanotf.compat import keras2
+
+    return keras2

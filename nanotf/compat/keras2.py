@@ -1,0 +1,552 @@
+"""The legacy generation of Keras: `tf_keras`, and the Keras of TensorFlow 2.15. See `generation`.
+
+Versions seen: 2.15, tf_keras 2.15-2.21.
+
+| name | why |
+| --- | --- |
+| `Model._is_compiled` | whether `compile` was called |
+| `Model._train_counter`, `_test_counter`, `_predict_counter` | step counts that the progress bar reads |
+| `Model._steps_per_execution` | steps of one execution |
+| `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | metrics exist before the first step |
+| `Model.compiled_metrics`, its `_metrics`, `_weighted_metrics`, `_metrics_in_order`, `_output_names`, `_built`; `Metric._name` | the metrics once they are built; see `metric_names_as_compiled` |
+| `Model.compiled_loss`, its `_losses`, `_loss_weights`, `_per_output_metrics`, `_output_names`, `_built` | the losses once they are built, and a metric for each of several |
+| `engine.training.flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
+| `Layer._non_trainable_weights` | what every replica updates by itself |
+| `Lambda._serialize_function_to_config` | writes a function's byte code, without the globals that it refers to |
+| `backend._SEED_GENERATOR` | see `kept_seeds` |
+| `mixed_precision.policy._global_policy` | None as long as the policy follows `floatx` |
+| `saving.object_registration._GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
+| `TensorBoard._implements_train_batch_hooks` | whether it does anything at batches |
+| `Model._maybe_load_initial_counters_from_ckpt`, `_training_state` | where `BackupAndRestore` resumes |
+| `engine.data_adapter.DataHandler`, its `_adapter`, `_dataset`, `_insufficient_data` | the loop over epochs and batches |
+| `engine.data_adapter.select_data_adapter` and the adapters' `_handle_multiprocessing`, `_standardize_batch`, `_enqueuer` | which kind of input it is; its batches, before TensorFlow gets them |
+| `engine.data_adapter.train_validation_split`, `_check_data_cardinality`, `_make_class_weight_map_fn`, `pack_x_y_sample_weight`, `_is_pandas_series` | arrays |
+| `engine.training_utils.handle_partial_sample_weights` | same |
+| `Model._assert_compile_was_called` | says that `compile` was not called |
+| `Model._should_eval` | checks `validation_freq` |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat.keras_common import flat_layers, has_own_step, source_module
+from nanotf.compat.keras_epochs import (
+    UNKNOWN_CARDINALITY,
+    Arrays,
+    DataArguments,
+    Epochs,
+    is_size,
+    refuse_what_is_not_dense,
+)
+from nanotf.compat.versions import require_tensorflow
+
+MODEL = "engine.training"
+SEQUENTIAL = "engine.sequential"
+FUNCTIONAL = "engine.functional"
+TRAINER = "engine.training"
+CUSTOM_NAMES = "_GLOBAL_CUSTOM_NAMES"
+EMBEDDING_READS_WHOLE_TABLE = False
+CONFIGS_MAY_LACK_ARGUMENTS = True
+FREEZES_SINGLE_VARIABLES = False
+COMPILE_IN_WORKERS: dict[str, Any] = {}
+PASSES_ADD_A_HISTORY = True
+PASSES_CAN_BE_STOPPED = False
+PREDICTS_LISTS_OF_BATCHES = False
+EACH_PASS_HAS_AN_ITERATOR = False
+KNOWS_ROWS_OF_BATCHES = False
+SUMS_RESULTS_OF_STEPS = True
+GRADIENT_OF_COMPUTED_LOSS = True
+LISTS_UNUSED_LOSSES = True
+SCALES_SUMS_BY_REPLICAS = True
+WEIGHS_EACH_LOSS_BY_ROWS = True
+SUMS_GRADIENTS_FIRST = True
+UPDATES_IN_BRANCHES = False
+
+
+# -------------------------------------------------------------------------------- variables
+def variable_classes() -> tuple[Any, ...]:
+    return ()
+
+
+def seed_generator_classes() -> tuple[Any, ...]:
+    return ()
+
+
+def model_variables(model: Any) -> list[Any]:
+    # Lookup tables are listed there, too, and variables without a shape, of layers to adapt.
+    tf = require_tensorflow()
+    variables = [v for v in model.variables if isinstance(v, tf.Variable)]
+    # An adapted layer counts documents, and one that is given its vocabulary does not.
+    counts = {id(getattr(layer, "num_documents", None)) for layer in flat_layers(model)}
+    variables = [v for v in variables if v.shape.is_fully_defined() and id(v) not in counts]
+    # The progress bar reads them where the number of steps is not known in advance.
+    return variables + step_counters(model)
+
+
+def moving_variables(model: Any) -> list[Any]:
+    return []  # TensorFlow knows of all
+
+
+def variables_to_average(model: Any) -> list[Any]:
+    tf = require_tensorflow()
+    return [
+        v
+        for v in model.non_trainable_variables
+        if isinstance(v, tf.Variable)
+        and v.dtype.is_floating
+        and v.synchronization == tf.VariableSynchronization.ON_READ
+        and v.aggregation == tf.VariableAggregation.MEAN
+    ]
+
+
+def weights_not_trained(layer: Any) -> list[Any]:
+    return list(layer._non_trainable_weights)
+
+
+def seed_variables(model: Any) -> list[Any]:
+    return []  # its random operations draw from seeds that are TensorFlow's own
+
+
+@contextlib.contextmanager
+def kept_seeds() -> Iterator[None]:
+    # Initial weights draw from it if `set_random_seed` was called, and otherwise from Python's.
+    holder = source_module("backend")._SEED_GENERATOR
+    generator = getattr(holder, "generator", None)
+    state = None if generator is None else generator.getstate()
+    try:
+        yield
+    finally:
+        holder.generator = generator
+        if generator is not None:
+            generator.setstate(state)
+
+
+def variables_of_metric(metric: Any) -> list[Any]:
+    return list(metric.variables)
+
+
+# ----------------------------------------------------------------------------------- models
+def global_policy() -> Any:
+    return source_module("mixed_precision.policy")._global_policy
+
+
+def untracked(value: Any) -> Any:
+    return None  # its own containers of variables are pickled as they are
+
+
+@contextlib.contextmanager
+def functions_by_name() -> Iterator[None]:
+    cls = require_tensorflow().keras.layers.Lambda
+    stock = cls._serialize_function_to_config
+
+    def serialize(self: Any, inputs: Any, allow_raw: bool = False) -> Any:
+        if callable(inputs):
+            return inputs.__name__, "function", inputs.__module__
+        return stock(self, inputs, allow_raw)
+
+    cls._serialize_function_to_config = serialize
+    try:
+        yield
+    finally:
+        cls._serialize_function_to_config = stock
+
+
+def is_compiled(model: Any) -> bool:
+    return bool(model._is_compiled)
+
+
+def builds_optimizer_first(model: Any) -> bool:
+    return False
+
+
+def call_on_specs(model: Any, specs: Any) -> None:
+    tf = require_tensorflow()
+    inputs = tf.nest.map_structure(
+        lambda s: tf.keras.Input(shape=s.shape[1:], dtype=s.dtype), specs
+    )
+    model(inputs)
+
+
+def steps_per_execution(model: Any) -> int:
+    given = model._steps_per_execution
+    return int(given.numpy() if hasattr(given, "numpy") else given)
+
+
+def steps_at_once(model: Any) -> int:
+    return 1  # it knows where the epoch ends
+
+
+def pass_counter(model: Any, method: str) -> Any:
+    return {"evaluate": model._test_counter, "predict": model._predict_counter}[method]
+
+
+def step_counters(model: Any) -> list[Any]:
+    return [model._train_counter, model._test_counter]
+
+
+# ----------------------------------------------------------------------- losses and metrics
+_BUILT = {
+    "losses": ("_losses", "_loss_weights", "_per_output_metrics", "_output_names"),
+    "metrics": ("_metrics", "_weighted_metrics", "_metrics_in_order", "_output_names"),
+}
+
+
+def compiled_containers(model: Any) -> dict[str, Any]:
+    return {"losses": model.compiled_loss, "metrics": model.compiled_metrics}
+
+
+def container_state(kind: str, container: Any) -> dict[str, Any]:
+    return {name: getattr(container, name) for name in _BUILT[kind]}
+
+
+def set_container_state(kind: str, container: Any, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(container, name, value)
+    container._built = True
+
+
+def build_compiled_metrics(model: Any, specs: Any) -> None:
+    if model.compiled_loss.built:
+        return
+    tf = require_tensorflow()
+    x, y = (*specs, None)[:2] if isinstance(specs, tuple) else (specs, None)
+    outputs = getattr(model, "outputs", None)
+    if outputs is None:
+        trace = tf.function(model).get_concrete_function(x)
+        outputs = trace.structured_outputs
+    else:
+        outputs = tf.nest.pack_sequence_as(model.output, outputs)
+    outputs = tf.nest.map_structure(lambda o: tf.TensorSpec(o.shape, o.dtype), outputs)
+    if model.compiled_loss._user_losses is not None or not has_own_step(model):
+        model.compiled_loss.build(outputs)
+    if y is not None and not model.compiled_metrics.built:
+        targets = model.compiled_metrics._conform_to_outputs(outputs, y)
+        model.compiled_metrics.build(outputs, targets)
+        if not all(metric.built for metric in model.compiled_metrics.metrics):
+            # F1Score and its like make their variables at the first update.
+            run = tf.distribute.get_strategy().run
+            update = model.compiled_metrics.update_state
+            tf.function(lambda *args: run(update, args)).get_concrete_function(y, outputs)
+
+
+def replace_losses(model: Any, replacement: Callable[[Any], Any]) -> None:
+    container = model.compiled_loss
+    if container is not None and container.built:
+        made = [None if loss is None else replacement(loss) for loss in container._losses]
+        container._losses = made
+
+
+def loss_trackers(model: Any) -> list[Any]:
+    container = model.compiled_loss
+    if container is None or not container.built:
+        return []
+    trackers = [container._total_loss_mean, *container._per_output_metrics]
+    return [tracker for tracker in trackers if tracker is not None]
+
+
+def unused_losses(model: Any) -> set[str]:
+    # nanotf makes them before the first step, since that may use them.
+    container = getattr(model, "compiled_loss", None)
+    if container is None or not has_own_step(model):
+        return set()
+    of_losses = {id(metric) for metric in container.metrics}
+    # The user's own `metrics` may leave them out, and have others of the same names.
+    metrics = [metric for metric in model.metrics if id(metric) in of_losses]
+    called = getattr(container, "_nanotf_called", None)
+    if called is None:  # in the parent, which has what the workers' have counted
+        called = any(float(metric.count) > 0 for metric in metrics)
+    return set() if called else {metric.name for metric in metrics}
+
+
+@contextlib.contextmanager
+def metric_names_as_compiled(model: Any) -> Iterator[None]:
+    # Keras 2 puts the output's name before the name of the user's metric object when it builds
+    # the metrics of a model with several outputs, and a worker's copy would get it twice.
+    renamed: list[tuple[Any, str]] = []
+    built = is_compiled(model) and model.compiled_metrics.built
+    if built and len(model.compiled_metrics._output_names) > 1:
+        container = model.compiled_metrics
+        lists = zip(
+            container._output_names, container._metrics, container._weighted_metrics, strict=True
+        )
+        for output, *metrics in lists:
+            prefix = f"{output}_"
+            for metric in require_tensorflow().nest.flatten(metrics):
+                if metric is not None and metric._name.startswith(prefix):
+                    renamed.append((metric, metric._name))
+                    metric._name = metric._name[len(prefix) :]
+    try:
+        yield
+    finally:
+        for metric, name in renamed:
+            metric._name = name
+
+
+def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
+    return source_module(TRAINER).flatten_metrics_in_order(logs, model.metrics_names)
+
+
+# ------------------------------------------------------------------------------- optimizers
+def take_as_summed(optimizer: Any) -> None:
+    """Changes nothing: it has no `apply`."""
+
+
+def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
+    stock = optimizer.apply_gradients
+
+    def update(grads: Any, variables: Any) -> None:
+        pairs = zip(grads, variables, strict=True)
+        stock(list(pairs), skip_gradients_aggregation=True)
+
+    def apply_gradients(grads_and_vars: Any, *_: Any, **__: Any) -> Any:
+        grads, variables = zip(*grads_and_vars, strict=True)
+        apply(update, list(grads), list(variables))
+        return optimizer.iterations
+
+    optimizer.apply_gradients = apply_gradients
+
+
+# -------------------------------------------------------------------------------- callbacks
+def auto_verbose() -> int:
+    return 1 if require_tensorflow().keras.utils.is_interactive_logging_enabled() else 2
+
+
+def tensorboard_acts_at_batches(callback: Any) -> bool:
+    return bool(callback._implements_train_batch_hooks())
+
+
+def place_to_resume(model: Any, initial_epoch: int, steps: int | None) -> tuple[int, int]:
+    epoch, step = model._maybe_load_initial_counters_from_ckpt(steps, initial_epoch)
+    return int(epoch), int(step)
+
+
+class _Counters:
+    """Stands in for the training state of `BackupAndRestore`, in a worker."""
+
+    def __init__(self, epoch: int, step: int) -> None:
+        self._place = (epoch, step)
+
+    def maybe_load_initial_counters_from_ckpt(self, *_: Any, **__: Any) -> tuple[int, int]:
+        return self._place
+
+
+def begin_at(model: Any, epoch: int, step: int) -> None:
+    model._training_state = _Counters(epoch, step) if step else None
+
+
+# ------------------------------------------------------------------------------------- data
+def check_compiled(model: Any, method: str) -> None:
+    model._assert_compile_was_called()
+
+
+def check_validation(model: Any, validation_data: Any, validation_freq: Any) -> None:
+    if validation_data:
+        model._should_eval(0, validation_freq)
+
+
+def iterators_per_epoch(cardinality: int) -> int:
+    return 1
+
+
+def warn_that_data_ran_out(batches: int) -> None:
+    require_tensorflow().get_logger().warning(
+        "Your input ran out of data; interrupting training. Make sure that your dataset or "
+        "generator can generate at least `steps_per_epoch * epochs` batches (in this case, "
+        f"{batches} batches). You may need to use the repeat() function when building your "
+        "dataset."
+    )
+
+
+def split_for_validation(data: tuple[Any, ...], fraction: float) -> tuple[Any, Any]:
+    split = source_module("engine.data_adapter").train_validation_split
+    train, validation = split(data, validation_split=fraction)
+    return train, validation
+
+
+def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
+    a = arguments
+    keras = source_module("engine.data_adapter")
+    kind = keras.select_data_adapter(a.x, a.y)
+    if kind is keras.CompositeTensorDataAdapter:
+        for leaf in require_tensorflow().nest.flatten((a.x, a.y)):
+            refuse_what_is_not_dense(leaf)
+    if issubclass(kind, (keras.TensorLikeDataAdapter, keras.ListsOfScalarsDataAdapter)):
+        return _arrays(keras, kind, model, a)
+    x = a.x
+    if kind is keras.GeneratorDataAdapter:
+        x = _Remembering(x)
+    handler = _handler(keras, model, a, x, a.y, a.sample_weight)
+    return _Epochs(keras, handler, x, a)
+
+
+def _handler(keras: Any, model: Any, a: DataArguments, x: Any, y: Any, weights: Any) -> Any:
+    at_once = getattr(model, "_steps_per_execution", None)
+    return keras.DataHandler(
+        x=x,
+        y=y,
+        sample_weight=weights,
+        batch_size=a.batch_size,
+        steps_per_epoch=a.steps,
+        epochs=a.epochs,
+        initial_epoch=a.initial_epoch,
+        shuffle=a.shuffle,
+        class_weight=a.class_weight,
+        max_queue_size=a.max_queue_size,
+        workers=a.workers,
+        use_multiprocessing=a.use_multiprocessing,
+        model=model,
+        # A variable of its own: the handler sets it.
+        steps_per_execution=require_tensorflow().Variable(
+            1 if at_once is None else int(at_once.numpy()), dtype="int64"
+        ),
+    )
+
+
+def _arrays(keras: Any, kind: Any, model: Any, a: DataArguments) -> Arrays:
+    """Lets Keras check the first row of each array, and does for all what it would do.
+
+    Keras's own adapter copies all arrays as a whole into tensors.
+    """
+    tf = require_tensorflow()
+    data: tuple[Any, ...] = (a.x, a.y, a.sample_weight)
+    if kind is keras.ListsOfScalarsDataAdapter:
+        data = tuple(None if value is None else np.asarray(value) for value in data)
+    looked_at = data
+    if a.batch_size is None or is_size(a.batch_size):  # otherwise TensorFlow's words name the rows
+        looked_at = tuple(
+            tf.nest.map_structure(lambda v: v[:1] if getattr(v, "shape", ()) else v, value)
+            for value in data
+        )
+    _handler(keras, model, a, *looked_at)
+    x, y, weights = (
+        tf.nest.map_structure(lambda v: _as_tensor_would_be(keras, v), value) for value in data
+    )
+    weights, _, _ = source_module("engine.training_utils").handle_partial_sample_weights(
+        y, weights, None, check_all_flat=True
+    )
+    inputs = keras.pack_x_y_sample_weight(x, y, weights)
+    keras._check_data_cardinality(inputs)
+    if a.class_weight:
+        weigh = keras._make_class_weight_map_fn(a.class_weight)
+        _, _, weights = weigh((), tf.convert_to_tensor(y), weights)
+        inputs = keras.pack_x_y_sample_weight(x, y, weights.numpy())
+    rows = int(next(v for v in tf.nest.flatten(inputs) if v is not None).shape[0])
+    batch_size = a.batch_size or (math.ceil(rows / a.steps) if a.steps else 32)
+    return Arrays(inputs, batch_size, math.ceil(rows / batch_size))
+
+
+def _as_tensor_would_be(keras: Any, value: Any) -> Any:
+    """An array as `_process_tensorlike` would make it a tensor."""
+    if value is None:
+        return None
+    if keras._is_pandas_series(value):
+        value = np.expand_dims(value.to_numpy(), axis=-1)
+    if isinstance(value, np.ndarray):
+        floating = issubclass(value.dtype.type, np.floating)
+        floatx = require_tensorflow().keras.backend.floatx()
+        return value.astype(floatx, copy=False) if floating else value
+    return value.numpy() if hasattr(value, "numpy") else np.asarray(value)
+
+
+class _Remembering:
+    """An iterator that remembers its first element, at which Keras 2 looks."""
+
+    def __init__(self, iterator: Any) -> None:
+        self._iterator = iterator
+        self.first: list[Any] = []
+
+    def __iter__(self) -> _Remembering:
+        return self
+
+    def __next__(self) -> Any:
+        element = next(self._iterator)
+        if not self.first:
+            self.first.append(element)
+        return element
+
+    def from_the_first(self) -> Iterator[Any]:
+        """All elements, those included that Keras has seen."""
+        return itertools.chain(self.first, self._iterator)
+
+
+class _Raw:
+    """What a generator or `Sequence` yields, as Keras 2 hands it to TensorFlow."""
+
+    def __init__(self, start: Callable[[], Any], finish: Callable[[Any], Any]) -> None:
+        self._start = start
+        self._finish = finish
+
+    def __iter__(self) -> Iterator[Any]:
+        # Nothing starts before the first batch is asked for, as in a tf.data.Dataset.
+        for batch in self._start():
+            yield self._finish(batch)
+
+
+class _Epochs(Epochs):
+    def __init__(self, keras: Any, handler: Any, x: Any, a: DataArguments) -> None:
+        self._handler = handler
+        adapter = handler._adapter
+        spec = handler._dataset.element_spec
+        cardinality, dataset = UNKNOWN_CARDINALITY, None
+        if isinstance(adapter, keras.DatasetAdapter):
+            dataset = handler._dataset
+            cardinality = int(handler._dataset.cardinality())
+        elif isinstance(adapter, keras.KerasSequenceAdapter):
+            # A worker's Keras makes a new iterator each epoch where the two numbers are equal.
+            cardinality = adapter.get_size() if a.steps is None else a.steps
+        if isinstance(adapter, keras.GeneratorDataAdapter):  # a Sequence's is one of these
+            elements = x.from_the_first() if isinstance(x, _Remembering) else x
+            start = adapter._handle_multiprocessing(
+                elements, a.workers, a.use_multiprocessing, a.max_queue_size
+            )
+            handler._dataset = _Raw(start, _finishing(keras, adapter, a.class_weight))
+        super().__init__(spec, cardinality, handler.inferred_steps, dataset)
+
+    def _epochs(self) -> Iterator[Iterator[tuple[Any, Any]]]:
+        for number, (_, iterator) in enumerate(self._handler.enumerate_epochs()):
+            if number >= (self._passed or 0):
+                yield self._epoch(iterator)
+            elif self.keeps(iterator) or self._handler.inferred_steps is None:
+                for _ in self._epoch(iterator):
+                    pass
+
+    def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]:
+        while True:
+            yield itertools.chain.from_iterable(self._epochs())
+
+    def _epoch(self, iterator: Any) -> Iterator[tuple[Any, Any]]:
+        handler = self._handler
+        with handler.catch_stop_iteration():
+            for _ in handler.steps():
+                for _ in range(handler.step_increment + 1):
+                    yield iterator, self._next(iterator)
+
+    def keeps(self, iterator: Any) -> bool:
+        kept = not self._handler._adapter.should_recreate_iterator()
+        return kept and self._exhausted is not iterator
+
+    def _enqueuer(self) -> Any:
+        return getattr(self._handler._adapter, "_enqueuer", None)
+
+
+def _finishing(keras: Any, adapter: Any, class_weight: Any) -> Callable[[Any], Any]:
+    """What Keras 2 does with a batch of a generator or `Sequence`."""
+    if not class_weight:
+        finish: Callable[[Any], Any] = adapter._standardize_batch
+        return finish
+    tf = require_tensorflow()
+    weigh = keras._make_class_weight_map_fn(class_weight)
+
+    def weighed(batch: Any) -> Any:
+        standard = adapter._standardize_batch(batch)
+        x, *rest = standard if isinstance(standard, tuple) else (standard,)
+        return weigh(x, *tf.nest.map_structure(tf.convert_to_tensor, rest))
+
+    return weighed

@@ -1,0 +1,427 @@
+"""Keras 3. See `generation`.
+
+Versions seen: 3.10-3.15.
+
+| name | why |
+| --- | --- |
+| `Trainer._maybe_symbolic_build`, `_symbolic_build` | feeds a per-replica value to a reduction (keras-team/keras#20585); makes metrics before the first step |
+| `Trainer._distribute_strategy` | see `builds_optimizer_first` |
+| `Trainer._flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
+| `Model._compile_metrics`, its `_flat_metrics`, `_flat_weighted_metrics`, `_resolved_output_names`, `built`; `MetricsList` | the metrics once they are built |
+| `Model._compile_loss`, its `Loss`, `_flat_losses`, `_metrics`, `_tracker`, `_y_pred_build_structure`, `_y_true_build_structure`, `built` | the losses once they are built, and a metric for each of several |
+| `Metric._metrics` | the metrics in a metric |
+| `Layer._non_trainable_variables` | what every replica updates by itself |
+| `Layer._seed_generators` | the seeds of random layers |
+| `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` | see `kept_seeds` |
+| `backend.compute_output_spec` | see `call_on_specs` |
+| `utils.tracking.TrackedList`, `TrackedDict`, `TrackedSet` | configurations hold some, and they cannot be pickled |
+| `saving.object_registration.GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
+| `TensorBoard._start_batch`, `_stop_batch` | whether it profiles batches |
+| `Model._initial_epoch` | where `BackupAndRestore` resumes |
+| `trainers.epoch_iterator.EpochIterator`, its `_enumerate_iterator`, `_epoch_iterator`, `_get_iterator`, `_current_iterator`, `_interrupted_warning`, `catch_stop_iteration`, `reset` | the loop over the batches of an epoch |
+| `trainers.data_adapters.array_data_adapter.ArrayDataAdapter`, its `_inputs`, `_size`, `_batch_size` | arrays that were checked, and weighed by class |
+| `trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter` | datasets, which are iterated as they are |
+| `trainers.data_adapters.data_adapter.DataAdapter.get_numpy_iterator`, `get_tf_dataset`, `num_batches`; `PyDatasetAdapter.enqueuer` | everything else |
+| `trainers.data_adapters.array_slicing.convert_to_sliceable`, `train_validation_split` | arrays as NumPy arrays; `validation_split` |
+| `Model._assert_compile_called` | says that `compile` was not called |
+| `Model._should_eval` | checks `validation_freq` |
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat.keras_common import (
+    holds_numbers,
+    source_module,
+    tf_variable,
+)
+from nanotf.compat.keras_epochs import (
+    UNKNOWN_CARDINALITY,
+    Arrays,
+    DataArguments,
+    Epochs,
+    is_size,
+    refuse_what_is_not_dense,
+)
+from nanotf.compat.versions import require_tensorflow
+
+MODEL = "models.model"
+SEQUENTIAL = "models.sequential"
+FUNCTIONAL = "models.functional"
+TRAINER = "backend.tensorflow.trainer"
+CUSTOM_NAMES = "GLOBAL_CUSTOM_NAMES"
+EMBEDDING_READS_WHOLE_TABLE = True
+CONFIGS_MAY_LACK_ARGUMENTS = False
+FREEZES_SINGLE_VARIABLES = True
+# A loss-scaling optimizer travels, and scales losses already, where it should.
+COMPILE_IN_WORKERS: dict[str, Any] = {"auto_scale_loss": False}
+PASSES_ADD_A_HISTORY = False
+PASSES_CAN_BE_STOPPED = True
+PREDICTS_LISTS_OF_BATCHES = True
+EACH_PASS_HAS_AN_ITERATOR = True
+KNOWS_ROWS_OF_BATCHES = True
+SUMS_RESULTS_OF_STEPS = False
+GRADIENT_OF_COMPUTED_LOSS = False
+LISTS_UNUSED_LOSSES = False
+SCALES_SUMS_BY_REPLICAS = False
+WEIGHS_EACH_LOSS_BY_ROWS = False
+SUMS_GRADIENTS_FIRST = False
+UPDATES_IN_BRANCHES = True
+
+
+# -------------------------------------------------------------------------------- variables
+def variable_classes() -> tuple[Any, ...]:
+    return (require_tensorflow().keras.Variable,)
+
+
+def seed_generator_classes() -> tuple[Any, ...]:
+    return (require_tensorflow().keras.random.SeedGenerator,)
+
+
+def model_variables(model: Any) -> list[Any]:
+    return [tf_variable(v) for v in model.variables]
+
+
+def moving_variables(model: Any) -> list[Any]:
+    # By how they were made: freezing a layer does not move its weights to this list.
+    made = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
+    on_read = require_tensorflow().VariableSynchronization.ON_READ  # where TensorFlow knows it
+    variables = [tf_variable(variable) for variable in made if variable.dtype != "string"]
+    return [variable for variable in variables if variable.synchronization != on_read]
+
+
+def variables_to_average(model: Any) -> list[Any]:
+    return [v for v in moving_variables(model) if v.dtype.is_floating]
+
+
+def weights_not_trained(layer: Any) -> list[Any]:
+    return list(layer._non_trainable_variables)
+
+
+def seed_variables(model: Any) -> list[Any]:
+    generators = [g for layer in model._flatten_layers() for g in layer._seed_generators]
+    return [tf_variable(generator.state) for generator in generators]
+
+
+@contextlib.contextmanager
+def kept_seeds() -> Iterator[None]:
+    # Random operations without a seed draw from it.
+    tracker = source_module("backend.common.global_state")
+    generator = tracker.get_global_attribute("global_seed_generator")
+    seeds = None if generator is None else generator.state.numpy()
+    try:
+        yield
+    finally:
+        tracker.set_global_attribute("global_seed_generator", generator)
+        if generator is not None:
+            generator.state.assign(seeds)
+
+
+def variables_of_metric(metric: Any) -> list[Any]:
+    # Keras does not know TensorFlow's own, in its attributes, and in those of the metrics in it.
+    found = [tf_variable(v) for v in metric.variables]
+    found += [v for v in vars(metric).values() if holds_numbers(v)]
+    metric_class = require_tensorflow().keras.metrics.Metric
+    inside = [*metric._metrics, *getattr(metric, "metrics", [])]  # a container has the latter
+    for part in inside:
+        if isinstance(part, metric_class) and part is not metric:
+            found += variables_of_metric(part)
+    return list({id(v): v for v in found}.values())
+
+
+# ----------------------------------------------------------------------------------- models
+def global_policy() -> Any:
+    return require_tensorflow().keras.mixed_precision.global_policy()
+
+
+def untracked(value: Any) -> Any:
+    tracking = source_module("utils.tracking")
+    kinds = {tracking.TrackedList: list, tracking.TrackedDict: dict, tracking.TrackedSet: set}
+    kind = kinds.get(type(value))
+    return None if kind is None else kind(value)
+
+
+def functions_by_name() -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+def is_compiled(model: Any) -> bool:
+    return bool(model.compiled)
+
+
+def builds_optimizer_first(model: Any) -> bool:
+    return model._distribute_strategy is not None
+
+
+def call_on_specs(model: Any, specs: Any) -> None:
+    tf = require_tensorflow()
+    inputs = tf.nest.map_structure(
+        lambda s: tf.keras.KerasTensor(tuple(s.shape), dtype=s.dtype.name), specs
+    )
+    source_module("backend").compute_output_spec(model, inputs)
+
+
+def steps_per_execution(model: Any) -> int:
+    given = model.steps_per_execution
+    return int(given.numpy() if hasattr(given, "numpy") else given)
+
+
+def steps_at_once(model: Any) -> int:
+    return steps_per_execution(model)  # beyond the end of the epoch, too
+
+
+def pass_counter(model: Any, method: str) -> Any:
+    return None
+
+
+def step_counters(model: Any) -> list[Any]:
+    return []
+
+
+# ----------------------------------------------------------------------- losses and metrics
+_OF_METRICS = ("_flat_metrics", "_flat_weighted_metrics", "_resolved_output_names")
+_OF_LOSSES = ("_y_pred_build_structure", "_y_true_build_structure")
+
+
+def compiled_containers(model: Any) -> dict[str, Any]:
+    return {"losses": model._compile_loss, "metrics": model._compile_metrics}
+
+
+def container_state(kind: str, container: Any) -> dict[str, Any]:
+    if kind == "losses":
+        found = {name: getattr(container, name) for name in _OF_LOSSES}
+        losses = [tuple(loss) for loss in container._flat_losses]
+        return {**found, "losses": losses, "metrics": list(container._metrics)}
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            return value
+        return [(list(v.metrics), v.output_name) if hasattr(v, "metrics") else v for v in value]
+
+    return {name: plain(getattr(container, name)) for name in _OF_METRICS}
+
+
+def set_container_state(kind: str, container: Any, state: dict[str, Any]) -> None:
+    if kind == "losses":
+        for name in _OF_LOSSES:
+            setattr(container, name, state[name])
+        container._flat_losses = [container.Loss(*loss) for loss in state["losses"]]
+        for metric in state["metrics"]:
+            container._tracker.add_to_store("metrics", metric)
+    else:
+        metrics_list = source_module("trainers.compile_utils").MetricsList
+
+        def made(value: Any) -> Any:
+            if not isinstance(value, tuple):
+                return value
+            return metrics_list(value[0], output_name=value[1])
+
+        for name, value in state.items():
+            setattr(container, name, [made(v) for v in value] if value is not None else None)
+    container.built = True
+
+
+def build_compiled_metrics(model: Any, specs: Any) -> None:
+    optimizer = model.optimizer
+    unbuilt = optimizer is not None and not optimizer.built
+    if unbuilt:  # keeps Keras from building it, too
+        optimizer.built = True
+    try:
+        model._symbolic_build(data_batch=specs)
+    finally:
+        if unbuilt:
+            optimizer.built = False
+
+
+def replace_losses(model: Any, replacement: Callable[[Any], Any]) -> None:
+    container = model._compile_loss
+    if getattr(container, "_flat_losses", None):
+        container._flat_losses = [
+            entry._replace(loss=replacement(entry.loss)) for entry in container._flat_losses
+        ]
+
+
+def loss_trackers(model: Any) -> list[Any]:
+    container = model._compile_loss
+    return [model._loss_tracker, *([] if container is None else container.metrics)]
+
+
+def unused_losses(model: Any) -> set[str]:
+    return set()
+
+
+def metric_names_as_compiled(model: Any) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()  # it renames none
+
+
+def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
+    return model._flatten_metrics_in_order(logs)
+
+
+# ------------------------------------------------------------------------------- optimizers
+def take_as_summed(optimizer: Any) -> None:
+    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
+
+
+def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
+    stock = optimizer.apply
+    take_as_summed(optimizer)
+
+    def apply_all(grads: Any, trainable_variables: Any = None) -> Any:
+        apply(stock, list(grads), list(trainable_variables))
+        return optimizer.iterations
+
+    optimizer.apply = apply_all
+
+
+# -------------------------------------------------------------------------------- callbacks
+def auto_verbose() -> int:
+    return 1
+
+
+def tensorboard_acts_at_batches(callback: Any) -> bool:
+    profiles = (callback._start_batch, callback._stop_batch) != (0, 0)
+    return bool(profiles or callback.update_freq != "epoch" or callback.write_steps_per_second)
+
+
+def place_to_resume(model: Any, initial_epoch: int, steps: int | None) -> tuple[int, int]:
+    return int(model._initial_epoch or initial_epoch), 0
+
+
+def begin_at(model: Any, epoch: int, step: int) -> None:
+    """Changes nothing: it resumes at the begin of an epoch."""
+
+
+# ------------------------------------------------------------------------------------- data
+def check_compiled(model: Any, method: str) -> None:
+    model._assert_compile_called(method)
+
+
+def check_validation(model: Any, validation_data: Any, validation_freq: Any) -> None:
+    model._should_eval(0, validation_freq)
+
+
+def iterators_per_epoch(cardinality: int) -> int:
+    # It makes another, which it never reads, at the end of an epoch whose length it knows.
+    return 2 if cardinality > 0 else 1
+
+
+def warn_that_data_ran_out(batches: int) -> None:
+    source_module("trainers.epoch_iterator").EpochIterator._interrupted_warning(None)
+
+
+def split_for_validation(data: tuple[Any, ...], fraction: float) -> tuple[Any, Any]:
+    split = source_module("trainers.data_adapters.array_slicing").train_validation_split
+    train, validation = split(data, validation_split=fraction)
+    return train, validation
+
+
+def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
+    a = arguments
+    adapters = source_module("trainers.data_adapters")
+    range(a.initial_epoch, a.epochs)  # for what Keras's loops raise, as the next one
+    loop = _loop_class()(
+        x=a.x,
+        y=a.y,
+        sample_weight=a.sample_weight,
+        batch_size=a.batch_size,
+        steps_per_epoch=a.steps,
+        shuffle=a.shuffle,
+        class_weight=a.class_weight,
+        steps_per_execution=model.steps_per_execution,
+    )
+    range(a.steps or 0)
+    adapter = loop.data_adapter
+    if not isinstance(adapter, adapters.ArrayDataAdapter):
+        return _Epochs(loop)
+    tf = require_tensorflow()
+    for leaf in tf.nest.flatten(adapter._inputs, expand_composites=False):
+        refuse_what_is_not_dense(leaf)
+    if not is_size(adapter._batch_size):
+        next(iter(adapter.get_tf_dataset()))  # raises what TensorFlow says to it
+    sliceables = source_module("trainers.data_adapters.array_slicing").convert_to_sliceable(
+        adapter._inputs, target_backend="numpy"
+    )
+    structure = tf.nest.map_structure(
+        lambda s: None if s is None else np.asarray(s.convert_to_numpy(s.array)), sliceables
+    )
+    return Arrays(structure, adapter._batch_size, adapter._size)
+
+
+def _loop_class() -> Any:
+    """Keras's `EpochIterator`, which hands out iterators over what its adapter reads.
+
+    Generators and `PyDataset`s are not read through a `tf.data.Dataset`, so that what they
+    raise stays what it is, and nothing is read before it is needed.
+    """
+    base = source_module("trainers.epoch_iterator").EpochIterator
+    datasets = source_module("trainers.data_adapters").TFDatasetAdapter
+
+    class Loop(base):  # type: ignore[misc, valid-type]
+        def _get_iterator(self) -> Any:
+            if isinstance(self.data_adapter, datasets):
+                return self.data_adapter.get_tf_dataset()
+            return self.data_adapter.get_numpy_iterator()
+
+        def __next__(self) -> Any:  # as in the TensorFlow backend's
+            return next(self._epoch_iterator)
+
+    return Loop
+
+
+class _Epochs(Epochs):
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+        batches = loop.data_adapter.num_batches
+        dataset = loop.data_adapter.get_tf_dataset()
+        datasets = source_module("trainers.data_adapters").TFDatasetAdapter
+        super().__init__(
+            dataset.element_spec,
+            UNKNOWN_CARDINALITY if batches is None else batches,
+            loop.num_batches,
+            dataset if isinstance(loop.data_adapter, datasets) else None,
+        )
+
+    def _epochs(self) -> Iterator[Iterator[tuple[Any, Any]]]:
+        if self._passed is None:  # otherwise a `PyDataset` has heard of the begin
+            self._loop.reset()
+        for _ in range(self._passed or 0):
+            self._pass_by()
+        while True:
+            yield self._epoch()
+
+    def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]:
+        while True:
+            self._loop.reset()
+            yield self._epoch()
+
+    def _epoch(self) -> Iterator[tuple[Any, Any]]:
+        with self._loop.catch_stop_iteration():
+            for *_, iterator in self._loop:  # (step, iterator) up to 3.10, three from 3.11 on
+                for _ in range(self._loop.steps_per_execution):
+                    yield iterator, self._next(iterator)
+
+    def _pass_by(self) -> None:
+        loop = self._loop
+        if loop.steps_per_epoch is None:
+            # Each epoch has an iterator of its own, and their number is all that counts.
+            for _ in range(iterators_per_epoch(self.cardinality)):
+                iter(loop._get_iterator())
+            return
+        with loop.catch_stop_iteration():
+            for *_, iterator in loop:
+                for _ in range(loop.steps_per_execution):
+                    self._next(iterator)
+
+    def keeps(self, iterator: Any) -> bool:
+        loop = self._loop
+        return loop.steps_per_epoch is not None and loop._current_iterator is iterator
+
+    def _enqueuer(self) -> Any:
+        return getattr(self._loop.data_adapter, "enqueuer", None)

@@ -1,0 +1,175 @@
+"""Keras's own handling of what users give `fit`, so that nanotf takes what Keras takes.
+
+What Keras makes of an argument (which kinds it takes, what it says to the others, how many
+batches there are, when iterators and the hooks of a `PyDataset` are called) is in private
+modules. They are used, in the parent, rather than imitated: see `Generation.open_data`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat import random_states
+from nanotf.compat.versions import require_tensorflow
+from nanotf.console import logger
+from nanotf.errors import ShippingError
+
+UNKNOWN_CARDINALITY = -2  # tf.data's code
+
+
+@dataclasses.dataclass(frozen=True)
+class DataArguments:
+    """The arguments of `fit` or `evaluate` about one set of data, with Keras's defaults.
+
+    Args:
+        x, y, sample_weight: as in `fit`.
+        batch_size: int or None.
+        steps: int or None, `steps_per_epoch` or `validation_steps`.
+        shuffle: as in `fit`.
+        class_weight: dict or None.
+        epochs, initial_epoch: int, as in `fit`.
+        workers, use_multiprocessing, max_queue_size: as in Keras 2's `fit`.
+    """
+
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
+    batch_size: int | None = None
+    steps: int | None = None
+    shuffle: Any = False
+    class_weight: Any = None
+    epochs: int = 1
+    initial_epoch: int = 0
+    workers: int = 1
+    use_multiprocessing: bool = False
+    max_queue_size: int = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Arrays:
+    """Data that lie in memory, checked and converted as Keras does.
+
+    Args:
+        structure: nested structure of `numpy.ndarray` or None, as a batch of them is for a
+            step: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        batch_size: int.
+        size: int, batches in one pass over the data.
+    """
+
+    structure: Any
+    batch_size: int
+    size: int
+
+
+class Epochs:
+    """Data that have to be read: Keras's loop over them, without the steps.
+
+    Args:
+        element_spec: nested structure of type specifications, of one batch.
+        cardinality: int, what a worker's Keras is told, so that its own loop is the same.
+        steps: int or None, batches of an epoch, where Keras knows them.
+        dataset: `tf.data.Dataset` that is read, weights by class included, or None.
+
+    Attributes:
+        begun: tuple of int and `random_states.States`, or None: the number of the epoch of
+            training that was begun last, counted from 0, and where the random numbers stood before
+            its first batch was read.
+    """
+
+    _passed: int | None = None
+    _states: random_states.States | None = None
+    begun: tuple[int, random_states.States] | None = None
+
+    def __init__(
+        self, element_spec: Any, cardinality: int, steps: int | None, dataset: Any = None
+    ) -> None:
+        self.dataset = dataset
+        self.element_spec = element_spec
+        self.cardinality = cardinality
+        self.steps = steps
+        self._exhausted: Any = None
+
+    def resume(self, passed: int, states: random_states.States | None) -> None:
+        """Makes `training` go on in the middle.
+
+        Args:
+            passed: int, complete epochs, through which it has to go first: it makes the iterators
+                that Keras made, and reads no more than it has to. 0 for what goes on where it is.
+            states: where the random numbers stood when the next epoch was begun, or None.
+        """
+        self._passed, self._states = passed, states
+
+    def training(self) -> Iterator[Iterator[tuple[Any, Any]]]:
+        """Yields the epochs of training; each yields tuples of an iterator and its batch.
+
+        Going on to the next epoch does what Keras does between two.
+        """
+        for number, epoch in enumerate(self._epochs()):
+            yield self._noting_states(number, epoch)
+
+    def _noting_states(
+        self, number: int, epoch: Iterator[tuple[Any, Any]]
+    ) -> Iterator[tuple[Any, Any]]:
+        if self._states is not None:
+            random_states.put(self._states)
+            self._states = None
+        self.begun = (number, random_states.take())
+        yield from epoch
+
+    def _epochs(self) -> Iterator[Iterator[tuple[Any, Any]]]:
+        """As `training`."""
+        raise NotImplementedError
+
+    def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]:
+        """Same, for evaluations: each begins anew."""
+        raise NotImplementedError
+
+    def keeps(self, iterator: Any) -> bool:
+        """Whether the next epoch of training goes on with the iterator of the last."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stops the threads and processes that Keras started to read a `PyDataset`."""
+        enqueuer = self._enqueuer()
+        if enqueuer is not None and enqueuer.is_running():
+            try:
+                enqueuer.stop()
+            except Exception as error:  # of a batch that nobody asked for
+                logger.info("Stopping to read a PyDataset: %s", error)
+
+    def _enqueuer(self) -> Any:
+        raise NotImplementedError
+
+    def _next(self, iterator: Any) -> Any:
+        try:
+            return next(iterator)
+        except StopIteration:
+            self._exhausted = iterator
+            raise
+
+
+def unpack(data: Any) -> tuple[Any, Any, Any]:
+    """`validation_data` as `(x, y, sample_weight)`, or what Keras raises."""
+    x, y, weights = require_tensorflow().keras.utils.unpack_x_y_sample_weight(data)
+    return x, y, weights
+
+
+def refuse_what_is_not_dense(value: Any) -> None:
+    """Raises `ShippingError` for a sparse or ragged array."""
+    tf = require_tensorflow()
+    composite = isinstance(value, (tf.SparseTensor, tf.RaggedTensor))
+    if composite or type(value).__module__.startswith("scipy.sparse"):
+        raise ShippingError(
+            "Arrays must be dense to be shared between workers. Received: an object of class "
+            f"{type(value).__name__}. Convert it with to_tensor(), tf.sparse.to_dense() or "
+            "toarray()."
+        )
+
+
+def is_size(value: Any) -> bool:
+    """Whether something can be a size of batches."""
+    return isinstance(value, (int, np.integer)) and bool(value > 0)
