@@ -36,14 +36,19 @@ demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
 # TensorFlow 2.15 has one Keras generation; later versions have Keras 3 and, as tf_keras, Keras 2.
-# The generation is fixed when TensorFlow is imported, hence one run for each. End-to-end tests have
-# all cores to themselves. Exit code 5: ARGS has left no test of this run.
+# The generation is fixed when TensorFlow is imported, hence one run for each. No run keeps two cores
+# busy, so two go side by side; each prints when it is done. Exit code 5: ARGS has left no test of it.
 test test-all: lint
-	$(PYTEST) -n auto --ignore tests/e2e tests $(SAMPLE) $(ARGS) || test $$? = 5
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target newest units \
+		$(if $(filter 2.15%,$(TF)),,legacy) SAMPLE="$(SAMPLE)" LEGACY="$(LEGACY)"
+
+.PHONY: units newest legacy
+newest:
 	$(PYTEST) tests/e2e $(SAMPLE) $(ARGS) || test $$? = 5
-ifeq ($(filter 2.15%,$(TF)),)
+units:
+	$(PYTEST) -n auto --ignore tests/e2e tests $(SAMPLE) $(ARGS) || test $$? = 5
+legacy:
 	TF_USE_LEGACY_KERAS=1 $(PYTEST) tests/e2e $(SAMPLE) $(LEGACY) $(ARGS) || test $$? = 5
-endif
 
 # All of it takes two hours on 2 cores, this selection a quarter of an hour.
 test: SAMPLE := --cases 1 -m 'not slow and not thorough'

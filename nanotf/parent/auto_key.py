@@ -13,6 +13,7 @@ import json
 from typing import Any
 
 from nanotf.compat import keras_names
+from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping import classes, models
 
@@ -36,7 +37,9 @@ def description_of(model: Any) -> Any:
         (type(layer), layer.compute_dtype, keras_names.build_config(layer) if layer.built else None)
         for layer in classes.with_layers(model)
     ]
-    variables = [(tuple(v.shape), v.dtype, v.trainable) for v in keras_names.model_variables(model)]
+    variables = [
+        (tuple(v.shape), v.dtype, v.trainable) for v in generation().model_variables(model)
+    ]
     compiled = keras_names.compile_arguments(model)
     return layers, variables, models.all_optimizers(model), compiled
 

@@ -57,9 +57,8 @@ sizes = []
 
 class Note(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        import psutil
-        sizes.append(sum("nanotf.worker" in " ".join(p.cmdline())
-                         for p in psutil.Process().children(recursive=True)))
+        import nanotf
+        sizes.append(len(nanotf.worker_pids()))
         inner = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
         inner.compile("sgd", "mse")
         inner.fit(x[:8, :1], y[:8], verbose=0)  # a fit inside of another

@@ -393,6 +393,7 @@ class EndlessInWorkers(L.Layer):  # type: ignore[misc]
         return _for_ever(x) if "NANOTF_RANK" in os.environ else x
 
 
+@pytest.mark.thorough
 def test_a_trial_that_is_too_slow_is_stopped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

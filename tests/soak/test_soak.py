@@ -52,6 +52,7 @@ def test_a_few_warm_jobs() -> None:
     _assert_flat(warm_jobs(25))
 
 
+@pytest.mark.thorough
 def test_a_few_kills() -> None:
     phases = ("training", "transfer", "validation", "training of @nano", "predict")
     _assert_as_promised(kills(5, seed=1, phases=phases))
