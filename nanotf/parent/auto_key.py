@@ -33,13 +33,16 @@ def description_of(model: Any) -> Any:
         model: a Keras model, built and compiled.
     """
     layers = [
-        # The shapes of inputs say what strides and the like have made of the layer before.
-        (type(layer), layer.compute_dtype, keras_names.build_config(layer) if layer.built else None)
+        (
+            type(layer),
+            layer.compute_dtype,
+            layer.trainable,
+            # The shapes of inputs say what strides and the like have made of the layer before.
+            keras_names.build_config(layer) if layer.built else None,
+        )
         for layer in classes.with_layers(model)
     ]
-    variables = [
-        (tuple(v.shape), v.dtype, v.trainable) for v in generation().model_variables(model)
-    ]
+    variables = [(tuple(v.shape), v.dtype) for v in generation().model_variables(model)]
     compiled = keras_names.compile_arguments(model)
     return layers, variables, models.all_optimizers(model), compiled
 
