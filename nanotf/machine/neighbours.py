@@ -52,9 +52,9 @@ def taken_cores(proc: pathlib.Path = pathlib.Path("/proc")) -> dict[int, tuple[i
                 for line in (process / "status").read_text(errors="replace").splitlines()
             )
             cores = parse_cpu_list(status["Cpus_allowed_list"])
-            # The last word of the command line of a worker, and of the zygote that it is of.
-            owner = int((process / "cmdline").read_bytes().rstrip(b"\0").rpartition(b"\0")[2])
-        except (OSError, KeyError, ValueError):  # it has ended, or only has that name
+            # FD PARENT IMPORTS, of the zygote that it was forked from.
+            owner = int((process / "cmdline").read_bytes().split(b"\0")[-3])
+        except (OSError, LookupError, ValueError):  # it has ended, or only has that name
             continue
         if owner != os.getpid():
             found.setdefault(owner, set()).update(cores)

@@ -1,4 +1,4 @@
-"""Workers of this machine: forked from the zygote, or each with an interpreter of its own."""
+"""Workers of this machine, which are forked from a zygote."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from collections.abc import Mapping
 from nanotf.console import logger
 from nanotf.errors import WorkerError
 from nanotf.machine import environment, topology
-from nanotf.pool import children
 from nanotf.pool.handles import Worker
 from nanotf.pool.worker_log import WorkerLog
-from nanotf.pool.zygote import FORK_SECONDS, Zygote, zygote_for
+from nanotf.pool.zygote import FORK_SECONDS, Zygote, shared_zygote
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.memory_files import above_standard
 
 
 class LocalCrew:
-    """Workers that are processes of this one, or of its zygote.
+    """Workers of this machine: of a zygote that they share, or each of its own.
 
     Args:
         plan: `topology.Plan`.
@@ -31,63 +30,33 @@ class LocalCrew:
     def __init__(self, plan: topology.Plan, transport: str, key: bytes) -> None:
         self.workers: list[Worker] = []
         self._plan, self._transport, self._key = plan, transport, key
+        self._zygotes: list[Zygote] = []  # those that no other crew shares
 
     def start(self) -> None:
-        zygote = None
-        for placement in self._plan.placements:
-            environ = worker_variables(placement, os.environ)
-            if placement is self._plan.placements[0]:
-                zygote = zygote_for(environ)
-            self.workers.append(
-                WorkerProcess(placement, self._key, self._transport, environ)
-                if zygote is None
-                else ForkedWorker(placement, self._key, self._transport, environ, zygote)
-            )
+        placements = self._plan.placements
+        environs = [worker_variables(placement, os.environ) for placement in placements]
+        shared = shared_zygote(environs[0])
+        for placement, environ in zip(placements, environs, strict=True):
+            zygote = shared
+            if zygote is None:
+                zygote = Zygote(environ, imports=False)
+                self._zygotes.append(zygote)
+            worker = LocalWorker(placement, self._key, self._transport, environ, zygote)
+            self.workers.append(worker)
 
     def close(self) -> None:
-        pass
+        for zygote in self._zygotes:
+            zygote.close()
 
 
-class WorkerProcess(Worker):
-    """A worker with an interpreter of its own.
+class LocalWorker(Worker):
+    """A worker that is forked from a zygote.
 
     Args:
         placement: `topology.Placement`, its rank and cores.
         key: bytes, the pool's secret key.
         transport: str, one of `transports.TRANSPORTS`.
         environ: mapping, all of its environment variables.
-    """
-
-    def __init__(
-        self,
-        placement: topology.Placement,
-        key: bytes,
-        transport: str,
-        environ: Mapping[str, str],
-    ) -> None:
-        self.rank, self.cores = placement.rank, placement.cores
-        self.log = WorkerLog()
-        arguments = (
-            str(self.rank),
-            ",".join(map(str, placement.cores if placement.pin else ())),
-            "" if placement.numa_node is None else str(placement.numa_node),
-            transport,
-            str(os.getpid()),
-        )
-        try:
-            self.process, self.channel = children.start(
-                "nanotf.worker", arguments, environ, key, self.log
-            )
-        except BaseException:
-            self.log.close()
-            raise
-
-
-class ForkedWorker(Worker):
-    """A worker that is forked from a process which has imported TensorFlow.
-
-    Args:
-        placement, key, transport, environ: as of `WorkerProcess`.
         zygote: `Zygote`.
 
     Raises:
@@ -107,7 +76,7 @@ class ForkedWorker(Worker):
         order = messages.Fork(
             self.rank,
             placement.cores if placement.pin else (),
-            tuple(os.sched_getaffinity(0)),
+            _usable_cores(),
             placement.numa_node,
             transport,
             dict(environ),
@@ -150,3 +119,7 @@ def worker_variables(placement: topology.Placement, environ: Mapping[str, str]) 
     variables = found.apply(environ)
     variables["NANOTF_RANK"] = str(placement.rank)
     return variables
+
+
+def _usable_cores() -> tuple[int, ...]:
+    return tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()

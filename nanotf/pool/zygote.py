@@ -7,25 +7,27 @@ zygote per process; it ends with `nanotf.shutdown()`, with the idle timer and wi
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
 import resource
 import secrets
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine.installed import find_installed
-from nanotf.pool import children
+from nanotf.machine.interpreter import python_command
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire import messages
-from nanotf.wire.channel import KEY_NBYTES, ChannelClosed
+from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
 from nanotf.wire.memory_files import above_standard
 
 START_VARIABLE = "NANOTF_START"
@@ -110,20 +112,25 @@ class Zygote:
 
     Args:
         environ: mapping, its environment variables, as libraries find them when they are loaded.
+        imports: bool, whether it imports TensorFlow, and not each worker by itself.
 
     Attributes:
         process: `subprocess.Popen`.
         log: `WorkerLog`, what it prints.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], *, imports: bool) -> None:
         self.owner = os.getpid()
         self.seen = _what_imports_see(environ)
         self.log = WorkerLog()
         self._key: bytes | None = secrets.token_bytes(KEY_NBYTES)  # until both have shown it
         try:
-            self.process, self._channel = children.start(
-                "nanotf.worker.zygote", (str(os.getpid()),), environ, self._key, self.log
+            self.process, self._channel = _start(
+                "nanotf.worker.zygote",
+                (str(os.getpid()), "imports" if imports else ""),
+                environ,
+                self._key,
+                self.log,
             )
         except BaseException:
             self.log.close()
@@ -185,18 +192,80 @@ class Zygote:
         self.log.close()
 
 
+def _start(
+    module: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    key: bytes,
+    log: WorkerLog,
+) -> tuple[subprocess.Popen[bytes], Channel]:
+    """Runs a module of nanotf, and hands it one end of a channel.
+
+    Args:
+        module: str, its name.
+        arguments: sequence of str, what it finds in `sys.argv` after the channel's descriptor.
+        environ: mapping, all of its environment variables.
+        key: bytes, the channel's secret key, which it reads from standard input.
+        log: `WorkerLog`, what it prints.
+
+    Returns:
+        A tuple of the process and of this end; neither has shown the other the key yet.
+
+    Raises:
+        NanoError: `sys.executable` names no program.
+        OSError: This process has no file descriptors left.
+    """
+    ours, theirs = (
+        socket.socket(fileno=above_standard(sock.detach()))
+        for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    )
+    try:
+        command = python_command(module, str(theirs.fileno()), *arguments)
+        process = _spawn(command, environ, theirs.fileno(), log)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    assert process.stdin is not None, "a pipe, as asked for"
+    with contextlib.suppress(BrokenPipeError):  # died already; the channel will tell
+        process.stdin.write(key)
+        process.stdin.close()
+    return process, Channel(ours)
+
+
+def _spawn(
+    command: list[str], environ: Mapping[str, str], fd: int, log: WorkerLog
+) -> subprocess.Popen[bytes]:
+    # Inherited: no SIGINT reaches it before it has seen to that itself.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        # A session of its own: Ctrl-C in the terminal is for the parent to handle.
+        return subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=log.fileno(),
+            stderr=subprocess.STDOUT,
+            pass_fds=[fd],
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 # ------------------------------------------------------------------- that of this process
 _zygote: Zygote | None = None
 
 
-def zygote_for(environ: Mapping[str, str]) -> Zygote | None:
+def shared_zygote(environ: Mapping[str, str]) -> Zygote | None:
     """This process's zygote, a new one where libraries would now find other things when loaded.
 
     Args:
         environ: mapping, all environment variables of a worker.
 
     Returns:
-        `Zygote`, or None where each worker has to be an interpreter of its own.
+        `Zygote`, or None where each worker has to import TensorFlow by itself.
 
     Raises:
         InvalidArgumentError: NANOTF_START is neither "fork" nor "spawn".
@@ -210,7 +279,7 @@ def zygote_for(environ: Mapping[str, str]) -> Zygote | None:
     ):
         end()
     if _zygote is None:
-        _zygote = Zygote(environ)
+        _zygote = Zygote(environ, imports=True)
         atexit.register(end)
     return _zygote
 

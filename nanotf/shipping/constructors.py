@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -171,30 +172,23 @@ def by_value(layers: Sequence[Any], custom_objects: dict[str, Any]) -> Iterator[
         layers: sequence of layers of users' classes without a `get_config()`.
         custom_objects: dict, to which the `Arguments` are added that the configuration names.
     """
-    names: dict[int, str] = {}
-    changed: dict[type, Any] = {}
+    named: list[Any] = []
     for layer in layers:
         try:
             layer.get_config()
         except NotImplementedError:
             arguments = _arguments_of(layer)
             if arguments is not None:
-                names[id(layer)] = f"{KEY}_{len(names)}"
-                custom_objects[names[id(layer)]] = arguments
-                changed[type(layer)] = type(layer).get_config
-    for cls, stock in changed.items():
-
-        def get_config(self: Any, stock: Any = stock) -> Any:
-            name = names.get(id(self))
-            return stock(self) if name is None else {"name": self.name, KEY: name}
-
-        cls.get_config = get_config  # type: ignore[attr-defined]
+                name = f"{KEY}_{len(named)}"
+                custom_objects[name] = arguments
+                # Of this one object: its class is the user's, and others may use it meanwhile.
+                vars(layer)["get_config"] = functools.partial(dict, name=layer.name, **{KEY: name})
+                named.append(layer)
     try:
         with require_tensorflow().keras.utils.custom_object_scope(custom_objects):
-            for layer in layers:
-                if id(layer) in names:
-                    _describe_layers(layer, custom_objects[names[id(layer)]])
+            for number, layer in enumerate(named):
+                _describe_layers(layer, custom_objects[f"{KEY}_{number}"])
         yield
     finally:
-        for cls in changed:
-            del cls.get_config  # type: ignore[attr-defined]
+        for layer in named:
+            del vars(layer)["get_config"]

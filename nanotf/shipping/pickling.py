@@ -115,7 +115,7 @@ def _schedules_by_value(optimizer: Any) -> Iterator[dict[str, Any]]:
     """
 
     found: dict[str, Any] = {}
-    changed = []
+    named = []
     at = optimizer
     while at is not None:  # the inner one of a loss-scaling optimizer is asked by that
         schedule = keras_optimizers.schedule_of(at)
@@ -123,14 +123,14 @@ def _schedules_by_value(optimizer: Any) -> Iterator[dict[str, Any]]:
         if schedule is not None and classes.is_foreign(cls) and not classes.has_own_get_config(cls):
             if at is optimizer:
                 found["learning_rate"] = schedule
-            cls.get_config = lambda self: {}
-            changed.append(cls)
+            vars(schedule)["get_config"] = dict
+            named.append(schedule)
         at = getattr(at, "inner_optimizer", None)
     try:
         yield found
     finally:
-        for cls in changed:
-            del cls.get_config
+        for schedule in named:
+            del vars(schedule)["get_config"]
 
 
 def _attributes_that_differ(obj: Any, twin: Any) -> dict[str, Any]:

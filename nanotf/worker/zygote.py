@@ -1,4 +1,4 @@
-"""The process that workers are forked from: it has imported TensorFlow, and runs nothing.
+"""The process that workers are forked from: it has imported TensorFlow, and run nothing.
 
 A process that imports TensorFlow takes seconds to start, its fork milliseconds. A fork works as
 long as TensorFlow has run no operation (seen with 2.15 to 2.21, both Keras generations): the
@@ -8,7 +8,9 @@ threads that exist by then are those of NumPy's BLAS, which ends and restarts th
       |  Fork (rank, cores ...; 3 descriptors) ->  |   forks; the child becomes a worker
       |  <- process id, later how it ended         |   on a pipe for each worker
 
-Whatever ends the parent ends the zygote, and with it its workers (PR_SET_PDEATHSIG).
+Where TensorFlow must not be imported before the fork, each worker has a zygote of its own, which
+imports nothing. Whatever ends the parent ends the zygote, and the kernel then ends the workers
+(PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -29,16 +31,19 @@ from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
 from nanotf.wire.memory_files import STANDARD
 from nanotf.worker import life, process
 
+LOOK_SECONDS = 1.0  # how often it looks whether the parent is there
+
 
 class _Zygote:
     """The loop that forks workers and says how they ended.
 
     Args:
         channel: `Channel` to the parent.
+        parent: int, the parent's process id.
     """
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel, parent: int) -> None:
+        self._channel, self._parent = channel, parent
         self._pipes: dict[int, int] = {}  # where to tell about a worker, by its process id
         self._woken, waking = os.pipe()
         for fd in (self._woken, waking):
@@ -58,7 +63,9 @@ class _Zygote:
         """
         while True:
             waiting: list[Any] = [self._channel, self._woken]
-            ready: list[Any] = connection.wait(waiting)
+            ready: list[Any] = connection.wait(waiting, LOOK_SECONDS)
+            if os.getppid() != self._parent:  # has gone, and a fork of it holds the channel
+                raise ChannelClosed
             if self._woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
@@ -115,32 +122,33 @@ def _tell(pipe: int, number: int) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Forks workers until the parent goes away. Its arguments are FD and PARENT.
+    """Forks workers until the parent goes away. Its arguments are FD, PARENT and "imports" or "".
 
     Returns:
         int, the exit code, of a worker in the forks.
     """
-    fd, parent = map(int, arguments)
+    fd, parent, imports = arguments
     process.leave_interrupts_to_parent()
-    process.end_with_parent(parent)
     process.write_log()
     key = sys.stdin.buffer.read(KEY_NBYTES)
     sys.stdin.close()
     os.dup2(os.open(os.devnull, os.O_RDONLY), STANDARD[0])
-    channel = Channel(socket.socket(fileno=fd))
-    # What fails here fails in the workers again, who tell the parent.
-    with contextlib.suppress(Exception):
-        from nanotf.worker import session  # noqa: F401, for the forks to find
+    channel = Channel(socket.socket(fileno=int(fd)))
+    if imports:
+        # What fails here fails in the workers again, who tell the parent.
+        with contextlib.suppress(Exception):
+            from nanotf.worker import session  # noqa: F401, for the forks to find
     gc.freeze()  # a collection in a fork would copy every page that holds an object
     try:
         channel.show_key_first(key)
-        order, sock = _Zygote(channel).serve()
+        order, sock = _Zygote(channel, int(parent)).serve()
     except ChannelClosed:
         return 0
     os.environ.clear()
     os.environ.update(order.environ)
     os.chdir(order.directory)
-    os.sched_setaffinity(0, order.usable)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, order.usable)
     return life.run(sock, order.key, order.rank, order.cores, order.numa_node, order.transport)
 
 

@@ -102,7 +102,7 @@ def test_actor_that_is_killed() -> None:
     pids = nanotf.worker_pids()
 
     def kill(epoch: int, logs: Any) -> None:
-        os.kill(psutil.Process(pids[1]).ppid(), signal.SIGKILL)
+        os.kill(psutil.Process(pids[1]).parents()[1].pid, signal.SIGKILL)
 
     callback = tf.keras.callbacks.LambdaCallback(on_epoch_begin=kill)
     with pytest.raises(WorkerDied, match=r"Worker 1 .* was lost with its Ray actor") as caught:

@@ -28,7 +28,7 @@ from waiting import wait_until
 import nanotf
 from nanotf.errors import NanoError, WorkerDied, WorkerError
 from nanotf.keras import Sequential, nano
-from nanotf.pool import children, outbox, pool
+from nanotf.pool import outbox, pool, zygote
 from nanotf.shipping import state
 
 pytestmark = pytest.mark.own_pool
@@ -511,7 +511,7 @@ def test_a_fork_holds_what_a_worker_was_started_with(monkeypatch: pytest.MonkeyP
             if self.stdin is not None:
                 held.append(os.dup(self.stdin.fileno()))
 
-    monkeypatch.setattr(children.subprocess, "Popen", Popen)
+    monkeypatch.setattr(zygote.subprocess, "Popen", Popen)
     nanotf.shutdown()
     try:
         x, y = digits(100)

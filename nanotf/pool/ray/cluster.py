@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
-from collections.abc import Sequence
+import queue
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nanotf.errors import NanoError, PlacementError
-from nanotf.pool.children import in_lasting_thread
 
 _started = ""  # the session that `connect` has begun, if it has
 
@@ -27,8 +29,7 @@ def connect() -> Any:
     ray: Any = importlib.import_module("ray")
     if not ray.is_initialized():
         try:
-            # Linux ends Ray's own processes, too, with the thread that started them.
-            in_lasting_thread(lambda: _start(ray))
+            _in_lasting_thread(functools.partial(_start, ray))
         except Exception as error:
             raise NanoError(
                 "backend='ray' needs a Ray cluster, or room to start one. Received: "
@@ -45,6 +46,29 @@ def _start(ray: Any) -> None:
         # Nobody looks at a dashboard of a Ray that was started for one program.
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         _started = session(ray)
+
+
+def _in_lasting_thread(function: Callable[[], None]) -> None:
+    """Calls a function in a thread that lives as long as this process.
+
+    Linux ends Ray's processes with the *thread* that started them (PR_SET_PDEATHSIG), while Ray
+    outlives the thread that happened to need it first.
+    """
+    outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:
+            outcome.put(error)
+        else:
+            outcome.put(None)
+            threading.Event().wait()
+
+    threading.Thread(target=run, name="nanotf-ray", daemon=True).start()
+    error = outcome.get()
+    if error is not None:
+        raise error
 
 
 def stop() -> None:

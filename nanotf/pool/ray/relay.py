@@ -20,7 +20,8 @@ from typing import Any
 import nanotf
 from nanotf.machine import cpus, neighbours, topology
 from nanotf.pool import stalls
-from nanotf.pool.local import WorkerProcess, worker_variables
+from nanotf.pool.local import LocalWorker, worker_variables
+from nanotf.pool.zygote import Zygote
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import ChannelClosed
@@ -67,7 +68,7 @@ class Relay:
     """One for each worker."""
 
     def __init__(self) -> None:
-        self._worker: WorkerProcess | None = None
+        self._worker: LocalWorker | None = None
         self._blocks: dict[Key, Block] = {}
         self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, and would limit the plan as the user's
@@ -128,7 +129,8 @@ class Relay:
         if os.path.isdir(directory):  # noqa: PTH112, another node may not have it
             os.chdir(directory)
         variables = worker_variables(placement, {**ours, **environ})
-        self._worker = worker = WorkerProcess(placement, key, transport, variables)
+        self._zygote = Zygote(variables, imports=False)
+        self._worker = worker = LocalWorker(placement, key, transport, variables, self._zygote)
         direct = handover is not None and _hand_over(worker, *handover)
         if not direct:
             reader = threading.Thread(target=self._read, args=(key,), name="nanotf-relay")
@@ -137,7 +139,7 @@ class Relay:
         return Started(worker.process.pid, direct)
 
     @property
-    def worker(self) -> WorkerProcess:
+    def worker(self) -> LocalWorker:
         assert self._worker is not None, "start() comes first"
         return self._worker
 
@@ -263,7 +265,7 @@ class Relay:
         return timing.now()
 
 
-def _hand_over(worker: WorkerProcess, name: str, token: bytes) -> bool:
+def _hand_over(worker: LocalWorker, name: str, token: bytes) -> bool:
     """Gives the parent the worker's channel and log; says whether that worked.
 
     It does not where the parent is in another container: they share a node, not the sockets.

@@ -25,7 +25,7 @@ def _process(proc: pathlib.Path, pid: int, name: str, cores: str, *words: str) -
 
 
 def _worker(proc: pathlib.Path, pid: int, cores: str, parent: int) -> None:
-    words = python_command("nanotf.worker.zygote", "5", str(parent))
+    words = python_command("nanotf.worker.zygote", "5", str(parent), "imports")
     _process(proc, pid, neighbours.PINNED, cores, *words)
 
 

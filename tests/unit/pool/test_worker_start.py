@@ -13,12 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
-from waiting import SECONDS
+from waiting import SECONDS, wait_until
 
 from nanotf.errors import NanoError
 from nanotf.machine import topology
-from nanotf.pool import children
-from nanotf.pool.local import WorkerProcess
+from nanotf.pool import zygote
+from nanotf.pool.local import LocalWorker
 from nanotf.pool.pool import Pool
 from nanotf.wire import messages
 from nanotf.wire.channel import KEY_NBYTES
@@ -31,11 +31,14 @@ class Started:
     """Starts workers, and ends them."""
 
     def __init__(self) -> None:
-        self.workers: list[WorkerProcess] = []
+        self.workers: list[LocalWorker] = []
+        self.zygotes: list[zygote.Zygote] = []
 
-    def __call__(self) -> WorkerProcess:
-        self.workers.append(WorkerProcess(UNPINNED, KEY, "shm", os.environ))
-        return self.workers[-1]
+    def __call__(self) -> LocalWorker:
+        self.zygotes.append(zygote.Zygote(os.environ, imports=False))
+        worker = LocalWorker(UNPINNED, KEY, "shm", os.environ, self.zygotes[-1])
+        self.workers.append(worker)
+        return worker
 
 
 @pytest.fixture
@@ -46,9 +49,11 @@ def start() -> Iterator[Started]:
         worker.process.kill()
         worker.wait_killed()
         worker.close()
+    for each in started.zygotes:
+        each.close()
 
 
-def _is_there(worker: WorkerProcess) -> bool:
+def _is_there(worker: LocalWorker) -> bool:
     """Whether it says hello."""
     worker.channel.show_key_second(KEY)
     return isinstance(worker.channel.receive(), messages.Hello)
@@ -65,7 +70,7 @@ def test_interrupts_are_for_the_parent_from_the_first_moment(
             self.send_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(children.subprocess, "Popen", Interrupted)
+        patch.setattr(zygote.subprocess, "Popen", Interrupted)
         worker = start()
     assert _is_there(worker), worker.log_tail()
     worker.process.send_signal(signal.SIGINT)
@@ -73,7 +78,7 @@ def test_interrupts_are_for_the_parent_from_the_first_moment(
     assert worker.process.wait(SECONDS) == 1, "it ends with its channel, and by nothing else"
 
 
-def test_who_ignores_sigchld_does_not_learn_how_a_worker_has_ended(start: Started) -> None:
+def test_who_ignores_sigchld_learns_how_a_worker_has_ended(start: Started) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         worker = start()
@@ -82,8 +87,27 @@ def test_who_ignores_sigchld_does_not_learn_how_a_worker_has_ended(start: Starte
         error = worker.died("starting")
     finally:
         signal.signal(signal.SIGCHLD, before)
-    assert "has ended (how is unknown: this process ignores SIGCHLD) while" in str(error)
-    assert (error.exit_code, error.signal) == (None, None)
+    assert (error.exit_code, error.signal) == (None, signal.SIGKILL)
+
+
+def test_worker_ends_with_its_parent_though_a_fork_holds_the_channels(start: Started) -> None:
+    """As a data loader's processes do, which are forked in between."""
+    reader, writer = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        worker = start()
+        os.write(writer, worker.process.pid.to_bytes(4, "little"))
+        if os.fork() == 0:
+            signal.pause()
+        os._exit(0 if _is_there(worker) else 1)
+    worker_pid = int.from_bytes(os.read(reader, 4), "little")
+    os.close(reader)
+    os.close(writer)
+    assert os.waitpid(parent, 0)[1] == 0
+    wait_until(lambda: not psutil.pid_exists(worker_pid), "the worker ends")
+    for process in psutil.process_iter():
+        if process.ppid() == 1 and process.cmdline() == psutil.Process().cmdline():
+            process.kill()
 
 
 @pytest.fixture
