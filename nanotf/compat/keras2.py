@@ -9,7 +9,7 @@ Versions seen: 2.15, tf_keras 2.15-2.21.
 | `Model._steps_per_execution` | steps of one execution |
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | metrics exist before the first step |
 | `Model.compiled_metrics`, its `_metrics`, `_weighted_metrics`, `_metrics_in_order`, `_output_names`, `_built`; `Metric._name` | the metrics once they are built; see `metric_names_as_compiled` |
-| `Model.compiled_loss`, its `_losses`, `_loss_weights`, `_per_output_metrics`, `_output_names`, `_built` | the losses once they are built, and a metric for each of several |
+| `Model.compiled_loss`, its `_losses`, `_total_loss_mean`, `_loss_weights`, `_per_output_metrics`, `_output_names`, `_built` | the losses once they are built, and a metric for each of several |
 | `engine.training.flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
 | `Layer._non_trainable_weights` | what every replica updates by itself |
 | `Lambda._serialize_function_to_config` | writes a function's byte code, without the globals that it refers to |

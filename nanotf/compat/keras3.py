@@ -8,7 +8,7 @@ Versions seen: 3.10-3.15.
 | `Trainer._distribute_strategy` | see `builds_optimizer_first` |
 | `Trainer._flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
 | `Model._compile_metrics`, its `_flat_metrics`, `_flat_weighted_metrics`, `_resolved_output_names`, `built`; `MetricsList` | the metrics once they are built |
-| `Model._compile_loss`, its `Loss`, `_flat_losses`, `_metrics`, `_tracker`, `_y_pred_build_structure`, `_y_true_build_structure`, `built` | the losses once they are built, and a metric for each of several |
+| `Model._loss_tracker`, `_compile_loss`, its `Loss`, `_flat_losses`, `_metrics`, `_tracker`, `_y_pred_build_structure`, `_y_true_build_structure`, `built` | the losses once they are built, and a metric for each of several |
 | `Metric._metrics` | the metrics in a metric |
 | `Layer._non_trainable_variables` | what every replica updates by itself |
 | `Layer._seed_generators` | the seeds of random layers |
@@ -249,7 +249,8 @@ def replace_losses(model: Any, replacement: Callable[[Any], Any]) -> None:
 
 def loss_trackers(model: Any) -> list[Any]:
     container = model._compile_loss
-    return [model._loss_tracker, *([] if container is None else container.metrics)]
+    trackers = [model._loss_tracker, *([] if container is None else container.metrics)]
+    return [tracker for tracker in trackers if tracker is not None]
 
 
 def unused_losses(model: Any) -> set[str]:
