@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import socket
 from collections.abc import Mapping
 
@@ -80,15 +79,16 @@ class LocalWorker(Worker):
             placement.numa_node,
             transport,
             dict(environ),
-            str(pathlib.Path.cwd()),
             key,
         )
         ours, theirs = (
             socket.socket(fileno=above_standard(sock.detach()))
             for sock in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         )
+        directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
         try:
-            self.process = zygote.fork(order, theirs.fileno(), self.log.fileno())
+            fds = (theirs.fileno(), self.log.fileno(), directory)
+            self.process = zygote.fork(order, fds)
         except BaseException as error:
             ours.close()
             self.log.close()
@@ -105,6 +105,7 @@ class LocalWorker(Worker):
             raise
         finally:
             theirs.close()
+            os.close(directory)
         self.channel = Channel(ours)
 
 

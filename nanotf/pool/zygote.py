@@ -140,13 +140,12 @@ class Zygote:
         """Whether it runs, and belongs to this process."""
         return self.owner == os.getpid() and self.process.poll() is None
 
-    def fork(self, order: messages.Fork, sock: int, log: int) -> Forked:
+    def fork(self, order: messages.Fork, fds: Sequence[int]) -> Forked:
         """Makes a worker.
 
         Args:
             order: `messages.Fork`.
-            sock: int, the descriptor of the worker's end of its channel.
-            log: int, that of the file which it prints to.
+            fds: sequence of int, the descriptors that follow it, but for the last.
 
         Raises:
             ChannelClosed: The zygote has ended.
@@ -156,7 +155,7 @@ class Zygote:
         reader, writer = (above_standard(fd) for fd in os.pipe())
         try:
             try:
-                self._order(order, [sock, log, writer])
+                self._order(order, [*fds, writer])
             finally:
                 os.close(writer)
             if not _is_readable(reader, FORK_SECONDS):
@@ -280,7 +279,6 @@ def shared_zygote(environ: Mapping[str, str]) -> Zygote | None:
         end()
     if _zygote is None:
         _zygote = Zygote(environ, imports=True)
-        atexit.register(end)
     return _zygote
 
 
@@ -295,6 +293,9 @@ def end() -> None:
     zygote, _zygote = _zygote, None
     if zygote is not None:
         zygote.close()
+
+
+atexit.register(end)
 
 
 def _may_fork() -> bool:

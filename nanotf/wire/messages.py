@@ -53,8 +53,9 @@ STATUS = struct.Struct("i")  # on a forked worker's pipe: its process id, then h
 class Fork(Message):
     """Parent -> zygote: a worker is wanted.
 
-    Three descriptors follow: the worker's socket, the file that it prints to, and the pipe on
-    which the zygote tells its process id, or minus an `errno`, and later its exit code.
+    Four descriptors follow: the worker's socket, the file that it prints to, its working
+    directory, which may have lost its name, and the pipe on which the zygote tells its process
+    id, or minus an `errno`, and later its exit code.
 
     Args:
         rank: int.
@@ -63,7 +64,6 @@ class Fork(Message):
         numa_node: int or None, whose memory it prefers.
         transport: str.
         environ: dict of str to str, all of its environment variables.
-        directory: str, its working directory.
         key: bytes, the pool's secret key.
     """
 
@@ -73,7 +73,6 @@ class Fork(Message):
     numa_node: int | None
     transport: str
     environ: dict[str, str]
-    directory: str
     key: bytes
 
 

@@ -5,7 +5,7 @@ long as TensorFlow has run no operation (seen with 2.15 to 2.21, both Keras gene
 threads that exist by then are those of NumPy's BLAS, which ends and restarts them around a fork.
 
     parent                                     zygote
-      |  Fork (rank, cores ...; 3 descriptors) ->  |   forks; the child becomes a worker
+      |  Fork (rank, cores ...; 4 descriptors) ->  |   forks; the child becomes a worker
       |  <- process id, later how it ended         |   on a pipe for each worker
 
 Where TensorFlow must not be imported before the fork, each worker has a zygote of its own, which
@@ -44,6 +44,7 @@ class _Zygote:
 
     def __init__(self, channel: Channel, parent: int) -> None:
         self._channel, self._parent = channel, parent
+        self._own_pid = os.getpid()
         self._pipes: dict[int, int] = {}  # where to tell about a worker, by its process id
         self._woken, waking = os.pipe()
         for fd in (self._woken, waking):
@@ -72,12 +73,12 @@ class _Zygote:
                 self._report_ended()
             if self._channel in ready:
                 order = self._channel.receive()
-                sock, log, pipe = self._channel.receive_fds(3)
+                sock, log, directory, pipe = self._channel.receive_fds(4)
                 if self._fork(pipe) == 0:
-                    self._become_worker(log)
+                    self._become_worker(log, directory)
                     return order, sock
-                os.close(sock)
-                os.close(log)
+                for fd in (sock, log, directory):
+                    os.close(fd)
 
     def _fork(self, pipe: int) -> int:
         try:
@@ -101,12 +102,13 @@ class _Zygote:
                 _tell(pipe, os.waitstatus_to_exitcode(status))
                 os.close(pipe)
 
-    def _become_worker(self, log: int) -> None:
+    def _become_worker(self, log: int, directory: int) -> None:
         """Makes this fork what a process of its own would be."""
-        zygote = os.getppid()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        process.end_with_parent(zygote)
+        process.end_with_parent(self._own_pid)
+        os.fchdir(directory)
+        os.close(directory)
         self._channel.close()
         for pipe in self._pipes.values():
             os.close(pipe)
@@ -143,10 +145,9 @@ def main(arguments: list[str]) -> int:
         channel.show_key_first(key)
         order, sock = _Zygote(channel, int(parent)).serve()
     except ChannelClosed:
-        return 0
+        os._exit(0)  # with the workers, if there are any, and without TensorFlow's destructors
     os.environ.clear()
     os.environ.update(order.environ)
-    os.chdir(order.directory)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order.usable)
     return life.run(sock, order.key, order.rank, order.cores, order.numa_node, order.transport)

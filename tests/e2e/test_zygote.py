@@ -76,6 +76,17 @@ def test_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _fit().epoch == [0]
 
 
+def test_a_working_directory_that_is_gone(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "gone"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    place.rmdir()
+    warm.end_pool()
+    assert _fit().epoch == [0]
+
+
 def test_other_ways_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOTF_START", "spawn")
     warm.end_pool()

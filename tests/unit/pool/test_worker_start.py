@@ -96,18 +96,17 @@ def test_worker_ends_with_its_parent_though_a_fork_holds_the_channels(start: Sta
     parent = os.fork()
     if parent == 0:
         worker = start()
-        os.write(writer, worker.process.pid.to_bytes(4, "little"))
-        if os.fork() == 0:
+        holder = os.fork()
+        if holder == 0:
             signal.pause()
+        os.write(writer, f"{worker.process.pid} {holder}".encode())
         os._exit(0 if _is_there(worker) else 1)
-    worker_pid = int.from_bytes(os.read(reader, 4), "little")
+    assert os.waitpid(parent, 0)[1] == 0
+    worker_pid, holder = map(int, os.read(reader, 100).split())
     os.close(reader)
     os.close(writer)
-    assert os.waitpid(parent, 0)[1] == 0
     wait_until(lambda: not psutil.pid_exists(worker_pid), "the worker ends")
-    for process in psutil.process_iter():
-        if process.ppid() == 1 and process.cmdline() == psutil.Process().cmdline():
-            process.kill()
+    os.kill(holder, signal.SIGKILL)
 
 
 @pytest.fixture
