@@ -162,7 +162,6 @@ def configured_by_name(obj: Any, custom_objects: dict[str, Any]) -> Iterator[Non
         with (
             generation().functions_by_name(),
             keras_names.with_vocabularies(obj),
-            lenient(custom_objects),
             constructors.by_value(layers, custom_objects),
         ):
             yield
@@ -365,10 +364,7 @@ def build(recipe: ModelRecipe) -> Any:
     tf = require_tensorflow()
     if tf.keras.mixed_precision.global_policy().name != recipe.dtype_policy:
         tf.keras.mixed_precision.set_global_policy(recipe.dtype_policy)
-    with (
-        tf.keras.utils.custom_object_scope(recipe.custom_objects),
-        lenient(recipe.custom_objects),
-    ):
+    with makers(recipe.custom_objects):
         try:
             if recipe.arguments is not None:
                 args, kwargs = classes.copied(
@@ -381,7 +377,7 @@ def build(recipe: ModelRecipe) -> Any:
                 model = _with_attributes(recipe.cls, recipe.attributes)
             else:
                 config = copy.deepcopy(recipe.config)  # Keras empties what it is given
-                model = recipe.cls.from_config(config)  # type: ignore[attr-defined]
+                model = maker_of(recipe.cls, recipe.custom_objects).from_config(config)
             _build_layers(model, recipe.build_configs)
             config = recipe.build_configs[0]
             if config and (not _is_built(model) or len(model.weights) < recipe.weights):
@@ -434,45 +430,48 @@ def _on_graph(graph: dict[str, Any], arguments: Any) -> Any:
     )
 
 
-@contextlib.contextmanager
-def lenient(custom_objects: dict[str, Any]) -> Iterator[None]:
-    """Lets layers be rebuilt whose `__init__` does not take Keras's own arguments.
+class _Maker:
+    """Stands for a layer's class in `custom_objects`, and makes layers of it, none refused.
 
-    Keras's configuration has `trainable`, `dtype` and `name`; a layer of a script that is
-    never saved has no need to take them.
+    Keras's configuration has `trainable`, `dtype` and `name`; a layer of a script that is never
+    saved has no need to take them in its `__init__`.
+
+    Args:
+        cls: type, a user's class of layers.
+        custom_objects: dict, where the configuration finds `Arguments`.
     """
-    layer = require_tensorflow().keras.layers.Layer
-    changed = []
-    for value in custom_objects.values():
-        if not (isinstance(value, type) and issubclass(value, layer)) or not classes.is_foreign(
-            value
-        ):
-            continue
-        parameters = inspect.signature(value.__init__).parameters  # type: ignore[misc]
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        if "from_config" not in vars(value):
-            stock = value.from_config.__func__  # type: ignore[attr-defined]
-            known = None if takes_any else parameters
-            value.from_config = classmethod(_from_known(stock, known, custom_objects))  # type: ignore[attr-defined]
-            changed.append(value)
-    try:
-        yield
-    finally:
-        for value in changed:
-            del value.from_config  # type: ignore[attr-defined]
 
+    def __init__(self, cls: Any, custom_objects: dict[str, Any]) -> None:
+        self._cls, self._custom_objects = cls, custom_objects
+        self.__name__ = cls.__name__
 
-def _from_known(stock: Any, parameters: Any, custom_objects: dict[str, Any]) -> Any:
-    def from_config(cls: Any, config: dict[str, Any]) -> Any:
+    def from_config(self, config: dict[str, Any]) -> Any:
+        """Makes a layer, as the class's own `from_config` does."""
         if constructors.KEY in config:
-            return custom_objects[config[constructors.KEY]].make(cls)
-        if parameters is None:  # takes whatever Keras's configuration has
-            return stock(cls, config)
-        made = stock(cls, {key: value for key, value in config.items() if key in parameters})
+            return self._custom_objects[config[constructors.KEY]].make(self._cls)
+        parameters = inspect.signature(self._cls.__init__).parameters
+        own = any("from_config" in vars(c) for c in self._cls.__mro__ if classes.is_foreign(c))
+        if own or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            return self._cls.from_config(config)
+        made = self._cls.from_config({k: v for k, v in config.items() if k in parameters})
         made.trainable = config.get("trainable", True)
         return made
 
-    return from_config
+
+def maker_of(cls: Any, custom_objects: dict[str, Any]) -> Any:
+    """What makes an object of a configuration: its class, or what stands for it."""
+    layer = require_tensorflow().keras.layers.Layer
+    is_users = isinstance(cls, type) and issubclass(cls, layer) and classes.is_foreign(cls)
+    return _Maker(cls, custom_objects) if is_users else cls
+
+
+def makers(custom_objects: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """In this context Keras finds `custom_objects`, each user's class of layers as its maker."""
+    scope = {name: maker_of(value, custom_objects) for name, value in custom_objects.items()}
+    made: contextlib.AbstractContextManager[Any] = (
+        require_tensorflow().keras.utils.custom_object_scope(scope)
+    )
+    return made
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,15 +50,14 @@ def rebuild_from_config(
     """Makes what `Pickler.from_config` has described."""
     from nanotf.shipping import models
 
-    tf = require_tensorflow()
     # Objects in a configuration are the receiver's own: another pickle may refer to them, too.
     known = {id(value): value for value in config.values() if not _is_serialized(value)}
     config = copy.deepcopy(config, known)
-    with tf.keras.utils.custom_object_scope(custom_objects), models.lenient(custom_objects):
+    with models.makers(custom_objects):
         if isinstance(config.get("inner_optimizer"), keras_optimizers.optimizer_classes()):
             made = cls(config.pop("inner_optimizer"), **config)
         else:
-            made = cls.from_config(config)
+            made = models.maker_of(cls, custom_objects).from_config(config)
     for name, value in (attributes or {}).items():
         setattr(made, name, value)
     return made
