@@ -39,7 +39,7 @@ demo: $(STAMP)
 # The generation is fixed when TensorFlow is imported, hence one run for each. No run keeps two cores
 # busy, so two go side by side; each prints when it is done. Exit code 5: ARGS has left no test of it.
 test test-all: lint
-	@$(MAKE) --no-print-directory -j 2 --output-sync=target newest units \
+	@$(MAKE) --no-print-directory -j 2 --keep-going --output-sync=target newest units \
 		$(if $(filter 2.15%,$(TF)),,legacy) SAMPLE="$(SAMPLE)" LEGACY="$(LEGACY)"
 
 .PHONY: units newest legacy

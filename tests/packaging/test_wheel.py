@@ -64,7 +64,7 @@ def test_wheel_holds_the_package_and_no_tests(wheel: pathlib.Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.startswith("nanotf-")} == {"nanotf"}
-    for module in ("compat/distribute", "wire/blocks", "worker/__main__"):
+    for module in ("compat/distribute", "wire/blocks", "worker/zygote"):
         assert f"nanotf/{module}.py" in names
 
 
