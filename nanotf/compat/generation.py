@@ -6,7 +6,7 @@ Callers ask for a fact or an action, never for the generation. To drop a generat
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,6 +46,7 @@ class Generation(Protocol):
             as often as the batch has rows. Otherwise it counts their mean so.
         SUMS_GRADIENTS_FIRST: bool, whether an optimizer sums gradients over replicas before it
             clips and accumulates them.
+        EXCLUDED_KEYS: type, in which an optimizer keeps the keys of variables without weight decay.
         UPDATES_IN_BRANCHES: bool, whether an optimizer may update variables in a `tf.cond`.
     """
 
@@ -70,6 +71,7 @@ class Generation(Protocol):
     WEIGHS_EACH_LOSS_BY_ROWS: bool
     SUMS_GRADIENTS_FIRST: bool
     UPDATES_IN_BRANCHES: bool
+    EXCLUDED_KEYS: Callable[[Any], Any]
 
     # ------------------------------------------------------------------------ variables
     def variable_classes(self) -> tuple[Any, ...]:
@@ -191,6 +193,29 @@ class Generation(Protocol):
         """
 
     # ----------------------------------------------------------------------- optimizers
+    def plain_optimizers(self) -> list[Any]:
+        """New optimizers, one of each kind."""
+
+    def state_beside(self, optimizer: Any) -> list[Any]:
+        """The `tf.Variable`s of an optimizer that may be missing in its `variables`."""
+
+    def places_by_key(self, optimizer: Any) -> dict[Any, int]:
+        """The places of the variables that an optimizer has slots for, by `_var_key`."""
+
+    def built_with(self, optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
+        """The variables, in order, that an optimizer's slots were made for.
+
+        Args:
+            optimizer: an optimizer that holds no other.
+            candidates: sequence of `tf.Variable`, among which they are.
+        """
+
+    def make_variable(self, value: Any, name: str) -> Any:
+        """A trainable variable that optimizers accept."""
+
+    def build_for(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Makes an optimizer's slots for such variables."""
+
     def take_as_summed(self, optimizer: Any) -> None:
         """Keeps an optimizer from summing gradients that its `apply` gets over replicas."""
 

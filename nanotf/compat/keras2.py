@@ -10,6 +10,8 @@ Versions seen: 2.15, tf_keras 2.15-2.21.
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | metrics exist before the first step |
 | `Model.compiled_metrics`, its `_metrics`, `_weighted_metrics`, `_metrics_in_order`, `_output_names`, `_built`; `Metric._name` | the metrics once they are built; see `metric_names_as_compiled` |
 | `Model.compiled_loss`, its `_losses`, `_total_loss_mean`, `_loss_weights`, `_per_output_metrics`, `_output_names`, `_built` | the losses once they are built, and a metric for each of several |
+| `Optimizer._learning_rate`, legacy `_hyper`; `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | state outside `variables` |
+| `Optimizer._index_dict`, legacy `_slots`, `tf.Variable._unique_id` | which variables an optimizer was built for |
 | `engine.training.flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
 | `Layer._non_trainable_weights` | what every replica updates by itself |
 | `Lambda._serialize_function_to_config` | writes a function's byte code, without the globals that it refers to |
@@ -31,7 +33,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +69,7 @@ LISTS_UNUSED_LOSSES = True
 SCALES_SUMS_BY_REPLICAS = True
 WEIGHS_EACH_LOSS_BY_ROWS = True
 SUMS_GRADIENTS_FIRST = True
+EXCLUDED_KEYS: Callable[[Any], Any] = list
 UPDATES_IN_BRANCHES = False
 
 
@@ -294,6 +297,48 @@ def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
 
 
 # ------------------------------------------------------------------------------- optimizers
+def plain_optimizers() -> list[Any]:
+    optimizers = require_tensorflow().keras.optimizers
+    kinds = [optimizers.SGD, *([optimizers.legacy.SGD] if hasattr(optimizers, "legacy") else [])]
+    return [kind(name="nanotf") for kind in kinds]  # else later ones get other numbers
+
+
+def state_beside(optimizer: Any) -> list[Any]:
+    hypers = getattr(optimizer, "_hyper", {})  # of tf.keras.optimizers.legacy
+    scale = getattr(optimizer, "_loss_scale", None)  # of a LossScaleOptimizer
+    found = [
+        getattr(optimizer, "_learning_rate", None),
+        *(value for _, value in sorted(hypers.items())),
+        getattr(scale, "_current_loss_scale", None),
+        getattr(scale, "_counter", None),
+    ]
+    return [value for value in found if hasattr(value, "assign")]
+
+
+def places_by_key(optimizer: Any) -> dict[Any, int]:
+    places: dict[Any, int] = optimizer._index_dict
+    return places
+
+
+def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
+    by_key = {getattr(v, "_unique_id", None): v for v in candidates}
+    legacy = hasattr(optimizer, "_create_all_weights")
+    keys = optimizer._slots if legacy else getattr(optimizer, "_index_dict", {})
+    return [by_key[key] for key in keys if key in by_key]
+
+
+def make_variable(value: Any, name: str) -> Any:
+    return require_tensorflow().Variable(value, name=name)
+
+
+def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    if hasattr(optimizer, "_create_all_weights"):  # tf.keras.optimizers.legacy
+        optimizer._create_all_weights(variables)
+    else:
+        optimizer.build(variables)
+
+
 def take_as_summed(optimizer: Any) -> None:
     """Changes nothing: it has no `apply`."""
 

@@ -9,6 +9,7 @@ Versions seen: 3.10-3.15.
 | `Trainer._flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
 | `Model._compile_metrics`, its `_flat_metrics`, `_flat_weighted_metrics`, `_resolved_output_names`, `built`; `MetricsList` | the metrics once they are built |
 | `Model._loss_tracker`, `_compile_loss`, its `Loss`, `_flat_losses`, `_metrics`, `_tracker`, `_y_pred_build_structure`, `_y_true_build_structure`, `built` | the losses once they are built, and a metric for each of several |
+| `Optimizer._trainable_variables`, `_trainable_variables_indices` | which variables an optimizer was built for |
 | `Metric._metrics` | the metrics in a metric |
 | `Layer._non_trainable_variables` | what every replica updates by itself |
 | `Layer._seed_generators` | the seeds of random layers |
@@ -30,7 +31,7 @@ Versions seen: 3.10-3.15.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -72,6 +73,7 @@ LISTS_UNUSED_LOSSES = False
 SCALES_SUMS_BY_REPLICAS = False
 WEIGHS_EACH_LOSS_BY_ROWS = False
 SUMS_GRADIENTS_FIRST = False
+EXCLUDED_KEYS: Callable[[Any], Any] = set
 UPDATES_IN_BRANCHES = True
 
 
@@ -266,6 +268,31 @@ def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
 
 
 # ------------------------------------------------------------------------------- optimizers
+def plain_optimizers() -> list[Any]:
+    return [require_tensorflow().keras.optimizers.SGD(name="nanotf")]  # else later ones are `sgd_1`
+
+
+def state_beside(optimizer: Any) -> list[Any]:
+    return []
+
+
+def places_by_key(optimizer: Any) -> dict[Any, int]:
+    places: dict[Any, int] = optimizer._trainable_variables_indices
+    return places
+
+
+def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
+    return [tf_variable(v) for v in optimizer._trainable_variables or ()]
+
+
+def make_variable(value: Any, name: str) -> Any:
+    return require_tensorflow().keras.Variable(value, name=name)
+
+
+def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
+    optimizer.build(variables)
+
+
 def take_as_summed(optimizer: Any) -> None:
     optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
 

@@ -5,13 +5,10 @@ What they are made of (variables, slots), and how they are built.
 | name | generation, versions seen | why |
 | --- | --- | --- |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `keras3.take_as_summed`, `region.optimizers.SummedRows` |
-| `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | 2; 2.15, tf_keras 2.15-2.21 | state outside `variables` |
-| `Optimizer._trainable_variables_indices`, `_index_dict`, `_var_key` | 3 / 2 / both | which variables an optimizer was built for |
-| `Optimizer._learning_rate`, legacy `_create_all_weights`, `_hyper` | 2 | optimizer state outside `variables` |
+| `Optimizer._var_key`, legacy `_create_all_weights` | 2 and 3 / 2; 2.15, tf_keras 2.15-2.21 | which variables an optimizer was built for |
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names`, `_var_key` | both / 3 / 2 / both | what `exclude_from_weight_decay` was told is not in the configuration |
 | lists of slots in an optimizer's attributes | 2 and 3 | see `optimizer_slots` |
 | `Optimizer._learning_rate`, legacy `_hyper` | 2 and 3 / 2 | see `schedule_of` |
-| `Optimizer._trainable_variables` / `_index_dict`, legacy `_slots`, `tf.Variable._unique_id` | 3; 3.10-3.15 / 2; 2.15, tf_keras 2.15-2.21 | see `built_with` |
 | `Optimizer._clip_gradients`, `_deduplicate_sparse_grad` | 2 and 3 / 2 | see `region.optimizers.SummedRows` |
 | `optimizers.adam.Adam`, its `_momentums`, `_velocities`, `_velocity_hats` | 2 and 3 | see `adam_class`, `adam_slots` |
 """
@@ -24,7 +21,7 @@ from typing import Any
 
 from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
-from nanotf.compat.versions import is_keras_3, require_tensorflow
+from nanotf.compat.versions import require_tensorflow
 
 _EXCLUDED = "_exclude_from_weight_decay"
 _EXCLUDED_NAMES = ("_exclude_from_weight_decay_pattern", "_exclude_from_weight_decay_names")
@@ -47,17 +44,8 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
         return []
     found = optimizer.variables
     variables = [keras_names.tf_variable(v) for v in (found() if callable(found) else found)]
-    rate = getattr(optimizer, "_learning_rate", None)  # Keras 2 leaves it out of `variables`
-    if not is_keras_3() and hasattr(rate, "assign") and not any(rate is v for v in variables):
-        variables.append(rate)
-    hypers = getattr(optimizer, "_hyper", {})  # of tf.keras.optimizers.legacy
-    variables += [v for _, v in sorted(hypers.items()) if hasattr(v, "assign")]
-    scale = getattr(optimizer, "_loss_scale", None)  # Keras 2's LossScaleOptimizer, same
-    for name in ("_current_loss_scale", "_counter"):
-        value = getattr(scale, name, None)
-        if value is not None and not any(value is v for v in variables):
-            variables.append(value)
-    return variables
+    known = {id(v) for v in variables}
+    return variables + [v for v in generation().state_beside(optimizer) if id(v) not in known]
 
 
 def optimizers_of(model: Any) -> list[Any]:
@@ -121,10 +109,7 @@ def own_attributes() -> frozenset[str]:
 
     The public ones are arguments of `__init__`, and change what the optimizer does.
     """
-    optimizers = require_tensorflow().keras.optimizers
-    made = [optimizers.SGD(name="nanotf")]  # a name, or later ones get other numbers
-    if not is_keras_3() and len(optimizer_classes()) > 1:
-        made.append(optimizers.legacy.SGD(name="nanotf"))
+    made = generation().plain_optimizers()
     names = {name for optimizer in made for name in vars(optimizer) if name.startswith("_")}
     return frozenset({*names, _EXCLUDED, *_EXCLUDED_NAMES})
 
@@ -158,7 +143,7 @@ def exclude_places(optimizer: Any, variables: Sequence[Any], places: Sequence[in
     """Excludes variables from weight decay, as `excluded_places` says."""
     if places:
         keys = [optimizer._var_key(variables[place]) for place in places]
-        setattr(optimizer, _EXCLUDED, set(keys) if is_keras_3() else keys)
+        setattr(optimizer, _EXCLUDED, generation().EXCLUDED_KEYS(keys))
 
 
 def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
@@ -183,14 +168,6 @@ def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
         # Keras 2 keeps slots for it, too.
         and not (type(optimizer).__name__ == "SGD" and not optimizer.momentum)
     )
-
-
-def make_variable(value: Any, name: str) -> Any:
-    """A trainable variable of the installed generation, which its optimizers accept."""
-    tf = require_tensorflow()
-    if is_keras_3():
-        return tf.keras.Variable(value, name=name)
-    return tf.Variable(value, name=name)
 
 
 def training_variables(model: Any) -> list[Any]:
@@ -224,8 +201,8 @@ def is_built_for(optimizer: Any, variables: Sequence[Any]) -> bool:
         optimizer = optimizer.inner_optimizer
     if optimizer is None or hasattr(optimizer, "_create_all_weights") or not _is_built(optimizer):
         return True  # Keras 2's legacy ones get slots as they need them
-    known = optimizer._trainable_variables_indices if is_keras_3() else optimizer._index_dict
-    return {optimizer._var_key(variable) for variable in variables} == set(known)
+    known = set(generation().places_by_key(optimizer))
+    return {optimizer._var_key(variable) for variable in variables} == known
 
 
 def build_for_training(model: Any, specs: Any) -> None:
@@ -280,8 +257,7 @@ def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any, Any]:
         A tuple of `tf.Variable`: first moment, second moment, and its maximum, which is None
         without `amsgrad`.
     """
-    places = optimizer._trainable_variables_indices if is_keras_3() else optimizer._index_dict
-    place = places[optimizer._var_key(variable)]
+    place = generation().places_by_key(optimizer)[optimizer._var_key(variable)]
     maxima = optimizer._velocity_hats[place] if optimizer.amsgrad else None
     first, second = optimizer._momentums[place], optimizer._velocities[place]
     here = keras_names.variable_here
@@ -298,20 +274,4 @@ def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
     Returns:
         A list of `tf.Variable`.
     """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    if is_keras_3():
-        return [keras_names.tf_variable(v) for v in optimizer._trainable_variables or ()]
-    by_key = {getattr(v, "_unique_id", None): v for v in candidates}
-    legacy = hasattr(optimizer, "_create_all_weights")
-    keys = optimizer._slots if legacy else getattr(optimizer, "_index_dict", {})
-    return [by_key[key] for key in keys if key in by_key]
-
-
-def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Makes an optimizer's slots for variables of the installed generation."""
-    if not is_keras_3():
-        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-        if hasattr(optimizer, "_create_all_weights"):  # tf.keras.optimizers.legacy
-            optimizer._create_all_weights(variables)
-            return
-    optimizer.build(variables)
+    return generation().built_with(getattr(optimizer, "inner_optimizer", optimizer), candidates)

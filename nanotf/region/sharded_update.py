@@ -154,7 +154,7 @@ class ShardedUpdate:
         self.shards = shards
         self.bounds = strategy.part_of(shards.elements)
         dtype = keras_names.tf_variable(trainable[shards.divided[0]]).dtype
-        self.part = keras_optimizers.make_variable(
+        self.part = generation().make_variable(
             tf.zeros([self.bounds[1] - self.bounds[0]], dtype), "part"
         )
         optimizer.build([self.part, *self._whole(trainable)])

@@ -159,7 +159,7 @@ def build_optimizers(
     for at, places in built.items():
         if at not in done and places is not None:
             variables = [variables_of(roots[index])[place] for index, place in places]
-            keras_optimizers.build_for(optimizers[at], as_owned(roots, variables))
+            generation().build_for(optimizers[at], as_owned(roots, variables))
 
 
 def excluded_from_decay(roots: Sequence[Any]) -> dict[Place, tuple[int, ...]]:

@@ -643,7 +643,7 @@ def test_what_an_optimizer_was_built_with() -> None:
     ours = [keras_names.tf_variable(v) for v in model.trainable_variables]
     for optimizer in _optimizers_with_slots():
         assert keras_optimizers.built_with(optimizer, ours) == []
-        keras_optimizers.build_for(optimizer, list(reversed(model.trainable_variables)))
+        generation().build_for(optimizer, list(reversed(model.trainable_variables)))
         found = keras_optimizers.built_with(optimizer, ours)
         assert [id(v) for v in found] == [id(v) for v in reversed(ours)]
 

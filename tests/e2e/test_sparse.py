@@ -16,6 +16,7 @@ from parity import L, assert_same_history, assert_same_state, fit_both
 
 import nanotf
 from nanotf.compat import keras_names, keras_optimizers, versions
+from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras import Model, Sequential, nano, nano_multiprocessing
 from nanotf.keras import models as nano_models
@@ -76,7 +77,7 @@ def _reference(
 
 
 def _variable(value: Any) -> Any:
-    return keras_optimizers.make_variable(value, "table")
+    return generation().make_variable(value, "table")
 
 
 def _steps(steps: int = 6) -> list[tuple[np.ndarray, np.ndarray]]:
