@@ -36,15 +36,15 @@ demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
 # TensorFlow 2.15 has one Keras generation; later versions have Keras 3 and, as tf_keras, Keras 2.
-# The generation is fixed when TensorFlow is imported, hence one run for each. No run keeps two cores
-# busy, so two go side by side; each prints when it is done. Exit code 5: ARGS has left no test of it.
+# The generation is fixed when TensorFlow is imported, hence runs for each. No run keeps two cores
+# busy, so three go side by side; each prints when it is done. Exit code 5: ARGS has left no test.
 test test-all: lint
-	@$(MAKE) --no-print-directory -j 2 --keep-going --output-sync=target newest units \
-		$(if $(filter 2.15%,$(TF)),,legacy) SAMPLE="$(SAMPLE)" LEGACY="$(LEGACY)"
+	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target newest-1 newest-2 \
+		$(if $(filter 2.15%,$(TF)),,legacy) units SAMPLE="$(SAMPLE)" LEGACY="$(LEGACY)"
 
-.PHONY: units newest legacy
-newest:
-	$(PYTEST) tests/e2e $(SAMPLE) $(ARGS) || test $$? = 5
+.PHONY: units newest-1 newest-2 legacy
+newest-1 newest-2: newest-%:
+	$(PYTEST) tests/e2e --part $*/2 $(SAMPLE) $(ARGS) || test $$? = 5
 units:
 	$(PYTEST) -n auto --ignore tests/e2e tests $(SAMPLE) $(ARGS) || test $$? = 5
 legacy:

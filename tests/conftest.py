@@ -5,7 +5,8 @@ were. After each module so are the child processes, the temporary files, the seg
 and, where the warm pool is the same one, the file descriptors; after the session all of them are.
 
 `--cases N` runs N cases of a parametrised end-to-end test instead of all, the same ones each time;
-those marked `every_case` are left whole.
+those marked `every_case` are left whole. `--part 1/2` runs every second file of tests, `--part 2/2`
+the others.
 """
 
 from __future__ import annotations
@@ -44,10 +45,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="of a parametrised end-to-end test, run N cases (default: all)",
     )
+    parser.addoption(
+        "--part",
+        metavar="I/N",
+        default="1/1",
+        help="run the I-th of N parts of the files with tests (default: all)",
+    )
 
 
 @pytest.hookimpl(trylast=True)  # among what -m and -k have left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _take_part(config, items)
     _sample(config, items)
     items.sort(key=_pool_wanted)
 
@@ -61,6 +69,18 @@ def _pool_wanted(item: pytest.Item) -> tuple[bool, ...]:
 def _is_grpc(item: pytest.Item) -> bool:
     values = getattr(getattr(item, "callspec", None), "params", {}).values()
     return any(isinstance(value, str) and value == "grpc" for value in values)
+
+
+def _take_part(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests of the files that `--part` says: each N-th, in alphabetical order."""
+    part, parts = map(int, config.getoption("--part").split("/"))
+    files = sorted({item.path for item in items})[part - 1 :: parts]
+    _deselect(config, items, {item for item in items if item.path not in files})
+
+
+def _deselect(config: pytest.Config, items: list[pytest.Item], left_out: set[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -79,8 +99,7 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
         draw.shuffle(each)
         each.sort(key=_is_grpc)  # which has a module of its own (test_transport_grpc)
         left_out.update(each[number:])
-    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-    items[:] = [item for item in items if item not in left_out]
+    _deselect(config, items, left_out)
 
 
 def _environment() -> dict[str, str]:
