@@ -15,12 +15,29 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager import context
+from tensorflow.python.eager import record as recorder
+from tensorflow.python.framework import op_callbacks, ops
 
 
 def seeds_of_operations() -> random.Random | None:
     """The generator that gives eager operations their seeds; None if no seed was set."""
     found: random.Random | None = getattr(context.context(), "_rng", None)
     return found
+
+
+def seeds() -> tuple[int, Any] | None:
+    """What was given to `tf.random.set_seed`, and where the operations' seeds stand; None if nothing
+    was."""
+    given, operations = global_seed(), seeds_of_operations()
+    return None if given is None or operations is None else (given, operations.getstate())
+
+
+def put_seeds(taken: tuple[int, Any]) -> None:
+    """Sets what `seeds` returned, without forgetting functions that are prepared."""
+    here = context.context()
+    here._seed = taken[0]
+    here._rng = random.Random()
+    here._rng.setstate(taken[1])
 
 
 def global_seed() -> int | None:
@@ -43,3 +60,55 @@ def with_global_seed(seed: int | None) -> Iterator[None]:
     finally:
         for (place, name), value in zip(places, before, strict=True):
             setattr(place, name, value)
+
+
+def record(name: str, outputs: Any, inputs: Any, gradient: Any) -> None:
+    """Tells the tapes that record that `outputs` follow from `inputs`.
+
+    Args:
+        name: str, of the operation.
+        outputs, inputs: lists of tensors.
+        gradient: function of the gradients of the outputs, that returns those of the inputs.
+    """
+    recorder.record_operation(name, outputs, inputs, gradient)
+
+
+def may_have_gradient(tensor: Any) -> bool:
+    """Whether a gradient with respect to a tensor may be asked for.
+
+    In a graph of every one that is no constant; of a tensor with a value where a tape watches it.
+    """
+    if isinstance(tensor, ops.EagerTensor):
+        return bool(recorder.should_record_backprop([tensor]))
+    return bool(tensor.op.type != "Const")
+
+
+
+
+def key_of(tensor: Any) -> int:
+    """A number that no other tensor of this process has; later tensors have greater ones."""
+    return int(ops.tensor_id(tensor))
+
+
+@contextlib.contextmanager
+def earlier_inputs() -> Iterator[dict[int, Any]]:
+    """Notes the floating tensors, made before, that eager operations in this context use.
+
+    Yields:
+        A dict of `key_of` to tensor, which fills.
+    """
+    now, used = ops.uid(), dict[int, Any]()
+
+    def note(
+        op_type: str, inputs: Any, attributes: Any, outputs: Any, name: Any = None, graph: Any = None
+    ) -> None:
+        for tensor in inputs:
+            if isinstance(tensor, ops.EagerTensor) and tensor.dtype.is_floating:
+                if key_of(tensor) < now:
+                    used[key_of(tensor)] = tensor
+
+    op_callbacks.add_op_callback(note)
+    try:
+        yield used
+    finally:
+        op_callbacks.remove_op_callback(note)

@@ -145,6 +145,12 @@ class Generation(Protocol):
     def step_counters(self, model: Any) -> list[Any]:
         """The variables that count a model's steps, which the progress bar reads."""
 
+    def is_symbolic(self, leaves: Sequence[Any]) -> bool:
+        """Whether a call of a layer with such arguments computes shapes alone."""
+
+    def calls_operations(self, model: Any) -> bool:
+        """Whether a functional model calls anything beside layers."""
+
     # -------------------------------------------------------------- losses and metrics
     def compiled_containers(self, model: Any) -> dict[str, Any]:
         """What holds a compiled model's "losses" and "metrics"; None where it has none."""

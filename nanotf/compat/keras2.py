@@ -177,6 +177,17 @@ def call_on_specs(model: Any, specs: Any) -> None:
     model(inputs)
 
 
+def is_symbolic(leaves: Sequence[Any]) -> bool:
+    symbolic = source_module("engine.keras_tensor").KerasTensor
+    if any(isinstance(leaf, symbolic) for leaf in leaves):
+        return True
+    return bool(source_module("engine.base_layer_utils").is_in_keras_graph())
+
+
+def calls_operations(model: Any) -> bool:
+    return False  # they are layers, too
+
+
 def steps_per_execution(model: Any) -> int:
     given = model._steps_per_execution
     return int(given.numpy() if hasattr(given, "numpy") else given)

@@ -169,6 +169,17 @@ def call_on_specs(model: Any, specs: Any) -> None:
     source_module("backend").compute_output_spec(model, inputs)
 
 
+def is_symbolic(leaves: Sequence[Any]) -> bool:
+    if any(isinstance(leaf, require_tensorflow().keras.KerasTensor) for leaf in leaves):
+        return True
+    return bool(source_module("backend.common.symbolic_scope").in_symbolic_scope())
+
+
+def calls_operations(model: Any) -> bool:
+    layer = require_tensorflow().keras.layers.Layer
+    return any(not isinstance(operation, layer) for operation in getattr(model, "operations", ()))
+
+
 def steps_per_execution(model: Any) -> int:
     given = model.steps_per_execution
     return int(given.numpy() if hasattr(given, "numpy") else given)

@@ -548,3 +548,81 @@ def kept_random_states() -> Iterator[None]:
         random_states.put(states)
         if seeds is not None:
             seeds.setstate(seeds_state)  # type: ignore[arg-type]
+
+
+def mask_of(value: Any) -> Any:
+    """The mask that Keras has put on a tensor, or None."""
+    return getattr(value, "_keras_mask", None)
+
+
+def set_mask(value: Any, mask: Any) -> None:
+    """Puts a mask on a tensor, as Keras does."""
+    value._keras_mask = mask
+
+
+def tables_of(layer: Any) -> list[Any]:
+    """The variables in a layer of which rows are looked up."""
+    found = [v for v in flat_layers(layer) if isinstance(v, embedding_class())]
+    return [tf_variable(v) for table in found for v in table.trainable_variables]
+
+
+def lists_of_losses(layer: Any) -> list[list[Any]]:
+    """The lists in which a layer, and those inside of it, keep what `add_loss` got."""
+    found = []
+    for inner in flat_layers(layer):
+        for name in ("_losses", "_eager_losses"):
+            kept = getattr(inner, name, None)
+            if isinstance(kept, list):
+                found.append(kept)
+    return found
+
+
+_OF_USERS_CODE = frozenset({"Lambda", "TFOpLambda", "SlicingOpLambda", "ClassMethod", "InstanceMethod", "InstanceProperty"})
+
+
+def is_known(layer: Any) -> bool:
+    """Whether a layer is made of Keras's own all through, which treat each row alike."""
+    return all(_is_known(v) and not generation().calls_operations(v) for v in flat_layers(layer))
+
+
+def _is_known(layer: Any) -> bool:
+    if not is_keras_own(type(layer)) or type(layer).__name__ in _OF_USERS_CODE:
+        return False
+    if getattr(layer, "activity_regularizer", None) is not None:
+        return False
+    noise = getattr(layer, "noise_shape", None)
+    if noise is not None and noise[0] is not None:
+        return False
+    activation = getattr(layer, "activation", None)
+    return activation is None or is_keras_own(activation) or is_keras_own(type(activation))
+
+
+def keeps_state_of_rows(layer: Any) -> bool:
+    """Whether a layer keeps a state for each row of the batch, as a stateful RNN does."""
+    return any(getattr(v, "stateful", False) for v in flat_layers(layer))
+
+
+def build_symbolically(
+    layer: Any, call: Callable[..., Any], args: Any, kwargs: Any, is_data: Callable[[Any], bool]
+) -> None:
+    """Builds a layer by a call that computes shapes alone, if such a call can be made.
+
+    Args:
+        layer: a layer that is not built.
+        call: function, the stock `__call__`.
+        args, kwargs: what it is about to be called with.
+        is_data: callable, whether a leaf of them is a tensor or array.
+    """
+    tf = require_tensorflow()
+
+    def symbol(leaf: Any) -> Any:
+        if not is_data(leaf):
+            return leaf
+        sparse, ragged = isinstance(leaf, tf.SparseTensor), isinstance(leaf, tf.RaggedTensor)
+        shape, dtype = tuple(leaf.shape[1:]), leaf.dtype
+        options = {"sparse": True} if sparse else {"ragged": True} if ragged else {}
+        return tf.keras.Input(shape, dtype=tf.as_dtype(dtype), **options)
+
+    args, kwargs = tf.nest.map_structure(symbol, (args, kwargs))
+    with contextlib.suppress(Exception), tf.init_scope():
+        call(layer, *args, **kwargs)

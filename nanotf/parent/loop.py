@@ -13,6 +13,7 @@ import collections
 import functools
 import inspect
 import queue
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,7 +49,7 @@ from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
-from nanotf.region import context, metrics
+from nanotf.region import context
 from nanotf.shipping import jobs, models, objects, programs, streams
 from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
@@ -138,6 +139,11 @@ def nano(
     return decorate
 
 
+def _seeds_of(seed: int) -> tuple[int, Any]:
+    """Seeds that are alike on all workers, where the user has set none."""
+    return seed, random.Random(seed).getstate()
+
+
 def _check_returns(function: Callable[..., Any]) -> None:
     """Raises `InvalidArgumentTypeError` where a call only makes what runs the function's code."""
     yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
@@ -199,11 +205,7 @@ class _LoopCall(calls.Call):
         self.layout = StateLayout.of(
             self.variables,
             size,
-            averaged=objects.moving_variables(roots),
-            of_first=[
-                *objects.save_counters(roots),
-                *metrics.whole_batch_variables(objects.metrics_of(roots)),
-            ],
+            alike=True,
         )
         # Passes over each source that were complete: at the last save that was begun, and by the
         # path of a checkpoint. Of the last, files may be there that no worker could tell of.
@@ -308,8 +310,7 @@ class _LoopCall(calls.Call):
             optimizers=self.optimizers,
             excluded=objects.excluded_from_decay(self.manifest.roots),
             state_block=calls.STATE_BLOCK,
-            seed=calls.seed_of_user(0),
-            global_seed=eager_context.global_seed(),
+            seeds=eager_context.seeds() or _seeds_of(calls.seed_of_user(0)),
             random_states=random_states.take(),
             terminal=jobs.Terminal.taken(),
         )

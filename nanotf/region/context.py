@@ -26,8 +26,6 @@ class Loop(Protocol):
 
     def restored(self, path: str | None) -> None: ...
 
-    def over_whole_batch(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
-
 
 # The `@nano` function that this process runs as a worker; written by `worker.loop_run` alone.
 current: Loop | None = None

@@ -121,10 +121,7 @@ class _Loss:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tf = require_tensorflow()
-        function = self.compiled
-        if context.current is not None:
-            function = context.current.over_whole_batch(function)
-        values = tf.convert_to_tensor(function(*args, **kwargs))
+        values = tf.convert_to_tensor(self.compiled(*args, **kwargs))
         return values if values.shape.rank == 0 else tf.reduce_mean(values)
 
     def __reduce__(self) -> Any:

@@ -157,6 +157,29 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         self.rank = rank
         self.size = size
 
+    def sum_dense(self, tensors: Sequence[Any]) -> list[Any]:
+        """The sums over workers of tensors of one or several dtypes."""
+        summed = self._launcher.batch_all_reduce([list(tensors)])
+        return list(tf.nest.flatten(summed))
+
+    def gather_rows(self, rows: Any, if_read: bool = False) -> Any:
+        """The rows of all workers, in the order of ranks.
+
+        Args:
+            rows: tensor of at least one dimension; the first may differ between workers.
+            if_read: bool, whether a graph gathers them only if something reads the result. Over
+                gRPC it always does.
+        """
+        group = self.extended.group
+        if group is not None:
+            return group.all_gather(rows, self._keys.next(), if_read)
+        wide = tf.cast(rows, tf.int32) if rows.dtype == tf.bool else rows
+        return tf.cast(self._launcher.all_gather(wide, axis=0), rows.dtype)
+
+    @property
+    def _launcher(self) -> Any:
+        return distribute.launcher_of(self.extended)
+
     # For `sharded_update`; transport "shm" alone.
     def part_of(self, elements: int) -> tuple[int, int]:
         """This rank's part of a vector: its first element, and the element after its last."""

@@ -253,8 +253,7 @@ class LoopJob:
         excluded: dict, what they leave without weight decay; see
             `shipping.objects.excluded_from_decay`.
         state_block: int, which of the job's blocks holds the state.
-        seed: int, of TensorFlow's random numbers.
-        global_seed: int or None, what the user gave to `tf.random.set_seed`.
+        seeds: tuple of TensorFlow's seeds, see `eager_context.seeds`.
         random_states: tuple of the states of `random` and of NumPy, the same for all ranks.
         terminal: `Terminal`.
     """
@@ -269,8 +268,7 @@ class LoopJob:
     optimizers: dict[Any, Any]
     excluded: dict[Any, Any]
     state_block: int
-    seed: int
-    global_seed: int | None
+    seeds: tuple[int, Any]
     random_states: tuple[Any, Any]
     terminal: Terminal
 

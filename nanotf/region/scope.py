@@ -1,0 +1,59 @@
+"""What the code that runs is part of: a divided program, a region in it, a trial, or none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from nanotf.compat.versions import require_tensorflow
+
+if TYPE_CHECKING:
+    from nanotf.region.regions import Region
+    from nanotf.region.rows import Exchange
+    from nanotf.region.trial import Trial
+
+# Of this process, which runs one program at a time.
+exchange: Exchange | None = None  # set while calls of layers are divided
+region: Region | None = None  # the call that is being divided
+trial: Trial | None = None  # the trial that a layer is in
+
+
+@contextlib.contextmanager
+def dividing(by: Exchange | None) -> Iterator[None]:
+    """In this context outermost calls of layers are divided; with None they are not."""
+    global exchange
+    before, exchange = exchange, by
+    try:
+        yield
+    finally:
+        exchange = before
+
+
+@contextlib.contextmanager
+def entered(entering: Region | None) -> Iterator[None]:
+    """In this context code runs inside of a region; with None outside of any."""
+    global region
+    before, region = region, entering
+    try:
+        yield
+    finally:
+        region = before
+
+
+@contextlib.contextmanager
+def trying(layer_in: Trial) -> Iterator[None]:
+    """In this context a layer is tried, outside of regions."""
+    global trial
+    before, trial = trial, layer_in
+    try:
+        with dividing(None), entered(None):
+            yield
+    finally:
+        trial = before
+
+
+def graph_here() -> Any:
+    """The graph that is being made; None where operations run at once."""
+    tf = require_tensorflow()
+    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
