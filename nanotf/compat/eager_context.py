@@ -83,8 +83,6 @@ def may_have_gradient(tensor: Any) -> bool:
     return bool(tensor.op.type != "Const")
 
 
-
-
 def key_of(tensor: Any) -> int:
     """A number that no other tensor of this process has; later tensors have greater ones."""
     return int(ops.tensor_id(tensor))
@@ -100,12 +98,17 @@ def earlier_inputs() -> Iterator[dict[int, Any]]:
     now, used = ops.uid(), dict[int, Any]()
 
     def note(
-        op_type: str, inputs: Any, attributes: Any, outputs: Any, name: Any = None, graph: Any = None
+        op_type: str,
+        inputs: Any,
+        attributes: Any,
+        outputs: Any,
+        name: Any = None,
+        graph: Any = None,
     ) -> None:
         for tensor in inputs:
-            if isinstance(tensor, ops.EagerTensor) and tensor.dtype.is_floating:
-                if key_of(tensor) < now:
-                    used[key_of(tensor)] = tensor
+            is_value = isinstance(tensor, ops.EagerTensor) and tensor.dtype.is_floating
+            if is_value and key_of(tensor) < now:
+                used[key_of(tensor)] = tensor
 
     op_callbacks.add_op_callback(note)
     try:

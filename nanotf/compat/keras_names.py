@@ -170,6 +170,9 @@ def _idf_weights(layer: Any, words: int) -> list[float]:
 _UNCONFIGURED = {"BatchNormalization": ("synchronized", "fused")}
 
 
+WHOLE = "_nanotf_whole"  # of a layer whose calls are not divided
+
+
 def adapted_state(layer: Any) -> dict[str, Any]:
     """What a layer computes with and does not write into its configuration.
 
@@ -185,6 +188,8 @@ def adapted_state(layer: Any) -> dict[str, Any]:
     if hasattr(layer, "adapt_mean") and hasattr(layer, "finalize_state"):
         for name in ("adapt_mean", "adapt_variance"):
             found[name] = tf_variable(getattr(layer, name)).numpy()
+    if getattr(layer, WHOLE, False):
+        found[WHOLE] = True
     return found
 
 
@@ -560,12 +565,6 @@ def set_mask(value: Any, mask: Any) -> None:
     value._keras_mask = mask
 
 
-def tables_of(layer: Any) -> list[Any]:
-    """The variables in a layer of which rows are looked up."""
-    found = [v for v in flat_layers(layer) if isinstance(v, embedding_class())]
-    return [tf_variable(v) for table in found for v in table.trainable_variables]
-
-
 def lists_of_losses(layer: Any) -> list[list[Any]]:
     """The lists in which a layer, and those inside of it, keep what `add_loss` got."""
     found = []
@@ -577,7 +576,9 @@ def lists_of_losses(layer: Any) -> list[list[Any]]:
     return found
 
 
-_OF_USERS_CODE = frozenset({"Lambda", "TFOpLambda", "SlicingOpLambda", "ClassMethod", "InstanceMethod", "InstanceProperty"})
+_OF_USERS_CODE = frozenset(
+    {"Lambda", "TFOpLambda", "SlicingOpLambda", "ClassMethod", "InstanceMethod", "InstanceProperty"}
+)
 
 
 def is_known(layer: Any) -> bool:

@@ -3,8 +3,8 @@
     @nano(num_processes=N)      the call is bound, and what it refers to is found (`programs`)
     _LoopCall                   one job: state and data go out, prints and results come home
 
-The function runs in every worker. Its datasets are read here, and each worker gets its rows of
-every batch; its steps (`steps.nano_multiprocessing`) see to gradients, metrics and results.
+The function runs in every worker as it would here, on whole batches; calls of layers in it are
+divided (`region`). Its datasets are read here.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import (
     CollectiveError,
+    DivergedError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
     ModelError,
@@ -49,15 +50,14 @@ from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
-from nanotf.region import context
-from nanotf.shipping import jobs, models, objects, programs, streams
+from nanotf.region import context, likeness
+from nanotf.shipping import jobs, models, mutables, objects, programs, streams
 from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
 REST_SECONDS = 10.0  # a rank that waits in a collective has said so by then, see `messages.Reached`
-_SAME = 1e-3  # relative; what rounding may make of a sum of magnitudes that should be equal
 
 
 def nano(
@@ -70,11 +70,11 @@ def nano(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Runs a custom training loop on several core-pinned processes.
 
-    The decorated function runs in every worker. The datasets that it gets, as arguments or from
-    the code around it, yield each worker's rows of every batch, and the functions under
-    `nano_multiprocessing` share the work of a step. When it returns, the caller's models,
-    optimizers, metrics and variables have the values of the workers', and the caller gets what
-    rank 0 returned. Other objects are copies: what the function changes in a list stays there.
+    The decorated function runs in every worker, and computes what it computes in one process. The
+    workers share the calls of Keras's layers and models in it: each computes its part of the
+    batch's rows. When it returns, the caller's models, optimizers, metrics and variables have the
+    workers' values, its lists, dicts and other objects what the function has put into them, and
+    the caller gets what rank 0 returned.
 
     Args:
         num_processes: int or None. None or 1 calls the function in this process. N > 1 runs it
@@ -318,6 +318,8 @@ class _LoopCall(calls.Call):
     def hear(self, message: Any) -> None:
         if isinstance(message, messages.Reached):
             self.partings.hear(message)
+        elif isinstance(message, messages.Wrote):
+            self.workers.send(message)
         elif isinstance(message, messages.Saved):
             self.complete_at[message.path] = self.complete
         elif isinstance(message, messages.Restored):
@@ -418,9 +420,17 @@ class _LoopCall(calls.Call):
         built: jobs.Built = load_result(message.built, block, roots)
         self.build(built)
         random_states.put(built.random_states)
-        value = load_result(message.value, block, roots)
+        value, changed = load_result(message.value, block, roots, self.manifest.shipped)
         self.partings.check()
         self.check_alike(results)
+        if not results[0].divides:
+            logger.warning(
+                "%s called no layer that could be divided: each of the %d workers has done all of "
+                "the work.",
+                self.name,
+                self.size,
+            )
+        mutables.put(self.manifest.shipped, changed)
         return value
 
     def build(self, built: jobs.Built) -> None:
@@ -445,14 +455,12 @@ class _LoopCall(calls.Call):
                 variable.assign(value)
 
     def check_alike(self, results: list[jobs.LoopEnd]) -> None:
-        """Raises `WorkerError` where variables have drifted apart between the workers."""
-        sums = np.array([result.sums for result in results])
-        if sums.size == 0:
-            return
-        limit = _SAME * np.abs(sums).max(axis=0) + 1e-30
-        if not np.all((np.ptp(sums, axis=0) <= limit) | np.isnan(sums).all(axis=0)):
-            raise WorkerError(
-                "All workers must hold the same weights. Received: after "
-                f"{self.name}, they differ. Update variables only with a Keras optimizer inside "
-                "of a step under @nano_multiprocessing, or sum the gradients yourself."
-            )
+        """Raises `DivergedError` where variables have drifted apart between the workers."""
+        for parts in zip(*(result.held for result in results), strict=True):
+            if likeness.differ(np.array([[size] for _, size in parts])):
+                raise DivergedError(
+                    "All workers run the same program, and must come to the same numbers. "
+                    f"Received: after {self.name}, they differ in the variable {parts[0][0]!r}. "
+                    "Let nothing in the program depend on the time, on the process or on the order "
+                    "of a set, and seed what is random."
+                )

@@ -20,7 +20,11 @@ def calling_layers(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         outermost = scope.exchange is not None and scope.region is None
-        if not outermost or tf.distribute.has_strategy() or isinstance(self, tf.keras.metrics.Metric):
+        if (
+            not outermost
+            or tf.distribute.has_strategy()
+            or isinstance(self, tf.keras.metrics.Metric)
+        ):
             return stock(self, *args, **kwargs)
         return divide(self, stock, args, kwargs)
 

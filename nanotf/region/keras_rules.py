@@ -77,7 +77,9 @@ def _keeps_rows(function: Callable[[Any, Any], Any], *like: Any) -> bool:
     values = []
     for tensor in like:
         shape, dtype = [4, *[2 if d is None else d for d in tensor.shape[1:]]], tensor.dtype
-        drawn = random.uniform(0.05, 0.95, shape) if dtype.is_floating else random.integers(0, 2, shape)
+        drawn = (
+            random.uniform(0.05, 0.95, shape) if dtype.is_floating else random.integers(0, 2, shape)
+        )
         values.append(drawn.astype(dtype.as_numpy_dtype))
     with scope.dividing(None), scope.entered(None):
         try:

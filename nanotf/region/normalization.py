@@ -27,7 +27,9 @@ def moments(stock: Any, _: Any) -> Any:
     """Makes `tf.nn.moments` count the rows of all workers; see `overrides`."""
 
     @functools.wraps(stock)
-    def nn_moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: Any = None) -> Any:
+    def nn_moments(
+        x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: Any = None
+    ) -> Any:
         if not _is_over_rows(x, axes):
             return stock(x, axes, shift, keepdims, name)
         x = tf.convert_to_tensor(x)

@@ -28,6 +28,7 @@ from nanotf.region import (
     losses,
     metrics,
     normalization,
+    once,
     optimizers,
     tapes,
 )
@@ -78,6 +79,7 @@ _UNEQUAL_SHARES = "Keras divides a loss by the number of workers, whose rows nee
 _SUMS_AFTERWARDS = "Keras sums gradients over workers, unweighed, and after clipping them"
 _OF_BATCH = "statistics are those of the whole batch"
 _ONE_NUMBER = "of a function of rows one number a row is gathered"
+_ONCE = "all workers run the program, and one of them writes its files"
 _OF_NUMBER = "a distributed variable cannot be read as a number, as a plain one can"
 
 TABLE: tuple[Override, ...] = (
@@ -163,6 +165,19 @@ TABLE: tuple[Override, ...] = (
     Override("keras.src.losses:LossFunctionWrapper.call", _ONE_NUMBER, keras_rules.calling, KERAS_2),
     Override("keras.src.metrics.reduction_metrics:MeanMetricWrapper.update_state", _ONE_NUMBER, keras_rules.updating, KERAS_3),
     Override("keras.src.metrics.base_metric:MeanMetricWrapper.update_state", _ONE_NUMBER, keras_rules.updating, KERAS_2),
+    # Files.
+    Override("tensorflow:train.Checkpoint._write", _ONCE, once.writing("file_prefix")),
+    Override("tensorflow:saved_model.save", _ONCE, once.writing("export_dir")),
+    *(
+        Override(f"tensorflow:keras.{name}", _ONCE, once.writing("filepath"))
+        for name in ("Model.save", "Model.save_weights", "Model.export", "models.save_model")
+    ),
+    *(
+        Override(f"tensorflow.python.checkpoint.checkpoint_management:{name}", _ONCE, once.leaving_files_alone)
+        for name in ("update_checkpoint_state_internal", "_delete_file_if_exists")
+    ),
+    Override("tensorflow:summary.create_file_writer", _ONCE, once.making_writers),
+    # Exchanges that are made if they are read.
     Override("tensorflow.python.framework.auto_control_deps:AutomaticControlDependencies.__exit__", "what nobody reads is not gathered", lazy.completing),
     Override("tensorflow.python.framework.auto_control_deps:op_is_stateful", "what is gathered has its place among other exchanges", lazy.ordering),
 )  # fmt: skip

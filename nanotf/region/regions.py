@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from nanotf.compat import eager_context, keras_names
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.region import rows, scope, variables
-from nanotf.region.rows import Division, Exchange
+from nanotf.region.rows import Division
 from nanotf.region.trial import facts_of
 
 
@@ -21,20 +21,17 @@ class Region:
     """One divided call.
 
     Args:
-        exchange: `Exchange`.
         division: `Division` of the batch.
         layer: the layer that is called.
-        draws: list of bool or None, of the random numbers that the call draws whether they have
+        draws: sequence of bool or None, of the random numbers that the call draws whether they have
             rows; None where that is told by their shapes.
 
     Attributes:
         graph: the graph in which the call stands; None for an eager one.
     """
 
-    def __init__(
-        self, exchange: Exchange, division: Division, layer: Any, draws: list[bool] | None
-    ) -> None:
-        self.exchange = exchange
+    def __init__(self, division: Division, layer: Any, draws: Sequence[bool] | None) -> None:
+        self.exchange = division.exchange
         self.division = division
         self.layer = layer
         self.graph = scope.graph_here()
@@ -152,7 +149,11 @@ class Region:
 
     def _join_any(self, own: Any) -> Any:
         """Joins parts of any length, which have no row of the batch each."""
-        counted = own if self.division.is_full else own[: tf.where(self.division.count > 0, tf.shape(own)[0], 0)]
+        counted = (
+            own
+            if self.division.is_full
+            else own[: tf.where(self.division.count > 0, tf.shape(own)[0], 0)]
+        )
         exchange = self.exchange
 
         @rows.with_gradient
@@ -190,41 +191,24 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         stock: the stock `__call__`.
         args, kwargs: its arguments.
     """
-    exchange = scope.exchange
-    assert exchange is not None
-    leaves = tf.nest.flatten((args, kwargs))
-    data = [leaf for leaf in leaves if is_data(leaf)]
-    if generation().is_symbolic(leaves):
+    division = _division_for(layer, stock, args, kwargs)
+    facts = None if division is None else facts_of(layer, stock, args, kwargs, division, is_data)
+    if division is None or facts is None or facts.runs_whole:
         with scope.dividing(None):
             return stock(layer, *args, **kwargs)
-    if not data or _is_whole(layer) or keras_names.keeps_state_of_rows(layer):
-        with scope.dividing(None):
-            return stock(layer, *args, **kwargs)
-    division = _division_of(exchange, data[0])
-    if division is None:
-        with scope.dividing(None):
-            return stock(layer, *args, **kwargs)
-    if not layer.built and isinstance(layer, keras_names.model_class()):
-        with scope.dividing(None):
-            keras_names.build_symbolically(layer, stock, args, kwargs, is_data)
-    if not layer.built:
-        with scope.dividing(None):
-            return stock(layer, *args, **kwargs)
-    facts = facts_of(layer, stock, args, kwargs, division, is_data)
-    if facts is not None and facts.runs_whole:
-        with scope.dividing(None):
-            return stock(layer, *args, **kwargs)
-    region = Region(exchange, division, layer, None if facts is None else facts.draws)
+    region = Region(division, layer, facts.draws)
     before = {id(loss) for found in keras_names.lists_of_losses(layer) for loss in found}
     args, kwargs = tf.nest.map_structure(region.enter, (args, kwargs))
     region.admit(tf.nest.flatten((args, kwargs), expand_composites=True))
-    used = variables.used_by(layer, () if facts is None else facts.variables)
-    with variables.used_by_rows(exchange, layer, used), scope.entered(region):
-        with region.checking() if facts is not None and facts.reads_behind else _nothing():
-            out = stock(layer, *args, **kwargs)
-    region.leave_losses(before, "mean" if facts is None else facts.losses)
+    used = variables.used_by(layer, facts.variables)
+    checking = region.checking() if facts.reads_behind else contextlib.nullcontext()
+    with variables.used_by_rows(division.exchange, layer, used), scope.entered(region), checking:
+        out = stock(layer, *args, **kwargs)
+    region.leave_losses(before, facts.losses)
     flat = tf.nest.flatten(out)
-    factors = [_factor(division, leaf) for leaf in flat] if facts is None else facts.factors
+    factors = facts.factors
+    if factors is None:
+        factors = tuple(_factor(division, leaf) for leaf in flat)
     if len(factors) != len(flat):
         raise InvalidArgumentError(
             f"A layer that is divided returns the same number of tensors each time. Received: "
@@ -236,18 +220,29 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     )
 
 
-def _nothing() -> Any:
-    return contextlib.nullcontext()
+def _division_for(
+    layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Division | None:
+    """How a call of a layer is divided; None where it is not. Builds a model that is not built."""
+    leaves = tf.nest.flatten((args, kwargs))
+    data = [leaf for leaf in leaves if is_data(leaf)]
+    if not data or generation().is_symbolic(leaves) or _is_whole(layer):
+        return None
+    division = _division_of(scope.exchange, data[0])
+    if division is not None and not layer.built and isinstance(layer, keras_names.model_class()):
+        with scope.dividing(None):
+            keras_names.build_symbolically(layer, stock, args, kwargs, is_data)
+    return division if layer.built else None
 
 
 def _is_whole(layer: Any) -> bool:
     """Whether a layer runs undivided: nothing is to be gained, or the user says so."""
-    if getattr(layer, "_nanotf_whole", False):
+    if getattr(layer, keras_names.WHOLE, False) or keras_names.keeps_state_of_rows(layer):
         return True
     return bool(getattr(layer, "built", False)) and not layer.weights
 
 
-def _division_of(exchange: Exchange, first: Any) -> Division | None:
+def _division_of(exchange: Any, first: Any) -> Division | None:
     """How a batch is divided, of which `first` has the rows; None where there are none."""
     joined = rows.rows_of(first)
     if joined is not None and joined.factor == 1:

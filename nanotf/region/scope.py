@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 exchange: Exchange | None = None  # set while calls of layers are divided
 region: Region | None = None  # the call that is being divided
 trial: Trial | None = None  # the trial that a layer is in
+regions: int = 0  # how many calls were divided
 
 
 @contextlib.contextmanager
@@ -33,8 +34,9 @@ def dividing(by: Exchange | None) -> Iterator[None]:
 @contextlib.contextmanager
 def entered(entering: Region | None) -> Iterator[None]:
     """In this context code runs inside of a region; with None outside of any."""
-    global region
+    global region, regions
     before, region = region, entering
+    regions += entering is not None and before is None
     try:
         yield
     finally:

@@ -32,16 +32,17 @@ class Facts:
 
     Args:
         runs_whole: bool, whether the layer cannot be divided.
-        factors: list, of each output how many of its rows belong to one of the batch, "mean",
-            "sum", or None for what is the same on all workers.
+        factors: tuple, of each output how many of its rows belong to one of the batch, "mean",
+            "sum", or None for what is the same on all workers; None where shapes tell.
         losses: str, "mean" or "sum", what the layer hands to `add_loss`.
-        draws: list of bool, of the random numbers drawn in the call, in order, whether they have rows.
+        draws: tuple of bool, of the random numbers drawn in the call, in order, whether they have
+            rows; None where shapes tell.
         variables: tuple of `tf.Variable`, the trainable ones that the call reads.
         reads_behind: bool, whether it uses tensors that are no arguments.
     """
 
     runs_whole: bool = False
-    factors: tuple[Any, ...] = ()
+    factors: tuple[Any, ...] | None = ()
     losses: str = "mean"
     draws: tuple[bool, ...] | None = None
     variables: tuple[Any, ...] = ()
@@ -75,8 +76,8 @@ def facts_of(
     kwargs: Any,
     division: Division,
     is_data: Callable[[Any], bool],
-) -> Facts | None:
-    """What a trial of a layer finds; None for one that is Keras's own all through.
+) -> Facts:
+    """What a trial of a layer finds; of one that is Keras's own all through, what is known.
 
     Args:
         layer: the layer.
@@ -86,9 +87,7 @@ def facts_of(
         is_data: callable, whether a leaf may have rows.
     """
     if keras_names.is_known(layer):
-        return None
-    if not layer.built:
-        return Facts(runs_whole=True)
+        return Facts(factors=None)
     leaves = tf.nest.flatten((args, kwargs))
     key = tuple(_kind(leaf, is_data) for leaf in leaves)
     known = _known.setdefault(layer, {})
@@ -128,7 +127,9 @@ def _try(
     before = [v.numpy() for v in variables]
     # No weight may hide what it multiplies, as one that begins with zeros does.
     moved = [
-        value + 0.1 * random.normal(size=value.shape) if v.trainable and v.dtype.is_floating else value
+        value + 0.1 * random.normal(size=value.shape)
+        if v.trainable and v.dtype.is_floating
+        else value
         for v, value in zip(variables, before, strict=True)
     ]
     results = []
@@ -195,10 +196,15 @@ def _tensor(value: Any) -> Any:
 
 def _compared(results: Sequence[Any]) -> Facts:
     (whole, losses, lengths), (one, losses_1, lengths_1), (three, losses_3, lengths_3) = results
-    if not len(whole) == len(one) == len(three) or not len(losses) == len(losses_1):
+    if not len(whole) == len(one) == len(three) or not len(losses) == len(losses_1) == len(
+        losses_3
+    ):
         return Facts(runs_whole=True)
     factors = [_factor(*parts) for parts in zip(whole, one, three, strict=True)]
-    kinds = {_kind_of_number(*map(np.asarray, parts)) for parts in zip(losses, losses_1, losses_3)}
+    kinds = {
+        _kind_of_number(*map(np.asarray, parts))
+        for parts in zip(losses, losses_1, losses_3, strict=True)
+    }
     kinds.discard(None)
     if "coupled" in factors or "coupled" in kinds or len(kinds) > 1:
         return Facts(runs_whole=True)

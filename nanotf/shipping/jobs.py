@@ -298,8 +298,9 @@ class LoopEnd:
     """How a `@nano` function ended on one rank.
 
     Args:
-        sums: tuple of float, for each variable that all ranks should hold alike the sum of its
-            magnitudes.
+        held: tuple of tuple of str and float, the variables' names and sums of magnitudes.
+        divides: bool, whether a call of a layer in the program was divided.
     """
 
-    sums: tuple[float, ...]
+    held: tuple[tuple[str, float], ...]
+    divides: bool

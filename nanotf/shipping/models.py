@@ -218,7 +218,7 @@ def recipe_of(model: Any) -> ModelRecipe:
         trainable=_trainable_flags(model),
         trainable_variables=_trainable_variables(model),
         adapted=tuple(
-            keras_names.adapted_state(layer) for layer in keras_names.layers_below(model)
+            keras_names.adapted_state(layer) for layer in (*keras_names.layers_below(model), model)
         ),
         changed=(),
         compile_arguments=_compile_arguments(model),
@@ -384,7 +384,8 @@ def build(recipe: ModelRecipe) -> Any:
                 build_as(model, config)  # a call makes some
         except Exception as error:
             raise _cannot_rebuild(recipe.cls, f"rebuilding it raised {error!r}") from error
-    _set_layers(keras_names.layers_below(model), recipe.trainable, recipe.adapted)
+    layers = [*keras_names.layers_below(model), model]
+    _set_layers(layers, recipe.trainable, recipe.adapted)
     return model
 
 

@@ -1,8 +1,9 @@
 """The roots of a `@nano` call: what it refers to that has an identity.
 
-A root is a model, a layer, an optimizer, a metric, a loss, a variable, a checkpoint, or something
-that yields data. Both sides ask the same questions of their own roots, and must get answers in
-the same order: which variables a root has, what is part of it, what its optimizers are built with.
+A root is a model, a layer, an optimizer, a metric, a loss, a variable, a checkpoint, a writer of
+summaries, or something that yields data. Both sides ask the same questions of their own roots, and
+must get answers in the same order: which variables a root has, what is part of it, what its
+optimizers are built with.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def _root_classes() -> tuple[type, ...]:
         keras.losses.Loss,
         tf.Variable,
         tf.train.Checkpoint,
+        tf.summary.SummaryWriter,
         *keras_optimizers.optimizer_classes(),
         *generation().variable_classes(),
         *generation().seed_generator_classes(),

@@ -8,7 +8,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,9 +20,11 @@ from nanotf.compat import (
     keras_compiled,
     keras_names,
     random_states,
+    summaries,
 )
 from nanotf.region import context, scope
-from nanotf.shipping import jobs, objects, packing, programs, state, streams
+from nanotf.region.likeness import Likeness, held
+from nanotf.shipping import jobs, mutables, objects, packing, programs, state, streams
 from nanotf.shipping.inputs import tuned
 from nanotf.shipping.results import dump_built, dump_result, numbers_of
 from nanotf.wire import messages
@@ -126,20 +127,19 @@ class _KeptProgram:
         self.strategy = session.strategy
         self._stopwatch = session.stopwatch
         self.source = _Source(job.data)
+        self.divides = False  # whether calls of layers were divided, in this call or one before
         self.run: LoopRun  # the call; set for each
         with distribute.single_process():
             self.program = programs.Program(job.shipment, self.source.open)
             objects.exclude_from_decay(self.program.roots, job.excluded)
             objects.build_optimizers(self.program.roots, job.optimizers)
 
-    def begin(self, run: LoopRun, arrays: Block | None) -> tuple[Any, Any]:
-        """Begins a call; returns its arguments. `arrays` holds the arrays of its pickles."""
-        self.run, shipped = run, run.job.shipment
+    def begin(self, run: LoopRun, arrays: Block | None) -> None:
+        """Begins a call; `arrays` holds the arrays of its pickle."""
+        self.run, self.likeness = run, Likeness(self.strategy)
         self.source.begin(run.reader)
         with distribute.single_process():
-            self.program.begin(shipped.program, arrays)
-        args, kwargs = self.program.arguments(shipped.arguments, arrays)
-        return args, kwargs
+            self.program.begin(run.job.shipment.call, arrays)
 
     def fits(self, counts: tuple[int, ...]) -> bool:
         """Whether the roots have as many variables as in the parent."""
@@ -150,6 +150,15 @@ class _KeptProgram:
         return objects.distinct_variables(self.program.roots)
 
     # What `context.Loop` asks for.
+    def once(self, what: str, write: Callable[[], Any]) -> Any:
+        """What a function that writes a file returns; rank 0 alone calls it."""
+        run = self.run
+        if run.session.rank:
+            return run.inbox.wrote(run.number, what).path
+        value = write()
+        run.tell(messages.Wrote(run.number, what, value if isinstance(value, str) else None))
+        return value
+
     def before_save(self) -> None:
         """All workers are about to save: the parent notes which passes over the data are complete.
 
@@ -174,7 +183,9 @@ class _KeptProgram:
         if not tf.executing_eagerly():
             return function(*args, **kwargs)  # a step inside of a step
         with self._stopwatch.stepping(), self._named(step):
-            return function(*args, **kwargs)
+            value = function(*args, **kwargs)
+        self.likeness.look(getattr(step, "__name__", "a step"), value, self.run.known)
+        return value
 
     @contextlib.contextmanager
     def _named(self, step: Any) -> Iterator[None]:
@@ -229,9 +240,11 @@ class LoopRun:
         if tf.keras.mixed_precision.global_policy().name != job.dtype_policy:
             tf.keras.mixed_precision.set_global_policy(job.dtype_policy)
         arrays = None if job.array_block is None else self.blocks[job.array_block]
-        kept = self._program(arrays)
+        kept = self._program()
         self._load(kept)
-        args, kwargs = kept.begin(self, arrays)
+        kept.begin(self, arrays)
+        program = kept.program
+        before = mutables.Snapshot(program.mutables if session.rank == 0 else ())
         session.stopwatch.ready()
         # Alike on all ranks: what a loop decides by chance, all must decide alike.
         random_states.put(job.random_states)
@@ -239,20 +252,20 @@ class LoopRun:
         prints = output.to_parent(session, self.number, self.job.terminal)
         divided, alone = scope.dividing(session.strategy), distribute.single_process()
         with prints, self._current(kept), alone, divided, self._counted():
-            value = kept.program.function(*args, **kwargs)
+            before_it = scope.regions
+            value = program.function(*program.args, **program.kwargs)
+            kept.divides |= scope.regions > before_it
+        summaries.flush(program.roots)
         with distribute.single_process():
             built = self._built(kept)
             if session.rank == 0:
-                self._send(kept, value, built)
+                self._send(program, value, before.changed(), built)
         return self._end(kept)
 
-    def _program(self, arrays: Block | None) -> _KeptProgram:
+    def _program(self) -> _KeptProgram:
         """The program of this call, as an earlier one has left it if it is the same."""
         job, kept = self.job, self.session.programs
-        shipped = job.shipment
-        parts = [*shipped.roots, shipped.program.body, repr((job.data, job.settings)).encode()]
-        parts += [] if arrays is None else shipped.program.arrays(arrays)
-        key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+        key = job.shipment.key, repr((job.data, job.settings))
         if key in kept and not kept[key].fits(job.counts):
             del kept[key]  # the user has made some of its objects anew
         if key not in kept:
@@ -312,11 +325,14 @@ class LoopRun:
         finally:
             context.current = None
 
-    def _send(self, kept: _KeptProgram, value: Any, built: jobs.Built) -> None:
-        """Sends the function's value, and what it has built, to the parent."""
+    def _send(
+        self, program: programs.Program, value: Any, changed: dict[int, Any], built: jobs.Built
+    ) -> None:
+        """Sends the function's value, what it has changed and built, to the parent."""
         packer = packing.Packer()
-        roots = kept.program.roots
-        pickled = dump_result(value, numbers_of(roots), packer)
+        roots = program.roots
+        numbers = numbers_of(roots, mutables=program.mutables)
+        pickled = dump_result(value, changed, numbers, packer)
         # Before it builds anything, the parent knows of the parts of models these alone.
         pickled_built = dump_built(built, numbers_of(roots, ("compiled",)), packer)
         block = Block(packer.nbytes)
@@ -348,9 +364,4 @@ class LoopRun:
         if self.session.says_written:
             spans = self.state.spans_of_rank(1, self.session.rank)
             self.written = messages.written(self.job.state_block, spans)
-        sums = [
-            float(tf.reduce_sum(tf.abs(tf.cast(variable.read_value(), tf.float64))))
-            for variable in kept.variables()
-            if variable.dtype.is_floating
-        ]
-        return jobs.LoopEnd(tuple(sums))
+        return jobs.LoopEnd(tuple(held(kept.variables())), kept.divides)
