@@ -51,7 +51,7 @@ from nanotf.pool.pool import Delivery
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
 from nanotf.region import context, likeness
-from nanotf.shipping import jobs, models, mutables, objects, programs, streams
+from nanotf.shipping import jobs, models, mutables, objects, programs, streams, summaries
 from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
@@ -358,10 +358,13 @@ class _LoopCall(calls.Call):
         return list(self._open.values())
 
     def look(self, ended: set[int]) -> None:
+        summaries.pass_on(self.manifest.roots)
         self.partings.look(self.workers.group, ended)
 
     def failure(self, message: messages.JobFailed) -> BaseException:
         error = super().failure(message)
+        if isinstance(error.__cause__, DivergedError):
+            return error.__cause__
         parted = self._parted(message, error.__cause__)
         if parted is None:
             return error
@@ -402,6 +405,7 @@ class _LoopCall(calls.Call):
     def collect(self) -> None:
         self.state.combine(1)
         self.state.load(1)
+        summaries.pass_on(self.manifest.roots)
 
     def all_writers(self) -> Sequence[streams.StreamWriter]:
         return [*self._open.values(), *self._closing]
@@ -460,7 +464,7 @@ class _LoopCall(calls.Call):
             if likeness.differ(np.array([[size] for _, size in parts])):
                 raise DivergedError(
                     "All workers run the same program, and must come to the same numbers. "
-                    f"Received: after {self.name}, they differ in the variable {parts[0][0]!r}. "
+                    f"Received: after {self.name}, they differ in {parts[0][0]}. "
                     "Let nothing in the program depend on the time, on the process or on the order "
                     "of a set, and seed what is random."
                 )

@@ -209,7 +209,9 @@ def nano_bf16(function: Callable[..., Any]) -> Callable[..., Any]:
 
     if not is_tf_function(function):
         return step
-    return require_tensorflow().function(step, **functions.options_of(function))
+    in_graph: Callable[..., Any]
+    in_graph = require_tensorflow().function(step, **functions.options_of(function))
+    return in_graph
 
 
 def _to_bfloat16(structure: Any) -> Any:

@@ -22,12 +22,12 @@ def drawing(stock: Any, _: Any) -> Any:
     @functools.wraps(stock)
     def draw(*args: Any, **kwargs: Any) -> Any:
         region = scope.region
-        if scope.trial is None and (region is None or region.is_left()):
-            return stock(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if scope.trial is not None:
             return scope.trial.draw(bound.arguments["shape"], bound.arguments["dtype"])
+        if region is None or region.is_left():
+            return stock(*args, **kwargs)
         division, shape = region.division, bound.arguments["shape"]
         known = tf.get_static_value(tf.convert_to_tensor(shape, tf.int32))
         first = None

@@ -163,7 +163,8 @@ def _gathered(values: list[Any]) -> list[Any]:
 
         return whole, gradient
 
-    return tf.unstack(gathered(own), axis=1)
+    found: list[Any] = tf.unstack(gathered(own), axis=1)
+    return found
 
 
 def _totals(parts: list[Any]) -> list[Any]:

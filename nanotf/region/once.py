@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
-from nanotf.region import context, scope
+from nanotf.region import context
 
 
 def _is_apart() -> bool:
     """Whether this is a worker whose files another one writes."""
-    return scope.exchange is not None and context.current is not None and not context.is_chief()
+    return context.current is not None and not context.is_chief()
 
 
 def writing(name: str) -> Callable[[Any, Any], Any]:
@@ -29,7 +29,7 @@ def writing(name: str) -> Callable[[Any, Any], Any]:
 
         @functools.wraps(stock)
         def write(*args: Any, **kwargs: Any) -> Any:
-            if scope.exchange is None or context.current is None:
+            if context.current is None:
                 return stock(*args, **kwargs)
             path = signature.bind(*args, **kwargs).arguments[name]
             is_path = isinstance(path, (str, os.PathLike))

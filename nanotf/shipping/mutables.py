@@ -172,7 +172,10 @@ _BY_TYPE: dict[type, _Kind] = {
     types.FunctionType: _FUNCTION,
     types.SimpleNamespace: _INSTANCE,
 }
-_NO_STATE = getattr(object, "__getstate__", None)  # Python 3.11 gives it to all
+
+
+def _of_object(cls: type, name: str) -> bool:
+    return getattr(cls, name, None) is getattr(object, name, None)
 
 
 def _kind_of(value: Any) -> _Kind | None:
@@ -183,9 +186,9 @@ def _kind_of(value: Any) -> _Kind | None:
     if not own or isinstance(value, (type, types.ModuleType, BaseException)):
         return None
     by_attributes = (
-        cls.__reduce_ex__ is object.__reduce_ex__
-        and cls.__reduce__ is object.__reduce__
-        and getattr(cls, "__getstate__", None) is _NO_STATE
+        _of_object(cls, "__reduce_ex__")
+        and _of_object(cls, "__reduce__")
+        and _of_object(cls, "__getstate__")  # Python 3.11 gives it to all
         and not hasattr(cls, "__setstate__")
         and not hasattr(cls, "__getnewargs__")
         and cls not in copyreg.dispatch_table
@@ -209,13 +212,15 @@ def is_instance(value: Any) -> bool:
 
 
 def is_data(value: Any, depth: int = 20) -> bool:
-    """Whether something holds no code and no object that TensorFlow's graphs know."""
+    """Whether something holds numbers and texts alone, no code and no object with an identity."""
     if isinstance(value, (bool, int, float, complex, str, bytes, bytearray, type(None))):
         return True
     if isinstance(value, (np.generic, np.random.Generator, np.random.RandomState, random.Random)):
         return True
     if isinstance(value, np.ndarray):
-        return value.dtype.kind != "O"
+        return bool(value.dtype.kind != "O")
+    if require_tensorflow().is_tensor(value):
+        return hasattr(value, "numpy") and not hasattr(value, "assign")
     if depth and type(value) in _BY_TYPE and isinstance(value, dict):
         return all(is_data(k, depth) and is_data(v, depth - 1) for k, v in value.items())
     if depth and (type(value) in (tuple, frozenset) or type(value) in _BY_TYPE):

@@ -31,12 +31,12 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from nanotf.compat import keras_optimizers, summaries
+from nanotf.compat import keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
-from nanotf.shipping import classes, models, mutables, objects, pickling, user_modules
+from nanotf.shipping import classes, models, mutables, objects, pickling, summaries, user_modules
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire.blocks import Block
 
@@ -168,9 +168,11 @@ class _KeyPickler(RootPickler):
 
 
 def _without_data(value: Any) -> Any:
-    if type(value) is dict:
-        return {name: _without_data(item) for name, item in value.items()}
-    return None if mutables.is_data(value) else value
+    if mutables.is_data(value):
+        return None
+    if type(value) is not dict:
+        return value
+    return {name: _without_data(item) for name, item in value.items()}
 
 
 class _Collector(pickling.Pickler):
@@ -410,12 +412,17 @@ def recipe_of_root(root: Any) -> Any:
         )
     if isinstance(root, generation().seed_generator_classes()):
         return _Made(type(root), (root.get_config(),), "from_config")
-    if isinstance(root, tf.summary.SummaryWriter):
-        return _Made(summaries.remade, (summaries.options_of(root),))
+    if summaries.is_writer(root):
+        options = {"flush_millis": summaries.FLUSH_MILLISECONDS}
+        return _Made(_writer, (summaries.relay_of(root).directory,), None, options)
     if isinstance(root, tf.train.Checkpoint):
         tracked = {n: v for n, v in vars(root).items() if not n.startswith("_")}
         return _Made(type(root), (), None, tracked)
     return root
+
+
+def _writer(directory: str, **options: Any) -> Any:
+    return require_tensorflow().summary.create_file_writer(directory, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -485,7 +492,7 @@ class Program:
         self,
         pickled: Pickled,
         block: Block | None,
-        rebuild: Callable[[Any], Any] = pickling.rebuild_function,
+        rebuild: Callable[..., Any] = pickling.rebuild_function,
     ) -> Any:
         buffers = [] if block is None else pickled.arrays(block)
         unpickler = RootUnpickler(io.BytesIO(pickled.body), buffers=buffers)
@@ -517,7 +524,7 @@ def _refer_alike(kept: Any, fresh: Any) -> None:
 
 class RootUnpickler(pickle.Unpickler):
     find: Callable[[str, int], Any]
-    rebuild: Callable[[Any], Any] = staticmethod(pickling.rebuild_function)
+    rebuild: Callable[..., Any] = staticmethod(pickling.rebuild_function)
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)

@@ -20,11 +20,10 @@ from nanotf.compat import (
     keras_compiled,
     keras_names,
     random_states,
-    summaries,
 )
 from nanotf.region import context, scope
 from nanotf.region.likeness import Likeness, held
-from nanotf.shipping import jobs, mutables, objects, packing, programs, state, streams
+from nanotf.shipping import jobs, mutables, objects, packing, programs, state, streams, summaries
 from nanotf.shipping.inputs import tuned
 from nanotf.shipping.results import dump_built, dump_result, numbers_of
 from nanotf.wire import messages
@@ -129,7 +128,7 @@ class _KeptProgram:
         self.source = _Source(job.data)
         self.divides = False  # whether calls of layers were divided, in this call or one before
         self.run: LoopRun  # the call; set for each
-        with distribute.single_process():
+        with distribute.single_process(), _current(self):
             self.program = programs.Program(job.shipment, self.source.open)
             objects.exclude_from_decay(self.program.roots, job.excluded)
             objects.build_optimizers(self.program.roots, job.optimizers)
@@ -200,6 +199,16 @@ class _KeptProgram:
                 tally.step = ""
 
 
+@contextlib.contextmanager
+def _current(kept: _KeptProgram) -> Iterator[None]:
+    """In this context the code of a program runs."""
+    context.current = kept
+    try:
+        yield
+    finally:
+        context.current = None
+
+
 class LoopRun:
     """One `@nano` call in one worker.
 
@@ -251,7 +260,7 @@ class LoopRun:
         eager_context.put_seeds(job.seeds)
         prints = output.to_parent(session, self.number, self.job.terminal)
         divided, alone = scope.dividing(session.strategy), distribute.single_process()
-        with prints, self._current(kept), alone, divided, self._counted():
+        with prints, _current(kept), alone, divided, self._counted():
             before_it = scope.regions
             value = program.function(*program.args, **program.kwargs)
             kept.divides |= scope.regions > before_it
@@ -316,14 +325,6 @@ class LoopRun:
         finally:
             tally.active, session.watched = False, lambda: None
             tell(tally.progress())
-
-    @contextlib.contextmanager
-    def _current(self, kept: _KeptProgram) -> Iterator[None]:
-        context.current = kept
-        try:
-            yield
-        finally:
-            context.current = None
 
     def _send(
         self, program: programs.Program, value: Any, changed: dict[int, Any], built: jobs.Built
