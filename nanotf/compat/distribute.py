@@ -66,15 +66,26 @@ def begin_again(iterator: Any, dataset: Any) -> None:
 
 @contextlib.contextmanager
 def single_process() -> Iterator[None]:
-    """In this context TensorFlow knows no strategy but its default one, whatever is around it."""
-    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+    """In this context TensorFlow knows no strategy but its default one, whatever is around it.
+
+    Keras's `clear_session` may be called in it, which makes TensorFlow's stacks of scopes anew.
+    """
     graph = tf.compat.v1.get_default_graph()
+    scopes = list(graph._distribution_strategy_stack)
+    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
     creators, graph._variable_creator_stack = graph._variable_creator_stack, []
     try:
         yield
     finally:
-        graph._variable_creator_stack = creators
-        distribute_lib._pop_per_thread_mode()
+        now = tf.compat.v1.get_default_graph()
+        now._variable_creator_stack = creators
+        now._distribution_strategy_stack[:] = scopes
+
+
+def in_branch() -> bool:
+    """Whether a branch or a loop of a graph is being traced."""
+    graph = tf.compat.v1.get_default_graph()
+    return not tf.executing_eagerly() and bool(getattr(graph, "is_control_flow_graph", False))
 
 
 def function_graph() -> Any:

@@ -73,6 +73,13 @@ def record(name: str, outputs: Any, inputs: Any, gradient: Any) -> None:
     recorder.record_operation(name, outputs, inputs, gradient)
 
 
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """In this context no tape records."""
+    with recorder.stop_recording():
+        yield
+
+
 def may_have_gradient(tensor: Any) -> bool:
     """Whether a gradient with respect to a tensor may be asked for.
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.compat import distribute, keras_names
+from nanotf.errors import NanoError
 from nanotf.region import scope
 from nanotf.region.regions import divide
 
@@ -34,12 +36,15 @@ def calling_layers(stock: Any, _: Any) -> Any:
 def calling_functions(stock: Any, _: Any) -> Any:
     """Makes a `tf.function` that a region's code calls run as part of that code.
 
-    A graph that it was traced into elsewhere knows nothing of the region.
+    A graph that it was traced into elsewhere knows nothing of the region. The same in a branch or a
+    graph's loop, over gRPC: there TensorFlow does not feed the keys of a function's collectives.
     """
 
     @functools.wraps(stock)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if scope.region is None and scope.trial is None:
+        is_apart = scope.exchange is None or scope.exchange.feeds_branches
+        is_apart = is_apart or not distribute.in_branch()
+        if scope.region is None and scope.trial is None and is_apart:
             return stock(self, *args, **kwargs)
         autograph: Any = tf.__internal__.autograph
         python = autograph.tf_convert(self.python_function, autograph.control_status_ctx())
@@ -57,6 +62,85 @@ def tracing_pipelines(stock: Any, _: Any) -> Any:
             stock(self, *args, **kwargs)
 
     return __init__
+
+
+def looping(stock: Any, _: Any) -> Any:
+    """Makes a graph's loop over a dataset a loop over its iterator.
+
+    AutoGraph would make it a part of the pipeline, which each worker runs alone.
+    """
+
+    @functools.wraps(stock)
+    def for_stmt(iter_: Any, *args: Any) -> Any:
+        if scope.exchange is not None and isinstance(iter_, tf.data.Dataset):
+            iter_ = iter(iter_)
+        return stock(iter_, *args)
+
+    return for_stmt
+
+
+def refusing(stock: Any, worker: Any) -> Any:
+    """Makes one of Keras's own loops refuse, in a `@nano` function, what it cannot do there."""
+    name = stock.__name__
+
+    @functools.wraps(stock)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if scope.exchange is None:
+            return stock(self, *args, **kwargs)
+        if kwargs.pop("num_processes", None) not in (None, 1):
+            raise NanoError(
+                "A worker cannot start workers of its own. Received: a call of "
+                f"{name}(num_processes=...) inside of a @nano function. Remove the argument, or "
+                "call it outside."
+            )
+        if self.distribute_strategy is worker.strategy:
+            raise NanoError(
+                "Inside of a @nano function Keras's own loops take models that are made outside of "
+                f"the strategy's scope. Received: a call of {name}() of the model {self.name!r}. "
+                "Make it without `with strategy.scope()`."
+            )
+        return stock(self, *args, **kwargs)
+
+    return method
+
+
+def applying(stock: Any, worker: Any) -> Any:
+    """Makes Keras 3's `apply` refuse, in `strategy.run()`, variables that are not the strategy's."""
+
+    @functools.wraps(stock)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        variables = (
+            self._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        _check_under_strategy(worker, variables)
+        return stock(self, grads, trainable_variables)
+
+    return apply
+
+
+def applying_pairs(stock: Any, worker: Any) -> Any:
+    """The same of Keras 2's `apply_gradients`."""
+
+    @functools.wraps(stock)
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        _check_under_strategy(worker, [variable for _, variable in pairs])
+        return stock(self, pairs, *args, **kwargs)
+
+    return apply_gradients
+
+
+def _check_under_strategy(worker: Any, variables: Any) -> None:
+    if scope.exchange is None or tf.distribute.get_strategy() is not worker.strategy:
+        return
+    for variable in map(keras_names.tf_variable, variables):
+        if not isinstance(variable, tf.distribute.DistributedValues):
+            raise NanoError(
+                "Under strategy.run() an optimizer trains variables of the strategy. Received: "
+                f"{variable.name!r}, made outside of its scope. Make the model and the optimizer "
+                "inside of the @nano function, in `with strategy.scope()`; or call the step "
+                "without strategy.run(): what it calls is divided by itself."
+            )
 
 
 def making_operations(stock: Any, _: Any) -> Any:

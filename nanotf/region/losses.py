@@ -140,15 +140,11 @@ def activity_regularizer(stock: None, worker: Worker) -> property:
 
 
 def scale_loss(stock: Any, worker: Worker) -> Any:
-    """Takes the strategy's 1/N away where nanotf weighs by shares, and where nobody sums.
-
-    In a loop outside of steps every worker computes the whole.
-    """
-    tf, share = require_tensorflow(), worker.share
+    """Takes the strategy's 1/N away where nanotf weighs by shares."""
+    share = worker.share
 
     def scaled(value: Any, /) -> Any:
-        whole = share.in_loop and tf.distribute.in_cross_replica_context()
-        return value if whole or share.current is not None else stock(value)
+        return stock(value) if share.current is None else value
 
     return scaled
 

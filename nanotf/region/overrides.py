@@ -79,6 +79,7 @@ _UNEQUAL_SHARES = "Keras divides a loss by the number of workers, whose rows nee
 _SUMS_AFTERWARDS = "Keras sums gradients over workers, unweighed, and after clipping them"
 _OF_BATCH = "statistics are those of the whole batch"
 _ONE_NUMBER = "of a function of rows one number a row is gathered"
+_UNDER_THE_STRATEGY = "what `strategy.run` trains is made in its scope"
 _ONCE = "all workers run the program, and one of them writes its files"
 _OF_NUMBER = "a distributed variable cannot be read as a number, as a plain one can"
 
@@ -105,7 +106,6 @@ TABLE: tuple[Override, ...] = (
     # Metrics.
     Override("tensorflow:keras.metrics.Mean.update_state", "a scalar counts as much as the share", metrics.update_mean),
     Override("keras.src.utils.metrics_utils:update_state_wrapper", "layers that update a metric are rebuilt outside of any replica", metrics.leave_alone_while_building, KERAS_2),
-    Override("keras.src.distribute.distributed_training_utils:call_replica_local_fn", "a metric called outside of steps is updated there, once", metrics.call_here, KERAS_2),
     # Gradients and optimizers.
     Override("tensorflow:GradientTape.gradient", "gradients in the user's steps are those of the global batch", gradients.follow_share),
     Override("tensorflow:keras.optimizers.Optimizer._all_reduce_sum_gradients", _SUMS_AFTERWARDS, optimizers.stay_summed, KERAS_3),
@@ -140,6 +140,11 @@ TABLE: tuple[Override, ...] = (
     Override("tensorflow:keras.layers.Layer.__call__", "the outermost call is divided", calls.calling_layers),
     Override("tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__", "a graph traced elsewhere knows nothing of the region", calls.calling_functions),
     Override("tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper.__init__", "each worker runs its pipelines alone", calls.tracing_pipelines),
+    Override("tensorflow.python.autograph.operators.control_flow:for_stmt", "AutoGraph makes a loop over a dataset a pipeline, which a worker runs alone", calls.looping),
+    *(
+        Override(f"tensorflow:keras.Model.{name}", "a worker has no workers; a model under the strategy would have its batches divided twice", calls.refusing)
+        for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+    ),
     Override("tensorflow.python.framework.func_graph:FuncGraph._create_op_internal", "a tensor that reaches a region behind its call has a gradient, too", calls.making_operations),
     *(
         Override(f"tensorflow.python.ops.custom_gradient:{name}", "a gradient function may run a region's code again", calls.recomputing)
@@ -165,6 +170,14 @@ TABLE: tuple[Override, ...] = (
     Override("keras.src.losses:LossFunctionWrapper.call", _ONE_NUMBER, keras_rules.calling, KERAS_2),
     Override("keras.src.metrics.reduction_metrics:MeanMetricWrapper.update_state", _ONE_NUMBER, keras_rules.updating, KERAS_3),
     Override("keras.src.metrics.base_metric:MeanMetricWrapper.update_state", _ONE_NUMBER, keras_rules.updating, KERAS_2),
+    *(
+        Override(f"tensorflow:keras.optimizers.{name}.apply", _UNDER_THE_STRATEGY, calls.applying, KERAS_3)
+        for name in ("Optimizer", "LossScaleOptimizer")
+    ),
+    *(
+        Override(f"tensorflow:keras.optimizers.{name}.apply_gradients", _UNDER_THE_STRATEGY, calls.applying_pairs, KERAS_2)
+        for name in ("Optimizer", "legacy.Optimizer")
+    ),
     # Files.
     Override("tensorflow:train.Checkpoint._write", _ONCE, once.writing("file_prefix")),
     Override("tensorflow:saved_model.save", _ONCE, once.writing("export_dir")),

@@ -32,6 +32,7 @@ class Exchange(Protocol):
 
     rank: int
     size: int
+    feeds_branches: bool  # whether functions that exchange may be called in a branch of a graph
 
     def sum_dense(self, tensors: Sequence[Any]) -> list[Any]:
         """The sums over workers of tensors of one or several dtypes."""

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from nanotf.collectives import engine, launcher
 from nanotf.collectives.tally import Tally
-from nanotf.compat import distribute
+from nanotf.compat import distribute, eager_context
 from nanotf.wire import ports
 
 
@@ -124,6 +124,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
     """
 
     tally: Tally | None = None
+    _gather: Any = None
 
     def __init__(
         self, rank: int, size: int, cluster: tuple[str, ...] = (), group: Any = None
@@ -156,6 +157,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         tf.distribute.Strategy.__init__(self, extended)
         self.rank = rank
         self.size = size
+        self.feeds_branches = group is not None
 
     def sum_dense(self, tensors: Sequence[Any]) -> list[Any]:
         """The sums over workers of tensors of one or several dtypes."""
@@ -173,6 +175,11 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         group = self.extended.group
         if group is not None:
             return group.all_gather(rows, self._keys.next(), if_read)
+        if tf.executing_eagerly():  # TensorFlow gathers in graphs alone
+            if self._gather is None:
+                self._gather = tf.function(self.gather_rows, reduce_retracing=True)
+            with eager_context.unrecorded():
+                return self._gather(rows)
         wide = tf.cast(rows, tf.int32) if rows.dtype == tf.bool else rows
         return tf.cast(self._launcher.all_gather(wide, axis=0), rows.dtype)
 

@@ -13,7 +13,7 @@ from tensorflow.keras import layers
 
 @program
 def simclr(nano: Any, step: Any) -> Any:
-    """Two noisy views, similarities over the batch, and a linear probe (keras.io, simsiam kin)."""
+    """Two noisy views, similarities over the batch, and a linear probe (keras.io, SimCLR)."""
     temperature = 0.1
     encoder, projection_head, linear_probe = mlp(6, 10, 8), mlp(8, 8, 5), mlp(8, 3)
     contrastive_optimizer = tf.keras.optimizers.Adam()
