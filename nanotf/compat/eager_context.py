@@ -2,8 +2,10 @@
 
 | name | why |
 | --- | --- |
-| `tensorflow.python.eager.context.context()._seed`, `Graph.seed` | the seed of `tf.random.set_seed`, which cannot be read, nor set for a moment, without setting all random numbers anew |
-| `tensorflow.python.eager.context.context()._rng` | after `tf.random.set_seed`, the generator of the seeds of eager operations; TensorFlow can set it anew, and cannot say where it stands |
+| `tensorflow.python.eager.context.context()._seed`, `_rng` | the seed of `tf.random.set_seed`, and the generator of the seeds of eager operations; TensorFlow can set them anew, and cannot say where they stand |
+| `record.record_operation`, `stop_recording`, `should_record_backprop` | what tapes record |
+| `op_callbacks.add_op_callback` | which tensors eager operations use |
+| `ops.tensor_id`, `ops.uid` | the order in which tensors were made |
 """
 
 from __future__ import annotations
@@ -13,53 +15,28 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.eager import record as recorder
 from tensorflow.python.framework import op_callbacks, ops
 
 
-def seeds_of_operations() -> random.Random | None:
-    """The generator that gives eager operations their seeds; None if no seed was set."""
-    found: random.Random | None = getattr(context.context(), "_rng", None)
-    return found
-
-
 def seeds() -> tuple[int, Any] | None:
-    """What was given to `tf.random.set_seed`, and where the operations' seeds stand; None if nothing
-    was."""
-    given, operations = global_seed(), seeds_of_operations()
+    """What was given to `tf.random.set_seed`, and where the seeds of operations stand.
+
+    None if nothing was given.
+    """
+    here = context.context()
+    given, operations = here._seed, getattr(here, "_rng", None)
     return None if given is None or operations is None else (given, operations.getstate())
 
 
-def put_seeds(taken: tuple[int, Any]) -> None:
+def put_seeds(taken: tuple[int, Any] | None) -> None:
     """Sets what `seeds` returned, without forgetting functions that are prepared."""
     here = context.context()
-    here._seed = taken[0]
-    here._rng = random.Random()
-    here._rng.setstate(taken[1])
-
-
-def global_seed() -> int | None:
-    """What was given to `tf.random.set_seed`; None if nothing was."""
-    found: int | None = context.global_seed()
-    return found
-
-
-@contextlib.contextmanager
-def with_global_seed(seed: int | None) -> Iterator[None]:
-    """In this context `seed` is what was given to `tf.random.set_seed`, for datasets' seeds."""
-    places: list[tuple[Any, str]] = [(context.context(), "_seed")]
-    if not tf.executing_eagerly():
-        places = [(tf.compat.v1.get_default_graph(), "seed")]
-    before = [getattr(place, name) for place, name in places]
-    try:
-        for place, name in places:
-            setattr(place, name, seed)
-        yield
-    finally:
-        for (place, name), value in zip(places, before, strict=True):
-            setattr(place, name, value)
+    here._seed, here._rng = None, None
+    if taken is not None:
+        here._seed, here._rng = taken[0], random.Random()
+        here._rng.setstate(taken[1])
 
 
 def record(name: str, outputs: Any, inputs: Any, gradient: Any) -> None:

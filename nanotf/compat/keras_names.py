@@ -26,7 +26,6 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nanotf.compat import eager_context, random_states
 from nanotf.compat.generation import generation
 from nanotf.compat.keras_common import (
     flat_layers as flat_layers,
@@ -46,6 +45,7 @@ from nanotf.compat.keras_common import (
 from nanotf.compat.keras_common import (
     tf_variable as tf_variable,
 )
+from nanotf.compat.random_states import Chance
 from nanotf.compat.versions import require_tensorflow
 
 
@@ -190,13 +190,31 @@ def adapted_state(layer: Any) -> dict[str, Any]:
             found[name] = tf_variable(getattr(layer, name)).numpy()
     if getattr(layer, WHOLE, False):
         found[WHOLE] = True
+    if not layer.built:
+        found.update(_seeds_of_initializers(layer))
     return found
+
+
+_SEED = "seed of "  # an initializer's attribute in a layer, which follows
+
+
+def _seeds_of_initializers(layer: Any) -> dict[str, Any]:
+    """What Keras 3's initializers draw when they are made, and do not write down."""
+    initializer = require_tensorflow().keras.initializers.Initializer
+    found = {
+        n: v.seed
+        for n, v in vars(layer).items()
+        if isinstance(v, initializer) and hasattr(v, "seed")
+    }
+    return {f"{_SEED}{name}": seed for name, seed in found.items() if isinstance(seed, int)}
 
 
 def set_adapted_state(layer: Any, state: dict[str, Any]) -> None:
     """Undoes `adapted_state`, on a copy of the layer."""
     for name, value in state.items():
-        if name.startswith("adapt_"):
+        if name.startswith(_SEED):
+            getattr(layer, name.removeprefix(_SEED)).seed = value
+        elif name.startswith("adapt_"):
             tf_variable(getattr(layer, name)).assign(value)
         else:
             setattr(layer, name, value)
@@ -544,15 +562,11 @@ def set_step_count(model: Any, method: str, steps: int | None) -> None:
 @contextlib.contextmanager
 def kept_random_states() -> Iterator[None]:
     """Whatever draws numbers in this context, later ones are those that would have come."""
-    states, seeds = random_states.take(), eager_context.seeds_of_operations()
-    seeds_state = None if seeds is None else seeds.getstate()
+    chance = Chance.taken()
     try:
-        with generation().kept_seeds():
-            yield
+        yield
     finally:
-        random_states.put(states)
-        if seeds is not None:
-            seeds.setstate(seeds_state)  # type: ignore[arg-type]
+        chance.put()
 
 
 def mask_of(value: Any) -> Any:

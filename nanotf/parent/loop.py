@@ -21,12 +21,10 @@ from typing import Any
 import numpy as np
 
 from nanotf.compat import (
-    eager_context,
     keras_compiled,
     keras_names,
-    random_states,
 )
-from nanotf.compat.generation import generation
+from nanotf.compat.random_states import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import (
@@ -139,9 +137,12 @@ def nano(
     return decorate
 
 
-def _seeds_of(seed: int) -> tuple[int, Any]:
-    """Seeds that are alike on all workers, where the user has set none."""
-    return seed, random.Random(seed).getstate()
+def _chance() -> Chance:
+    """Where random numbers stand; TensorFlow's are alike on all workers though no seed was set."""
+    chance, seed = Chance.taken(), calls.seed_of_user(0)
+    if chance.tensorflow is not None:
+        return chance
+    return chance._replace(tensorflow=(seed, random.Random(seed).getstate()))
 
 
 def _check_returns(function: Callable[..., Any]) -> None:
@@ -192,7 +193,6 @@ class _LoopCall(calls.Call):
         self.manifest = programs.Manifest(function, arguments)
         self.sources = [Source(data) for data in self.manifest.data]
         self._check_sources()
-        self._build_models()
         if any(map(keras_names.computes_in_bfloat16, self.manifest.roots)):
             processor.warn_of_slow_bfloat16(f"bfloat16, in which a model of {self.name} computes,")
         self.manifest.check_shared()
@@ -232,20 +232,6 @@ class _LoopCall(calls.Call):
                     f"Received: {type(optimizer).__name__}, built with variables that {self.name} "
                     "does not refer to. Pass the model that they belong to."
                 )
-
-    def _build_models(self) -> None:
-        """Builds models that the first step would build, where the data tell how."""
-        keras = require_tensorflow().keras
-        for source in self.sources:
-            signature = source.data.signature
-            x = signature[0] if isinstance(signature, tuple) and signature else signature
-            for root in self.manifest.roots:
-                if not isinstance(root, keras.Model) or not models.needs_call(root):
-                    continue
-                try:
-                    generation().call_on_specs(root, x)
-                except Exception:  # it takes other inputs; the workers will build it
-                    continue
 
     # ------------------------------------------------------------------------------ the job
     def prepare_restart(self, error: WorkerError) -> None:
@@ -310,8 +296,7 @@ class _LoopCall(calls.Call):
             optimizers=self.optimizers,
             excluded=objects.excluded_from_decay(self.manifest.roots),
             state_block=calls.STATE_BLOCK,
-            seeds=eager_context.seeds() or _seeds_of(calls.seed_of_user(0)),
-            random_states=random_states.take(),
+            chance=_chance(),
             terminal=jobs.Terminal.taken(),
         )
 
@@ -423,7 +408,8 @@ class _LoopCall(calls.Call):
         roots = self.manifest.roots
         built: jobs.Built = load_result(message.built, block, roots)
         self.build(built)
-        random_states.put(built.random_states)
+        seeded = Chance.taken().tensorflow is not None
+        (built.chance if seeded else built.chance._replace(tensorflow=None)).put()
         value, changed = load_result(message.value, block, roots, self.manifest.shipped)
         self.partings.check()
         self.check_alike(results)
@@ -440,14 +426,17 @@ class _LoopCall(calls.Call):
     def build(self, built: jobs.Built) -> None:
         """Builds what the workers have built, and gives it its values."""
         roots = self.manifest.roots
-        for index, config in built.layers.items():
-            if not roots[index].built or not roots[index].variables:
-                models.build_as(roots[index], config)
+        for index, configs in built.layers.items():
+            models.build_layers(roots[index], configs)
         for index, state in built.compiled.items():
             keras_compiled.set_built_state(roots[index], state)
         objects.build_optimizers(roots, built.optimizers)
+        # What an optimizer has of variables that the function alone has, stays with them.
+        inside = {at[0] for at, places in built.optimizers.items() if places is None}
         for index, values in built.values.items():
             variables = objects.variables_of(roots[index])
+            if index in inside:
+                values = values[: len(variables)]
             if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
                 raise ModelError(
                     "What a @nano function builds must be built in your process to get its "

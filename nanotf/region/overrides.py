@@ -162,6 +162,10 @@ TABLE: tuple[Override, ...] = (
     ),
     Override("tensorflow:GradientTape.gradient", "a joined tensor's gradient is that of its rows, joined", tapes.differentiating),
     Override("tensorflow:GradientTape.watch", "who watches a joined tensor watches its rows", tapes.watching),
+    *(
+        Override(f"tensorflow:GradientTape.{name}", "exchanges cannot be vectorized", tapes.without_vectorizing)
+        for name in ("jacobian", "batch_jacobian")
+    ),
     Override("tensorflow:nn.moments", _OF_BATCH, normalization.moments),
     Override("tensorflow:nn.weighted_moments", _OF_BATCH, normalization.weighted_moments),
     Override("tensorflow:compat.v1.nn.fused_batch_norm", _OF_BATCH, normalization.fused_batch_norm, KERAS_2),

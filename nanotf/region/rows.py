@@ -204,11 +204,7 @@ def add(exchange: Exchange, parts: Sequence[Any]) -> list[Any]:
     sparse = [i for i, part in enumerate(parts) if isinstance(part, tf.IndexedSlices)]
     dense = [i for i in range(len(parts)) if i not in sparse]
     for i in sparse:
-        parts[i] = tf.IndexedSlices(
-            exchange.gather_rows(parts[i].values),
-            exchange.gather_rows(parts[i].indices),
-            parts[i].dense_shape,
-        )
+        parts[i] = _add_slices(exchange, parts[i])
 
     @with_gradient
     def add(*own: Any) -> Any:
@@ -217,6 +213,28 @@ def add(exchange: Exchange, parts: Sequence[Any]) -> list[Any]:
     for i, total in zip(dense, add(*[parts[i] for i in dense]) if dense else (), strict=True):
         parts[i] = total
     return parts
+
+
+def _add_slices(exchange: Exchange, part: Any) -> Any:
+    """The sum over workers of sparse gradients: one behind the other, as of a whole batch's rows.
+
+    What all workers have looked up alike, as the places of a sequence, one process looks up once:
+    of these the values are added.
+    """
+    values, indices = exchange.gather_rows(part.values), exchange.gather_rows(part.indices)
+    lengths = exchange.gather_rows(tf.shape(part.indices)[:1])
+    each = lengths[0]
+
+    def are_equal() -> Any:
+        return tf.reduce_all(tf.reshape(indices, [exchange.size, each]) == indices[:each])
+
+    def added() -> Any:
+        shape = tf.concat([[exchange.size, each], tf.shape(values)[1:]], 0)
+        return tf.reduce_sum(tf.reshape(values, shape), 0), indices[:each]
+
+    alike = tf.cond(tf.reduce_all(lengths == each), are_equal, lambda: tf.constant(False))
+    values, indices = tf.cond(alike, added, lambda: (values, indices))
+    return tf.IndexedSlices(values, indices, part.dense_shape)
 
 
 def spread(exchange: Exchange, whole: Sequence[Any]) -> list[Any]:

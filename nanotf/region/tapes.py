@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat import eager_context
+from nanotf.region import scope
 from nanotf.region.rows import rows_of
 
 
@@ -55,3 +56,15 @@ def watching(stock: Any, _: Any) -> Any:
                 )
 
     return watch
+
+
+def without_vectorizing(stock: Any, _: Any) -> Any:
+    """Makes a Jacobian, in a graph, be computed row by row: exchanges cannot be vectorized."""
+
+    @functools.wraps(stock)
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        if scope.exchange is not None and not tf.executing_eagerly():
+            kwargs["experimental_use_pfor"] = False
+        return stock(*args, **kwargs)
+
+    return jacobian

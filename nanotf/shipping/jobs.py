@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from nanotf.compat import keras_names
+from nanotf.compat.random_states import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping.state import StateLayout
@@ -253,8 +254,7 @@ class LoopJob:
         excluded: dict, what they leave without weight decay; see
             `shipping.objects.excluded_from_decay`.
         state_block: int, which of the job's blocks holds the state.
-        seeds: tuple of TensorFlow's seeds, see `eager_context.seeds`.
-        random_states: tuple of the states of `random` and of NumPy, the same for all ranks.
+        chance: `Chance`, where random numbers stand, the same for all ranks.
         terminal: `Terminal`.
     """
 
@@ -268,8 +268,7 @@ class LoopJob:
     optimizers: dict[Any, Any]
     excluded: dict[Any, Any]
     state_block: int
-    seeds: tuple[int, Any]
-    random_states: tuple[Any, Any]
+    chance: Chance
     terminal: Terminal
 
 
@@ -278,19 +277,19 @@ class Built:
     """What a `@nano` function has built of the user's objects; sent by rank 0.
 
     Args:
-        layers: dict of int to dict, the `get_build_config()` of layers and models by root.
+        layers: dict of int to tuple, the `models.build_configs` of layers and models by root.
         compiled: dict of int to dict, the `keras_compiled.built_state` of models by root.
         optimizers: as in `LoopJob`, afterwards.
         values: dict of int to list of `numpy.ndarray`, of every root whose number of variables
             has changed, all its values.
-        random_states: as in `LoopJob`, afterwards.
+        chance: as in `LoopJob`, afterwards.
     """
 
     layers: dict[int, Any]
     compiled: dict[int, Any]
     optimizers: dict[Any, Any]
     values: dict[int, list[Any]]
-    random_states: tuple[Any, Any]
+    chance: Chance
 
 
 @dataclasses.dataclass(frozen=True)

@@ -210,10 +210,7 @@ def recipe_of(model: Any) -> ModelRecipe:
         attributes=attributes,
         graph=graph,
         custom_objects=custom_objects,
-        build_configs=tuple(
-            classes.plain(keras_names.build_config(layer)) if layer.built else None
-            for layer in classes.with_layers(model)
-        ),
+        build_configs=build_configs(model),
         weights=len(model.weights) if complete else 0,
         trainable=_trainable_flags(model),
         trainable_variables=_trainable_variables(model),
@@ -256,7 +253,26 @@ def _names_of_compile() -> frozenset[str]:
 def _own_attributes(model: Any) -> dict[str, Any]:
     """What the user's class has set on a model: its layers above all, and what it was made with."""
     names = [name for name in vars(model) if name not in attributes.names_of_keras()]
-    return {name: getattr(model, name) for name in names if not name.startswith("_nanotf")}
+    found = {name: getattr(model, name) for name in names if not name.startswith("_nanotf")}
+    inside: dict[int, _Inside] = {}  # by id, of layers in other attributes, those that hold them
+    for name, value in found.items():
+        if isinstance(value, require_tensorflow().keras.layers.Layer):
+            below = enumerate(keras_names.layers_below(value))
+            inside.update({id(layer): _Inside(name, place) for place, layer in below})
+    return {name: inside.get(id(value), value) for name, value in found.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inside:
+    """An attribute that is a layer inside of another attribute, as a cell is of its RNN.
+
+    Args:
+        name: str, that attribute.
+        place: int, among the layers below it.
+    """
+
+    name: str
+    place: int
 
 
 def all_optimizers(model: Any) -> list[Any]:
@@ -378,10 +394,10 @@ def build(recipe: ModelRecipe) -> Any:
             else:
                 config = copy.deepcopy(recipe.config)  # Keras empties what it is given
                 model = maker_of(recipe.cls, recipe.custom_objects).from_config(config)
-            _build_layers(model, recipe.build_configs)
+            build_layers(model, recipe.build_configs)
             config = recipe.build_configs[0]
             if config and (not _is_built(model) or len(model.weights) < recipe.weights):
-                build_as(model, config)  # a call makes some
+                _build_as(model, config)  # a call makes some
         except Exception as error:
             raise _cannot_rebuild(recipe.cls, f"rebuilding it raised {error!r}") from error
     layers = [*keras_names.layers_below(model), model]
@@ -418,8 +434,14 @@ def _with_attributes(cls: Any, attributes: dict[str, Any]) -> Any:
     """A model as the user's `__init__` has left it; Keras tracks layers as they are set."""
     model = cls.__new__(cls)
     keras_names.model_class().__init__(model)
+
+    def found(value: Any) -> Any:
+        if not isinstance(value, _Inside):
+            return value
+        return keras_names.layers_below(found(attributes[value.name]))[value.place]
+
     for name, value in attributes.items():
-        setattr(model, name, value)
+        setattr(model, name, found(value))
     return model
 
 
@@ -480,13 +502,13 @@ class BuiltState:
     """What the first calls of a layer or model make of it, next to what rebuilds it as new.
 
     Args:
-        build_config: dict or None, the input shapes that a layer was built with.
+        build_configs: tuple of dict or None, see `build_configs`.
         trainable: tuple of bool, of the layer and every layer below it.
         adapted: tuple of dict, likewise; see `keras_names.adapted_state`.
         compiled: dict, what a model's compiled losses and metrics are; see `keras_compiled`.
     """
 
-    build_config: dict[str, Any] | None
+    build_configs: tuple[dict[str, Any] | None, ...]
     trainable: tuple[bool, ...]
     adapted: tuple[dict[str, Any], ...]
     compiled: keras_compiled.Built
@@ -495,19 +517,18 @@ class BuiltState:
     def of(cls, layer: Any) -> BuiltState:
         """That of a layer or a model; of a model, `ModelRecipe` has the rest."""
         if isinstance(layer, require_tensorflow().keras.Model):
-            return cls(None, (), (), keras_compiled.built_state(layer))
+            return cls((), (), (), keras_compiled.built_state(layer))
         layers = classes.with_layers(layer)
         return cls(
-            classes.plain(keras_names.build_config(layer)) if layer.built else None,
+            build_configs(layer),
             tuple(bool(each.trainable) for each in layers),
-            tuple(keras_names.adapted_state(each) for each in layers) if layer.built else (),
+            tuple(keras_names.adapted_state(each) for each in layers),
             {},
         )
 
     def put(self, layer: Any) -> None:
         """Brings a layer or model that is as new there."""
-        if self.build_config and not layer.built:
-            build_as(layer, self.build_config)
+        build_layers(layer, self.build_configs)
         _set_layers(classes.with_layers(layer), self.trainable, self.adapted)
         if self.compiled:
             keras_compiled.set_built_state(layer, self.compiled)
@@ -517,8 +538,16 @@ def _is_built(model: Any) -> bool:
     return bool(model.built) and all(layer.built for layer in keras_names.layers_below(model))
 
 
-def _build_layers(model: Any, configs: tuple[dict[str, Any] | None, ...]) -> None:
-    """Builds a model's layers, each as that of another model was built.
+def build_configs(layer: Any) -> tuple[dict[str, Any] | None, ...]:
+    """The input shapes that a layer or model, and those below it, were built with."""
+    return tuple(
+        classes.plain(keras_names.build_config(each)) if each.built else None
+        for each in classes.with_layers(layer)
+    )
+
+
+def build_layers(model: Any, configs: tuple[dict[str, Any] | None, ...]) -> None:
+    """Builds a layer or model, and the layers below it, each as that of another was built.
 
     So it matters neither what calls them nor of which types the inputs are: a configuration has
     shapes alone.
@@ -530,7 +559,7 @@ def _build_layers(model: Any, configs: tuple[dict[str, Any] | None, ...]) -> Non
             layers = classes.with_layers(model)  # those that it has made come after it
 
 
-def build_as(model: Any, config: dict[str, Any]) -> None:
+def _build_as(model: Any, config: dict[str, Any]) -> None:
     """Builds a model as another was built, by that one's `get_build_config()`."""
     shapes = config.get("input_shape")
     if shapes is None or _is_shape(shapes):  # Keras 2 cannot build from a structure of shapes

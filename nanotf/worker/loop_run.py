@@ -16,14 +16,22 @@ import tensorflow as tf
 from nanotf.collectives.tally import Progress
 from nanotf.compat import (
     distribute,
-    eager_context,
     keras_compiled,
-    keras_names,
-    random_states,
 )
+from nanotf.compat.random_states import Chance
 from nanotf.region import context, scope
 from nanotf.region.likeness import Likeness, held
-from nanotf.shipping import jobs, mutables, objects, packing, programs, state, streams, summaries
+from nanotf.shipping import (
+    jobs,
+    models,
+    mutables,
+    objects,
+    packing,
+    programs,
+    state,
+    streams,
+    summaries,
+)
 from nanotf.shipping.inputs import tuned
 from nanotf.shipping.results import dump_built, dump_result, numbers_of
 from nanotf.wire import messages
@@ -256,8 +264,8 @@ class LoopRun:
         before = mutables.Snapshot(program.mutables if session.rank == 0 else ())
         session.stopwatch.ready()
         # Alike on all ranks: what a loop decides by chance, all must decide alike.
-        random_states.put(job.random_states)
-        eager_context.put_seeds(job.seeds)
+        with distribute.single_process():
+            job.chance.put()
         prints = output.to_parent(session, self.number, self.job.terminal)
         divided, alone = scope.dividing(session.strategy), distribute.single_process()
         with prints, _current(kept), alone, divided, self._counted():
@@ -348,14 +356,14 @@ class LoopRun:
         roots = kept.program.roots
         known = {id(variable) for variable in self.known}
         optimizers = objects.built_optimizers(roots)
-        result = jobs.Built({}, {}, optimizers, {}, random_states.take())
+        result = jobs.Built({}, {}, optimizers, {}, Chance.taken())
         for index, root in enumerate(roots):
             variables = objects.variables_of(root)
             if all(id(variable) in known for variable in variables):
                 continue
             result.values[index] = [variable.numpy() for variable in variables]
             if isinstance(root, tf.keras.layers.Layer):
-                result.layers[index] = keras_names.build_config(root)
+                result.layers[index] = models.build_configs(root)
             if isinstance(root, tf.keras.Model):
                 result.compiled[index] = keras_compiled.built_state(root)
         return result

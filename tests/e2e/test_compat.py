@@ -172,12 +172,13 @@ def test_graph_of_the_function_behind_a_loop() -> None:
 
 def test_seeds_of_operations() -> None:
     tf.random.set_seed(3)
-    seeds = eager_context.seeds_of_operations()
-    assert seeds is not None
-    before = seeds.getstate()
-    tf.random.uniform([])
-    assert seeds.getstate() != before
-    assert eager_context.seeds_of_operations() is seeds
+    before = eager_context.seeds()
+    assert before is not None
+    assert before[0] == 3
+    drawn = float(tf.random.uniform([]))
+    assert eager_context.seeds() != before
+    eager_context.put_seeds(before)
+    assert float(tf.random.uniform([])) == drawn
 
 
 def test_seeds_of_keras() -> None:
@@ -189,7 +190,7 @@ def test_seeds_of_keras() -> None:
         return np.ravel(tf.keras.initializers.GlorotUniform()((1, 2))).tolist()
 
     drawn()
-    with generation().kept_seeds():
+    with keras_names.kept_random_states():
         inside = drawn()
         tf.keras.utils.set_random_seed(4)
         drawn()

@@ -709,9 +709,6 @@ def random_everywhere(nano: Any, step: Any) -> Any:
 
     x = rows(35)
     data = tf.data.Dataset.from_tensor_slices((x, targets(x))).shuffle(35).batch(16)
-    return (
-        train(data),
-        np.random.rand(2),
-        tf.random.uniform((2,), dtype=tf.float64),
-        (model.get_weights()),
-    )
+    result = train(data)
+    after = np.random.rand(2), tf.random.uniform((2,), dtype=tf.float64)
+    return result, after, model.get_weights()

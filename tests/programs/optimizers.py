@@ -101,8 +101,8 @@ def adam_by_hand(nano: Any, step: Any) -> Any:
         return [float(train_step(*batch)) for batch in batches(x, y)]
 
     x = rows(50)
-    slots = (optimizer.v_dvar, optimizer.s_dvar)
-    return train(x, targets(x)), model.w, model.b, optimizer.t, slots
+    losses = train(x, targets(x))
+    return losses, model.w, model.b, optimizer.t, optimizer.v_dvar, optimizer.s_dvar
 
 
 @program
@@ -181,7 +181,7 @@ def dp_sgd_by_jacobian(nano: Any, step: Any) -> Any:
         jacobians = tape.jacobian(losses, model.trainable_variables)
         flat = [tf.reshape(j, (tf.shape(x)[0], -1)) for j in jacobians]
         norms = tf.sqrt(tf.add_n([tf.reduce_sum(f**2, axis=1) for f in flat]))
-        factors = tf.minimum(1.0, CLIP / (norms + 1e-12))
+        factors = 1.0 / tf.maximum(norms / CLIP, 1.0)
         grads = []
         for jacobian in jacobians:
             total = tf.tensordot(factors, jacobian, axes=1)
@@ -234,7 +234,7 @@ def dp_sgd_by_vectorized_map(nano: Any, step: Any) -> Any:
 
 @program
 def averaged_weights(nano: Any, step: Any) -> Any:
-    """An exponential average in a dict, stochastic weight averaging, and lookahead's slow copy."""
+    """An exponential average, stochastic weight averaging, and the slow copy of lookahead."""
     model = mlp(4, 6, 1)
     optimizer = tf.keras.optimizers.SGD(0.2)
     shadow = [tf.Variable(w) for w in model.get_weights()]
@@ -421,7 +421,7 @@ def warmup_and_schedules(nano: Any, step: Any) -> Any:
                 second.learning_rate.assign(rate)
                 log.append(train_step(x, y))
                 done += 1
-        return log, done, schedule(optimizer.iterations)
+        return log, done, optimizer.iterations
 
     x = rows(37)
     return train(batches(x, targets(x))), model.get_weights(), other.get_weights()
