@@ -54,11 +54,6 @@ def empty_cluster() -> Any:
     return cluster_resolver.SimpleClusterResolver(cluster_resolver.ClusterSpec({}))
 
 
-def inputs_of(dataset: Any) -> list[Any]:
-    """The datasets that a dataset reads directly."""
-    return list(dataset._inputs()) if isinstance(dataset, tf.data.Dataset) else []
-
-
 def begin_again(iterator: Any, dataset: Any) -> None:
     """Makes an iterator of a dataset begin again, in graphs that refer to it as well."""
     tf.raw_ops.MakeIterator(dataset=dataset._variant_tensor, iterator=iterator._iterator_resource)

@@ -413,11 +413,6 @@ def without_unused_losses(model: Any, results: dict[str, Any]) -> dict[str, Any]
     return {name: value for name, value in results.items() if name not in unused}
 
 
-def reduces_retracing(function: Any) -> bool:
-    """The argument `reduce_retracing` of a `tf.function`."""
-    return bool(getattr(function, "_reduce_retracing", False))
-
-
 def forget_validation_data(model: Any) -> None:
     """Drops what a `fit` that was left by an exception keeps of its `validation_data`.
 

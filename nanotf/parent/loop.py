@@ -320,7 +320,7 @@ class _LoopCall(calls.Call):
         return messages.Proceed(self.number)
 
     def divided(self, stream: Stream) -> Any:
-        return stream.signature if stream.is_batched else ()
+        return ()
 
     def hear_stream(self, message: Any) -> None:
         number = message.stream

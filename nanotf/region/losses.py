@@ -301,28 +301,6 @@ def call_function(stock: Any, worker: Worker) -> Any:
     return call
 
 
-def follow_losses(losses: list[Any], share: Share) -> None:
-    """Makes the user's losses in a loop, those that return a scalar, see the rows of all workers.
-
-    In a branch or a function inside of a step TensorFlow gathers no rows: there the scalar stays
-    one of the worker's rows, which is right for a mean.
-    """
-    for loss in losses:
-        if not hasattr(loss, "_nanotf_follows_share"):
-            stock = loss.call
-            _take_whole_batch_if_scalar(loss, share)
-            loss.call = _where_rows_are_gathered(loss.call, stock, share)
-            loss._nanotf_follows_share = True
-
-
-def _where_rows_are_gathered(whole: Any, own: Any, share: Share) -> Any:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        inside = share.in_own_step and not share.in_own_graph()
-        return own(*args, **kwargs) if inside else whole(*args, **kwargs)
-
-    return call
-
-
 def _following(loss: Any, share: Share) -> Any:
     """A loss object of `compile`, or what takes its place: a mean also where its sum is scaled."""
     _take_whole_batch_if_scalar(loss, share)

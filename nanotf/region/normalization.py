@@ -117,18 +117,6 @@ def masked_moments(stock: Any, _: Any) -> Any:
     return _moments
 
 
-def unsynchronized(stock: Any, other: Any) -> Any:
-    """What Keras computes of the rows of all replicas, in a region as without replicas."""
-
-    @functools.wraps(stock)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if scope.region is None and scope.trial is None:
-            return stock(*args, **kwargs)
-        return other(*args, **kwargs)
-
-    return call
-
-
 def _of_batch(x: Any, axes: Any, weights: Any) -> tuple[Any, Any]:
     """Mean and variance over axes that the rows are among, which stay as dimensions of 1."""
     if scope.trial is not None:  # which compares rows: these are apart here

@@ -42,12 +42,6 @@ def mark_as_share(dataset: Any, iterable: Any = None) -> Any:
     return dataset
 
 
-def _yields_rows(dataset: Any) -> bool:
-    if hasattr(dataset, "_nanotf_rows"):
-        return True
-    return any(_yields_rows(source) for source in distribute.inputs_of(dataset))
-
-
 class _Extended(distribute.Extended):  # type: ignore[misc]
     """The stock implementation, with other ways to make variables equal on all ranks."""
 
@@ -243,6 +237,4 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         share = getattr(dataset, "_nanotf_share", None)
         if share is not None:
             return share
-        if _yields_rows(dataset):
-            return dataset
         return super().experimental_distribute_dataset(dataset, options)

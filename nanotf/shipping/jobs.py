@@ -198,22 +198,18 @@ class Predicted:
 # ------------------------------------------------------------------------- custom loops
 @dataclasses.dataclass(frozen=True)
 class LoopData:
-    """Batches of a custom loop, which the parent reads.
+    """Data of a custom loop, which the parent reads.
 
     Args:
         kind: str, "dataset" for what can be iterated again and again, "iterator" for what yields
             tensors once, "generator" for what yields arrays once.
-        signature: nested structure of `tf.TensorSpec`, of one global batch.
-        cardinality: int, batches, or TensorFlow's codes for endless and unknown.
-        whole: nested structure of `tf.TensorSpec`, of an element as the dataset has it.
-        is_batched: bool, whether elements are batches; where not, the function makes some.
+        signature: nested structure of `tf.TensorSpec`, of one element.
+        cardinality: int, elements, or TensorFlow's codes for endless and unknown.
     """
 
     kind: str
     signature: Any
     cardinality: int
-    whole: Any = None
-    is_batched: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

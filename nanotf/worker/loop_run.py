@@ -82,7 +82,7 @@ class _Source:
         )
 
     def _dataset(self, number: int, data: jobs.LoopData) -> Any:
-        made = self._read(number, data.whole)
+        made = self._read(number, data.signature)
         if data.cardinality != tf.data.UNKNOWN_CARDINALITY:
             made = made.apply(tf.data.experimental.assert_cardinality(data.cardinality))
         return tuned(made.prefetch(2))
@@ -92,7 +92,7 @@ class _Source:
         self._passes[number] += 1
         signature = self._data[number].signature
         reader = self._reader  # at the end of an iterator that nobody reads, a later job may run
-        rows = reader.iterate(stream, None, 1, stand_in=False)
+        rows = reader.iterate(stream, None, 1)
         try:
             for flat, _ in rows:
                 yield tf.nest.pack_sequence_as(signature, flat)

@@ -358,21 +358,6 @@ def test_a_generator_that_raises() -> None:
     _works()
 
 
-def test_batches_of_unequal_rows() -> None:
-    x, y = loops.rows(16)
-    data = tf.data.Dataset.from_generator(
-        lambda: iter([(x, y), (x, y[:9])]),
-        output_signature=(
-            tf.TensorSpec([None, loops.FEATURES], x.dtype),
-            tf.TensorSpec([None], y.dtype),
-        ),
-    )
-    with pytest.raises(errors.InvalidArgumentError, match=r"same number of rows.*\(9,\)"):
-        two()(plain_train)(
-            dense(), data, cross_entropy(), tf.keras.optimizers.SGD(), step, epochs=1
-        )
-
-
 def test_a_worker_that_dies() -> None:
     @two()
     def train(model: Any, data: Any, loss_object: Any, optimizer: Any, step: Any) -> None:
