@@ -2,7 +2,7 @@
 
 | name | why |
 | --- | --- |
-| `tensorflow.python.eager.context.context()._seed`, `_rng` | the seed of `tf.random.set_seed`, and the generator of the seeds of eager operations; TensorFlow can set them anew, and cannot say where they stand |
+| `tensorflow.python.eager.context.context()._seed`, `_rng`, `clear_kernel_cache` | the seed of `tf.random.set_seed`, and the generator of the seeds of eager operations; TensorFlow can set them anew, and cannot say where they stand |
 | `record.record_operation`, `stop_recording`, `should_record_backprop` | what tapes record |
 | `op_callbacks.add_op_callback` | which tensors eager operations use |
 | `ops.tensor_id`, `ops.uid` | the order in which tensors were made |
@@ -31,12 +31,19 @@ def seeds() -> tuple[int, Any] | None:
 
 
 def put_seeds(taken: tuple[int, Any] | None) -> None:
-    """Sets what `seeds` returned, without forgetting functions that are prepared."""
+    """Sets what `seeds` returned.
+
+    Where that is another state than the present one, prepared operations are forgotten, as by
+    `tf.random.set_seed`: one that draws by the same seeds again would go on where it was.
+    """
+    if taken == seeds():
+        return
     here = context.context()
     here._seed, here._rng = None, None
     if taken is not None:
         here._seed, here._rng = taken[0], random.Random()
         here._rng.setstate(taken[1])
+    here.clear_kernel_cache()
 
 
 def record(name: str, outputs: Any, inputs: Any, gradient: Any) -> None:

@@ -193,11 +193,11 @@ def test_files_are_written_once(tmp_path: pathlib.Path) -> None:
     model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
     outside = tf.summary.create_file_writer(str(tmp_path / "outside"))
+    manager = tf.train.CheckpointManager(checkpoint, str(tmp_path / "kept"), max_to_keep=1)
 
     @two
     def train(data: Any) -> Any:
         inside = tf.summary.create_file_writer(str(tmp_path / "inside"))
-        manager = tf.train.CheckpointManager(checkpoint, str(tmp_path / "kept"), max_to_keep=1)
         paths = []
         for number, inputs in enumerate(data):
             loss = plain_step(inputs, model, cross_entropy(), optimizer)
@@ -221,6 +221,7 @@ def test_files_are_written_once(tmp_path: pathlib.Path) -> None:
     ]
     assert int(checkpoint.save_counter) == 7, "as in the last that was restored"
     assert [p.name for p in (tmp_path / "kept").glob("*.index")] == ["ckpt-8.index"]
+    assert manager.checkpoints == [str(tmp_path / "kept" / "ckpt-8")]
     outside.flush()
     for directory in ("outside", "inside"):
         (path,) = (tmp_path / directory).iterdir()
