@@ -160,7 +160,8 @@ class _KeyPickler(RootPickler):
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented and mutables.is_instance(obj):
-            return copyreg.__newobj__, (type(obj), _without_data(mutables.attributes_of(obj)))  # type: ignore[attr-defined]
+            attributes = _without_data(mutables.attributes_of(obj)) or {}
+            return copyreg.__newobj__, (type(obj),), attributes  # type: ignore[attr-defined]
         if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
             state = reduced[2][1]
             state["__globals__"] = _without_data(state["__globals__"])
