@@ -45,7 +45,6 @@ def own_ray() -> Iterator[dict[str, str]]:
         }
 
 
-@pytest.mark.thorough
 @pytest.mark.timeout(GROUP_SECONDS + 60)
 @pytest.mark.parametrize("module", ["ray_one_node", "ray_two_nodes"])
 def test_group(module: str, tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
