@@ -2,7 +2,7 @@
 #
 #   make demo                train a small CNN on two worker processes, next to one process
 #   make test                lint, then a test of every promise, with the newest supported TensorFlow
-#                            (15 minutes on 2 cores)
+#                            (20 minutes on 2 cores)
 #   make test-all            every test, with all cases, with both Keras generations (2 hours)
 #   make test TF=2.15.1      same, with another TensorFlow, in a virtual environment of its own
 #   make lint                ruff, mypy, import-linter, shellcheck, clang-format
@@ -50,7 +50,7 @@ units:
 legacy:
 	TF_USE_LEGACY_KERAS=1 $(PYTEST) tests/e2e tests/programs $(SAMPLE) $(LEGACY) $(ARGS) || test $$? = 5
 
-# All of it takes two hours on 2 cores, this selection a quarter of an hour.
+# `make test` is a selection: a case of each test, and no variations of what another covers.
 test: SAMPLE := --cases 1 -m 'not slow and not thorough'
 test: LEGACY := -m 'both_generations and not thorough'
 

@@ -54,6 +54,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives the run temporary files of its own, among which none of another run's can be."""
+    directory = tempfile.TemporaryDirectory(prefix="run-", ignore_cleanup_errors=True)
+    config.add_cleanup(directory.cleanup)
+    os.environ["TMPDIR"] = tempfile.tempdir = directory.name
+
+
 @pytest.hookimpl(trylast=True)  # among what -m and -k have left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _take_part(config, items)
