@@ -80,12 +80,17 @@ def functional_class() -> type:
     return cls
 
 
+def compilation(model: Any) -> Any:
+    """An object that `compile` makes anew whenever it is called; None of what is not compiled."""
+    return getattr(model, "_compile_config", None)
+
+
 def compile_arguments(model: Any) -> dict[str, Any]:
     """The arguments that `model.compile` was called with, as the user gave them.
 
     Keras 3 keeps the metrics of an earlier `compile` where a later one names none.
     """
-    arguments = dict(model._compile_config.config)
+    arguments = dict(compilation(model).config)
     kept = getattr(model, "_compile_metrics", None)
     if kept is not None and not (arguments.get("metrics") or arguments.get("weighted_metrics")):
         arguments["metrics"] = kept._user_metrics

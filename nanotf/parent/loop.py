@@ -426,6 +426,8 @@ class _LoopCall(calls.Call):
     def build(self, built: jobs.Built) -> None:
         """Builds what the workers have built, and gives it its values."""
         roots = self.manifest.roots
+        for index, compiled in built.compiles.items():
+            compiled.put(roots[index])
         for index, configs in built.layers.items():
             models.build_layers(roots[index], configs)
         for index, state in built.compiled.items():

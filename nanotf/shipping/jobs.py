@@ -274,6 +274,7 @@ class Built:
 
     Args:
         layers: dict of int to tuple, the `models.build_configs` of layers and models by root.
+        compiles: dict of int to `models.Compiled`, of models that the function has compiled.
         compiled: dict of int to dict, the `keras_compiled.built_state` of models by root.
         optimizers: as in `LoopJob`, afterwards.
         values: dict of int to list of `numpy.ndarray`, of every root whose number of variables
@@ -282,6 +283,7 @@ class Built:
     """
 
     layers: dict[int, Any]
+    compiles: dict[int, Any]
     compiled: dict[int, Any]
     optimizers: dict[Any, Any]
     values: dict[int, list[Any]]

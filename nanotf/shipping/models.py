@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nanotf.compat import keras_compiled, keras_names, keras_optimizers
@@ -20,6 +20,8 @@ from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
 from nanotf.shipping import attributes, classes, constructors
+
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +49,7 @@ class ModelRecipe:
         changed: tuple of dict of str to object, of the model and every layer below it, in order,
             the attributes that were set after it was made; see `attributes`.
         held: tuple of places of variables that Keras does not know of; see `attributes`.
-        compile_arguments: dict or None, what `compile` was called with.
-        own_compile_arguments: tuple of positional and keyword arguments, or None, what the
-            user's own `compile` was called with, if the class has one.
-        optimizer: the optimizer, or None.
+        compiled: `Compiled`, or None.
         excluded: tuple of tuple of int, of every optimizer of the model, the places among its
             variables of those without weight decay; see `exclude_from_decay`.
         dtype_policy: the global Keras dtype policy, by name.
@@ -58,7 +57,7 @@ class ModelRecipe:
 
     cls: type
     config: dict[str, Any] | None
-    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
+    arguments: _Arguments | None
     attributes: dict[str, Any] | None
     graph: dict[str, Any] | None
     custom_objects: dict[str, Any]
@@ -68,9 +67,7 @@ class ModelRecipe:
     trainable_variables: tuple[bool, ...]
     adapted: tuple[dict[str, Any], ...]
     changed: tuple[dict[str, Any], ...]
-    compile_arguments: dict[str, Any] | None
-    own_compile_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
-    optimizer: Any
+    compiled: Compiled | None
     excluded: tuple[tuple[int, ...], ...]
     dtype_policy: str
     held: tuple[Any, ...] = ()
@@ -218,9 +215,7 @@ def recipe_of(model: Any) -> ModelRecipe:
             keras_names.adapted_state(layer) for layer in (*keras_names.layers_below(model), model)
         ),
         changed=(),
-        compile_arguments=_compile_arguments(model),
-        own_compile_arguments=_own_compile_arguments(model, cls),
-        optimizer=getattr(model, "optimizer", None),
+        compiled=Compiled.of(model),
         excluded=_excluded_from_decay(model),
         dtype_policy=policy.name,
     )
@@ -321,18 +316,49 @@ def _trainable_variables(model: Any) -> tuple[bool, ...]:
     return tuple(bool(v.trainable) for v in model.weights) if frozen_apart else ()
 
 
-def _compile_arguments(model: Any) -> dict[str, Any] | None:
-    if not generation().is_compiled(model):
-        return None
-    arguments = keras_names.compile_arguments(model)
-    arguments.pop("optimizer", None)  # the live object travels, with its current settings
-    return arguments | generation().COMPILE_IN_WORKERS
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What compiles a model as another was compiled.
+
+    Args:
+        arguments: dict, what Keras's `compile` was called with, without the optimizer.
+        own_arguments: tuple of positional and keyword arguments, or None, what the `compile` of
+            the model's own class was called with.
+        optimizer: the live optimizer, or None: it travels with its current settings.
+    """
+
+    arguments: dict[str, Any]
+    own_arguments: _Arguments | None
+    optimizer: Any
+
+    @classmethod
+    def of(cls, model: Any) -> Compiled | None:
+        """That of a model; None if it is not compiled.
+
+        Raises:
+            ModelError: The model's class has a `compile` whose arguments nobody knows.
+        """
+        if not generation().is_compiled(model):
+            return None
+        arguments = keras_names.compile_arguments(model) | generation().COMPILE_IN_WORKERS
+        arguments.pop("optimizer", None)
+        return cls(arguments, _own_compile_arguments(model), getattr(model, "optimizer", None))
+
+    def put(self, model: Any) -> None:
+        """Compiles a model."""
+        if self.own_arguments is None:
+            model.compile(optimizer=self.optimizer, **self.arguments)
+            return
+        args, kwargs = self.own_arguments
+        with keras_names.unlocked(model):
+            model.compile(*args, **kwargs)
 
 
-def _own_compile_arguments(model: Any, cls: type) -> Any:
-    if not classes.is_foreign(cls.compile) or not generation().is_compiled(model):  # type: ignore[attr-defined]
+def _own_compile_arguments(model: Any) -> _Arguments | None:
+    cls = classes.original_class(type(model))
+    if not classes.is_foreign(cls.compile):  # type: ignore[attr-defined]
         return None
-    recorded = getattr(model, "_nanotf_compile_arguments", None)
+    recorded: _Arguments | None = getattr(model, "_nanotf_compile_arguments", None)
     if recorded is not None:
         return recorded
     # It was compiled before it was accelerated: `compile` may have kept what it was given.
@@ -421,13 +447,24 @@ def compile_as(model: Any, recipe: ModelRecipe) -> None:
         for variable, flag in zip(model.weights, recipe.trainable_variables, strict=False):
             if bool(variable.trainable) != flag:
                 variable.trainable = flag
-    if recipe.own_compile_arguments is not None:
-        args, kwargs = recipe.own_compile_arguments
-        with keras_names.unlocked(model):
-            model.compile(*args, **kwargs)
-        set_attributes(model, recipe.changed)  # those that it has set, too
-    elif recipe.compile_arguments is not None:
-        model.compile(optimizer=recipe.optimizer, **recipe.compile_arguments)
+    if recipe.compiled is not None:
+        recipe.compiled.put(model)
+        if recipe.compiled.own_arguments is not None:
+            set_attributes(model, recipe.changed)  # those that it has set, too
+
+
+def is_graph(model: Any) -> bool:
+    """Whether a model is inputs and outputs and nothing more, so that `with_layers` can make it."""
+    if not isinstance(model, keras_names.functional_class()):
+        return False
+    plain = classes.original_class(type(model)) is keras_names.functional_class()
+    return plain and not generation().is_compiled(model)
+
+
+def with_layers(model: Any, layers: Mapping[str, Any]) -> Any:
+    """A functional model with other layers, by name, in the places of its own."""
+    clone = require_tensorflow().keras.models.clone_model
+    return clone(model, clone_function=lambda layer: layers.get(layer.name, layer))
 
 
 def _with_attributes(cls: Any, attributes: dict[str, Any]) -> Any:
@@ -612,7 +649,7 @@ def checked(model: Any, recipe: ModelRecipe) -> ModelRecipe:
     foreign = bool(recipe.custom_objects) or classes.is_foreign(recipe.cls)
     if not foreign and not _has_layers_in_two_models(model):
         return recipe
-    bare = dataclasses.replace(recipe, compile_arguments=None, own_compile_arguments=None)
+    bare = dataclasses.replace(recipe, compiled=None)
     with keras_names.kept_random_states():  # of layers' seeds, and weights
         twin = rebuild(bare)
     changed = attributes.changed(model, twin)

@@ -66,6 +66,19 @@ class _Part:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Sharing:
+    """A functional model that shares layers with other roots.
+
+    Args:
+        model: the model, with layers of its own in their places.
+        shared: dict of str to `_Part`, by the layers' names.
+    """
+
+    model: Any
+    shared: dict[str, _Part]
+
+
+@dataclasses.dataclass(frozen=True)
 class _Data:
     """A root that the parent reads."""
 
@@ -241,6 +254,7 @@ class Manifest:
                     self._collect(value)
         self.data = [root for root in self.roots if objects.is_data(root)]
         self._containers = self._find_containers()
+        self._shared = self._find_shared()
 
     def _collect(self, value: Any) -> None:
         done = len(self.roots)
@@ -333,19 +347,41 @@ class Manifest:
                     found[inner] = (len(parts), _Part(index, place))
         return {inner: part for inner, (_, part) in found.items()}
 
+    def _find_shared(self) -> dict[int, dict[str, _Part]]:
+        """The layers, by name, that a functional model shares with a larger root."""
+        parts = {i: objects.parts_of(root) for i, root in enumerate(self.roots)}
+        found: dict[int, dict[str, _Part]] = {}
+        owners: dict[int, _Part] = {}
+        for index in sorted(parts, key=lambda i: len(parts[i]), reverse=True):
+            if index in self._containers:
+                continue
+            if models.is_graph(self.roots[index]):
+                inner = {layer.name: owners.get(id(layer)) for layer in self.roots[index].layers}
+                found[index] = {name: part for name, part in inner.items() if part is not None}
+            for place, part in parts[index].items():
+                if place[0] == "layers":
+                    owners.setdefault(id(part), _Part(index, place))
+        return {index: shared for index, shared in found.items() if shared}
+
     def check_shared(self) -> None:
-        """Raises `ShippingError` where two roots share variables, and neither holds the other."""
+        """Raises `ShippingError` where two roots share variables in a way that cannot be sent."""
         owners: dict[int, int] = {}
         for index, root in enumerate(self.roots):
             if index in self._containers:
                 continue
+            shared = self._shared.get(index, {})
+            layers = [layer for layer in root.layers if layer.name in shared] if shared else []
+            elsewhere = {id(v) for layer in layers for v in objects.variables_of(layer)}
             for variable in objects.variables_of(root):
+                if id(variable) in elsewhere:
+                    continue
                 other = owners.setdefault(id(variable), index)
                 if other != index:
                     names = [getattr(self.roots[i], "name", i) for i in (other, index)]
                     raise ShippingError(
-                        "Models that share layers can be sent together only if one contains the "
-                        f"other. Received: {names[0]!r} and {names[1]!r}, which share the "
+                        "Models that share layers can be sent together if one contains the other, "
+                        "or if the smaller is made of inputs and outputs and is not compiled. "
+                        f"Received: {names[0]!r} and {names[1]!r}, which share the "
                         f"variable {variable.name!r}. Pass the model that contains both, and "
                         "take the other from its layers inside of the function."
                     )
@@ -377,8 +413,10 @@ class Manifest:
         inside = {id(root), *map(id, objects.parts_of(root).values())}
         others = {key: value for key, value in numbers.items() if key not in inside}
         with pickling.naming(f"An object of class {type(root).__name__}"):
-            file = io.BytesIO()
-            pickling.dump(RootPickler(file, others, None, self), recipe_of_root(root))
+            file, recipe = io.BytesIO(), recipe_of_root(root)
+            if index in self._shared:
+                recipe = _Sharing(root, self._shared[index])
+            pickling.dump(RootPickler(file, others, None, self), recipe)
             return file.getvalue()
 
 
@@ -504,13 +542,19 @@ class Program:
         if index not in self._made:
             made = self._load(Pickled(self._bodies[index], ()), None)
             if isinstance(made, _Part):
-                made = objects.parts_of(self._root(made.container))[made.place]
+                made = self._part(made)
+            elif isinstance(made, _Sharing):
+                shared = {name: self._part(part) for name, part in made.shared.items()}
+                made = models.with_layers(made.model, shared)
             elif isinstance(made, _Data):
                 made = self._open_data(made.number)
             elif isinstance(made, (VariableRecipe, _Made)):
                 made = made.make()
             self._made[index] = made
         return self._made[index]
+
+    def _part(self, part: _Part) -> Any:
+        return objects.parts_of(self._root(part.container))[part.place]
 
 
 def _refer_alike(kept: Any, fresh: Any) -> None:

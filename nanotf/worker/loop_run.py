@@ -17,6 +17,7 @@ from nanotf.collectives.tally import Progress
 from nanotf.compat import (
     distribute,
     keras_compiled,
+    keras_names,
 )
 from nanotf.compat.random_states import Chance
 from nanotf.region import context, scope
@@ -261,6 +262,7 @@ class LoopRun:
         self._load(kept)
         kept.begin(self, arrays)
         program = kept.program
+        self.compilations = [keras_names.compilation(root) for root in program.roots]
         before = mutables.Snapshot(program.mutables if session.rank == 0 else ())
         session.stopwatch.ready()
         # Alike on all ranks: what a loop decides by chance, all must decide alike.
@@ -356,8 +358,10 @@ class LoopRun:
         roots = kept.program.roots
         known = {id(variable) for variable in self.known}
         optimizers = objects.built_optimizers(roots)
-        result = jobs.Built({}, {}, optimizers, {}, Chance.taken())
+        result = jobs.Built({}, {}, {}, optimizers, {}, Chance.taken())
         for index, root in enumerate(roots):
+            if keras_names.compilation(root) is not self.compilations[index]:
+                result.compiles[index] = models.Compiled.of(root)
             variables = objects.variables_of(root)
             if all(id(variable) in known for variable in variables):
                 continue
