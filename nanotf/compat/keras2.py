@@ -336,7 +336,7 @@ def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
     by_key = {getattr(v, "_unique_id", None): v for v in candidates}
     legacy = hasattr(optimizer, "_create_all_weights")
     keys = optimizer._slots if legacy else getattr(optimizer, "_index_dict", {})
-    return [by_key[key] for key in keys if key in by_key]
+    return [by_key.get(key) for key in keys]
 
 
 def make_variable(value: Any, name: str) -> Any:

@@ -8,6 +8,7 @@
 | `MeanMetricWrapper._fn_kwargs` | 2 and 3 | see `unconfigured` |
 | `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
 | `IndexLookup.input_vocabulary`, `input_idf_weights`, `idf_weights`, `num_documents`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
+| `MultiHeadAttention._build_from_signature` | 2; 2.15, tf_keras 2.15-2.21 | see `build_config` |
 | `Layer.build._is_default` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `build_alone` |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
@@ -227,12 +228,20 @@ def set_adapted_state(layer: Any, state: dict[str, Any]) -> None:
         layer.finalize_state()
 
 
+_SIGNATURE = "signature"
+
+
 def build_config(layer: Any) -> Any:
     """What `build_from_config` needs to build another layer like this one.
 
     In Keras 2.15 a layer of which `build()` was called, and not the layer itself, does not know
-    the shape any more. What inputs it asks for tells it.
+    the shape any more. What inputs it asks for tells it. Keras 2's `MultiHeadAttention` makes its
+    layers of the shapes of its inputs, in its first call.
     """
+    if hasattr(layer, "_build_from_signature"):
+        given = layer.get_config()
+        shapes = {name: given[f"{name}_shape"] for name in ("query", "value", "key")}
+        return None if shapes["query"] is None else {_SIGNATURE: shapes}
     config = layer.get_build_config()
     spec = getattr(layer, "input_spec", None)
     if config or not isinstance(spec, require_tensorflow().keras.layers.InputSpec):
@@ -251,7 +260,9 @@ def build_alone(layer: Any, config: dict[str, Any]) -> None:
         config: dict, which is not empty.
     """
     # Keras's would call the layer; that of a Sequential of Keras 2 is one of its own.
-    if not hasattr(layer.build, "_is_default") or isinstance(layer, sequential_class()):
+    if _SIGNATURE in config:
+        layer._build_from_signature(**config[_SIGNATURE])
+    elif not hasattr(layer.build, "_is_default") or isinstance(layer, sequential_class()):
         layer.build_from_config(config)
     layer.built = True  # which the user's `build` may not say
 

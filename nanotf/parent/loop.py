@@ -433,12 +433,8 @@ class _LoopCall(calls.Call):
         for index, state in built.compiled.items():
             keras_compiled.set_built_state(roots[index], state)
         objects.build_optimizers(roots, built.optimizers)
-        # What an optimizer has of variables that the function alone has, stays with them.
-        inside = {at[0] for at, places in built.optimizers.items() if places is None}
         for index, values in built.values.items():
             variables = objects.variables_of(roots[index])
-            if index in inside:
-                values = values[: len(variables)]
             if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
                 raise ModelError(
                     "What a @nano function builds must be built in your process to get its "

@@ -354,7 +354,7 @@ class LoopRun:
         block.close_fd()
 
     def _built(self, kept: _KeptProgram) -> jobs.Built:
-        """What the function has built; every rank takes part, since each has its own sums."""
+        """What the function has built."""
         roots = kept.program.roots
         known = {id(variable) for variable in self.known}
         optimizers = objects.built_optimizers(roots)
@@ -363,7 +363,9 @@ class LoopRun:
             if keras_names.compilation(root) is not self.compilations[index]:
                 result.compiles[index] = models.Compiled.of(root)
             variables = objects.variables_of(root)
-            if all(id(variable) in known for variable in variables):
+            # What an optimizer has of variables that the function alone has, stays with them.
+            stays = optimizers.get((index, None), ()) is None
+            if stays or all(id(variable) in known for variable in variables):
                 continue
             result.values[index] = [variable.numpy() for variable in variables]
             if isinstance(root, tf.keras.layers.Layer):
