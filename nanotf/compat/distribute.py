@@ -14,7 +14,6 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | its `_all_reduce_per_replica_values`, `_all_reduce`, `_lock`, and `distribute_utils.regroup`, `values.Mirrored` | see `reduce_without_semaphores` |
 | `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass, reductions through its `all_reduce`, gathers through its `_all_gather` |
 | `trackable.base.CheckpointInitialValue`, its `wrapped_value` | what a variable is made of that a checkpoint restores when it is made |
-| `Dataset._inputs` | the datasets that a dataset is made of |
 | `OwnedIterator._iterator_resource`, `Dataset._variant_tensor` | iterators that begin again |
 | `DistributedVariable._aggregation` | see `set_aggregation` |
 | `mirrored_run._MirroredReplicaThread.graph` | see `in_inner_graph` |

@@ -722,15 +722,6 @@ def test_what_an_optimizer_was_built_with() -> None:
         assert [id(v) for v in found] == [id(v) for v in reversed(ours)]
 
 
-def test_names_for_custom_loops() -> None:
-    assert keras_names.reduces_retracing(tf.function(lambda x: x, reduce_retracing=True))
-    assert not keras_names.reduces_retracing(tf.function(lambda x: x))
-    data = tf.data.Dataset.range(3)
-    pair = tf.data.Dataset.zip((data.batch(2), data))
-    assert distribute.inputs_of(data) == []
-    assert [type(d).__name__ for d in distribute.inputs_of(pair)][1] == type(data).__name__
-
-
 def test_containers_of_a_compiled_model_can_be_put_back() -> None:
     """What two outputs' losses and metrics are once they are built, in another, unbuilt model."""
 
