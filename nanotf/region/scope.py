@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 from nanotf.compat.versions import require_tensorflow
 
 if TYPE_CHECKING:
-    from nanotf.region.regions import Region
     from nanotf.region.rows import Exchange
-    from nanotf.region.trial import Trial
 
 # Of this process, which runs one program at a time.
 exchange: Exchange | None = None  # set while calls of layers are divided
-region: Region | None = None  # the call that is being divided
-trial: Trial | None = None  # the trial that a layer is in
+region: Any = None  # the `regions.Region` of the call that is being divided, or None
+trial: Any = None  # the `trial.Trial` that a layer is in, or None
 regions: int = 0  # how many calls were divided
 
 
@@ -32,7 +30,7 @@ def dividing(by: Exchange | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def entered(entering: Region | None) -> Iterator[None]:
+def entered(entering: Any) -> Iterator[None]:
     """In this context code runs inside of a region; with None outside of any."""
     global region, regions
     before, region = region, entering
@@ -44,7 +42,7 @@ def entered(entering: Region | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def trying(layer_in: Trial) -> Iterator[None]:
+def trying(layer_in: Any) -> Iterator[None]:
     """In this context a layer is tried, outside of regions."""
     global trial
     before, trial = trial, layer_in
