@@ -27,6 +27,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
 from nanotf.compat.keras_common import (
     flat_layers as flat_layers,
@@ -46,7 +47,6 @@ from nanotf.compat.keras_common import (
 from nanotf.compat.keras_common import (
     tf_variable as tf_variable,
 )
-from nanotf.compat.random_states import Chance
 from nanotf.compat.versions import require_tensorflow
 
 

@@ -1,4 +1,4 @@
-"""Where the random numbers of this process stand: Python's, NumPy's, TensorFlow's and Keras's.
+"""Where Python's and NumPy's random numbers stand in this process.
 
 Users set them once (`tf.keras.utils.set_random_seed`) and expect what one process would draw
 from there on; so what nanotf does on its own account may not use any up.
@@ -7,39 +7,11 @@ from there on; so what nanotf does on its own account may not use any up.
 from __future__ import annotations
 
 import random
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from nanotf.compat import eager_context
-from nanotf.compat.generation import generation
-
 States = tuple[Any, Any]  # of `random`, of `numpy.random`
-
-
-class Chance(NamedTuple):
-    """Where all of a process's random numbers stand.
-
-    Args:
-        states: `States`.
-        tensorflow: tuple or None, see `eager_context.seeds`.
-        keras: object or None, see `Generation.taken_seeds`.
-    """
-
-    states: States
-    tensorflow: tuple[int, Any] | None
-    keras: Any
-
-    @classmethod
-    def taken(cls) -> Chance:
-        """That of this process."""
-        return cls(take(), eager_context.seeds(), generation().taken_seeds())
-
-    def put(self) -> None:
-        """Makes it that of this process."""
-        generation().put_seeds(self.keras)
-        eager_context.put_seeds(self.tensorflow)
-        put(self.states)
 
 
 def take() -> States:

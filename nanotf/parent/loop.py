@@ -24,7 +24,7 @@ from nanotf.compat import (
     keras_compiled,
     keras_names,
 )
-from nanotf.compat.random_states import Chance
+from nanotf.compat.chance import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import (

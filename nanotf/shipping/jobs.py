@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from nanotf.compat import keras_names
-from nanotf.compat.random_states import Chance
+from nanotf.compat.chance import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping.state import StateLayout

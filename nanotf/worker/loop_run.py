@@ -19,7 +19,7 @@ from nanotf.compat import (
     keras_compiled,
     keras_names,
 )
-from nanotf.compat.random_states import Chance
+from nanotf.compat.chance import Chance
 from nanotf.region import context, scope
 from nanotf.region.likeness import Likeness, held
 from nanotf.shipping import (
