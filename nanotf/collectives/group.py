@@ -328,7 +328,7 @@ class Group:
                 tf.constant(result, dtype) for result, dtype in zip(results, dtypes, strict=True)
             ]
         results = tf.numpy_function(function, tensors, dtypes, stateful=not if_read)
-        return [lazy.noted(result, if_read) for result in results]
+        return [lazy.noted(result, if_read) for result in results] if dtypes else results
 
 
 def _movable(tensor: Tensor, what: str) -> Tensor:

@@ -75,11 +75,22 @@ def test_wrong_arguments(no_workers: None) -> None:
         train(dense())
 
 
+class Pair(tf.keras.Model):
+    """A layer that others may have, too, and one of its own."""
+
+    def __init__(self, shared: Any) -> None:
+        super().__init__()
+        self.shared, self.own = shared, tf.keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.own(self.shared(x))
+
+
 def test_models_that_share_a_layer_without_containing_each_other(no_workers: None) -> None:
     shared = tf.keras.layers.Dense(2)
-    shape = tf.keras.layers.Input((8,))
-    first = tf.keras.Model(shape, tf.keras.layers.Dense(1)(shared(shape)))
-    second = tf.keras.Model(shape, tf.keras.layers.Dense(1)(shared(shape)))
+    first, second = Pair(shared), Pair(shared)
+    for model in (first, second):
+        model(tf.zeros([1, 8]))
 
     @two()
     def train(first: Any, second: Any, data: Any) -> None:
