@@ -72,23 +72,31 @@ def _by_rows(key: Any, function: Callable[[Any, Any], Any], y_true: Any, y_pred:
 
 
 def _keeps_rows(function: Callable[[Any, Any], Any], *like: Any) -> bool:
-    """Whether a function of Keras's returns one value a row, which depends on that row alone."""
+    """Whether a function of Keras's returns one value a row, which depends on that row alone.
+
+    Targets are tried as numbers and as classes: Keras makes floats of both.
+    """
     random = np.random.default_rng(0)
-    values = []
-    for tensor in like:
-        shape, dtype = [4, *[2 if d is None else d for d in tensor.shape[1:]]], tensor.dtype
-        drawn = (
-            random.uniform(0.05, 0.95, shape) if dtype.is_floating else random.integers(0, 2, shape)
-        )
-        values.append(drawn.astype(dtype.as_numpy_dtype))
+    shapes = [[4, *[2 if d is None else d for d in tensor.shape[1:]]] for tensor in like]
+    targets = [random.uniform(0.05, 0.95, shapes[0]), random.integers(0, 2, shapes[0])]
+    predictions = random.uniform(0.05, 0.95, shapes[1])
+    kinds = targets if like[0].dtype.is_floating else targets[1:]
+    dtypes = [tensor.dtype.as_numpy_dtype for tensor in like]
     with scope.dividing(None), scope.entered(None):
-        try:
-            whole, one, three = (
-                np.asarray(function(*[tf.constant(v[a:b]) for v in values]))
-                for a, b in ((0, 4), (0, 1), (1, 4))
-            )
-        except Exception:  # it takes no such numbers; on the whole batch it will say so itself
-            return False
+        return all(
+            _are_apart(function, drawn.astype(dtypes[0]), predictions.astype(dtypes[1]))
+            for drawn in kinds
+        )
+
+
+def _are_apart(function: Callable[[Any, Any], Any], *values: Any) -> bool:
+    try:
+        whole, one, three = (
+            np.asarray(function(*[tf.constant(v[a:b]) for v in values]))
+            for a, b in ((0, 4), (0, 1), (1, 4))
+        )
+    except Exception:  # it takes no such numbers; on the whole batch it will say so itself
+        return False
     if whole.ndim == 0 or (whole.shape[0], one.shape[:1], three.shape[:1]) != (4, (1,), (3,)):
         return False
     return bool(np.allclose(np.concatenate([one, three]), whole, 1e-3, 1e-4, equal_nan=True))

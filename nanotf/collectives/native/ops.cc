@@ -430,7 +430,8 @@ void Register(const OpDefinition& op, const Status& status) {
   for (const char* attribute : op.attributes) tf().OpDefinitionBuilderAddAttr(builder, attribute);
   for (const char* input : op.inputs) tf().OpDefinitionBuilderAddInput(builder, input);
   if (op.output != nullptr) tf().OpDefinitionBuilderAddOutput(builder, op.output);
-  tf().OpDefinitionBuilderSetIsStateful(builder, op.stateful);
+  // TensorFlow's function makes an op stateful whatever its argument is.
+  if (op.stateful) tf().OpDefinitionBuilderSetIsStateful(builder, true);
   tf().OpDefinitionBuilderSetShapeInferenceFunction(builder, op.shape);
   tf().RegisterOpDefinition(builder, status.get());
   if (!Ok(status)) return;
