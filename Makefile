@@ -44,11 +44,11 @@ test test-all: lint
 
 .PHONY: units newest-1 newest-2 legacy
 newest-1 newest-2: newest-%:
-	$(PYTEST) tests/e2e --part $*/2 $(SAMPLE) $(ARGS) || test $$? = 5
+	$(PYTEST) tests/e2e tests/programs --part $*/2 $(SAMPLE) $(ARGS) || test $$? = 5
 units:
-	$(PYTEST) -n auto --ignore tests/e2e tests $(SAMPLE) $(ARGS) || test $$? = 5
+	$(PYTEST) -n auto --ignore tests/e2e --ignore tests/programs tests $(SAMPLE) $(ARGS) || test $$? = 5
 legacy:
-	TF_USE_LEGACY_KERAS=1 $(PYTEST) tests/e2e $(SAMPLE) $(LEGACY) $(ARGS) || test $$? = 5
+	TF_USE_LEGACY_KERAS=1 $(PYTEST) tests/e2e tests/programs $(SAMPLE) $(LEGACY) $(ARGS) || test $$? = 5
 
 # `make test` is a selection: a case of each test, and no variations of what another covers.
 test: SAMPLE := --cases 1 -m 'not slow and not thorough'

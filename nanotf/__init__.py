@@ -30,6 +30,7 @@ _HOMES = {
     "size": "nanotf.region.context",
     "unpatch_tensorflow": "nanotf.keras.patching",
     "warm_up": "nanotf.pool.warm",
+    "whole": "nanotf.region.decorators",
     "worker_pids": "nanotf.pool.warm",
     "errors": None,
     "keras": None,

@@ -169,6 +169,10 @@ class WorkerStuck(WorkerError):
     """A worker has not gone on for longer than the set time, while others waited for it."""
 
 
+class DivergedError(WorkerError):
+    """Workers that run one program have come to different numbers."""
+
+
 def describe_exit(returncode: int | None) -> tuple[str, int | None, int | None]:
     """Names the way in which a process ended.
 

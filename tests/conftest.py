@@ -26,7 +26,8 @@ import psutil
 import pytest
 from waiting import wait_until
 
-_END_TO_END = pathlib.Path(__file__).parent / "e2e"
+# Folders of tests with real workers, and how many cases of a test count as one of `--cases`.
+_REAL = {"e2e": 1, "programs": 8}
 # The pool's own threads live from one test to the next, as it does. `Timer` is its idle timer.
 _POOL_THREADS = ("nanotf-", "Thread-")
 
@@ -69,8 +70,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _pool_wanted(item: pytest.Item) -> tuple[bool, ...]:
     """Sorts by the pool: none, a warm one, one of another transport, one that the module breaks."""
-    end_to_end = _END_TO_END in item.path.parents
-    return end_to_end, item.get_closest_marker("own_pool") is not None, _is_grpc(item)
+    return (
+        item.path.parent.name in _REAL,
+        item.get_closest_marker("own_pool") is not None,
+        _is_grpc(item),
+    )
 
 
 def _is_grpc(item: pytest.Item) -> bool:
@@ -97,7 +101,7 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
         return
     cases = collections.defaultdict(list)
     for item in items:
-        sampled = _END_TO_END in item.path.parents and not item.get_closest_marker("every_case")
+        sampled = item.path.parent.name in _REAL and not item.get_closest_marker("every_case")
         if sampled and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             cases[item.path, item.originalname].append(item)
     left_out = set[pytest.Item]()
@@ -105,7 +109,7 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
         draw = random.Random(f"{path.name}::{name}")  # the same ones each time
         draw.shuffle(each)
         each.sort(key=_is_grpc)  # which has a module of its own (test_transport_grpc)
-        left_out.update(each[number:])
+        left_out.update(each[number * _REAL[path.parent.name] :])
     _deselect(config, items, left_out)
 
 
@@ -178,7 +182,7 @@ def _kept_open() -> set[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def pool_of_module() -> None:
-    """The pool that a module finds; the end-to-end tests' is warm (e2e/conftest.py)."""
+    """The pool that a module finds; the end-to-end tests' is warm (real_workers.py)."""
 
 
 @pytest.fixture(autouse=True, scope="module")

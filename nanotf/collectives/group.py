@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.collectives import lazy
 from nanotf.collectives.engine import (
     Engine,
     Times,
@@ -182,12 +183,14 @@ class Group:
         )
         return _with_shapes(results, [tensor.shape for tensor in likes])
 
-    def all_gather(self, tensor: Tensor, key: int) -> Tensor:
+    def all_gather(self, tensor: Tensor, key: int, if_read: bool = False) -> Tensor:
         """Concatenates the ranks' tensors along axis 0, in the order of ranks.
 
         Args:
             tensor: number or bool, shape `(rows, d1, ...)`; `rows` may differ between ranks.
             key: int, see the class.
+            if_read: bool, whether a `tf.function` that does not read the result leaves it out. All
+                ranks' must then read it, or none's. See `lazy`.
 
         Returns:
             Tensor of shape `(all rows, d1, ...)`; at trace time `(None, d1, ...)`.
@@ -198,9 +201,13 @@ class Group:
             check_rows(tensor.shape.rank)
         if self._native:
             with self._translated():
-                return _ops().nanotf_all_gather(tensor=tensor, group=self._handle, key=key)
+                op = _ops().nanotf_join if if_read else _ops().nanotf_all_gather
+                return lazy.noted(op(tensor=tensor, group=self._handle, key=key), if_read)
         results = self._in_python(
-            lambda array: [self._engine.all_gather(array, key)], [tensor], [tensor.dtype]
+            lambda array: [self._engine.all_gather(array, key)],
+            [tensor],
+            [tensor.dtype],
+            if_read,
         )
         known = tensor.shape.rank is not None
         shape = tf.TensorShape([None, *tensor.shape[1:]]) if known else tensor.shape
@@ -309,14 +316,19 @@ class Group:
         return self._engine.handle
 
     def _in_python(
-        self, function: Callable[..., Any], tensors: Sequence[Tensor], dtypes: Sequence[Any]
+        self,
+        function: Callable[..., Any],
+        tensors: Sequence[Tensor],
+        dtypes: Sequence[Any],
+        if_read: bool = False,
     ) -> Any:
         if tf.executing_eagerly():
             results = function(*[tensor.numpy() for tensor in tensors])
             return [
                 tf.constant(result, dtype) for result, dtype in zip(results, dtypes, strict=True)
             ]
-        return tf.numpy_function(function, tensors, dtypes)
+        results = tf.numpy_function(function, tensors, dtypes, stateful=not if_read)
+        return [lazy.noted(result, if_read) for result in results] if dtypes else results
 
 
 def _movable(tensor: Tensor, what: str) -> Tensor:

@@ -45,7 +45,7 @@ class Keys:
         counter = self._places.setdefault(graph, collections.Counter())
         place = counter["collectives"]
         counter["collectives"] += 1
-        code = zlib.crc32(f"{graph.name}:{place}".encode())
+        code = zlib.crc32(f"{distribute.name_of_function(graph)}:{place}".encode())
         return max(code, _FIRST_GRAPH_KEY)
 
 

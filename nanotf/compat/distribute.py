@@ -14,19 +14,21 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | its `_all_reduce_per_replica_values`, `_all_reduce`, `_lock`, and `distribute_utils.regroup`, `values.Mirrored` | see `reduce_without_semaphores` |
 | `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass, reductions through its `all_reduce`, gathers through its `_all_gather` |
 | `trackable.base.CheckpointInitialValue`, its `wrapped_value` | what a variable is made of that a checkpoint restores when it is made |
-| `Dataset._inputs` | the datasets that a dataset is made of |
 | `OwnedIterator._iterator_resource`, `Dataset._variant_tensor` | iterators that begin again |
 | `DistributedVariable._aggregation` | see `set_aggregation` |
 | `mirrored_run._MirroredReplicaThread.graph` | see `in_inner_graph` |
+| `distribute_lib._push_per_thread_mode`, `_pop_per_thread_mode`, `_get_default_replica_mode`, `Graph._variable_creator_stack` | see `single_process` |
+| `concrete_function._FORWARD_PREFIX`, `_BACKWARD_PREFIX` | see `name_of_function` |
 | `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -34,10 +36,12 @@ from tensorflow.python.distribute import (
     collective_all_reduce_strategy,
     cross_device_ops,
     cross_device_utils,
+    distribute_lib,
     distribute_utils,
     values,
 )
 from tensorflow.python.distribute.cluster_resolver import cluster_resolver
+from tensorflow.python.eager.polymorphic_function import concrete_function
 from tensorflow.python.trackable import base as trackable
 
 Extended: Any = collective_all_reduce_strategy.CollectiveAllReduceExtended
@@ -49,14 +53,33 @@ def empty_cluster() -> Any:
     return cluster_resolver.SimpleClusterResolver(cluster_resolver.ClusterSpec({}))
 
 
-def inputs_of(dataset: Any) -> list[Any]:
-    """The datasets that a dataset reads directly."""
-    return list(dataset._inputs()) if isinstance(dataset, tf.data.Dataset) else []
-
-
 def begin_again(iterator: Any, dataset: Any) -> None:
     """Makes an iterator of a dataset begin again, in graphs that refer to it as well."""
     tf.raw_ops.MakeIterator(dataset=dataset._variant_tensor, iterator=iterator._iterator_resource)
+
+
+@contextlib.contextmanager
+def single_process() -> Iterator[None]:
+    """In this context TensorFlow knows no strategy but its default one, whatever is around it.
+
+    Keras's `clear_session` may be called in it, which makes TensorFlow's stacks of scopes anew.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    scopes = list(graph._distribution_strategy_stack)
+    distribute_lib._push_per_thread_mode(distribute_lib._get_default_replica_mode())
+    creators, graph._variable_creator_stack = graph._variable_creator_stack, []
+    try:
+        yield
+    finally:
+        now = tf.compat.v1.get_default_graph()
+        now._variable_creator_stack = creators
+        now._distribution_strategy_stack[:] = scopes
+
+
+def in_branch() -> bool:
+    """Whether a branch or a loop of a graph is being traced."""
+    graph = tf.compat.v1.get_default_graph()
+    return not tf.executing_eagerly() and bool(getattr(graph, "is_control_flow_graph", False))
 
 
 def function_graph() -> Any:
@@ -67,6 +90,19 @@ def function_graph() -> Any:
     while getattr(graph, "is_control_flow_graph", False):
         graph = graph.outer_graph
     return graph
+
+
+def name_of_function(graph: Any) -> str:
+    """The name of a function's graph, the same in every process that traces the same functions.
+
+    TensorFlow names the graphs that it makes of a function to differentiate it by numbers that
+    count all that a process has made.
+    """
+    name = str(graph.name)
+    for prefix in (concrete_function._FORWARD_PREFIX, concrete_function._BACKWARD_PREFIX):
+        if name.startswith(prefix):
+            return name.rpartition("_")[0]
+    return name
 
 
 def in_inner_graph() -> bool:
@@ -116,6 +152,11 @@ def use_launcher(extended: Any, size: int, make: Callable[[str], Any]) -> None:
         )
         operations._launchers = [make(launcher._device) for launcher in operations._launchers]
         setattr(extended, name, operations)
+
+
+def launcher_of(extended: Any) -> Any:
+    """The launcher of the collectives of a worker's one device."""
+    return extended._cross_device_ops._launchers[0]
 
 
 def reduce_without_semaphores(extended: Any) -> None:

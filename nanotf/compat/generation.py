@@ -103,8 +103,11 @@ class Generation(Protocol):
     def seed_variables(self, model: Any) -> list[Any]:
         """The seeds of a model's random layers, among `model_variables`."""
 
-    def kept_seeds(self) -> AbstractContextManager[None]:
-        """After this context Keras's own generator of seeds stands where it stood before."""
+    def taken_seeds(self) -> Any:
+        """Where Keras's own generator of seeds stands; None if it has none yet."""
+
+    def put_seeds(self, taken: Any) -> None:
+        """Puts it where `taken_seeds` found one; it may use random numbers of Python's."""
 
     def variables_of_metric(self, metric: Any) -> list[Any]:
         """A metric's `tf.Variable`s, in a fixed order, those included of which Keras does not know."""
@@ -144,6 +147,12 @@ class Generation(Protocol):
 
     def step_counters(self, model: Any) -> list[Any]:
         """The variables that count a model's steps, which the progress bar reads."""
+
+    def is_symbolic(self, leaves: Sequence[Any]) -> bool:
+        """Whether a call of a layer with such arguments computes shapes alone."""
+
+    def calls_operations(self, model: Any) -> bool:
+        """Whether a functional model calls anything beside layers."""
 
     # -------------------------------------------------------------- losses and metrics
     def compiled_containers(self, model: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ Versions seen: 2.15, tf_keras 2.15-2.21.
 | `engine.training.flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
 | `Layer._non_trainable_weights` | what every replica updates by itself |
 | `Lambda._serialize_function_to_config` | writes a function's byte code, without the globals that it refers to |
-| `backend._SEED_GENERATOR` | see `kept_seeds` |
+| `backend._SEED_GENERATOR` | see `taken_seeds` |
 | `mixed_precision.policy._global_policy` | None as long as the policy follows `floatx` |
 | `saving.object_registration._GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
 | `TensorBoard._implements_train_batch_hooks` | whether it does anything at batches |
@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -117,18 +118,18 @@ def seed_variables(model: Any) -> list[Any]:
     return []  # its random operations draw from seeds that are TensorFlow's own
 
 
-@contextlib.contextmanager
-def kept_seeds() -> Iterator[None]:
+def taken_seeds() -> Any:
     # Initial weights draw from it if `set_random_seed` was called, and otherwise from Python's.
+    generator = getattr(source_module("backend")._SEED_GENERATOR, "generator", None)
+    return None if generator is None else generator.getstate()
+
+
+def put_seeds(taken: Any) -> None:
     holder = source_module("backend")._SEED_GENERATOR
-    generator = getattr(holder, "generator", None)
-    state = None if generator is None else generator.getstate()
-    try:
-        yield
-    finally:
-        holder.generator = generator
-        if generator is not None:
-            generator.setstate(state)
+    holder.generator = None
+    if taken is not None:
+        holder.generator = random.Random()
+        holder.generator.setstate(taken)
 
 
 def variables_of_metric(metric: Any) -> list[Any]:
@@ -175,6 +176,17 @@ def call_on_specs(model: Any, specs: Any) -> None:
         lambda s: tf.keras.Input(shape=s.shape[1:], dtype=s.dtype), specs
     )
     model(inputs)
+
+
+def is_symbolic(leaves: Sequence[Any]) -> bool:
+    symbolic = source_module("engine.keras_tensor").KerasTensor
+    if any(isinstance(leaf, symbolic) for leaf in leaves):
+        return True
+    return bool(source_module("engine.base_layer_utils").is_in_keras_graph())
+
+
+def calls_operations(model: Any) -> bool:
+    return False  # they are layers, too
 
 
 def steps_per_execution(model: Any) -> int:
@@ -324,7 +336,7 @@ def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
     by_key = {getattr(v, "_unique_id", None): v for v in candidates}
     legacy = hasattr(optimizer, "_create_all_weights")
     keys = optimizer._slots if legacy else getattr(optimizer, "_index_dict", {})
-    return [by_key[key] for key in keys if key in by_key]
+    return [by_key.get(key) for key in keys]
 
 
 def make_variable(value: Any, name: str) -> Any:

@@ -13,7 +13,7 @@ Versions seen: 3.10-3.15.
 | `Metric._metrics` | the metrics in a metric |
 | `Layer._non_trainable_variables` | what every replica updates by itself |
 | `Layer._seed_generators` | the seeds of random layers |
-| `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` | see `kept_seeds` |
+| `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` | see `taken_seeds` |
 | `backend.compute_output_spec` | see `call_on_specs` |
 | `utils.tracking.TrackedList`, `TrackedDict`, `TrackedSet` | configurations hold some, and they cannot be pickled |
 | `saving.object_registration.GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
@@ -102,6 +102,9 @@ def variables_to_average(model: Any) -> list[Any]:
     return [v for v in moving_variables(model) if v.dtype.is_floating]
 
 
+_GENERATOR = "global_seed_generator"
+
+
 def weights_not_trained(layer: Any) -> list[Any]:
     return list(layer._non_trainable_variables)
 
@@ -111,18 +114,18 @@ def seed_variables(model: Any) -> list[Any]:
     return [tf_variable(generator.state) for generator in generators]
 
 
-@contextlib.contextmanager
-def kept_seeds() -> Iterator[None]:
+def taken_seeds() -> Any:
     # Random operations without a seed draw from it.
+    generator = source_module("backend.common.global_state").get_global_attribute(_GENERATOR)
+    return None if generator is None else generator.state.numpy()
+
+
+def put_seeds(taken: Any) -> None:
     tracker = source_module("backend.common.global_state")
-    generator = tracker.get_global_attribute("global_seed_generator")
-    seeds = None if generator is None else generator.state.numpy()
-    try:
-        yield
-    finally:
-        tracker.set_global_attribute("global_seed_generator", generator)
-        if generator is not None:
-            generator.state.assign(seeds)
+    if taken is None:
+        tracker.set_global_attribute(_GENERATOR, None)
+    else:
+        source_module("random.seed_generator").global_seed_generator().state.assign(taken)
 
 
 def variables_of_metric(metric: Any) -> list[Any]:
@@ -167,6 +170,17 @@ def call_on_specs(model: Any, specs: Any) -> None:
         lambda s: tf.keras.KerasTensor(tuple(s.shape), dtype=s.dtype.name), specs
     )
     source_module("backend").compute_output_spec(model, inputs)
+
+
+def is_symbolic(leaves: Sequence[Any]) -> bool:
+    if any(isinstance(leaf, require_tensorflow().keras.KerasTensor) for leaf in leaves):
+        return True
+    return bool(source_module("backend.common.symbolic_scope").in_symbolic_scope())
+
+
+def calls_operations(model: Any) -> bool:
+    layer = require_tensorflow().keras.layers.Layer
+    return any(not isinstance(operation, layer) for operation in getattr(model, "operations", ()))
 
 
 def steps_per_execution(model: Any) -> int:

@@ -8,6 +8,7 @@
 | `MeanMetricWrapper._fn_kwargs` | 2 and 3 | see `unconfigured` |
 | `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
 | `IndexLookup.input_vocabulary`, `input_idf_weights`, `idf_weights`, `num_documents`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
+| `MultiHeadAttention._build_from_signature` | 2; 2.15, tf_keras 2.15-2.21 | see `build_config` |
 | `Layer.build._is_default` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `build_alone` |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
@@ -26,7 +27,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from nanotf.compat import eager_context, random_states
+from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
 from nanotf.compat.keras_common import (
     flat_layers as flat_layers,
@@ -80,12 +81,17 @@ def functional_class() -> type:
     return cls
 
 
+def compilation(model: Any) -> Any:
+    """An object that `compile` makes anew whenever it is called; None of what is not compiled."""
+    return getattr(model, "_compile_config", None)
+
+
 def compile_arguments(model: Any) -> dict[str, Any]:
     """The arguments that `model.compile` was called with, as the user gave them.
 
     Keras 3 keeps the metrics of an earlier `compile` where a later one names none.
     """
-    arguments = dict(model._compile_config.config)
+    arguments = dict(compilation(model).config)
     kept = getattr(model, "_compile_metrics", None)
     if kept is not None and not (arguments.get("metrics") or arguments.get("weighted_metrics")):
         arguments["metrics"] = kept._user_metrics
@@ -170,6 +176,9 @@ def _idf_weights(layer: Any, words: int) -> list[float]:
 _UNCONFIGURED = {"BatchNormalization": ("synchronized", "fused")}
 
 
+WHOLE = "_nanotf_whole"  # of a layer whose calls are not divided
+
+
 def adapted_state(layer: Any) -> dict[str, Any]:
     """What a layer computes with and does not write into its configuration.
 
@@ -185,13 +194,33 @@ def adapted_state(layer: Any) -> dict[str, Any]:
     if hasattr(layer, "adapt_mean") and hasattr(layer, "finalize_state"):
         for name in ("adapt_mean", "adapt_variance"):
             found[name] = tf_variable(getattr(layer, name)).numpy()
+    if getattr(layer, WHOLE, False):
+        found[WHOLE] = True
+    if not layer.built:
+        found.update(_seeds_of_initializers(layer))
     return found
+
+
+_SEED = "seed of "  # an initializer's attribute in a layer, which follows
+
+
+def _seeds_of_initializers(layer: Any) -> dict[str, Any]:
+    """What Keras 3's initializers draw when they are made, and do not write down."""
+    initializer = require_tensorflow().keras.initializers.Initializer
+    found = {
+        n: v.seed
+        for n, v in vars(layer).items()
+        if isinstance(v, initializer) and hasattr(v, "seed")
+    }
+    return {f"{_SEED}{name}": seed for name, seed in found.items() if isinstance(seed, int)}
 
 
 def set_adapted_state(layer: Any, state: dict[str, Any]) -> None:
     """Undoes `adapted_state`, on a copy of the layer."""
     for name, value in state.items():
-        if name.startswith("adapt_"):
+        if name.startswith(_SEED):
+            getattr(layer, name.removeprefix(_SEED)).seed = value
+        elif name.startswith("adapt_"):
             tf_variable(getattr(layer, name)).assign(value)
         else:
             setattr(layer, name, value)
@@ -199,12 +228,20 @@ def set_adapted_state(layer: Any, state: dict[str, Any]) -> None:
         layer.finalize_state()
 
 
+_SIGNATURE = "signature"
+
+
 def build_config(layer: Any) -> Any:
     """What `build_from_config` needs to build another layer like this one.
 
     In Keras 2.15 a layer of which `build()` was called, and not the layer itself, does not know
-    the shape any more. What inputs it asks for tells it.
+    the shape any more. What inputs it asks for tells it. Keras 2's `MultiHeadAttention` makes its
+    layers of the shapes of its inputs, in its first call.
     """
+    if hasattr(layer, "_build_from_signature"):
+        given = layer.get_config()
+        shapes = {name: given[f"{name}_shape"] for name in ("query", "value", "key")}
+        return None if shapes["query"] is None else {_SIGNATURE: shapes}
     config = layer.get_build_config()
     spec = getattr(layer, "input_spec", None)
     if config or not isinstance(spec, require_tensorflow().keras.layers.InputSpec):
@@ -223,7 +260,9 @@ def build_alone(layer: Any, config: dict[str, Any]) -> None:
         config: dict, which is not empty.
     """
     # Keras's would call the layer; that of a Sequential of Keras 2 is one of its own.
-    if not hasattr(layer.build, "_is_default") or isinstance(layer, sequential_class()):
+    if _SIGNATURE in config:
+        layer._build_from_signature(**config[_SIGNATURE])
+    elif not hasattr(layer.build, "_is_default") or isinstance(layer, sequential_class()):
         layer.build_from_config(config)
     layer.built = True  # which the user's `build` may not say
 
@@ -390,11 +429,6 @@ def without_unused_losses(model: Any, results: dict[str, Any]) -> dict[str, Any]
     return {name: value for name, value in results.items() if name not in unused}
 
 
-def reduces_retracing(function: Any) -> bool:
-    """The argument `reduce_retracing` of a `tf.function`."""
-    return bool(getattr(function, "_reduce_retracing", False))
-
-
 def forget_validation_data(model: Any) -> None:
     """Drops what a `fit` that was left by an exception keeps of its `validation_data`.
 
@@ -539,12 +573,82 @@ def set_step_count(model: Any, method: str, steps: int | None) -> None:
 @contextlib.contextmanager
 def kept_random_states() -> Iterator[None]:
     """Whatever draws numbers in this context, later ones are those that would have come."""
-    states, seeds = random_states.take(), eager_context.seeds_of_operations()
-    seeds_state = None if seeds is None else seeds.getstate()
+    chance = Chance.taken()
     try:
-        with generation().kept_seeds():
-            yield
+        yield
     finally:
-        random_states.put(states)
-        if seeds is not None:
-            seeds.setstate(seeds_state)  # type: ignore[arg-type]
+        chance.put()
+
+
+def mask_of(value: Any) -> Any:
+    """The mask that Keras has put on a tensor, or None."""
+    return getattr(value, "_keras_mask", None)
+
+
+def set_mask(value: Any, mask: Any) -> None:
+    """Puts a mask on a tensor, as Keras does."""
+    value._keras_mask = mask
+
+
+def lists_of_losses(layer: Any) -> list[list[Any]]:
+    """The lists in which a layer, and those inside of it, keep what `add_loss` got."""
+    found = []
+    for inner in flat_layers(layer):
+        for name in ("_losses", "_eager_losses"):
+            kept = getattr(inner, name, None)
+            if isinstance(kept, list):
+                found.append(kept)
+    return found
+
+
+_OF_USERS_CODE = frozenset(
+    {"Lambda", "TFOpLambda", "SlicingOpLambda", "ClassMethod", "InstanceMethod", "InstanceProperty"}
+)
+
+
+def is_known(layer: Any) -> bool:
+    """Whether a layer is made of Keras's own all through, which treat each row alike."""
+    return all(_is_known(v) and not generation().calls_operations(v) for v in flat_layers(layer))
+
+
+def _is_known(layer: Any) -> bool:
+    if not is_keras_own(type(layer)) or type(layer).__name__ in _OF_USERS_CODE:
+        return False
+    if getattr(layer, "activity_regularizer", None) is not None:
+        return False
+    noise = getattr(layer, "noise_shape", None)
+    if noise is not None and noise[0] is not None:
+        return False
+    activation = getattr(layer, "activation", None)
+    return activation is None or is_keras_own(activation) or is_keras_own(type(activation))
+
+
+def keeps_state_of_rows(layer: Any) -> bool:
+    """Whether a layer keeps a state for each row of the batch, as a stateful RNN does."""
+    return any(getattr(v, "stateful", False) for v in flat_layers(layer))
+
+
+def build_symbolically(
+    layer: Any, call: Callable[..., Any], args: Any, kwargs: Any, is_data: Callable[[Any], bool]
+) -> None:
+    """Builds a layer by a call that computes shapes alone, if such a call can be made.
+
+    Args:
+        layer: a layer that is not built.
+        call: function, the stock `__call__`.
+        args, kwargs: what it is about to be called with.
+        is_data: callable, whether a leaf of them is a tensor or array.
+    """
+    tf = require_tensorflow()
+
+    def symbol(leaf: Any) -> Any:
+        if not is_data(leaf):
+            return leaf
+        sparse, ragged = isinstance(leaf, tf.SparseTensor), isinstance(leaf, tf.RaggedTensor)
+        shape, dtype = tuple(leaf.shape[1:]), leaf.dtype
+        options = {"sparse": True} if sparse else {"ragged": True} if ragged else {}
+        return tf.keras.Input(shape, dtype=tf.as_dtype(dtype), **options)
+
+    args, kwargs = tf.nest.map_structure(symbol, (args, kwargs))
+    with contextlib.suppress(Exception), tf.init_scope():
+        call(layer, *args, **kwargs)

@@ -272,6 +272,6 @@ def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
         candidates: sequence of `tf.Variable`, among which they are.
 
     Returns:
-        A list of `tf.Variable`.
+        A list of `tf.Variable`; of Keras 2 with None for one that is not among them.
     """
     return generation().built_with(getattr(optimizer, "inner_optimizer", optimizer), candidates)

@@ -81,18 +81,22 @@ _installed: dict[str, Any] = {}
 def install(table: Sequence[Override], given: Any) -> None:
     """Replaces the attributes of a table, those that the installed Keras needs replaced.
 
-    A second call replaces the replacements of the first.
+    A second call replaces the replacements of the first. Of two rows with the same target the second
+    replaces what the first has made.
 
     Args:
         table: sequence of `Override`.
         given: what the replacements are made for, a worker.
     """
     in_modules = []
+    ours_by_target: dict[str, Any] = {}
     for row in table:
         if not row.applies():
             continue
         (owner, name), before = row.place(), row.found()
-        ours = row.replacement(_stock.setdefault(row.target, before), given)
+        stock = _stock.setdefault(row.target, before)
+        ours = row.replacement(ours_by_target.get(row.target, stock), given)
+        ours_by_target[row.target] = ours
         if isinstance(owner, types.ModuleType):
             in_modules.append((name, before, ours))
         setattr(owner, name, ours)

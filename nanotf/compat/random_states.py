@@ -1,4 +1,4 @@
-"""Where the random numbers of this process stand: Python's, NumPy's, TensorFlow's and Keras's.
+"""Where Python's and NumPy's random numbers stand in this process.
 
 Users set them once (`tf.keras.utils.set_random_seed`) and expect what one process would draw
 from there on; so what nanotf does on its own account may not use any up.

@@ -108,6 +108,6 @@ class Partings:
         return CollectiveError(
             "All workers must take the same path through a @nano function, and run the same "
             f"steps. Received: in {self._name}, {received}. Decide by what is alike on all of "
-            "them, like the loss that a step returns, not by a worker's own rows or rank. Reading "
-            "or saving metrics and moving statistics takes all workers, too."
+            "them, like the loss that a step returns, not by the rank, the time or the order of a "
+            "set."
         )

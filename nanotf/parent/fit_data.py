@@ -432,14 +432,12 @@ class Stream:
         signature: nested structure of `tf.TensorSpec`, of one batch.
         trains: bool, whether they are those of training.
         specs: as `signature`, as Keras has it.
-        is_batched: bool, whether elements are batches, of which workers get their rows.
     """
 
     data: streams.Epochs
     signature: Any
     trains: bool
     specs: Any = None
-    is_batched: bool = True
 
 
 def _epochs_cut_short(steps: int, size: int, epochs: int) -> list[bool]:

@@ -3,8 +3,8 @@
     @nano(num_processes=N)      the call is bound, and what it refers to is found (`programs`)
     _LoopCall                   one job: state and data go out, prints and results come home
 
-The function runs in every worker. Its datasets are read here, and each worker gets its rows of
-every batch; its steps (`steps.nano_multiprocessing`) see to gradients, metrics and results.
+The function runs in every worker as it would here, on whole batches; calls of layers in it are
+divided (`region`). Its datasets are read here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import collections
 import functools
 import inspect
 import queue
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,16 +21,15 @@ from typing import Any
 import numpy as np
 
 from nanotf.compat import (
-    eager_context,
     keras_compiled,
     keras_names,
-    random_states,
 )
-from nanotf.compat.generation import generation
+from nanotf.compat.chance import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
 from nanotf.errors import (
     CollectiveError,
+    DivergedError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
     ModelError,
@@ -48,15 +48,14 @@ from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Delivery
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
-from nanotf.region import context, metrics
-from nanotf.shipping import jobs, models, objects, programs, streams
+from nanotf.region import context, likeness
+from nanotf.shipping import jobs, models, mutables, objects, programs, streams, summaries
 from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
 REST_SECONDS = 10.0  # a rank that waits in a collective has said so by then, see `messages.Reached`
-_SAME = 1e-3  # relative; what rounding may make of a sum of magnitudes that should be equal
 
 
 def nano(
@@ -69,11 +68,11 @@ def nano(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Runs a custom training loop on several core-pinned processes.
 
-    The decorated function runs in every worker. The datasets that it gets, as arguments or from
-    the code around it, yield each worker's rows of every batch, and the functions under
-    `nano_multiprocessing` share the work of a step. When it returns, the caller's models,
-    optimizers, metrics and variables have the values of the workers', and the caller gets what
-    rank 0 returned. Other objects are copies: what the function changes in a list stays there.
+    The decorated function runs in every worker, and computes what it computes in one process. The
+    workers share the calls of Keras's layers and models in it: each computes its part of the
+    batch's rows. When it returns, the caller's models, optimizers, metrics and variables have the
+    workers' values, its lists, dicts and other objects what the function has put into them, and
+    the caller gets what rank 0 returned.
 
     Args:
         num_processes: int or None. None or 1 calls the function in this process. N > 1 runs it
@@ -138,6 +137,14 @@ def nano(
     return decorate
 
 
+def _chance() -> Chance:
+    """Where random numbers stand; TensorFlow's are alike on all workers though no seed was set."""
+    chance, seed = Chance.taken(), calls.seed_of_user(0)
+    if chance.tensorflow is not None:
+        return chance
+    return chance._replace(tensorflow=(seed, random.Random(seed).getstate()))
+
+
 def _check_returns(function: Callable[..., Any]) -> None:
     """Raises `InvalidArgumentTypeError` where a call only makes what runs the function's code."""
     yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
@@ -186,7 +193,6 @@ class _LoopCall(calls.Call):
         self.manifest = programs.Manifest(function, arguments)
         self.sources = [Source(data) for data in self.manifest.data]
         self._check_sources()
-        self._build_models()
         if any(map(keras_names.computes_in_bfloat16, self.manifest.roots)):
             processor.warn_of_slow_bfloat16(f"bfloat16, in which a model of {self.name} computes,")
         self.manifest.check_shared()
@@ -199,11 +205,7 @@ class _LoopCall(calls.Call):
         self.layout = StateLayout.of(
             self.variables,
             size,
-            averaged=objects.moving_variables(roots),
-            of_first=[
-                *objects.save_counters(roots),
-                *metrics.whole_batch_variables(objects.metrics_of(roots)),
-            ],
+            alike=True,
         )
         # Passes over each source that were complete: at the last save that was begun, and by the
         # path of a checkpoint. Of the last, files may be there that no worker could tell of.
@@ -230,20 +232,6 @@ class _LoopCall(calls.Call):
                     f"Received: {type(optimizer).__name__}, built with variables that {self.name} "
                     "does not refer to. Pass the model that they belong to."
                 )
-
-    def _build_models(self) -> None:
-        """Builds models that the first step would build, where the data tell how."""
-        keras = require_tensorflow().keras
-        for source in self.sources:
-            signature = source.data.signature
-            x = signature[0] if isinstance(signature, tuple) and signature else signature
-            for root in self.manifest.roots:
-                if not isinstance(root, keras.Model) or not models.needs_call(root):
-                    continue
-                try:
-                    generation().call_on_specs(root, x)
-                except Exception:  # it takes other inputs; the workers will build it
-                    continue
 
     # ------------------------------------------------------------------------------ the job
     def prepare_restart(self, error: WorkerError) -> None:
@@ -308,15 +296,15 @@ class _LoopCall(calls.Call):
             optimizers=self.optimizers,
             excluded=objects.excluded_from_decay(self.manifest.roots),
             state_block=calls.STATE_BLOCK,
-            seed=calls.seed_of_user(0),
-            global_seed=eager_context.global_seed(),
-            random_states=random_states.take(),
+            chance=_chance(),
             terminal=jobs.Terminal.taken(),
         )
 
     def hear(self, message: Any) -> None:
         if isinstance(message, messages.Reached):
             self.partings.hear(message)
+        elif isinstance(message, messages.Wrote):
+            self.workers.send(message)
         elif isinstance(message, messages.Saved):
             self.complete_at[message.path] = self.complete
         elif isinstance(message, messages.Restored):
@@ -332,7 +320,7 @@ class _LoopCall(calls.Call):
         return messages.Proceed(self.number)
 
     def divided(self, stream: Stream) -> Any:
-        return stream.signature if stream.is_batched else ()
+        return ()
 
     def hear_stream(self, message: Any) -> None:
         number = message.stream
@@ -355,10 +343,13 @@ class _LoopCall(calls.Call):
         return list(self._open.values())
 
     def look(self, ended: set[int]) -> None:
+        summaries.pass_on(self.manifest.roots)
         self.partings.look(self.workers.group, ended)
 
     def failure(self, message: messages.JobFailed) -> BaseException:
         error = super().failure(message)
+        if isinstance(error.__cause__, DivergedError):
+            return error.__cause__
         parted = self._parted(message, error.__cause__)
         if parted is None:
             return error
@@ -399,6 +390,7 @@ class _LoopCall(calls.Call):
     def collect(self) -> None:
         self.state.combine(1)
         self.state.load(1)
+        summaries.pass_on(self.manifest.roots)
 
     def all_writers(self) -> Sequence[streams.StreamWriter]:
         return [*self._open.values(), *self._closing]
@@ -416,18 +408,28 @@ class _LoopCall(calls.Call):
         roots = self.manifest.roots
         built: jobs.Built = load_result(message.built, block, roots)
         self.build(built)
-        random_states.put(built.random_states)
-        value = load_result(message.value, block, roots)
+        seeded = Chance.taken().tensorflow is not None
+        (built.chance if seeded else built.chance._replace(tensorflow=None)).put()
+        value, changed = load_result(message.value, block, roots, self.manifest.shipped)
         self.partings.check()
         self.check_alike(results)
+        if not results[0].divides:
+            logger.warning(
+                "%s called no layer that could be divided: each of the %d workers has done all of "
+                "the work.",
+                self.name,
+                self.size,
+            )
+        mutables.put(self.manifest.shipped, changed)
         return value
 
     def build(self, built: jobs.Built) -> None:
         """Builds what the workers have built, and gives it its values."""
         roots = self.manifest.roots
-        for index, config in built.layers.items():
-            if not roots[index].built or not roots[index].variables:
-                models.build_as(roots[index], config)
+        for index, compiled in built.compiles.items():
+            compiled.put(roots[index])
+        for index, configs in built.layers.items():
+            models.build_layers(roots[index], configs)
         for index, state in built.compiled.items():
             keras_compiled.set_built_state(roots[index], state)
         objects.build_optimizers(roots, built.optimizers)
@@ -444,14 +446,12 @@ class _LoopCall(calls.Call):
                 variable.assign(value)
 
     def check_alike(self, results: list[jobs.LoopEnd]) -> None:
-        """Raises `WorkerError` where variables have drifted apart between the workers."""
-        sums = np.array([result.sums for result in results])
-        if sums.size == 0:
-            return
-        limit = _SAME * np.abs(sums).max(axis=0) + 1e-30
-        if not np.all((np.ptp(sums, axis=0) <= limit) | np.isnan(sums).all(axis=0)):
-            raise WorkerError(
-                "All workers must hold the same weights. Received: after "
-                f"{self.name}, they differ. Update variables only with a Keras optimizer inside "
-                "of a step under @nano_multiprocessing, or sum the gradients yourself."
-            )
+        """Raises `DivergedError` where variables have drifted apart between the workers."""
+        for parts in zip(*(result.held for result in results), strict=True):
+            if likeness.differ(np.array([[size] for _, size in parts])):
+                raise DivergedError(
+                    "All workers run the same program, and must come to the same numbers. "
+                    f"Received: after {self.name}, they differ in {parts[0][0]}. "
+                    "Let nothing in the program depend on the time, on the process or on the order "
+                    "of a set, and seed what is random."
+                )

@@ -29,23 +29,20 @@ class Source:
         self._source = source
         self.passed = 0  # passes that were complete when a restart began
         cardinality = int(tf.data.UNKNOWN_CARDINALITY)
-        what = "A dataset of a @nano function"
-        whole, is_batched = None, True
         if not isinstance(source, tf.data.Dataset):
             self._ahead = _read_ahead.setdefault(source, collections.deque())
         if isinstance(source, types.GeneratorType):
-            kind, signature = "generator", streams.signature_of(self._specs_of_first(), what)
+            kind, signature = "generator", self._specs_of_first()
         else:
             kind = "dataset" if isinstance(source, tf.data.Dataset) else "iterator"
-            whole = source.element_spec
+            signature = source.element_spec
             if kind == "dataset":
                 cardinality = int(source.cardinality())
-                is_batched = _are_batches(whole)
-            signature = streams.signature_of(whole, what) if is_batched else whole
-        self.data = jobs.LoopData(kind, signature, cardinality, whole, is_batched)
+        streams.check_dense(signature, "A dataset of a @nano function")
+        self.data = jobs.LoopData(kind, signature, cardinality)
 
     def _specs_of_first(self) -> Any:
-        """The specification of a generator's batches, by its first."""
+        """The types of what a generator yields, by its first."""
         tf = require_tensorflow()
         if not self._ahead:
             try:
@@ -56,7 +53,7 @@ class Source:
                     "exhausted one."
                 ) from None
         return tf.nest.map_structure(
-            lambda a: tf.TensorSpec(np.shape(a), np.asarray(a).dtype), self._ahead[0]
+            lambda a: tf.TensorSpec(None, np.asarray(a).dtype), self._ahead[0]
         )
 
     def begin_again(self, complete: int) -> None:
@@ -72,8 +69,7 @@ class Source:
     def stream(self) -> Stream:
         """One pass over it."""
         source = self._source if self.data.kind == "dataset" else self._rest()
-        whole = self.data.whole if self.data.kind == "dataset" else self.data.signature
-        return Stream(OnePass(source), whole, trains=False, is_batched=self.data.is_batched)
+        return Stream(OnePass(source), self.data.signature, trains=False)
 
     def _rest(self) -> Iterator[Any]:
         """The batches of what can be read once; closing this leaves the user's generator open."""
@@ -90,16 +86,6 @@ class Source:
 
 # By iterator or generator, the batches that were read from it and that no worker has asked for.
 _read_ahead: weakref.WeakKeyDictionary[Any, collections.deque[Any]] = weakref.WeakKeyDictionary()
-
-
-def _are_batches(element_spec: Any) -> bool:
-    """Whether the tensors of an element can have a row for each sample."""
-    specs = require_tensorflow().nest.flatten(element_spec)
-    if any(getattr(getattr(spec, "shape", None), "rank", 0) == 0 for spec in specs):
-        return False
-    if any(spec.shape.rank is None for spec in specs):
-        return True
-    return len({spec.shape[0] for spec in specs} - {None}) <= 1
 
 
 class OnePass:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
 from nanotf.region import context
-
-_ELSEWHERE = "ram://nanotf-checkpoint"
 
 
 class CheckpointManager:
@@ -63,8 +60,8 @@ class CheckpointManager:
         return found[-1] if found else None
 
     def _look_again(self) -> None:
-        """Takes notice of what another process has written: rank 0, for the parent as well."""
-        if context.is_chief() and context.current is not None:
+        """Takes notice of what another process has written: rank 0, for the parent."""
+        if context.current is not None:
             return
         state = require_tensorflow().train.get_checkpoint_state(self.directory)
         written = [] if state is None else list(state.all_model_checkpoint_paths)
@@ -80,38 +77,16 @@ class CheckpointManager:
             checkpoint_number, check_interval, options: as in `tf.train.CheckpointManager`.
 
         Returns:
-            The path that rank 0 has written, on every rank; None if it is not time yet.
+            The path, on every rank; None if it is not time yet.
         """
         path: str | None
-        _wait_for_all()  # a rank that does not come is found here, and not in the parent
+        self._look_again()
         if context.current is not None:
             context.current.before_save()
-        if context.is_chief():
-            self._look_again()
-            path = self._manager.save(checkpoint_number, check_interval, options)
-            if context.current is not None and path is not None:
-                context.current.saved(path)
-        else:
-            path = self._take_part(checkpoint_number, check_interval, options)
-        _wait_for_all()
-        if path is None or context.is_chief():
-            return path
-        return str(pathlib.Path(self.directory) / pathlib.Path(path).name)
-
-    def _take_part(self, checkpoint_number: Any, check_interval: bool, options: Any) -> str | None:
-        """Saves somewhere else: reading metrics takes all workers, as does counting.
-
-        In TensorFlow's file system in this process's memory, of which nothing stays if it is
-        killed in the middle.
-        """
-        files = require_tensorflow().io.gfile
-        try:
-            manager = self._make(_ELSEWHERE)
-            path: str | None = manager.save(checkpoint_number, check_interval, options)
-            return path
-        finally:
-            if files.exists(_ELSEWHERE):
-                files.rmtree(_ELSEWHERE)
+        path = self._manager.save(checkpoint_number, check_interval, options)
+        if context.current is not None and context.is_chief() and path is not None:
+            context.current.saved(path)
+        return path
 
     def restore_or_initialize(self) -> str | None:
         """Restores the last checkpoint on every worker, or calls `init_fn` if there is none.
@@ -119,7 +94,6 @@ class CheckpointManager:
         Returns:
             The restored path, or None.
         """
-        _wait_for_all()
         self._look_again()
         path: str | None = self._manager.restore_or_initialize()
         if context.current is not None:
@@ -129,12 +103,3 @@ class CheckpointManager:
 
 def _remake(checkpoint: Any, directory: str, max_to_keep: int | None, options: Any) -> Any:
     return CheckpointManager(checkpoint, directory, max_to_keep, **options)
-
-
-def _wait_for_all() -> None:
-    """A barrier, where there are several workers."""
-    if context.size() == 1:
-        return
-    tf = require_tensorflow()
-    strategy = context.get_strategy()
-    strategy.reduce(tf.distribute.ReduceOp.SUM, tf.ones([]), axis=None)

@@ -1,7 +1,7 @@
 """Steps of a custom training loop: what the decorators of a step make of a function.
 
-A step is a plain function of the user's. In the user's own process it is called as it is. In a
-worker, inside of a `@nano` function, `loop_step` runs it on this worker's rows.
+A step is a plain function of the user's, and is called as it is. In a worker, inside of a `@nano`
+function, its begin and end are noted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nanotf.compat import functions, keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentTypeError
 from nanotf.machine import processor
@@ -26,7 +27,7 @@ def is_tf_function(value: Any) -> bool:
 
 
 class Step:
-    """A function that the workers of a `@nano` function share. Made by `nano_multiprocessing`.
+    """A function that is a step of a `@nano` function. Made by `nano_multiprocessing`.
 
     Attributes that it does not have itself are those of the function.
     """
@@ -58,20 +59,12 @@ class Step:
 
 
 def nano_multiprocessing(function: Callable[..., Any]) -> Step:
-    """Makes a training or test step one that the workers of a `@nano` function share.
+    """Marks a training or test step of a `@nano` function.
 
-    Every worker runs it on its own rows of the batch. The batch is the first argument, or part
-    of one, that is a tensor or array with at least one dimension. What a single process would
-    return comes back on every worker:
-
-    - a floating scalar is taken for a mean over the batch, and is the one of the global batch;
-    - a value for each row is gathered, in the order of the global batch; as such counts every
-      value that is on each worker as long as that worker's rows are;
-    - an integer scalar is taken for a count, and summed;
-    - anything else is this worker's own.
-
-    Gradients that a Keras optimizer applies are weighed by the worker's part of the batch and
-    summed, and metrics count every row once.
+    The step computes what it computes in one process, since each worker runs all of it, but for the
+    calls of Keras's layers and models, of which each computes its part of the batch's rows. The
+    mark tells the report how long steps take, and an error in which step it was raised. After
+    steps it is checked that what they return is the same in all workers.
 
     Args:
         function: a function, a method or a `tf.function`.
@@ -109,11 +102,8 @@ class _Loss:
     """
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        self.function = function
-        self.options = options
         functools.update_wrapper(self, function)
         del vars(self)["__wrapped__"]  # AutoGraph would call that instead
-        # A copy in a worker makes its own: a `tf.function` travels without its arguments.
         self.compiled = function
         if options:
             python = getattr(function, "python_function", function)
@@ -121,24 +111,14 @@ class _Loss:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tf = require_tensorflow()
-        function = self.compiled
-        if context.current is not None:
-            function = context.current.over_whole_batch(function)
-        values = tf.convert_to_tensor(function(*args, **kwargs))
+        values = tf.convert_to_tensor(self.compiled(*args, **kwargs))
         return values if values.shape.rank == 0 else tf.reduce_mean(values)
-
-    def __reduce__(self) -> Any:
-        return _Loss, (self.function, self.options)
 
 
 def nano_multiprocessing_loss(function: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
     """Turns a plain function of targets and predictions into a loss for a step.
 
-    A function that returns a value for each row becomes their mean over the global batch. One
-    that returns a scalar, whatever it is, gets the rows of all workers, so that it is what a
-    single process would compute. It may take more than targets and predictions, or less: what
-    has as many rows as the first tensor is the batch's, like sample weights, and all else is
-    passed on as it is.
+    The loss is the scalar that the function returns, or the mean of what it returns.
 
     Args:
         function: callable, where the decorator is written without parentheses.
@@ -176,10 +156,35 @@ def nano_multiprocessing_loss(function: Callable[..., Any] | None = None, /, **k
     return decorate if function is None else decorate(function)
 
 
+def whole(layer: Any) -> Any:
+    """Makes a layer or model run undivided, on all rows of a batch, in every worker.
+
+    It is right for any layer, and no faster than in one process. A layer whose rows depend on each
+    other, which a trial finds out, runs so without being told.
+
+    Args:
+        layer: `tf.keras.layers.Layer`.
+
+    Returns:
+        The layer.
+
+    Raises:
+        InvalidArgumentTypeError: It is something else.
+
+    Example:
+        >>> attention = nanotf.whole(AttentionOverTheBatch())
+    """
+    if not isinstance(layer, require_tensorflow().keras.layers.Layer):
+        raise InvalidArgumentTypeError(
+            "nanotf.whole() takes a layer or a model. Received: an object of class "
+            f"{type(layer).__qualname__}."
+        )
+    setattr(layer, keras_names.WHOLE, True)
+    return layer
+
+
 def nano_bf16(function: Callable[..., Any]) -> Callable[..., Any]:
     """Casts the floating tensors and arrays among a step's arguments to bfloat16.
-
-    Above or below `@nano_multiprocessing`, it casts each worker's rows.
 
     Args:
         function: a function, a method or a `tf.function`.
@@ -202,8 +207,11 @@ def nano_bf16(function: Callable[..., Any]) -> Callable[..., Any]:
     def step(*args: Any, **kwargs: Any) -> Any:
         return inner(*_to_bfloat16(args), **_to_bfloat16(kwargs))
 
-    # One graph, not one inside of another, which a replica's step may not have.
-    return require_tensorflow().function(step) if is_tf_function(function) else step
+    if not is_tf_function(function):
+        return step
+    in_graph: Callable[..., Any]
+    in_graph = require_tensorflow().function(step, **functions.options_of(function))
+    return in_graph
 
 
 def _to_bfloat16(structure: Any) -> Any:

@@ -140,15 +140,11 @@ def activity_regularizer(stock: None, worker: Worker) -> property:
 
 
 def scale_loss(stock: Any, worker: Worker) -> Any:
-    """Takes the strategy's 1/N away where nanotf weighs by shares, and where nobody sums.
-
-    In a loop outside of steps every worker computes the whole.
-    """
-    tf, share = require_tensorflow(), worker.share
+    """Takes the strategy's 1/N away where nanotf weighs by shares."""
+    share = worker.share
 
     def scaled(value: Any, /) -> Any:
-        whole = share.in_loop and tf.distribute.in_cross_replica_context()
-        return value if whole or share.current is not None else stock(value)
+        return stock(value) if share.current is None else value
 
     return scaled
 
@@ -301,28 +297,6 @@ def call_function(stock: Any, worker: Worker) -> Any:
             )
         of_rows = functools.partial(stock, self)
         return over_whole_batch(of_rows, share, with_gradient=True)(y_true, y_pred)
-
-    return call
-
-
-def follow_losses(losses: list[Any], share: Share) -> None:
-    """Makes the user's losses in a loop, those that return a scalar, see the rows of all workers.
-
-    In a branch or a function inside of a step TensorFlow gathers no rows: there the scalar stays
-    one of the worker's rows, which is right for a mean.
-    """
-    for loss in losses:
-        if not hasattr(loss, "_nanotf_follows_share"):
-            stock = loss.call
-            _take_whole_batch_if_scalar(loss, share)
-            loss.call = _where_rows_are_gathered(loss.call, stock, share)
-            loss._nanotf_follows_share = True
-
-
-def _where_rows_are_gathered(whole: Any, own: Any, share: Share) -> Any:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        inside = share.in_own_step and not share.in_own_graph()
-        return own(*args, **kwargs) if inside else whole(*args, **kwargs)
 
     return call
 

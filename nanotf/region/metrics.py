@@ -231,23 +231,6 @@ def update_mean(stock: Any, worker: Worker) -> Any:
     return update_state
 
 
-def call_here(stock: Any, worker: Worker) -> Any:
-    """Makes a call of a Keras 2 metric in a `@nano` function, outside of steps, an update there.
-
-    Keras 2 would run it in every replica, and all would count the same.
-    """
-    tf = require_tensorflow()
-
-    @functools.wraps(stock)
-    def call_replica_local_fn(fn: Any, *args: Any, **kwargs: Any) -> Any:
-        if worker.share.in_loop and tf.distribute.in_cross_replica_context():
-            kwargs.pop("strategy", None)
-            return fn(*args, **kwargs)
-        return stock(fn, *args, **kwargs)
-
-    return call_replica_local_fn
-
-
 def leave_alone_while_building(stock: Any, worker: Worker) -> Any:
     """Lets layers of Keras 2 that update a metric in their call be rebuilt under a strategy.
 

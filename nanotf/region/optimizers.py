@@ -14,7 +14,6 @@ from typing import Any
 from nanotf.compat import distribute, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import NanoError
 from nanotf.region.share import Share, Worker
 
 
@@ -136,16 +135,6 @@ def update_in_branches(optimizer: Any, strategy: Any) -> None:
     optimizer.apply = apply
 
 
-def _check_place(share: Share) -> None:
-    """Raises `NanoError` where a worker would update variables with its own gradients alone."""
-    if share.in_loop and require_tensorflow().distribute.in_cross_replica_context():
-        raise NanoError(
-            "Inside of a @nano function variables are updated in steps that the workers share. "
-            "Received: an optimizer that is called outside of one. Put @nano_multiprocessing on "
-            "the function that calls it, or call that with get_strategy().run()."
-        )
-
-
 # ------------------------------------------------------------------- replacements, see `overrides`
 # All optimizers follow the share in steps of the user's, those that such code makes itself, too:
 # so classes are changed.
@@ -163,7 +152,6 @@ def follow_share_in_3(stock: Any, worker: Worker) -> Any:
     share, strategy = worker.share, worker.strategy
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        _check_place(share)
         if not share.weighs_gradients or share.applying:
             return stock(self, grads, trainable_variables)
         share.applying = True
@@ -185,7 +173,6 @@ def follow_share_in_2(stock: Any, worker: Worker) -> Any:
     options = inspect.signature(stock).parameters
 
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_place(share)
         if not share.weighs_gradients or share.applying:
             return stock(self, grads_and_vars, *args, **kwargs)
         share.applying = True

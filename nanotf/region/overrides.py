@@ -17,10 +17,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from nanotf.collectives import lazy
 from nanotf.compat import autograph, keras_names, overrides
 from nanotf.compat.overrides import KERAS_2, KERAS_3, Override
-from nanotf.errors import InvalidArgumentError, NanoError
-from nanotf.region import datasets, gradients, losses, metrics, optimizers
+from nanotf.region import (
+    calls,
+    draws,
+    gradients,
+    keras_rules,
+    losses,
+    metrics,
+    normalization,
+    once,
+    optimizers,
+    tapes,
+)
 from nanotf.region.share import Share, Worker
 
 
@@ -32,62 +43,6 @@ def install(share: Share, strategy: Any) -> None:
         strategy: `strategy.WorkerStrategy`.
     """
     overrides.install(TABLE, Worker(share, strategy))
-
-
-# -------------------------------------------------------------------------------- Keras's loops
-_TRAIN = (
-    "Write the step as a function under @nano_multiprocessing, or call "
-    "nanotf.keras.Model.fit(num_processes=N) outside of @nano"
-)
-_CALL = (
-    "Call the model, model(x, training=False), in a function under @nano_multiprocessing, or call "
-    "{}() outside of @nano"
-)
-_LOOPS = {
-    "fit": _TRAIN,
-    "train_on_batch": _TRAIN,
-    "evaluate": _CALL,
-    "predict": _CALL,
-    "test_on_batch": _CALL,
-    "predict_on_batch": _CALL,
-}
-
-
-def _refuse_in_loop(stock: Any, worker: Worker) -> Any:
-    """Makes one of Keras's own loops raise `NanoError` inside of `@nano` functions."""
-    name = stock.__name__
-
-    @functools.wraps(stock)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not worker.share.in_loop:
-            return stock(self, *args, **kwargs)
-        if "num_processes" in kwargs:  # which the models of workers, Keras's, do not know
-            raise NanoError(
-                "A worker cannot start workers of its own. Received: a call of "
-                f"{name}(num_processes={kwargs['num_processes']!r}) inside of a @nano "
-                "function. Call it outside."
-            )
-        raise NanoError(
-            "Inside of a @nano function Keras's own loops do not run: they do not know "
-            f"batches that workers share. Received: a call of {name}(). "
-            f"{_LOOPS[name].format(name)}."
-        )
-
-    return method
-
-
-def _refuse_clear_session(stock: Any, worker: Worker) -> Any:
-    @functools.wraps(stock)
-    def clear_session(*args: Any, **kwargs: Any) -> Any:
-        if worker.share.in_loop:
-            raise NanoError(
-                "Inside of a @nano function Keras's state stays: the workers' strategy is part of "
-                "it. Received: a call of clear_session(). Call it outside of @nano, or leave it "
-                "out."
-            )
-        return stock(*args, **kwargs)
-
-    return clear_session
 
 
 def _keep_local(*reductions: str) -> Callable[[Any, Worker], Any]:
@@ -107,44 +62,6 @@ def _keep_local(*reductions: str) -> Callable[[Any, Worker], Any]:
 
 
 # ---------------------------------------------------------------------- TensorFlow's variables
-def _explaining_place(stock: Any, worker: Worker) -> Any:
-    """Makes what works in a step alone say, in a `@nano` function, where it has to stand."""
-
-    @functools.wraps(stock)
-    def explained(self: Any) -> Any:
-        try:
-            return stock(self)
-        except ValueError as error:  # it has no other
-            if not worker.share.in_loop:
-                raise
-            raise InvalidArgumentError(
-                "Inside of a @nano function gradients are computed and applied in steps that "
-                "the workers share. Received: code outside of one, of which TensorFlow says: "
-                f"{error} Put @nano_multiprocessing on the function that it stands in, or "
-                "call that with get_strategy().run()."
-            ) from error
-
-    return explained
-
-
-def _add_once(stock: Any, worker: Worker) -> Any:
-    """Lets sums over workers, those of Keras 2's metrics, be added to outside of replicas.
-
-    All workers add the same there, which counts once: the first one's.
-    """
-
-    @functools.wraps(stock)
-    def add(self: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        outside = tf.distribute.in_cross_replica_context()
-        if not outside or self.aggregation != tf.VariableAggregation.SUM:
-            return stock(self, value, *args, **kwargs)
-        local = tf.distribute.get_strategy().experimental_local_results(self)[0]
-        part = value if worker.strategy.rank == 0 else tf.zeros_like(value)
-        return getattr(local, stock.__name__)(part, *args, **kwargs)
-
-    return add
-
-
 def _with_known_values(stock: Any, worker: Worker) -> Any:
     """Lets one rank alone call what makes variables, which begin alike on every rank."""
 
@@ -156,20 +73,14 @@ def _with_known_values(stock: Any, worker: Worker) -> Any:
     return call
 
 
-def _read_through(stock: Any, worker: Worker) -> Any:
-    """Makes iterators of datasets pass their elements through `Share.read`."""
-
-    def _next_internal(self: Any) -> Any:
-        element, read = stock(self), worker.share.read
-        return element if read is None else read(element)
-
-    return _next_internal
-
-
 _LOSS_UTILS = "keras.src.utils.losses_utils"
 _VARIABLE = "tensorflow.python.distribute.values:DistributedVariable"
 _UNEQUAL_SHARES = "Keras divides a loss by the number of workers, whose rows need not be as many"
 _SUMS_AFTERWARDS = "Keras sums gradients over workers, unweighed, and after clipping them"
+_OF_BATCH = "statistics are those of the whole batch"
+_ONE_NUMBER = "of a function of rows one number a row is gathered"
+_UNDER_THE_STRATEGY = "what `strategy.run` trains is made in its scope"
+_ONCE = "all workers run the program, and one of them writes its files"
 _OF_NUMBER = "a distributed variable cannot be read as a number, as a plain one can"
 
 TABLE: tuple[Override, ...] = (
@@ -188,14 +99,13 @@ TABLE: tuple[Override, ...] = (
     Override("keras.src.trainers.compile_utils:CompileLoss.__call__", "tells the losses of `compile` from those that the user's code calls", losses.compute_losses_of_compile, KERAS_3),
     Override("keras.src.engine.compile_utils:LossesContainer.__call__", "tells the losses of `compile` from those that the user's code calls", losses.compute_losses_of_compile, KERAS_2),
     Override("keras.src.engine.compile_utils:LossesContainer._nanotf_called", "see `Generation.unused_losses`", lambda stock, worker: False, KERAS_2, adds=True),
-    Override("tensorflow:keras.losses.Loss._get_reduction", "under a strategy Keras 2 refuses a mean in the user's own step, for which there is a share", lambda stock, worker: _explaining_place(losses.get_reduction(stock, worker), worker), KERAS_2),
+    Override("tensorflow:keras.losses.Loss._get_reduction", "under a strategy Keras 2 refuses a mean in the user's own step, for which there is a share", losses.get_reduction, KERAS_2),
     Override("tensorflow:keras.layers.Layer.activity_regularizer", "Keras divides it by the batch from 3.14 on", losses.activity_regularizer, ((3,), (3, 14)), adds=True),
     Override("keras.src.backend.tensorflow.nn:_compute_moments_sync", "a row that stands in for none does not count", losses.compute_moments_sync, KERAS_3),
     Override("keras.src.layers.normalization.batch_normalization:BatchNormalizationBase._sync_calculate_mean_and_var", "a row that stands in for none does not count", losses.compute_moments_sync_in_2, KERAS_2),
     # Metrics.
     Override("tensorflow:keras.metrics.Mean.update_state", "a scalar counts as much as the share", metrics.update_mean),
     Override("keras.src.utils.metrics_utils:update_state_wrapper", "layers that update a metric are rebuilt outside of any replica", metrics.leave_alone_while_building, KERAS_2),
-    Override("keras.src.distribute.distributed_training_utils:call_replica_local_fn", "a metric called outside of steps is updated there, once", metrics.call_here, KERAS_2),
     # Gradients and optimizers.
     Override("tensorflow:GradientTape.gradient", "gradients in the user's steps are those of the global batch", gradients.follow_share),
     Override("tensorflow:keras.optimizers.Optimizer._all_reduce_sum_gradients", _SUMS_AFTERWARDS, optimizers.stay_summed, KERAS_3),
@@ -217,26 +127,74 @@ TABLE: tuple[Override, ...] = (
     Override("keras.src.engine.training:reduce_per_replica", "sends all outputs of `predict` to all workers", _keep_local("concat"), KERAS_2),
     Override("keras.src.layers.core.embedding:Embedding.call", "see `keras_names.look_up`", lambda stock, worker: keras_names.look_up(stock), KERAS_3),
     Override("keras.src.layers.core.embedding:Embedding.add_loss", "see `keras_names.of_variable_dtype`", lambda stock, worker: keras_names.of_variable_dtype(stock), KERAS_3),
-    *(
-        Override(f"tensorflow:keras.Model.{name}", "Keras's loops would share out batches that workers share already", _refuse_in_loop)
-        for name in _LOOPS
-    ),
-    Override("keras.src.backend.common.global_state:clear_session", "clears TensorFlow's stack of scopes, on which the strategy is", _refuse_clear_session, KERAS_3),
-    Override("keras.src.backend:clear_session", "clears TensorFlow's stack of scopes, on which the strategy is", _refuse_clear_session, KERAS_2),
     Override("keras.src.saving.saving_lib:get_attr_skipset", "makes variables, which are broadcast, and one rank may save alone", _with_known_values, KERAS_3),
     # TensorFlow.
     Override("tensorflow:train.Checkpoint._maybe_create_save_counter", "makes a variable, which is broadcast, and one rank may save alone", _with_known_values),
-    Override("tensorflow.python.data.ops.iterator_ops:OwnedIterator._next_internal", "a step weighs the batches that it reads", _read_through),
-    Override("tensorflow:data.Dataset.sample_from_datasets", "all workers pick the same", datasets.sample_alike),
     Override(f"{_VARIABLE}.__float__", _OF_NUMBER, lambda stock, worker: lambda self: float(self.numpy()), adds=True),
     Override(f"{_VARIABLE}.__int__", _OF_NUMBER, lambda stock, worker: lambda self: int(self.numpy()), adds=True),
     Override(f"{_VARIABLE}.__complex__", _OF_NUMBER, lambda stock, worker: lambda self: complex(self.numpy()), adds=True),
     Override(f"{_VARIABLE}.__array__", _OF_NUMBER, lambda stock, worker: lambda self, dtype=None, copy=None: np.asarray(self.numpy(), dtype), adds=True),
-    Override(f"{_VARIABLE}.handle", "its error does not say what to do in a `@nano` function", lambda stock, worker: property(_explaining_place(stock.fget, worker))),
-    *(
-        Override(f"tensorflow.python.distribute.values:SyncOnReadVariable.{name}", "Keras 2 adds to metrics outside of steps", _add_once)
-        for name in ("assign_add", "assign_sub")
-    ),
     Override("tensorflow.python.autograph.core.config:CONVERSION_RULES", "see `autograph.leave_tf_keras_alone`", lambda stock, worker: autograph.leave_tf_keras_alone(stock), KERAS_2),
     Override("tensorflow.python.autograph.pyct.loader:load_source", "see `autograph.keep_no_files`", lambda stock, worker: autograph.keep_no_files(stock)),
+    # Regions: what is divided, and what its code reads, draws and returns.
+    Override("tensorflow:keras.layers.Layer.__call__", "the outermost call is divided", calls.calling_layers),
+    Override("tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__", "a graph traced elsewhere knows nothing of the region", calls.calling_functions),
+    Override("tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper.__init__", "each worker runs its pipelines alone", calls.tracing_pipelines),
+    Override("tensorflow.python.autograph.operators.control_flow:for_stmt", "AutoGraph makes a loop over a dataset a pipeline, which a worker runs alone", calls.looping),
+    *(
+        Override(f"tensorflow:keras.Model.{name}", "a worker has no workers; a model under the strategy would have its batches divided twice", calls.refusing)
+        for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+    ),
+    Override("tensorflow.python.framework.func_graph:FuncGraph._create_op_internal", "a tensor that reaches a region behind its call has a gradient, too", calls.making_operations),
+    *(
+        Override(f"tensorflow.python.ops.custom_gradient:{name}", "a gradient function may run a region's code again", calls.recomputing)
+        for name in ("_graph_mode_decorator", "_eager_mode_decorator")
+    ),
+    *(
+        Override(target, "random numbers are those of the whole batch", draws.drawing)
+        for kind in ("normal", "uniform", "truncated_normal")
+        for target in (
+            f"tensorflow:random.{kind}",
+            f"tensorflow:random.stateless_{kind}",
+            f"tensorflow.python.ops.random_ops:{kind if kind[0] == 't' else 'random_' + kind}",
+            f"tensorflow.python.ops.stateless_random_ops:stateless_{kind if kind[0] == 't' else 'random_' + kind}",
+        )
+    ),
+    Override("tensorflow:GradientTape.gradient", "a joined tensor's gradient is that of its rows, joined", tapes.differentiating),
+    Override("tensorflow:GradientTape.watch", "who watches a joined tensor watches its rows", tapes.watching),
+    *(
+        Override(f"tensorflow:GradientTape.{name}", "exchanges cannot be vectorized", tapes.without_vectorizing)
+        for name in ("jacobian", "batch_jacobian")
+    ),
+    Override("tensorflow:nn.moments", _OF_BATCH, normalization.moments),
+    Override("tensorflow:nn.weighted_moments", _OF_BATCH, normalization.weighted_moments),
+    Override("tensorflow:compat.v1.nn.fused_batch_norm", _OF_BATCH, normalization.fused_batch_norm, KERAS_2),
+    Override("keras.src.layers.normalization.batch_normalization:BatchNormalization._moments", _OF_BATCH, normalization.masked_moments, KERAS_3),
+    Override("keras.src.losses.losses:LossFunctionWrapper.call", _ONE_NUMBER, keras_rules.calling, KERAS_3),
+    Override("keras.src.losses:LossFunctionWrapper.call", _ONE_NUMBER, keras_rules.calling, KERAS_2),
+    Override("keras.src.metrics.reduction_metrics:MeanMetricWrapper.update_state", _ONE_NUMBER, keras_rules.updating, KERAS_3),
+    Override("keras.src.metrics.base_metric:MeanMetricWrapper.update_state", _ONE_NUMBER, keras_rules.updating, KERAS_2),
+    *(
+        Override(f"tensorflow:keras.optimizers.{name}.apply", _UNDER_THE_STRATEGY, calls.applying, KERAS_3)
+        for name in ("Optimizer", "LossScaleOptimizer")
+    ),
+    *(
+        Override(f"tensorflow:keras.optimizers.{name}.apply_gradients", _UNDER_THE_STRATEGY, calls.applying_pairs, KERAS_2)
+        for name in ("Optimizer", "legacy.Optimizer")
+    ),
+    # Files.
+    Override("tensorflow:train.Checkpoint._write", _ONCE, once.writing("file_prefix")),
+    Override("tensorflow:saved_model.save", _ONCE, once.writing("export_dir")),
+    *(
+        Override(f"tensorflow:keras.{name}", _ONCE, once.writing("filepath"))
+        for name in ("Model.save", "Model.save_weights", "Model.export", "models.save_model")
+    ),
+    *(
+        Override(f"tensorflow.python.checkpoint.checkpoint_management:{name}", _ONCE, once.leaving_files_alone)
+        for name in ("update_checkpoint_state_internal", "_delete_file_if_exists")
+    ),
+    Override("tensorflow:summary.create_file_writer", _ONCE, once.making_writers),
+    # Exchanges that are made if they are read.
+    Override("tensorflow.python.framework.auto_control_deps:AutomaticControlDependencies.__exit__", "what nobody reads is not gathered", lazy.completing),
+    Override("tensorflow.python.framework.auto_control_deps:op_is_stateful", "what is gathered has its place among other exchanges", lazy.ordering),
 )  # fmt: skip

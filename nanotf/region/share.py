@@ -22,7 +22,6 @@ class Share:
     Attributes:
         current: scalar float tensor or None.
         of_compile: bool, whether the losses of `compile` are being computed.
-        in_loop: bool, whether a `@nano` function runs.
         in_own_step: bool, whether a step of the user's runs: of such a function, or a model's own
             `train_step`.
         known_rows: int or None, how many rows this worker has in such a step, where tracing knows.
@@ -35,7 +34,6 @@ class Share:
     def __init__(self) -> None:
         self.current: Any = None
         self.of_compile = False
-        self.in_loop = False
         self.in_own_step = False
         self.known_rows: int | None = None
         self.applying = False
@@ -75,7 +73,7 @@ class Share:
     @property
     def weighs_gradients(self) -> bool:
         """Whether optimizers weigh gradients by the share: where the user's code makes them."""
-        return self.current is not None and (self.in_own_step or self.in_loop)
+        return self.current is not None and self.in_own_step
 
     def may_be_rows(self, value: Any) -> bool:
         """Whether, to this worker, a tensor seems to have one entry for each row of the batch.

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from nanotf.collectives import engine, launcher
 from nanotf.collectives.tally import Tally
-from nanotf.compat import distribute
+from nanotf.compat import distribute, eager_context
 from nanotf.wire import ports
 
 
@@ -40,12 +40,6 @@ def mark_as_share(dataset: Any, iterable: Any = None) -> Any:
     # Keras 2's predict() asks for another way to shard, on a copy that has lost the mark.
     dataset.with_options = lambda options: dataset
     return dataset
-
-
-def _yields_rows(dataset: Any) -> bool:
-    if hasattr(dataset, "_nanotf_rows"):
-        return True
-    return any(_yields_rows(source) for source in distribute.inputs_of(dataset))
 
 
 class _Extended(distribute.Extended):  # type: ignore[misc]
@@ -124,6 +118,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
     """
 
     tally: Tally | None = None
+    _gather: Any = None
 
     def __init__(
         self, rank: int, size: int, cluster: tuple[str, ...] = (), group: Any = None
@@ -156,6 +151,35 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         tf.distribute.Strategy.__init__(self, extended)
         self.rank = rank
         self.size = size
+        self.feeds_branches = group is not None
+
+    def sum_dense(self, tensors: Sequence[Any]) -> list[Any]:
+        """The sums over workers of tensors of one or several dtypes."""
+        summed = self._launcher.batch_all_reduce([list(tensors)])
+        return list(tf.nest.flatten(summed))
+
+    def gather_rows(self, rows: Any, if_read: bool = False) -> Any:
+        """The rows of all workers, in the order of ranks.
+
+        Args:
+            rows: tensor of at least one dimension; the first may differ between workers.
+            if_read: bool, whether a graph gathers them only if something reads the result. Over
+                gRPC it always does.
+        """
+        group = self.extended.group
+        if group is not None:
+            return group.all_gather(rows, self._keys.next(), if_read)
+        if tf.executing_eagerly():  # TensorFlow gathers in graphs alone
+            if self._gather is None:
+                self._gather = tf.function(self.gather_rows, reduce_retracing=True)
+            with eager_context.unrecorded():
+                return self._gather(rows)
+        wide = tf.cast(rows, tf.int32) if rows.dtype == tf.bool else rows
+        return tf.cast(self._launcher.all_gather(wide, axis=0), rows.dtype)
+
+    @property
+    def _launcher(self) -> Any:
+        return distribute.launcher_of(self.extended)
 
     # For `sharded_update`; transport "shm" alone.
     def part_of(self, elements: int) -> tuple[int, int]:
@@ -213,6 +237,4 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         share = getattr(dataset, "_nanotf_share", None)
         if share is not None:
             return share
-        if _yields_rows(dataset):
-            return dataset
         return super().experimental_distribute_dataset(dataset, options)

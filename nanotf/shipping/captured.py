@@ -29,7 +29,6 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
 from nanotf.shipping import attributes, classes, models, objects, pickling, programs, user_modules
 
-_LATE = ("compile_arguments", "own_compile_arguments", "optimizer")
 # The parts that a model has not, before it is compiled.
 _UNCOMPILED = ("compiled", "metrics", "optimizers")
 
@@ -125,13 +124,7 @@ class _Pickler(pickling.Pickler):
     def _maker(self, obj: Any) -> Any:
         keras = require_tensorflow().keras
         if isinstance(obj, keras.Model):
-            recipe = dataclasses.replace(
-                models.recipe_of(obj),
-                compile_arguments=None,
-                own_compile_arguments=None,
-                optimizer=None,
-                excluded=(),
-            )
+            recipe = dataclasses.replace(models.recipe_of(obj), compiled=None, excluded=())
             return _CapturedModel(models.checked(obj, recipe))
         if isinstance(obj, keras.layers.Layer):
             return _CapturedLayer(self.from_config(obj), models.BuiltState.of(obj))
@@ -176,14 +169,13 @@ def dump(model: Any, recipe: models.ModelRecipe) -> tuple[bytes, Captured]:
 
 
 def _dump(pickler: _Pickler, model: Any, recipe: models.ModelRecipe) -> Captured:
-    unset: dict[str, Any] = dict.fromkeys(_LATE)
-    early = dataclasses.replace(recipe, changed=(), **unset)
+    early = dataclasses.replace(recipe, changed=(), compiled=None)
     pickling.dump(pickler, early)
     pickler.weights = set()  # one that was set later, of which Keras makes a weight, is captured
     pickling.dump(pickler, recipe.changed)
     found = [(p, v) for p, v in objects.parts_of(model).items() if p[0] not in _UNCOMPILED]
     pickler.parts = {id(model): None, **{id(part): place for place, part in found}}
-    pickling.dump(pickler, {name: getattr(recipe, name) for name in _LATE})
+    pickling.dump(pickler, recipe.compiled)
     own = {id(variable) for variable in generation().model_variables(model)}
     places: list[tuple[int, int]] = []
     variables: dict[int, Any] = {}
@@ -246,7 +238,8 @@ class Loaded:
         self._unpickler.model = model
         changed = self._unpickler.load()
         models.set_attributes(model, changed)
-        self.recipe = dataclasses.replace(self.recipe, changed=changed, **self._unpickler.load())
+        compiled = self._unpickler.load()
+        self.recipe = dataclasses.replace(self.recipe, changed=changed, compiled=compiled)
         self._places, self._held = self._unpickler.load()
         models.compile_as(model, self.recipe)
 

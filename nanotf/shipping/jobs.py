@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from nanotf.compat import keras_names
+from nanotf.compat.chance import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping.state import StateLayout
@@ -197,22 +198,18 @@ class Predicted:
 # ------------------------------------------------------------------------- custom loops
 @dataclasses.dataclass(frozen=True)
 class LoopData:
-    """Batches of a custom loop, which the parent reads.
+    """Data of a custom loop, which the parent reads.
 
     Args:
         kind: str, "dataset" for what can be iterated again and again, "iterator" for what yields
             tensors once, "generator" for what yields arrays once.
-        signature: nested structure of `tf.TensorSpec`, of one global batch.
-        cardinality: int, batches, or TensorFlow's codes for endless and unknown.
-        whole: nested structure of `tf.TensorSpec`, of an element as the dataset has it.
-        is_batched: bool, whether elements are batches; where not, the function makes some.
+        signature: nested structure of `tf.TensorSpec`, of one element.
+        cardinality: int, elements, or TensorFlow's codes for endless and unknown.
     """
 
     kind: str
     signature: Any
     cardinality: int
-    whole: Any = None
-    is_batched: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,9 +250,7 @@ class LoopJob:
         excluded: dict, what they leave without weight decay; see
             `shipping.objects.excluded_from_decay`.
         state_block: int, which of the job's blocks holds the state.
-        seed: int, of TensorFlow's random numbers.
-        global_seed: int or None, what the user gave to `tf.random.set_seed`.
-        random_states: tuple of the states of `random` and of NumPy, the same for all ranks.
+        chance: `Chance`, where random numbers stand, the same for all ranks.
         terminal: `Terminal`.
     """
 
@@ -269,9 +264,7 @@ class LoopJob:
     optimizers: dict[Any, Any]
     excluded: dict[Any, Any]
     state_block: int
-    seed: int
-    global_seed: int | None
-    random_states: tuple[Any, Any]
+    chance: Chance
     terminal: Terminal
 
 
@@ -280,19 +273,21 @@ class Built:
     """What a `@nano` function has built of the user's objects; sent by rank 0.
 
     Args:
-        layers: dict of int to dict, the `get_build_config()` of layers and models by root.
+        layers: dict of int to tuple, the `models.build_configs` of layers and models by root.
+        compiles: dict of int to `models.Compiled`, of models that the function has compiled.
         compiled: dict of int to dict, the `keras_compiled.built_state` of models by root.
         optimizers: as in `LoopJob`, afterwards.
         values: dict of int to list of `numpy.ndarray`, of every root whose number of variables
             has changed, all its values.
-        random_states: as in `LoopJob`, afterwards.
+        chance: as in `LoopJob`, afterwards.
     """
 
     layers: dict[int, Any]
+    compiles: dict[int, Any]
     compiled: dict[int, Any]
     optimizers: dict[Any, Any]
     values: dict[int, list[Any]]
-    random_states: tuple[Any, Any]
+    chance: Chance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,8 +295,9 @@ class LoopEnd:
     """How a `@nano` function ended on one rank.
 
     Args:
-        sums: tuple of float, for each variable that all ranks should hold alike the sum of its
-            magnitudes.
+        held: tuple of tuple of str and float, the variables' names and sums of magnitudes.
+        divides: bool, whether a call of a layer in the program was divided.
     """
 
-    sums: tuple[float, ...]
+    held: tuple[tuple[str, float], ...]
+    divides: bool

@@ -12,7 +12,7 @@ import copy
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nanotf.compat import keras_compiled, keras_names, keras_optimizers
@@ -20,6 +20,8 @@ from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
 from nanotf.shipping import attributes, classes, constructors
+
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +49,7 @@ class ModelRecipe:
         changed: tuple of dict of str to object, of the model and every layer below it, in order,
             the attributes that were set after it was made; see `attributes`.
         held: tuple of places of variables that Keras does not know of; see `attributes`.
-        compile_arguments: dict or None, what `compile` was called with.
-        own_compile_arguments: tuple of positional and keyword arguments, or None, what the
-            user's own `compile` was called with, if the class has one.
-        optimizer: the optimizer, or None.
+        compiled: `Compiled`, or None.
         excluded: tuple of tuple of int, of every optimizer of the model, the places among its
             variables of those without weight decay; see `exclude_from_decay`.
         dtype_policy: the global Keras dtype policy, by name.
@@ -58,7 +57,7 @@ class ModelRecipe:
 
     cls: type
     config: dict[str, Any] | None
-    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
+    arguments: _Arguments | None
     attributes: dict[str, Any] | None
     graph: dict[str, Any] | None
     custom_objects: dict[str, Any]
@@ -68,9 +67,7 @@ class ModelRecipe:
     trainable_variables: tuple[bool, ...]
     adapted: tuple[dict[str, Any], ...]
     changed: tuple[dict[str, Any], ...]
-    compile_arguments: dict[str, Any] | None
-    own_compile_arguments: tuple[tuple[Any, ...], dict[str, Any]] | None
-    optimizer: Any
+    compiled: Compiled | None
     excluded: tuple[tuple[int, ...], ...]
     dtype_policy: str
     held: tuple[Any, ...] = ()
@@ -210,20 +207,15 @@ def recipe_of(model: Any) -> ModelRecipe:
         attributes=attributes,
         graph=graph,
         custom_objects=custom_objects,
-        build_configs=tuple(
-            classes.plain(keras_names.build_config(layer)) if layer.built else None
-            for layer in classes.with_layers(model)
-        ),
+        build_configs=build_configs(model),
         weights=len(model.weights) if complete else 0,
         trainable=_trainable_flags(model),
         trainable_variables=_trainable_variables(model),
         adapted=tuple(
-            keras_names.adapted_state(layer) for layer in keras_names.layers_below(model)
+            keras_names.adapted_state(layer) for layer in (*keras_names.layers_below(model), model)
         ),
         changed=(),
-        compile_arguments=_compile_arguments(model),
-        own_compile_arguments=_own_compile_arguments(model, cls),
-        optimizer=getattr(model, "optimizer", None),
+        compiled=Compiled.of(model),
         excluded=_excluded_from_decay(model),
         dtype_policy=policy.name,
     )
@@ -256,7 +248,26 @@ def _names_of_compile() -> frozenset[str]:
 def _own_attributes(model: Any) -> dict[str, Any]:
     """What the user's class has set on a model: its layers above all, and what it was made with."""
     names = [name for name in vars(model) if name not in attributes.names_of_keras()]
-    return {name: getattr(model, name) for name in names if not name.startswith("_nanotf")}
+    found = {name: getattr(model, name) for name in names if not name.startswith("_nanotf")}
+    inside: dict[int, _Inside] = {}  # by id, of layers in other attributes, those that hold them
+    for name, value in found.items():
+        if isinstance(value, require_tensorflow().keras.layers.Layer):
+            below = enumerate(keras_names.layers_below(value))
+            inside.update({id(layer): _Inside(name, place) for place, layer in below})
+    return {name: inside.get(id(value), value) for name, value in found.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inside:
+    """An attribute that is a layer inside of another attribute, as a cell is of its RNN.
+
+    Args:
+        name: str, that attribute.
+        place: int, among the layers below it.
+    """
+
+    name: str
+    place: int
 
 
 def all_optimizers(model: Any) -> list[Any]:
@@ -305,18 +316,49 @@ def _trainable_variables(model: Any) -> tuple[bool, ...]:
     return tuple(bool(v.trainable) for v in model.weights) if frozen_apart else ()
 
 
-def _compile_arguments(model: Any) -> dict[str, Any] | None:
-    if not generation().is_compiled(model):
-        return None
-    arguments = keras_names.compile_arguments(model)
-    arguments.pop("optimizer", None)  # the live object travels, with its current settings
-    return arguments | generation().COMPILE_IN_WORKERS
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What compiles a model as another was compiled.
+
+    Args:
+        arguments: dict, what Keras's `compile` was called with, without the optimizer.
+        own_arguments: tuple of positional and keyword arguments, or None, what the `compile` of
+            the model's own class was called with.
+        optimizer: the live optimizer, or None: it travels with its current settings.
+    """
+
+    arguments: dict[str, Any]
+    own_arguments: _Arguments | None
+    optimizer: Any
+
+    @classmethod
+    def of(cls, model: Any) -> Compiled | None:
+        """That of a model; None if it is not compiled.
+
+        Raises:
+            ModelError: The model's class has a `compile` whose arguments nobody knows.
+        """
+        if not generation().is_compiled(model):
+            return None
+        arguments = keras_names.compile_arguments(model) | generation().COMPILE_IN_WORKERS
+        arguments.pop("optimizer", None)
+        return cls(arguments, _own_compile_arguments(model), getattr(model, "optimizer", None))
+
+    def put(self, model: Any) -> None:
+        """Compiles a model."""
+        if self.own_arguments is None:
+            model.compile(optimizer=self.optimizer, **self.arguments)
+            return
+        args, kwargs = self.own_arguments
+        with keras_names.unlocked(model):
+            model.compile(*args, **kwargs)
 
 
-def _own_compile_arguments(model: Any, cls: type) -> Any:
-    if not classes.is_foreign(cls.compile) or not generation().is_compiled(model):  # type: ignore[attr-defined]
+def _own_compile_arguments(model: Any) -> _Arguments | None:
+    cls = classes.original_class(type(model))
+    if not classes.is_foreign(cls.compile):  # type: ignore[attr-defined]
         return None
-    recorded = getattr(model, "_nanotf_compile_arguments", None)
+    recorded: _Arguments | None = getattr(model, "_nanotf_compile_arguments", None)
     if recorded is not None:
         return recorded
     # It was compiled before it was accelerated: `compile` may have kept what it was given.
@@ -378,13 +420,14 @@ def build(recipe: ModelRecipe) -> Any:
             else:
                 config = copy.deepcopy(recipe.config)  # Keras empties what it is given
                 model = maker_of(recipe.cls, recipe.custom_objects).from_config(config)
-            _build_layers(model, recipe.build_configs)
+            build_layers(model, recipe.build_configs)
             config = recipe.build_configs[0]
             if config and (not _is_built(model) or len(model.weights) < recipe.weights):
-                build_as(model, config)  # a call makes some
+                _build_as(model, config)  # a call makes some
         except Exception as error:
             raise _cannot_rebuild(recipe.cls, f"rebuilding it raised {error!r}") from error
-    _set_layers(keras_names.layers_below(model), recipe.trainable, recipe.adapted)
+    layers = [*keras_names.layers_below(model), model]
+    _set_layers(layers, recipe.trainable, recipe.adapted)
     return model
 
 
@@ -404,21 +447,38 @@ def compile_as(model: Any, recipe: ModelRecipe) -> None:
         for variable, flag in zip(model.weights, recipe.trainable_variables, strict=False):
             if bool(variable.trainable) != flag:
                 variable.trainable = flag
-    if recipe.own_compile_arguments is not None:
-        args, kwargs = recipe.own_compile_arguments
-        with keras_names.unlocked(model):
-            model.compile(*args, **kwargs)
-        set_attributes(model, recipe.changed)  # those that it has set, too
-    elif recipe.compile_arguments is not None:
-        model.compile(optimizer=recipe.optimizer, **recipe.compile_arguments)
+    if recipe.compiled is not None:
+        recipe.compiled.put(model)
+        if recipe.compiled.own_arguments is not None:
+            set_attributes(model, recipe.changed)  # those that it has set, too
+
+
+def is_graph(model: Any) -> bool:
+    """Whether a model is inputs and outputs and nothing more, so that `with_layers` can make it."""
+    if not isinstance(model, keras_names.functional_class()):
+        return False
+    plain = classes.original_class(type(model)) is keras_names.functional_class()
+    return plain and not generation().is_compiled(model)
+
+
+def with_layers(model: Any, layers: Mapping[str, Any]) -> Any:
+    """A functional model with other layers, by name, in the places of its own."""
+    clone = require_tensorflow().keras.models.clone_model
+    return clone(model, clone_function=lambda layer: layers.get(layer.name, layer))
 
 
 def _with_attributes(cls: Any, attributes: dict[str, Any]) -> Any:
     """A model as the user's `__init__` has left it; Keras tracks layers as they are set."""
     model = cls.__new__(cls)
     keras_names.model_class().__init__(model)
+
+    def found(value: Any) -> Any:
+        if not isinstance(value, _Inside):
+            return value
+        return keras_names.layers_below(found(attributes[value.name]))[value.place]
+
     for name, value in attributes.items():
-        setattr(model, name, value)
+        setattr(model, name, found(value))
     return model
 
 
@@ -479,13 +539,13 @@ class BuiltState:
     """What the first calls of a layer or model make of it, next to what rebuilds it as new.
 
     Args:
-        build_config: dict or None, the input shapes that a layer was built with.
+        build_configs: tuple of dict or None, see `build_configs`.
         trainable: tuple of bool, of the layer and every layer below it.
         adapted: tuple of dict, likewise; see `keras_names.adapted_state`.
         compiled: dict, what a model's compiled losses and metrics are; see `keras_compiled`.
     """
 
-    build_config: dict[str, Any] | None
+    build_configs: tuple[dict[str, Any] | None, ...]
     trainable: tuple[bool, ...]
     adapted: tuple[dict[str, Any], ...]
     compiled: keras_compiled.Built
@@ -494,19 +554,18 @@ class BuiltState:
     def of(cls, layer: Any) -> BuiltState:
         """That of a layer or a model; of a model, `ModelRecipe` has the rest."""
         if isinstance(layer, require_tensorflow().keras.Model):
-            return cls(None, (), (), keras_compiled.built_state(layer))
+            return cls((), (), (), keras_compiled.built_state(layer))
         layers = classes.with_layers(layer)
         return cls(
-            classes.plain(keras_names.build_config(layer)) if layer.built else None,
+            build_configs(layer),
             tuple(bool(each.trainable) for each in layers),
-            tuple(keras_names.adapted_state(each) for each in layers) if layer.built else (),
+            tuple(keras_names.adapted_state(each) for each in layers),
             {},
         )
 
     def put(self, layer: Any) -> None:
         """Brings a layer or model that is as new there."""
-        if self.build_config and not layer.built:
-            build_as(layer, self.build_config)
+        build_layers(layer, self.build_configs)
         _set_layers(classes.with_layers(layer), self.trainable, self.adapted)
         if self.compiled:
             keras_compiled.set_built_state(layer, self.compiled)
@@ -516,8 +575,16 @@ def _is_built(model: Any) -> bool:
     return bool(model.built) and all(layer.built for layer in keras_names.layers_below(model))
 
 
-def _build_layers(model: Any, configs: tuple[dict[str, Any] | None, ...]) -> None:
-    """Builds a model's layers, each as that of another model was built.
+def build_configs(layer: Any) -> tuple[dict[str, Any] | None, ...]:
+    """The input shapes that a layer or model, and those below it, were built with."""
+    return tuple(
+        classes.plain(keras_names.build_config(each)) if each.built else None
+        for each in classes.with_layers(layer)
+    )
+
+
+def build_layers(model: Any, configs: tuple[dict[str, Any] | None, ...]) -> None:
+    """Builds a layer or model, and the layers below it, each as that of another was built.
 
     So it matters neither what calls them nor of which types the inputs are: a configuration has
     shapes alone.
@@ -529,7 +596,7 @@ def _build_layers(model: Any, configs: tuple[dict[str, Any] | None, ...]) -> Non
             layers = classes.with_layers(model)  # those that it has made come after it
 
 
-def build_as(model: Any, config: dict[str, Any]) -> None:
+def _build_as(model: Any, config: dict[str, Any]) -> None:
     """Builds a model as another was built, by that one's `get_build_config()`."""
     shapes = config.get("input_shape")
     if shapes is None or _is_shape(shapes):  # Keras 2 cannot build from a structure of shapes
@@ -582,7 +649,7 @@ def checked(model: Any, recipe: ModelRecipe) -> ModelRecipe:
     foreign = bool(recipe.custom_objects) or classes.is_foreign(recipe.cls)
     if not foreign and not _has_layers_in_two_models(model):
         return recipe
-    bare = dataclasses.replace(recipe, compile_arguments=None, own_compile_arguments=None)
+    bare = dataclasses.replace(recipe, compiled=None)
     with keras_names.kept_random_states():  # of layers' seeds, and weights
         twin = rebuild(bare)
     changed = attributes.changed(model, twin)

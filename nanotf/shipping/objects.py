@@ -1,8 +1,9 @@
 """The roots of a `@nano` call: what it refers to that has an identity.
 
-A root is a model, a layer, an optimizer, a metric, a loss, a variable, a checkpoint, or something
-that yields data. Both sides ask the same questions of their own roots, and must get answers in
-the same order: which variables a root has, what is part of it, what its optimizers are built with.
+A root is a model, a layer, an optimizer, a metric, a loss, a variable, a checkpoint, a writer of
+summaries, or something that yields data. Both sides ask the same questions of their own roots, and
+must get answers in the same order: which variables a root has, what is part of it, what its
+optimizers are built with.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def _root_classes() -> tuple[type, ...]:
         keras.losses.Loss,
         tf.Variable,
         tf.train.Checkpoint,
+        tf.summary.SummaryWriter,
         *keras_optimizers.optimizer_classes(),
         *generation().variable_classes(),
         *generation().seed_generator_classes(),
@@ -191,33 +193,3 @@ def distinct_variables(roots: Sequence[Any]) -> list[Any]:
     """The variables of all roots, each once, in a fixed order."""
     found = {id(v): v for root in roots for v in variables_of(root)}
     return list(found.values())
-
-
-def moving_variables(roots: Sequence[Any]) -> list[Any]:
-    """Moving statistics that differ between ranks though TensorFlow does not know it."""
-    layers = [root for root in roots if isinstance(root, require_tensorflow().keras.layers.Layer)]
-    return [v for layer in layers for v in generation().moving_variables(layer)]
-
-
-def metrics_of(roots: Sequence[Any]) -> list[Any]:
-    """The metrics among roots, and those of the models among them."""
-    keras = require_tensorflow().keras
-    models = [root for root in roots if isinstance(root, keras.Model)]
-    found = [root for root in roots if isinstance(root, keras.metrics.Metric)]
-    found += [metric for model in models for metric in model.metrics]
-    return list({id(metric): metric for metric in found}.values())
-
-
-def save_counters(roots: Sequence[Any]) -> list[Any]:
-    """The counters of checkpoints, which may count on rank 0 alone."""
-    checkpoint = require_tensorflow().train.Checkpoint
-    return [root.save_counter for root in roots if isinstance(root, checkpoint)]
-
-
-def seed_variables(roots: Sequence[Any]) -> list[Any]:
-    """The seeds of random layers, and of generators of seeds."""
-    tf = require_tensorflow()
-    layers = [root for root in roots if isinstance(root, tf.keras.layers.Layer)]
-    found = [v for layer in layers for v in generation().seed_variables(layer)]
-    generators = [r for r in roots if isinstance(r, generation().seed_generator_classes())]
-    return found + [keras_names.tf_variable(generator.state) for generator in generators]

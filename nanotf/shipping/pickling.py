@@ -12,7 +12,7 @@ strategy, since variables cannot be pickled into another process:
 | layer outside a model | class and configuration |
 | loss, learning-rate schedule, initializer | class and attributes |
 | tensor | its value |
-| `tf.function` | the Python function, wrapped again |
+| `tf.function` | the Python function and the options, wrapped again |
 
 An object that stands in several places is one object again after loading.
 """
@@ -36,7 +36,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import functions, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
@@ -151,9 +151,18 @@ def _differs(value: Any, other: Any) -> bool:
     return _is_plain(other) and bool(other != value)
 
 
-def rebuild_function(python_function: Any) -> Any:
+def rebuild_function(python_function: Any, options: dict[str, Any]) -> Any:
     """Makes a `tf.function`, as a `Pickler` has described it."""
-    return require_tensorflow().function(python_function)
+    return require_tensorflow().function(python_function, **options)
+
+
+def _empty_cell() -> types.CellType:
+    return types.CellType()
+
+
+def _fill_cell(cell: types.CellType, values: tuple[Any, ...]) -> None:
+    for value in values:
+        cell.cell_contents = value
 
 
 def _same(value: Any) -> Any:
@@ -244,11 +253,25 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self._tf.is_tensor(obj) and hasattr(obj, "numpy") and not hasattr(obj, "assign"):
             return _rebuild_tensor, (obj.numpy(),)
         if is_tf_function(obj):
-            return rebuild_function, (obj.python_function,)
+            return rebuild_function, (obj.python_function, functions.options_of(obj))
+        if isinstance(obj, types.CellType):
+            # Not as cloudpickle has it: functions that share a variable go on sharing it.
+            return _empty_cell, (), self.contents_of_cell(obj), None, None, _fill_cell
         reduced = self._by_name_or_value(obj)
         if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
             reduced[2][1]["__globals__"].update(_for_autograph(obj))
         return reduced
+
+    def contents_of_cell(self, cell: types.CellType) -> tuple[Any, ...]:
+        """A tuple of the value of a closure's variable, empty if it has none."""
+        try:
+            return (cell.cell_contents,)
+        except ValueError:
+            return ()
+
+    def _function_getnewargs(self, func: types.FunctionType) -> tuple[Any, ...]:
+        code, base_globals, name, defaults, _ = super()._function_getnewargs(func)
+        return code, base_globals, name, defaults, func.__closure__
 
     def _by_name_or_value(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)

@@ -1,22 +1,27 @@
 """A `@nano` call on its way to the workers: a function, its steps, and what they refer to.
 
-Three kinds of pickles, so that a worker can go on with what an earlier call has left it:
+Two kinds of pickles, so that a worker can go on with what an earlier call has left it:
 
 - roots, one each: models, layers, optimizers, metrics, losses, variables, checkpoints, datasets.
-  What has an identity, found wherever the call refers to it. Kept by a worker, with the program.
-- program: the function and all steps and `tf.function`s, with what they capture. Kept by a
-  worker, with their traced graphs.
-- arguments: those of this call. Not kept.
+  What TensorFlow's graphs know, found wherever the call refers to it. Kept by a worker.
+- the call: the function and all steps and `tf.function`s, with what they capture, and the
+  arguments. Of these a worker keeps the `tf.function`s, with their graphs, for the next call whose
+  code is the same (`Shipment.key`).
 
-In the program, the arguments, and inside of other roots, a root is a number. What is part of
-another root, a layer or the optimizer of a model or one of its variables, travels as its place
-there, so that both sides see one object. Values of variables travel apart (`state`).
+In the call, and inside of other roots, a root is a number. What is part of another root, a layer
+or the optimizer of a model or one of its variables, travels as its place there, so that both sides
+see one object. Values of variables travel apart (`state`).
+
+The lists, dicts and other objects of Python's in the call's pickle are listed at its end, so that
+both sides know them by number, too: what the function has changed comes home (`mutables`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import dataclasses
+import hashlib
 import importlib
 import inspect
 import io
@@ -31,7 +36,7 @@ from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
-from nanotf.shipping import classes, models, objects, pickling, user_modules
+from nanotf.shipping import classes, models, mutables, objects, pickling, summaries, user_modules
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire.blocks import Block
 
@@ -42,13 +47,14 @@ class Shipment:
 
     Args:
         roots: tuple of bytes, one pickle for each root.
-        program: `Pickled`.
-        arguments: `Pickled`.
+        call: `Pickled`.
+        key: bytes, the same for calls of the same code: data that it refers to make no difference,
+            as in one process, where a `tf.function` keeps its graphs.
     """
 
     roots: tuple[bytes, ...]
-    program: Pickled
-    arguments: Pickled
+    call: Pickled
+    key: bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +63,19 @@ class _Part:
 
     container: int
     place: tuple[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sharing:
+    """A functional model that shares layers with other roots.
+
+    Args:
+        model: the model, with layers of its own in their places.
+        shared: dict of str to `_Part`, by the layers' names.
+    """
+
+    model: Any
+    shared: dict[str, _Part]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +124,11 @@ class RootPickler(pickling.Pickler):
         super().__init__(file, packer.add if packer is not None else None)
         self._numbers = numbers
         self._manifest = manifest
+        self.met: dict[int, Any] = {}  # of the manifest's mutables those that were written, by id
 
     def persistent_id(self, obj: Any) -> Any:
+        if self._manifest is not None and id(obj) in self._manifest.mutables:
+            self.met[id(obj)] = obj
         return self._numbers.get(id(obj))
 
     def reducer_override(self, obj: Any) -> Any:
@@ -126,6 +148,47 @@ def _built(make: Any, args: Any, state: models.BuiltState) -> Any:
     return made
 
 
+class _Met:
+    """What a pickler has met by the time that it comes here, as a list."""
+
+    def __init__(self, pickler: RootPickler) -> None:
+        self._pickler = pickler
+
+    def __reduce__(self) -> Any:
+        return list, (list(self._pickler.met.values()),)
+
+
+class _KeyPickler(RootPickler):
+    """Writes code and what it refers to, without data."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        is_mutable = self._manifest is not None and id(obj) in self._manifest.mutables
+        if is_mutable and mutables.is_data(obj):
+            return "data"
+        return super().persistent_id(obj)
+
+    def contents_of_cell(self, cell: types.CellType) -> tuple[Any, ...]:
+        return tuple(map(_without_data, super().contents_of_cell(cell)))
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        if reduced is NotImplemented and mutables.is_instance(obj):
+            attributes = _without_data(mutables.attributes_of(obj)) or {}
+            return copyreg.__newobj__, (type(obj),), attributes  # type: ignore[attr-defined]
+        if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
+            state = reduced[2][1]
+            state["__globals__"] = _without_data(state["__globals__"])
+        return reduced
+
+
+def _without_data(value: Any) -> Any:
+    if mutables.is_data(value):
+        return None
+    if type(value) is not dict:
+        return value
+    return {name: _without_data(item) for name, item in value.items()}
+
+
 class _Collector(pickling.Pickler):
     """Writes nothing that is used, and finds roots and steps on the way."""
 
@@ -139,6 +202,8 @@ class _Collector(pickling.Pickler):
             return 0
         if isinstance(obj, Step) or is_tf_function(obj):
             self._manifest.add_step(obj)
+        if mutables.is_mutable(obj):
+            self._manifest.mutables[id(obj)] = obj
         return None
 
     def reducer_override(self, obj: Any) -> Any:
@@ -159,6 +224,9 @@ class Manifest:
     Attributes:
         roots: list of objects.
         data: list of those among them that are read in the parent.
+        mutables: dict of int to object, by id, what was met whose contents can come home; next to
+            the user's objects what pickling has made and thrown away.
+        shipped: list of objects, those among them that the call's pickle has, once it is made.
 
     Raises:
         ShippingError: Something cannot be sent; names the argument and says why.
@@ -167,6 +235,8 @@ class Manifest:
     def __init__(self, function: Callable[..., Any], call: inspect.BoundArguments) -> None:
         self.roots: list[Any] = []
         self.steps: list[Any] = []
+        self.mutables: dict[int, Any] = {}
+        self.shipped: list[Any] = []
         self.top: Any = None
         self._function, self._call = function, call
         self._modules = user_modules.ModulesByValue()
@@ -184,6 +254,7 @@ class Manifest:
                     self._collect(value)
         self.data = [root for root in self.roots if objects.is_data(root)]
         self._containers = self._find_containers()
+        self._shared = self._find_shared()
 
     def _collect(self, value: Any) -> None:
         done = len(self.roots)
@@ -276,19 +347,41 @@ class Manifest:
                     found[inner] = (len(parts), _Part(index, place))
         return {inner: part for inner, (_, part) in found.items()}
 
+    def _find_shared(self) -> dict[int, dict[str, _Part]]:
+        """The layers, by name, that a functional model shares with a larger root."""
+        parts = {i: objects.parts_of(root) for i, root in enumerate(self.roots)}
+        found: dict[int, dict[str, _Part]] = {}
+        owners: dict[int, _Part] = {}
+        for index in sorted(parts, key=lambda i: len(parts[i]), reverse=True):
+            if index in self._containers:
+                continue
+            if models.is_graph(self.roots[index]):
+                inner = {layer.name: owners.get(id(layer)) for layer in self.roots[index].layers}
+                found[index] = {name: part for name, part in inner.items() if part is not None}
+            for place, part in parts[index].items():
+                if place[0] == "layers":
+                    owners.setdefault(id(part), _Part(index, place))
+        return {index: shared for index, shared in found.items() if shared}
+
     def check_shared(self) -> None:
-        """Raises `ShippingError` where two roots share variables, and neither holds the other."""
+        """Raises `ShippingError` where two roots share variables in a way that cannot be sent."""
         owners: dict[int, int] = {}
         for index, root in enumerate(self.roots):
             if index in self._containers:
                 continue
+            shared = self._shared.get(index, {})
+            layers = [layer for layer in root.layers if layer.name in shared] if shared else []
+            elsewhere = {id(v) for layer in layers for v in objects.variables_of(layer)}
             for variable in objects.variables_of(root):
+                if id(variable) in elsewhere:
+                    continue
                 other = owners.setdefault(id(variable), index)
                 if other != index:
                     names = [getattr(self.roots[i], "name", i) for i in (other, index)]
                     raise ShippingError(
-                        "Models that share layers can be sent together only if one contains the "
-                        f"other. Received: {names[0]!r} and {names[1]!r}, which share the "
+                        "Models that share layers can be sent together if one contains the other, "
+                        "or if the smaller is made of inputs and outputs and is not compiled. "
+                        f"Received: {names[0]!r} and {names[1]!r}, which share the "
                         f"variable {variable.name!r}. Pass the model that contains both, and "
                         "take the other from its layers inside of the function."
                     )
@@ -300,10 +393,15 @@ class Manifest:
         numbers: dict[int, Any] = {id(root): ("root", i) for i, root in enumerate(self.roots)}
         with self._by_value():
             roots = tuple(self._root(i, numbers) for i in range(len(self.roots)))
-            program = self._pickled((function, self.steps), numbers, packer)
-            steps = {id(step): ("step", i) for i, step in enumerate(self.steps)}
-            arguments = self._pickled((call.args, call.kwargs), {**numbers, **steps}, packer)
-        return Shipment(roots, program, arguments), packer
+            code, in_key, file = (function, self.steps), io.BytesIO(), io.BytesIO()
+            pickling.dump(_KeyPickler(in_key, numbers, None, self), code)
+            pickler = RootPickler(file, numbers, packer, self)
+            pickling.dump(pickler, (code, (call.args, call.kwargs), _Met(pickler)))
+            self.shipped = list(pickler.met.values())
+        key = hashlib.sha256()
+        for part in (*roots, in_key.getvalue()):
+            key.update(hashlib.sha256(part).digest())
+        return Shipment(roots, Pickled(file.getvalue(), packer.places(0)), key.digest()), packer
 
     def _root(self, index: int, numbers: Mapping[int, Any]) -> bytes:
         if index in self._containers:
@@ -315,13 +413,11 @@ class Manifest:
         inside = {id(root), *map(id, objects.parts_of(root).values())}
         others = {key: value for key, value in numbers.items() if key not in inside}
         with pickling.naming(f"An object of class {type(root).__name__}"):
-            return self._pickled(recipe_of_root(root), others, None).body
-
-    def _pickled(self, value: Any, numbers: Mapping[int, Any], packer: Packer | None) -> Pickled:
-        file = io.BytesIO()
-        since = 0 if packer is None else len(packer)
-        pickling.dump(RootPickler(file, numbers, packer, self), value)
-        return Pickled(file.getvalue(), () if packer is None else packer.places(since))
+            file, recipe = io.BytesIO(), recipe_of_root(root)
+            if index in self._shared:
+                recipe = _Sharing(root, self._shared[index])
+            pickling.dump(RootPickler(file, others, None, self), recipe)
+            return file.getvalue()
 
 
 def _is_opaque(root: Any) -> bool:
@@ -355,10 +451,17 @@ def recipe_of_root(root: Any) -> Any:
         )
     if isinstance(root, generation().seed_generator_classes()):
         return _Made(type(root), (root.get_config(),), "from_config")
+    if summaries.is_writer(root):
+        options = {"flush_millis": summaries.FLUSH_MILLISECONDS}
+        return _Made(_writer, (summaries.relay_of(root).directory,), None, options)
     if isinstance(root, tf.train.Checkpoint):
         tracked = {n: v for n, v in vars(root).items() if not n.startswith("_")}
         return _Made(type(root), (), None, tracked)
     return root
+
+
+def _writer(directory: str, **options: Any) -> Any:
+    return require_tensorflow().summary.create_file_writer(directory, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -388,6 +491,8 @@ class Program:
 
     Attributes:
         function: the user's function; once `begin` was called.
+        args, kwargs: what it is called with.
+        mutables: list of objects, as `Manifest.shipped`.
         graphs: list of the `tf.function`s that outlive a call.
         roots: list of objects.
     """
@@ -398,7 +503,6 @@ class Program:
         self._bodies = shipment.roots
         self._open_data = open_data
         self._made: dict[int, Any] = {}
-        self._steps: list[Any] = []
         self.graphs: list[Any] = []
         self.roots = [self._root(i) for i in range(len(shipment.roots))]
 
@@ -406,50 +510,51 @@ class Program:
         """Begins a call.
 
         Args:
-            pickled: `Pickled`, the program, the same for every call.
+            pickled: `Pickled`, the call.
             block: `Block` or None, that holds its arrays.
         """
         fresh: list[Any] = []  # Python functions: a pickle always asks for them in one order
 
-        def rebuild(python_function: Any) -> Any:
+        def rebuild(python_function: Any, options: dict[str, Any]) -> Any:
             fresh.append(python_function)
             if len(fresh) > len(self.graphs):
-                self.graphs.append(pickling.rebuild_function(python_function))
+                self.graphs.append(pickling.rebuild_function(python_function, options))
             return self.graphs[len(fresh) - 1]
 
-        self.function, self._steps = self._load(pickled, block, rebuild)
+        code, arguments, self.mutables = self._load(pickled, block, rebuild)
+        self.function, _ = code
+        self.args, self.kwargs = arguments
         for graph, python_function in zip(self.graphs, fresh, strict=True):
             _refer_alike(graph.python_function, python_function)
-
-    def arguments(self, pickled: Pickled, block: Block | None) -> Any:
-        """The arguments of a call: a tuple and a dict."""
-        return self._load(pickled, block)
 
     def _load(
         self,
         pickled: Pickled,
         block: Block | None,
-        rebuild: Callable[[Any], Any] = pickling.rebuild_function,
+        rebuild: Callable[..., Any] = pickling.rebuild_function,
     ) -> Any:
         buffers = [] if block is None else pickled.arrays(block)
         unpickler = RootUnpickler(io.BytesIO(pickled.body), buffers=buffers)
-        unpickler.find, unpickler.rebuild = self._find, rebuild
+        unpickler.find, unpickler.rebuild = lambda _, number: self._root(number), rebuild
         return unpickler.load()
-
-    def _find(self, kind: str, number: int) -> Any:
-        return self._steps[number] if kind == "step" else self._root(number)
 
     def _root(self, index: int) -> Any:
         if index not in self._made:
             made = self._load(Pickled(self._bodies[index], ()), None)
             if isinstance(made, _Part):
-                made = objects.parts_of(self._root(made.container))[made.place]
+                made = self._part(made)
+            elif isinstance(made, _Sharing):
+                shared = {name: self._part(part) for name, part in made.shared.items()}
+                made = models.with_layers(made.model, shared)
             elif isinstance(made, _Data):
                 made = self._open_data(made.number)
             elif isinstance(made, (VariableRecipe, _Made)):
                 made = made.make()
             self._made[index] = made
         return self._made[index]
+
+    def _part(self, part: _Part) -> Any:
+        return objects.parts_of(self._root(part.container))[part.place]
 
 
 def _refer_alike(kept: Any, fresh: Any) -> None:
@@ -464,7 +569,7 @@ def _refer_alike(kept: Any, fresh: Any) -> None:
 
 class RootUnpickler(pickle.Unpickler):
     find: Callable[[str, int], Any]
-    rebuild: Callable[[Any], Any] = staticmethod(pickling.rebuild_function)
+    rebuild: Callable[..., Any] = staticmethod(pickling.rebuild_function)
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)

@@ -10,6 +10,7 @@ import io
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import NanoError, ShippingError
 from nanotf.shipping import objects, pickling
@@ -18,9 +19,11 @@ from nanotf.shipping.programs import RootPickler, RootUnpickler, VariableRecipe,
 from nanotf.wire.blocks import Block
 
 
-def numbers_of(roots: Sequence[Any], kinds: Collection[str] | None = None) -> dict[int, Any]:
-    """What stands for the user's objects in a result: roots, and their parts of these kinds."""
-    numbers: dict[int, Any] = {}
+def numbers_of(
+    roots: Sequence[Any], kinds: Collection[str] | None = None, mutables: Sequence[Any] = ()
+) -> dict[int, Any]:
+    """What stands for the user's objects in a result: roots, their parts of these kinds, others."""
+    numbers: dict[int, Any] = {id(value): ("mutable", i) for i, value in enumerate(mutables)}
     for index, root in enumerate(roots):
         for place, part in objects.parts_of(root).items():
             if kinds is None or place[0] in kinds:
@@ -29,34 +32,41 @@ def numbers_of(roots: Sequence[Any], kinds: Collection[str] | None = None) -> di
     return numbers
 
 
-def dump_result(value: Any, numbers: Mapping[int, Any], packer: Packer) -> Pickled:
-    """Pickles what a `@nano` function returns, in a worker.
+def dump_result(
+    value: Any, changed: Mapping[int, Any], numbers: Mapping[int, Any], packer: Packer
+) -> Pickled:
+    """Pickles what a `@nano` function returns and has changed, in a worker.
 
     Args:
         value: any object.
+        changed: dict of int to contents, see `mutables.Snapshot.changed`.
         numbers: `numbers_of` the user's objects, each of which is itself again in the parent.
         packer: `Packer`, which takes the arrays.
 
     Raises:
         ShippingError: It cannot be sent back.
     """
-    tf = require_tensorflow()
-    for leaf in tf.nest.flatten(value):
-        if isinstance(leaf, tf.keras.metrics.Metric) and id(leaf) not in numbers:
-            raise ShippingError(
-                "A metric that a @nano function makes holds a part of its sums on each worker. "
-                f"Received: the metric {leaf.name!r}, returned. Return its result(), or make the "
-                "metric outside."
-            )
     file, since = io.BytesIO(), len(packer)
     try:
-        pickling.dump(_ResultPickler(file, numbers, packer), value)
+        pickling.dump(_ResultPickler(file, numbers, packer), (value, changed))
     except ShippingError as error:
+        what, received = _what_cannot_be_sent(value, changed, numbers)
         raise ShippingError(
-            "What a @nano function returns must be picklable to come back from its worker. "
-            f"Received: {type(value).__qualname__}. {error}"
+            f"What a @nano function {what} must be picklable to come back from its worker. "
+            f"Received: {received}. {error}"
         ) from error
     return Pickled(file.getvalue(), packer.places(since))
+
+
+def _what_cannot_be_sent(
+    value: Any, changed: Mapping[int, Any], numbers: Mapping[int, Any]
+) -> tuple[str, str]:
+    for contents in changed.values():
+        try:
+            pickling.dump(_ResultPickler(io.BytesIO(), numbers, Packer()), contents)
+        except ShippingError:
+            return "leaves in an object of its caller's", repr(contents)[:200]
+    return "returns", type(value).__qualname__
 
 
 def dump_built(built: Any, numbers: Mapping[int, Any], packer: Packer) -> Pickled:
@@ -76,10 +86,20 @@ class _ResultPickler(RootPickler):
             return _same, (local(obj)[0],)
         if isinstance(obj, tf.Variable):
             return _filled_variable, (recipe_of_root(obj), local(obj)[0].numpy())
+        if isinstance(obj, tf.keras.metrics.Metric) and any(map(_is_part, obj.variables)):
+            raise ShippingError(
+                "A metric that is made under a strategy's scope holds a part of its sums on each "
+                f"worker. Received: the metric {obj.name!r}. Return its result()."
+            )
         if isinstance(obj, (tf.keras.layers.Layer, tf.keras.metrics.Metric)):
             values = [local(v)[0].numpy() for v in objects.variables_of(obj)]
             return _filled, (super().reducer_override(obj), values)
         return super().reducer_override(obj)
+
+
+def _is_part(variable: Any) -> bool:
+    distributed = require_tensorflow().distribute.DistributedValues
+    return isinstance(keras_names.tf_variable(variable), distributed)
 
 
 def _same(value: Any) -> Any:
@@ -100,10 +120,14 @@ def _filled(reduced: Any, values: Sequence[Any]) -> Any:
     return made
 
 
-def load_result(pickled: Pickled, block: Block | None, roots: Sequence[Any]) -> Any:
-    """Undoes `dump_result`, in the parent; `roots` are the user's objects."""
+def load_result(
+    pickled: Pickled, block: Block | None, roots: Sequence[Any], mutables: Sequence[Any] = ()
+) -> Any:
+    """Undoes `dump_result`, in the parent; `roots` and `mutables` are the user's objects."""
 
     def find(kind: str, index: int, place: Any = None) -> Any:
+        if kind == "mutable":
+            return mutables[index]
         return roots[index] if kind == "root" else objects.parts_of(roots[index])[place]
 
     buffers = [] if block is None else pickled.arrays(block)

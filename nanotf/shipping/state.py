@@ -69,6 +69,7 @@ class StateLayout:
         size: int,
         averaged: Sequence[Any] = (),
         of_first: Sequence[Any] = (),
+        alike: bool = False,
     ) -> StateLayout:
         """The layout for a list of `tf.Variable`.
 
@@ -79,12 +80,13 @@ class StateLayout:
                 does not know it, and whose mean counts; of what is no float, the value of rank 0.
             of_first: sequence of those among them of which the value of rank 0 counts, whatever
                 TensorFlow says.
+            alike: bool, whether all of them are the same on all ranks.
         """
         kinds = {id(v): "mean" if v.dtype.is_floating else "first" for v in averaged}
         kinds.update((id(v), "first") for v in of_first)
         specs = [_Spec(tuple(v.shape), numpy_dtype(v.dtype.name)) for v in variables]
         values, values_nbytes = lay_out(specs)
-        is_local = [_is_local(v) or id(v) in kinds for v in variables]
+        is_local = [not alike and (_is_local(v) or id(v) in kinds) for v in variables]
         chosen = [spec for spec, local in zip(specs, is_local, strict=True) if local]
         locals_, local_nbytes = lay_out(chosen)
         rest = iter(locals_)

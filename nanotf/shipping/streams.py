@@ -106,14 +106,9 @@ def signature_of(element_spec: Any, what: str) -> Any:
         ShippingError: An element is not a dense tensor with a batch dimension.
     """
     tf = require_tensorflow()
+    check_dense(element_spec, what)
 
     def relaxed(spec: Any) -> Any:
-        if not isinstance(spec, tf.TensorSpec):
-            raise ShippingError(
-                f"{what} must yield dense tensors to be shared between workers. "
-                f"Received: an element of {spec}. Convert it with to_tensor() or "
-                "tf.sparse.to_dense() in a map()."
-            )
         if spec.shape.rank is None:
             return spec
         if spec.shape.rank == 0:
@@ -124,6 +119,22 @@ def signature_of(element_spec: Any, what: str) -> Any:
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
 
     return tf.nest.map_structure(relaxed, element_spec)
+
+
+def check_dense(element_spec: Any, what: str) -> None:
+    """Raises `ShippingError` where an element has other tensors than dense ones.
+
+    Args:
+        element_spec, what: as `signature_of` takes them.
+    """
+    tf = require_tensorflow()
+    for spec in tf.nest.flatten(element_spec):
+        if not isinstance(spec, tf.TensorSpec):
+            raise ShippingError(
+                f"{what} must yield dense tensors to be shared between workers. "
+                f"Received: an element of {spec}. Convert it with to_tensor() or "
+                "tf.sparse.to_dense() in a map()."
+            )
 
 
 class Channel(Protocol):
@@ -201,7 +212,7 @@ class StreamReader:
         return stream in self._broken
 
     def iterate(
-        self, stream: int, rank: int | None, size: int, stand_in: bool = True
+        self, stream: int, rank: int | None, size: int
     ) -> Iterator[tuple[list[np.ndarray[Any, Any]], float]]:
         """Reads the next turn: yields a rank's rows of each array of a batch, and its share.
 
@@ -209,7 +220,6 @@ class StreamReader:
             stream: int, its number.
             rank: int, or None for all rows of arrays that need not have any.
             size: int.
-            stand_in: bool, whether a rank without rows gets one of another's to stand in.
         """
         with self._lock:
             if self._ended:
@@ -232,7 +242,7 @@ class StreamReader:
                     self._blocks[stream] = block
                 first, last = rows_of_rank(message.rows, rank or 0, size)
                 share = (last - first) / max(message.rows, 1)
-                if first == last and stand_in:  # see `inputs`
+                if first == last:  # see `inputs`
                     first, last = 0, 1
                 arrays = [view(self._blocks[stream], ArrayRef(*p)) for p in message.arrays]
                 flat = [np.array(a if rank is None else a[first:last]) for a in arrays]

@@ -322,6 +322,21 @@ class Printed(Message):
 
 
 @dataclasses.dataclass(frozen=True)
+class Wrote(Message):
+    """Rank 0 -> parent -> all workers: a `@nano` function has written a file.
+
+    Args:
+        job: int.
+        what: str, what all ranks call it.
+        path: str, what the function that writes returns; or None.
+    """
+
+    job: int
+    what: str
+    path: str | None
+
+
+@dataclasses.dataclass(frozen=True)
 class Saved(Message):
     """Worker -> parent, rank 0: a `CheckpointManager` has saved; a restart goes on from there."""
 

@@ -30,6 +30,8 @@ class Inbox:
         self._streams: Any = None
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[messages.Proceed] = queue.SimpleQueue()
+        self._wrote: queue.SimpleQueue[messages.Wrote] = queue.SimpleQueue()
+        self._unread: list[messages.Wrote] = []
         threading.Thread(target=self._read, name="nanotf-inbox", daemon=True).start()
 
     def next_job(self) -> Any:
@@ -39,6 +41,15 @@ class Inbox:
     def answer(self) -> messages.Proceed:
         """Waits for the parent's answer to `Waiting`."""
         return self._answers.get()
+
+    def wrote(self, job: int, what: str) -> messages.Wrote:
+        """Waits until rank 0 has written something in a job, once for each time."""
+        self._unread = [message for message in self._unread if message.job == job]
+        while not any(message.what == what for message in self._unread):
+            self._unread.append(self._wrote.get())
+        found = next(message for message in self._unread if message.what == what)
+        self._unread.remove(found)
+        return found
 
     def _read(self) -> None:
         try:
@@ -69,5 +80,7 @@ class Inbox:
             self._streams.deliver(message, None)
         elif isinstance(message, messages.Proceed):
             self._answers.put(message)
+        elif isinstance(message, messages.Wrote):
+            self._wrote.put(message)
         elif isinstance(message, messages.Stop):
             self._jobs.put(message)

@@ -57,3 +57,25 @@ def test_a_rank_that_raises():
     text = failure.message
     assert text.startswith("nanotf collective: rank 1 (process ")
     assert " ended while rank 0 waited for it in all_reduce(sum) of float32[100000]" in text
+
+
+@needs_native
+def test_what_nobody_reads_is_not_exchanged():
+    """TensorFlow drops from graphs what is stateless and not read."""
+    import tensorflow as tf
+
+    from nanotf.collectives import group
+
+    join = group._ops().nanotf_join
+
+    @tf.function
+    def step(x):
+        join(tensor=x, group=0, key=99)
+        return x + 1
+
+    assert float(step(tf.constant([1.0]))[0]) == 2.0
+    assert (
+        not step.get_concrete_function(tf.constant([1.0]))
+        .graph.get_operation_by_name("NanotfJoin")
+        ._is_stateful
+    )

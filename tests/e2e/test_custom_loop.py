@@ -133,6 +133,27 @@ def test_step_without_tf_function(run_on: Any, float64: None) -> None:
     _train_both(run_on, OPTIMIZERS["adam"], graph=False)
 
 
+@pytest.mark.parametrize("graph", [True, False])
+def test_steps_without_the_mark(run_on: Any, float64: None, graph: bool) -> None:
+    found, expected = dense(), dense()
+    step = tf.function(plain_step) if graph else plain_step
+    arguments = loops.dataset(), cross_entropy(), OPTIMIZERS["sgd"](), step
+    ours = run_on()(plain_train)(found, *arguments)
+    arguments = loops.dataset(), cross_entropy(), OPTIMIZERS["sgd"](), plain_step
+    np.testing.assert_allclose(ours, plain_train(expected, *arguments), rtol=1e-10)
+    loops.assert_same_variables(found.get_weights(), expected.get_weights())
+
+
+def test_samples_without_batches(run_on: Any) -> None:
+    @run_on()
+    def total(data: Any) -> Any:
+        return sum(float(tf.reduce_sum(x)) for x in data), len(list(data.take(3)))
+
+    data = tf.data.Dataset.range(5).map(lambda n: tf.cast(n, tf.float32))
+    assert total(data) == (10.0, 3)
+    assert total(data.batch(2)) == (10.0, 3)
+
+
 def test_loss_of_a_plain_function(run_on: Any, float64: None) -> None:
     @nano_multiprocessing_loss
     def of_rows(y_true: Any, y_pred: Any) -> Any:
@@ -256,47 +277,6 @@ def test_second_call_goes_on(run_on: Any, float64: None) -> None:
     ours = plain_train(found[0], loops.dataset(), cross_entropy(), found[1], plain_step)
     theirs = plain_train(expected[0], loops.dataset(), cross_entropy(), expected[1], plain_step)
     np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
-
-
-def test_second_call_finds_what_this_process_has(run_on: Any, float64: None) -> None:
-    """What a call changes in its copies is gone, and steps are not traced again."""
-    history: list[float] = []
-    state = {"scale": 1.0, "traced": 0}
-    factor = tf.Variable(tf.constant(2.0, tf.float64))
-
-    @nano_multiprocessing
-    def log(x: Any) -> None:
-        history.append(float(factor * tf.reduce_mean(x)))
-
-    @nano_multiprocessing
-    @tf.function
-    def step(x: Any) -> Any:
-        state["traced"] += 1
-        return factor * state["scale"] * tf.reduce_mean(x)
-
-    @tf.function
-    def epoch(data: Any) -> Any:
-        state["traced"] += 1
-        total = tf.constant(0.0, tf.float64)
-        for x, _ in data:
-            total += step(x)
-        return total
-
-    @run_on()
-    def train(data: Any, shared: Any, columns: int) -> Any:
-        state["scale"] += columns
-        for x, _ in data:
-            shared(x[:, :columns])
-            log(x)
-        return list(history), float(epoch(data)), dict(state)
-
-    data = loops.dataset(32, 16)
-    first = train(data, step, 8)
-    assert len(first[0]) == 2
-    assert first[2]["traced"] >= 3  # the step, the epoch, the step in it
-    assert train(data, step, 8) == (*first[:2], {"scale": 9.0, "traced": 0})
-    assert train(data, step, 4)[2] == {"scale": 5.0, "traced": 1}
-    assert (history, state) == ([], {"scale": 1.0, "traced": 0})
 
 
 @pytest.mark.thorough
@@ -1218,18 +1198,23 @@ def test_variables_without_keras(run_on: Any, float64: None) -> None:
 
 
 @pytest.mark.both_generations
-def test_batch_normalization_and_dropout(run_on: Any) -> None:
-    tf.keras.utils.set_random_seed(2)
-    model = tf.keras.Sequential(
-        [L.Input((8,)), L.Dense(6), L.BatchNormalization(), L.Dropout(0.5), L.Dense(3)]
-    )
-    before = [v.numpy() for v in model.non_trainable_variables]
-    step = nano_multiprocessing(tf.function(plain_step))
-    optimizer = tf.keras.optimizers.SGD(0.1)
-    run_on()(plain_train)(model, loops.dataset(33), cross_entropy(), optimizer, step)
-    after = [v.numpy() for v in model.non_trainable_variables]
-    assert all(np.isfinite(v).all() for v in after)
-    assert not np.array_equal(before[0], after[0])
+def test_batch_normalization_and_dropout(run_on: Any, float64: None) -> None:
+    """Of the whole batch, and the masks of one process."""
+
+    def model() -> Any:
+        tf.keras.utils.set_random_seed(2)
+        layers = [L.Dense(6), L.BatchNormalization(), L.Dropout(0.5), L.GaussianNoise(0.1)]
+        return tf.keras.Sequential([L.Input((8,)), *layers, L.Dense(3)])
+
+    def program(run: Any, share: Any) -> Any:
+        made, optimizer, step = model(), OPTIMIZERS["sgd"](), share(tf.function(plain_step))
+        tf.random.set_seed(4)
+        return (
+            run(plain_train)(made, loops.dataset(33), cross_entropy(), optimizer, step),
+            made.get_weights(),
+        )
+
+    _same(run_on, program)
 
 
 @pytest.mark.both_generations

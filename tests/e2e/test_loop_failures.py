@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import signal
-import tempfile
 import threading
 from typing import Any
 
@@ -76,11 +75,22 @@ def test_wrong_arguments(no_workers: None) -> None:
         train(dense())
 
 
+class Pair(tf.keras.Model):
+    """A layer that others may have, too, and one of its own."""
+
+    def __init__(self, shared: Any) -> None:
+        super().__init__()
+        self.shared, self.own = shared, tf.keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.own(self.shared(x))
+
+
 def test_models_that_share_a_layer_without_containing_each_other(no_workers: None) -> None:
     shared = tf.keras.layers.Dense(2)
-    shape = tf.keras.layers.Input((8,))
-    first = tf.keras.Model(shape, tf.keras.layers.Dense(1)(shared(shape)))
-    second = tf.keras.Model(shape, tf.keras.layers.Dense(1)(shared(shape)))
+    first, second = Pair(shared), Pair(shared)
+    for model in (first, second):
+        model(tf.zeros([1, 8]))
 
     @two()
     def train(first: Any, second: Any, data: Any) -> None:
@@ -153,7 +163,7 @@ def test_metric_that_the_function_has_made() -> None:
         with nanotf.get_strategy().scope():
             return {"mean": tf.keras.metrics.Mean(name="mine")}
 
-    with pytest.raises(errors.WorkerError, match=r"metric 'mine', returned. Return its result\(\)"):
+    with pytest.raises(errors.WorkerError, match=r"the metric 'mine'\. Return its result\(\)"):
         train(dense(), loops.dataset())
 
 
@@ -188,7 +198,8 @@ def test_a_rank_that_leaves_earlier(transport: str, rank: int) -> None:
                 break
             step(inputs, model, loss_object, optimizer)
 
-    with pytest.raises(errors.CollectiveError, match=rf"rank {rank} has returned.*all_reduce"):
+    rule = rf"rank {rank} has returned.*collective: all_"
+    with pytest.raises(errors.CollectiveError, match=rule):
         train(*_arguments(), step)
     _works()
 
@@ -210,13 +221,14 @@ def test_a_rank_that_leaves_a_graph_earlier(transport: str) -> None:
         step(next(iter(data)), model, loss_object, optimizer)
         steps(data, tf.constant(1 + nanotf.rank()), model, loss_object, optimizer)
 
-    with pytest.raises(errors.CollectiveError, match=r"rank 0 has returned.*rank 1 waits.*reduce"):
+    with pytest.raises(errors.CollectiveError, match=r"rank 0 has returned.*rank 1 waits.*all_"):
         train(*_arguments())
 
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_ranks_that_run_different_steps(transport: str) -> None:
-    other = nano_multiprocessing(tf.function(lambda x: tf.reduce_mean(x)))
+    smaller = tf.keras.Sequential([tf.keras.layers.Input((8,)), tf.keras.layers.Dense(2)])
+    other = nano_multiprocessing(tf.function(lambda x: tf.reduce_mean(smaller(x))))
 
     @two(transport=transport)
     def train(model: Any, data: Any, loss_object: Any, optimizer: Any, step: Any) -> None:
@@ -227,7 +239,7 @@ def test_ranks_that_run_different_steps(transport: str) -> None:
                 other(inputs[0])
 
     how = {
-        "shm": r"in rank \d a collective failed: all ranks must call the same collective",
+        "shm": r"rank 0 waits for \[1\] in a collective.*rank 1 waits for \[0\] in a collective",
         "grpc": r"the collectives that the ranks have begun differ.*in the step plain_step",
     }
     with pytest.raises(errors.CollectiveError, match=rf"same steps.*{how[transport]}"):
@@ -238,22 +250,25 @@ def test_ranks_that_run_different_steps(transport: str) -> None:
 
 @pytest.mark.thorough
 def test_different_steps_that_meet_by_accident() -> None:
-    """TensorFlow's collectives do not tell one scalar's sum from another's; these are counted."""
+    """TensorFlow's collectives do not tell one from another; what the steps return does."""
+    models = dense(), dense(seed=2)
 
     @nano_multiprocessing
     def mean(x: Any) -> Any:
-        return tf.reduce_mean(x)
+        return tf.reduce_mean(models[0](x))
 
     @nano_multiprocessing
     def norm(x: Any) -> Any:
-        return tf.norm(x)
+        return tf.norm(models[1](x))
 
     @two(transport="grpc")
     def train(model: Any, data: Any) -> None:
         for x, _ in data:
             (norm if nanotf.rank() else mean)(x)
 
-    with pytest.raises(errors.CollectiveError, match=r"differ.*in the step mean.*in the step norm"):
+    with pytest.raises(
+        errors.DivergedError, match=r"after step 1, (mean|norm), the workers differ"
+    ):
         train(dense(), loops.dataset())
 
 
@@ -279,28 +294,10 @@ def test_a_users_exception_is_not_taken_for_what_it_says(text: str) -> None:
     assert "@nano_multiprocessing" not in str(caught.value)
 
 
-@pytest.mark.parametrize("what", ["step", "gradient"])
-def test_update_outside_of_a_step(what: str) -> None:
-    @two()
-    def train(model: Any, data: Any, loss_object: Any, optimizer: Any) -> None:
-        for inputs in data:
-            if what == "step":
-                plain_step(inputs, model, loss_object, optimizer)
-            if what == "gradient":
-                with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean(model(inputs[0]))
-                tape.gradient(loss, model.trainable_variables)
-
-    with pytest.raises(errors.WorkerError, match="Put @nano_multiprocessing on") as caught:
-        train(*_arguments())
-    assert isinstance(caught.value, errors.NanoError)
-    _works()
-
-
 OWN_LOOPS = ["fit", "train_on_batch", "evaluate", "predict", "test_on_batch", "predict_on_batch"]
 
 
-def test_keras_own_loops_inside() -> None:
+def test_keras_own_loops_under_the_strategy() -> None:
     @two()
     def train(data: Any) -> list[str]:
         with nanotf.get_strategy().scope():
@@ -317,21 +314,21 @@ def test_keras_own_loops_inside() -> None:
     said = train(loops.dataset())
     assert len(said) == len(OWN_LOOPS)
     for name, text in zip(OWN_LOOPS, said, strict=True):
-        assert f"Received: a call of {name}()." in text
-        assert "@nano_multiprocessing" in text
-        assert "outside of @nano" in text
+        assert f"Received: a call of {name}() of the model" in text
+        assert "without `with strategy.scope()`" in text
     _works()
 
 
 def test_clear_session_inside() -> None:
     @two()
-    def train(model: Any, data: Any, clear: Any) -> None:
-        for _ in data:
+    def train(model: Any, data: Any, clear: Any) -> int:
+        for x, _ in data:
             clear()
+            model(x)
+        return nanotf.size()
 
     for clear in (tf.keras.backend.clear_session, lambda: tf.keras.backend.clear_session()):
-        with pytest.raises(errors.WorkerError, match=r"Received: a call of clear_session\(\)"):
-            train(dense(), loops.dataset(), clear)
+        assert train(dense(), loops.dataset(), clear) == 2
     _works()
 
 
@@ -354,21 +351,9 @@ def test_weights_that_drift_apart() -> None:
         for variable in model.trainable_variables:
             variable.assign(tf.ones_like(variable) * (1.0 + nanotf.rank()))
 
-    with pytest.raises(errors.WorkerError, match="must hold the same weights"):
+    with pytest.raises(errors.DivergedError, match="they differ in the variable"):
         train(dense(), loops.dataset())
     _works()
-
-
-@pytest.mark.parametrize("within", [True, False])
-def test_reading_samples(within: bool) -> None:
-    @two()
-    def train(model: Any, data: Any) -> None:
-        for _ in data.unbatch() if within else data:
-            pass
-
-    data = loops.dataset() if within else tf.data.Dataset.range(5)
-    with pytest.raises(errors.WorkerError, match=r"a dataset without batches.*\.batch\(1\)"):
-        train(dense(), data)
 
 
 @pytest.mark.thorough
@@ -382,21 +367,6 @@ def test_a_generator_that_raises() -> None:
             dense(), generator(), cross_entropy(), tf.keras.optimizers.SGD(), step, epochs=1
         )
     _works()
-
-
-def test_batches_of_unequal_rows() -> None:
-    x, y = loops.rows(16)
-    data = tf.data.Dataset.from_generator(
-        lambda: iter([(x, y), (x, y[:9])]),
-        output_signature=(
-            tf.TensorSpec([None, loops.FEATURES], x.dtype),
-            tf.TensorSpec([None], y.dtype),
-        ),
-    )
-    with pytest.raises(errors.InvalidArgumentError, match=r"same number of rows.*\(9,\)"):
-        two()(plain_train)(
-            dense(), data, cross_entropy(), tf.keras.optimizers.SGD(), step, epochs=1
-        )
 
 
 def test_a_worker_that_dies() -> None:
@@ -461,33 +431,6 @@ def test_restart_from_the_last_checkpoint(
     np.testing.assert_allclose(found[0], expected[0][-left:], rtol=1e-10)
     loops.assert_same_variables(found[1], expected[1])
     loops.assert_same_variables(found[2], expected[2])
-
-
-def test_nothing_stays_of_a_save_that_is_killed(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a rank other than 0 writes while it takes part has no name on any disk."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
-    (tmp_path / "temporary").mkdir()
-    here: list[list[str]] = []
-
-    class Look(tf.train.experimental.PythonState):
-        def serialize(self) -> bytes:
-            here.append(sorted(str(path) for path in tmp_path.rglob("*")))
-            return b""
-
-        def deserialize(self, value: bytes) -> None:
-            pass
-
-    checkpoint = tf.train.Checkpoint(v=tf.Variable([1.0, 2.0]), look=Look())
-    manager = nanotf.CheckpointManager(checkpoint, tmp_path / "saved", max_to_keep=1)
-    before = sorted(str(path) for path in tmp_path.rglob("*"))
-    for number in (1, 2):
-        path = manager._take_part(None, True, None)
-        assert pathlib.Path(str(path)).name == f"ckpt-{number}"
-        assert not tf.io.gfile.exists(str(path) + ".index"), "nor in this process's memory"
-    assert here == [before, before]
-    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
 def test_restarts_need_data_that_can_be_read_again(no_workers: None) -> None:

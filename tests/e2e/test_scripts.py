@@ -123,7 +123,7 @@ def test_a_script_in_a_folder_of_others(tmp_path: pathlib.Path) -> None:
 
 
 WITHOUT_SEMAPHORES = """
-import numpy as np, tensorflow as tf
+import nanotf, numpy as np, tensorflow as tf
 from nanotf.keras import Sequential, nano
 try:
     import multiprocessing
@@ -140,7 +140,7 @@ model.predict(x, **options)
 
 @nano(num_processes=2)
 def total():
-    strategy = tf.distribute.get_strategy()
+    strategy = nanotf.get_strategy()
     one = strategy.run(lambda: tf.constant(1.0))
     return float(strategy.reduce("SUM", one, axis=None))
 

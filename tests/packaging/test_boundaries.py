@@ -40,6 +40,7 @@ PUBLIC = {
         "size",
         "unpatch_tensorflow",
         "warm_up",
+        "whole",
         "worker_pids",
     ],
     "nanotf.keras": [

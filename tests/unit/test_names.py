@@ -18,6 +18,7 @@ BASES = {
     "ShippingError": ValueError,
     "UnsupportedVersionError": ImportError,
     "CollectiveError": RuntimeError,
+    "DivergedError": RuntimeError,
     "WorkerError": RuntimeError,
     "WorkerDied": RuntimeError,
     "WorkerStuck": RuntimeError,

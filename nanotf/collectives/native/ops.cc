@@ -3,7 +3,9 @@
 // looks at the clock.
 //
 // They are stateful: TensorFlow then neither drops, merges nor pre-computes them, and keeps them
-// in the order in which tf.function traced them. Kernels block the thread that runs them.
+// in the order in which tf.function traced them. NanotfJoin, an all-gather, is not: a graph that
+// does not read it drops it (collectives/lazy.py keeps the others in order). Kernels block the
+// thread that runs them.
 
 #include <stdio.h>
 #include <string.h>
@@ -418,6 +420,7 @@ struct OpDefinition {
   TfShapeFunction shape;
   void* (*create)(TF_OpKernelConstruction*);
   void (*compute)(void*, TF_OpKernelContext*);
+  bool stateful = true;
 };
 
 void Register(const OpDefinition& op, const Status& status) {
@@ -427,7 +430,8 @@ void Register(const OpDefinition& op, const Status& status) {
   for (const char* attribute : op.attributes) tf().OpDefinitionBuilderAddAttr(builder, attribute);
   for (const char* input : op.inputs) tf().OpDefinitionBuilderAddInput(builder, input);
   if (op.output != nullptr) tf().OpDefinitionBuilderAddOutput(builder, op.output);
-  tf().OpDefinitionBuilderSetIsStateful(builder, true);
+  // TensorFlow's function makes an op stateful whatever its argument is.
+  if (op.stateful) tf().OpDefinitionBuilderSetIsStateful(builder, true);
   tf().OpDefinitionBuilderSetShapeInferenceFunction(builder, op.shape);
   tf().RegisterOpDefinition(builder, status.get());
   if (!Ok(status)) return;
@@ -472,6 +476,14 @@ __attribute__((constructor)) void RegisterAll() {
        GatheredShape,
        CreateKernel<kNoExtra>,
        ComputeAllGather},
+      {"NanotfJoin",
+       {kMovable},
+       {"tensor: T"},
+       "gathered: T",
+       GatheredShape,
+       CreateKernel<kNoExtra>,
+       ComputeAllGather,
+       false},
       {"NanotfBroadcast",
        {kMovable, "root: int"},
        {"tensor: T"},

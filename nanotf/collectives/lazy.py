@@ -1,0 +1,75 @@
+"""Exchanges that a graph makes only if it reads what they bring.
+
+Their ops are stateless, so that TensorFlow drops those whose results are not read. It would run
+the others in any order, and threads that wait for different ones would wait for ever: so these
+take their place among the stateful ops of a `tf.function`, in the order in which they were traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+# Of each graph that is traced, the names of ops whose exchange is made if it is read.
+_noted: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+_read: dict[Any, set[str]] = {}  # of the graphs that are being completed, those that are read
+
+
+def noted(result: Any, if_read: bool) -> Any:
+    """Takes notice of an exchange; returns its result."""
+    if if_read and not tf.executing_eagerly():
+        _noted.setdefault(result.graph, set()).add(result.op.name)
+    return result
+
+
+def completing(stock: Any, _: Any) -> Any:
+    """Makes the end of a function's trace find out which exchanges it reads; see `overrides`."""
+
+    @functools.wraps(stock)
+    def __exit__(self: Any, *args: Any) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        if graph not in _noted:
+            return stock(self, *args)
+        with _reading(graph, self._returned_tensors):
+            return stock(self, *args)
+
+    return __exit__
+
+
+def ordering(stock: Any, _: Any) -> Any:
+    """Makes an exchange that is read count as stateful, which is run, and run in its place."""
+
+    @functools.wraps(stock)
+    def op_is_stateful(op: Any) -> bool:
+        found = _read.get(id(op.graph))
+        return bool(stock(op)) if found is None else bool(stock(op)) or op.name in found
+
+    return op_is_stateful
+
+
+@contextlib.contextmanager
+def _reading(graph: Any, returned: Any) -> Iterator[None]:
+    _read[id(graph)] = _reached(graph, returned) & _noted[graph]
+    try:
+        yield
+    finally:
+        del _read[id(graph)]
+
+
+def _reached(graph: Any, returned: Any) -> set[str]:
+    """The names of the ops that what a graph returns or does depends on."""
+    waiting = [op for op in graph.get_operations() if op._is_stateful]
+    waiting += [tensor.op for tensor in tf.nest.flatten(list(returned), expand_composites=True)]
+    found: set[str] = set()
+    while waiting:
+        op = waiting.pop()
+        if op.name not in found:
+            found.add(op.name)
+            waiting += [tensor.op for tensor in op.inputs]
+            waiting += op.control_inputs
+    return found

@@ -1,0 +1,33 @@
+"""Where all random numbers of this process stand: Python's, NumPy's, TensorFlow's and Keras's."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from nanotf.compat import eager_context, random_states
+from nanotf.compat.generation import generation
+
+
+class Chance(NamedTuple):
+    """Where all of a process's random numbers stand.
+
+    Args:
+        states: `random_states.States`.
+        tensorflow: tuple or None, see `eager_context.seeds`.
+        keras: object or None, see `Generation.taken_seeds`.
+    """
+
+    states: random_states.States
+    tensorflow: tuple[int, Any] | None
+    keras: Any
+
+    @classmethod
+    def taken(cls) -> Chance:
+        """That of this process."""
+        return cls(random_states.take(), eager_context.seeds(), generation().taken_seeds())
+
+    def put(self) -> None:
+        """Makes it that of this process."""
+        generation().put_seeds(self.keras)
+        eager_context.put_seeds(self.tensorflow)
+        random_states.put(self.states)

@@ -1,0 +1,190 @@
+"""What a region changes in the calls that its code, and code around it, makes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.compat import distribute, keras_names
+from nanotf.errors import NanoError
+from nanotf.region import scope
+from nanotf.region.regions import divide
+
+
+def calling_layers(stock: Any, _: Any) -> Any:
+    """Makes `Layer.__call__` divide the outermost call; see `overrides`.
+
+    Not inside of `strategy.run()`, whose replicas have rows of their own.
+    """
+
+    @functools.wraps(stock)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        outermost = scope.exchange is not None and scope.region is None
+        if (
+            not outermost
+            or tf.distribute.has_strategy()
+            or isinstance(self, tf.keras.metrics.Metric)
+        ):
+            return stock(self, *args, **kwargs)
+        return divide(self, stock, args, kwargs)
+
+    return __call__
+
+
+def calling_functions(stock: Any, _: Any) -> Any:
+    """Makes a `tf.function` that a region's code calls run as part of that code.
+
+    A graph that it was traced into elsewhere knows nothing of the region. The same in a branch or a
+    graph's loop, over gRPC: there TensorFlow does not feed the keys of a function's collectives.
+    """
+
+    @functools.wraps(stock)
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_apart = scope.exchange is None or scope.exchange.feeds_branches
+        is_apart = is_apart or not distribute.in_branch()
+        if scope.region is None and scope.trial is None and is_apart:
+            return stock(self, *args, **kwargs)
+        autograph: Any = tf.__internal__.autograph
+        python = autograph.tf_convert(self.python_function, autograph.control_status_ctx())
+        return python(*args, **kwargs)
+
+    return __call__
+
+
+def tracing_pipelines(stock: Any, _: Any) -> Any:
+    """Makes functions that a `tf.data.Dataset` calls run undivided: each worker calls them alone."""
+
+    @functools.wraps(stock)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        with scope.dividing(None), scope.entered(None):
+            stock(self, *args, **kwargs)
+
+    return __init__
+
+
+def looping(stock: Any, _: Any) -> Any:
+    """Makes a graph's loop over a dataset a loop over its iterator.
+
+    AutoGraph would make it a part of the pipeline, which each worker runs alone.
+    """
+
+    @functools.wraps(stock)
+    def for_stmt(iter_: Any, *args: Any) -> Any:
+        if scope.exchange is not None and isinstance(iter_, tf.data.Dataset):
+            iter_ = iter(iter_)
+        return stock(iter_, *args)
+
+    return for_stmt
+
+
+def refusing(stock: Any, worker: Any) -> Any:
+    """Makes one of Keras's own loops refuse, in a `@nano` function, what it cannot do there."""
+    name = stock.__name__
+
+    @functools.wraps(stock)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if scope.exchange is None:
+            return stock(self, *args, **kwargs)
+        if kwargs.pop("num_processes", None) not in (None, 1):
+            raise NanoError(
+                "A worker cannot start workers of its own. Received: a call of "
+                f"{name}(num_processes=...) inside of a @nano function. Remove the argument, or "
+                "call it outside."
+            )
+        if self.distribute_strategy is worker.strategy:
+            raise NanoError(
+                "Inside of a @nano function Keras's own loops take models that are made outside of "
+                f"the strategy's scope. Received: a call of {name}() of the model {self.name!r}. "
+                "Make it without `with strategy.scope()`."
+            )
+        return stock(self, *args, **kwargs)
+
+    return method
+
+
+def applying(stock: Any, worker: Any) -> Any:
+    """Makes Keras 3's `apply` refuse, in `strategy.run()`, variables that are not the strategy's."""
+
+    @functools.wraps(stock)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        variables = (
+            self._trainable_variables if trainable_variables is None else trainable_variables
+        )
+        _check_under_strategy(worker, variables)
+        return stock(self, grads, trainable_variables)
+
+    return apply
+
+
+def applying_pairs(stock: Any, worker: Any) -> Any:
+    """The same of Keras 2's `apply_gradients`."""
+
+    @functools.wraps(stock)
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = list(grads_and_vars)
+        _check_under_strategy(worker, [variable for _, variable in pairs])
+        return stock(self, pairs, *args, **kwargs)
+
+    return apply_gradients
+
+
+def _check_under_strategy(worker: Any, variables: Any) -> None:
+    if scope.exchange is None or tf.distribute.get_strategy() is not worker.strategy:
+        return
+    for variable in map(keras_names.tf_variable, variables):
+        if not isinstance(variable, tf.distribute.DistributedValues):
+            raise NanoError(
+                "Under strategy.run() an optimizer trains variables of the strategy. Received: "
+                f"{variable.name!r}, made outside of its scope. Make the model and the optimizer "
+                "inside of the @nano function, in `with strategy.scope()`; or call the step "
+                "without strategy.run(): what it calls is divided by itself."
+            )
+
+
+def making_operations(stock: Any, _: Any) -> Any:
+    """Makes operations of a region use tensors of outside through `spread`."""
+
+    @functools.wraps(stock)
+    def _create_op_internal(self: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        region = scope.region
+        if region is None or region.graph is not self or region.recomputes:
+            return stock(self, op_type, inputs, *args, **kwargs)
+        inputs = [region.inside(tensor) for tensor in inputs]
+        op = stock(self, op_type, inputs, *args, **kwargs)
+        region.admit(op.outputs)
+        return op
+
+    return _create_op_internal
+
+
+def recomputing(stock: Any, _: Any) -> Any:
+    """Makes gradient functions of a region's code, `tf.recompute_grad`'s, run as part of it.
+
+    They use variables as they are: what they return for them goes the way of the region's.
+    """
+
+    @functools.wraps(stock)
+    def decorate(f: Any, args: Any, kwargs: Any) -> Any:
+        region = scope.region
+        if region is None:
+            return stock(f, args, kwargs)
+
+        def function(*a: Any, **k: Any) -> Any:
+            result, gradient = f(*a, **k)
+
+            def run(*d: Any, **variables: Any) -> Any:
+                before, region.recomputes = region.recomputes, True
+                try:
+                    with scope.entered(region):
+                        return gradient(*d, **variables)
+                finally:
+                    region.recomputes = before
+
+            return result, run
+
+        function.__name__ = getattr(f, "__name__", "function")
+        return stock(function, args, kwargs)
+
+    return decorate

@@ -1,0 +1,96 @@
+"""Are the workers alike? Those that run one program have the same numbers, which is looked at.
+
+A program can tear them apart: a generator of random numbers seeded by the time, the order of a
+set, a branch that depends on the rank. Each would go on with weights of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nanotf.compat import keras_names
+from nanotf.errors import DivergedError
+from nanotf.region.rows import Exchange
+
+_EVERY = 64  # steps; before the 64th those whose number is a power of two
+SAME = 1e-3  # relative; what rounding may make of numbers that should be equal
+
+
+class Likeness:
+    """Looks at the steps of one program.
+
+    Args:
+        exchange: `Exchange`.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._steps = 0
+
+    def look(self, step: str, value: Any, variables: Sequence[Any]) -> None:
+        """Called by all workers after a step.
+
+        Args:
+            step: str, its name.
+            value: what it has returned.
+            variables: sequence of `tf.Variable`, what is trained.
+
+        Raises:
+            DivergedError: The workers have different numbers.
+        """
+        self._steps += 1
+        if self._steps % _EVERY and self._steps & (self._steps - 1):
+            return
+        numbers = [*_returned(value), *held(variables)]
+        sizes = [size for _, size in numbers]
+        # Ranks that returned a different number of tensors can at least compare these two.
+        ranks = self._gathered([float(len(sizes)), float(np.sum(sizes))])
+        if differ(ranks):
+            self._raise(step, numbers, bool(np.ptp(ranks[:, 0])))
+
+    def _gathered(self, numbers: Sequence[float]) -> Any:
+        rows = tf.constant([list(numbers)], tf.float64)
+        return self._exchange.gather_rows(rows).numpy()
+
+    def _raise(self, step: str, numbers: Sequence[tuple[str, float]], other_count: bool) -> None:
+        what = "its result, which has another number of tensors"
+        if not other_count:
+            sizes = self._gathered([size for _, size in numbers])
+            places = [i for i in range(len(numbers)) if differ(sizes[:, i : i + 1])]
+            what = numbers[places[0]][0] if places else "a sum of all that it computes"
+        raise DivergedError(
+            f"All workers run the same program, and must come to the same numbers. Received: after "
+            f"step {self._steps}, {step}, the workers differ in {what}. Let nothing in the program "
+            "depend on the time, on the process or on the order of a set, and seed what is random."
+        )
+
+
+def differ(ranks: Any) -> bool:
+    """Whether numbers that should be equal are not.
+
+    Args:
+        ranks: array (workers, numbers).
+    """
+    limit = SAME * np.abs(ranks).max(axis=0) + 1e-30
+    alike = (np.ptp(ranks, axis=0) <= limit) | ~np.isfinite(ranks).any(axis=0)
+    return not bool(np.all(alike))
+
+
+def _returned(value: Any) -> Iterator[tuple[str, float]]:
+    for place, leaf in enumerate(tf.nest.flatten(value)):
+        if isinstance(leaf, (float, np.floating, np.ndarray, tf.Tensor)):
+            array = np.asarray(leaf)
+            if array.dtype.kind in "iuf" or array.dtype.name == "bfloat16":
+                yield f"value {place} of what it returns", float(np.abs(array.astype("f8")).sum())
+
+
+def held(variables: Sequence[Any]) -> Iterator[tuple[str, float]]:
+    """The floating variables' names and sums of magnitudes."""
+    for variable in variables:
+        if variable.dtype.is_floating:
+            value = tf.cast(keras_names.tf_variable(variable).read_value(), tf.float64)
+            yield f"the variable {variable.name!r}", float(tf.reduce_sum(tf.abs(value)))

@@ -1,0 +1,189 @@
+"""Statistics over the batch, inside of a region: those of the whole batch.
+
+Each worker computes mean and sum of squared deviations of its rows; from those of all workers, which
+one exchange brings, follow those of the batch (Chan, Golub and LeVeque, 1979), without the
+cancellation of a mean of squares.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.region import rows, scope
+
+
+def _is_over_rows(x: Any, axes: Any) -> bool:
+    """Whether statistics are over the rows of a region's, or a trial's, batch."""
+    if scope.region is None and scope.trial is None:
+        return False
+    rank = tf.convert_to_tensor(x).shape.rank
+    return rank is not None and 0 in [int(axis) % rank for axis in tf.nest.flatten(axes)]
+
+
+def moments(stock: Any, _: Any) -> Any:
+    """Makes `tf.nn.moments` count the rows of all workers; see `overrides`."""
+
+    @functools.wraps(stock)
+    def nn_moments(
+        x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: Any = None
+    ) -> Any:
+        if not _is_over_rows(x, axes):
+            return stock(x, axes, shift, keepdims, name)
+        x = tf.convert_to_tensor(x)
+        mean, variance = _of_batch(x, axes, None)
+        return _squeezed(x, axes, keepdims, mean, variance)
+
+    return nn_moments
+
+
+def weighted_moments(stock: Any, _: Any) -> Any:
+    """The same of `tf.nn.weighted_moments`."""
+
+    @functools.wraps(stock)
+    def nn_weighted_moments(
+        x: Any, axes: Any, frequency_weights: Any, keepdims: bool = False, name: Any = None
+    ) -> Any:
+        if not _is_over_rows(x, axes):
+            return stock(x, axes, frequency_weights, keepdims, name)
+        x = tf.convert_to_tensor(x)
+        weights = tf.cast(tf.convert_to_tensor(frequency_weights), x.dtype)
+        mean, variance = _of_batch(x, axes, weights)
+        return _squeezed(x, axes, keepdims, mean, variance)
+
+    return nn_weighted_moments
+
+
+def fused_batch_norm(stock: Any, _: Any) -> Any:
+    """The same of `tf.compat.v1.nn.fused_batch_norm`, which Keras 2 trains with."""
+
+    @functools.wraps(stock)
+    def fused(
+        x: Any,
+        scale: Any,
+        offset: Any,
+        mean: Any = None,
+        variance: Any = None,
+        epsilon: float = 0.001,
+        data_format: str = "NHWC",
+        is_training: bool = True,
+        name: Any = None,
+        exponential_avg_factor: Any = 1.0,
+    ) -> Any:
+        if not is_training or (scope.region is None and scope.trial is None):
+            return stock(x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor)  # fmt: skip
+        x = tf.convert_to_tensor(x)
+        channels = 1 if data_format.startswith("NC") else x.shape.rank - 1
+        axes = [axis for axis in range(x.shape.rank) if axis != channels]
+        wide = tf.cast(x, tf.float32) if x.dtype in (tf.float16, tf.bfloat16) else x
+        batch_mean, batch_variance = _of_batch(wide, axes, None)
+        shape = [1] * x.shape.rank
+        shape[channels] = -1
+        scale, offset = (tf.reshape(tf.cast(v, wide.dtype), shape) for v in (scale, offset))
+        out = tf.nn.batch_normalization(wide, batch_mean, batch_variance, offset, scale, epsilon)
+        total = _total_count(wide, axes)
+        # As its kernel: what is averaged is the variance of a sample.
+        correction = total / tf.maximum(total - 1, 1)
+        batch_mean, batch_variance = (tf.reshape(v, [-1]) for v in (batch_mean, batch_variance))
+        batch_variance *= tf.cast(correction, wide.dtype)
+        if mean is not None and not _is_one(exponential_avg_factor):
+            factor = tf.cast(exponential_avg_factor, wide.dtype)
+            batch_mean = tf.cast(mean, wide.dtype) * (1 - factor) + batch_mean * factor
+            batch_variance = tf.cast(variance, wide.dtype) * (1 - factor) + batch_variance * factor
+        return tf.cast(out, x.dtype), batch_mean, batch_variance
+
+    return fused
+
+
+def masked_moments(stock: Any, _: Any) -> Any:
+    """The same of what Keras 3's `BatchNormalization` computes of a mask."""
+
+    @functools.wraps(stock)
+    def _moments(self: Any, inputs: Any, mask: Any) -> Any:
+        if mask is None or not _is_over_rows(inputs, self._reduction_axes):
+            return stock(self, inputs, mask)
+        axes, epsilon = self._reduction_axes, tf.keras.backend.epsilon()
+        counts = tf.cast(tf.broadcast_to(mask[..., None], tf.shape(inputs)), inputs.dtype)
+        total, count = _totals(
+            [tf.reduce_sum(v, axes, keepdims=True) for v in (inputs * counts, counts)]
+        )
+        mean = total / (count + epsilon)
+        squares = tf.square(inputs - mean) * counts
+        (total,) = _totals([tf.reduce_sum(squares, axes, keepdims=True)])
+        return tf.squeeze(mean), tf.squeeze(total / (count + epsilon))
+
+    return _moments
+
+
+def _of_batch(x: Any, axes: Any, weights: Any) -> tuple[Any, Any]:
+    """Mean and variance over axes that the rows are among, which stay as dimensions of 1."""
+    if scope.trial is not None:  # which compares rows: these are apart here
+        like = tf.reduce_sum(x, axes, keepdims=True)
+        return tf.zeros_like(like), tf.ones_like(like)
+    ones = tf.ones_like(x) if weights is None else tf.broadcast_to(weights, tf.shape(x))
+    count = tf.reduce_sum(ones, axes, keepdims=True)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(x * ones, axes, keepdims=True), count)
+    deviation = tf.reduce_sum(tf.square(x - mean) * ones, axes, keepdims=True)
+    means, deviations, counts = _gathered([mean, deviation, count])
+    total = tf.reduce_sum(counts, 0)
+    whole = tf.math.divide_no_nan(tf.reduce_sum(means * counts, 0), total)
+    spread = deviations + counts * tf.square(means - whole)
+    return whole, tf.math.divide_no_nan(tf.reduce_sum(spread, 0), total)
+
+
+def _gathered(values: list[Any]) -> list[Any]:
+    """Values of one shape of each worker's rows, with a first dimension of workers."""
+    region = scope.region
+    assert region is not None
+    exchange, present = region.exchange, region.division.count > 0
+    mean, deviation, count = values
+    own = tf.stack([mean, deviation, tf.where(present, count, tf.zeros_like(count))])[None]
+
+    @rows.with_gradient
+    def gathered(own: Any) -> Any:
+        whole = exchange.gather_rows(own)
+        whole.set_shape([exchange.size, *own.shape[1:]])
+
+        def gradient(d: Any) -> Any:
+            return rows.add(exchange, [d])[0][exchange.rank : exchange.rank + 1]
+
+        return whole, gradient
+
+    found: list[Any] = tf.unstack(gathered(own), axis=1)
+    return found
+
+
+def _totals(parts: list[Any]) -> list[Any]:
+    """Sums over the rows of all workers, used by each."""
+    if scope.trial is not None:
+        return [tf.ones_like(part) for part in parts]
+    region = scope.region
+    assert region is not None
+    present = tf.cast(region.division.count > 0, parts[0].dtype)
+    return rows.spread(region.exchange, rows.add(region.exchange, [p * present for p in parts]))
+
+
+def _total_count(x: Any, axes: Any) -> Any:
+    """How many numbers of the batch a statistic is over, as a float64 scalar."""
+    own = 1
+    for axis in axes:
+        if axis:
+            own *= tf.shape(x)[axis] if x.shape[axis] is None else x.shape[axis]
+    if scope.trial is not None:
+        return tf.cast(own, tf.float64)
+    assert scope.region is not None
+    per_row = tf.shape(x)[0] // scope.region.division.length
+    return tf.cast(own * per_row * scope.region.division.n, tf.float64)
+
+
+def _squeezed(x: Any, axes: Any, keepdims: bool, *values: Any) -> tuple[Any, ...]:
+    if keepdims:
+        return values
+    axes = [int(axis) % x.shape.rank for axis in tf.nest.flatten(axes)]
+    return tuple(tf.squeeze(value, axes) for value in values)
+
+
+def _is_one(value: Any) -> bool:
+    return not tf.is_tensor(value) and value == 1.0

@@ -1,0 +1,64 @@
+"""Files that a divided program writes are written once: by rank 0, while the others wait.
+
+All workers come to the same line. Rank 0 writes; the others take what it got, when it is complete,
+and go on as if they had written it: counters count, and old checkpoints are forgotten, everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+from nanotf.compat.versions import require_tensorflow
+from nanotf.region import context
+
+
+def _is_apart() -> bool:
+    """Whether this is a worker whose files another one writes."""
+    return context.current is not None and not context.is_chief()
+
+
+def writing(name: str) -> Callable[[Any, Any], Any]:
+    """Makes a function that writes what its argument `name` says do so on rank 0; see `overrides`."""
+
+    def replacement(stock: Any, _: Any) -> Any:
+        signature = inspect.signature(stock)
+
+        @functools.wraps(stock)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            if context.current is None:
+                return stock(*args, **kwargs)
+            path = signature.bind(*args, **kwargs).arguments[name]
+            is_path = isinstance(path, (str, os.PathLike))
+            what = f"{stock.__qualname__} {os.fspath(path) if is_path else type(path).__name__}"
+            return context.current.once(what, lambda: stock(*args, **kwargs))
+
+        return write
+
+    return replacement
+
+
+def leaving_files_alone(stock: Any, _: Any) -> Any:
+    """Makes a function that changes files, and returns nothing, do nothing on other ranks."""
+
+    @functools.wraps(stock)
+    def change(*args: Any, **kwargs: Any) -> None:
+        if not _is_apart():
+            stock(*args, **kwargs)
+
+    return change
+
+
+def making_writers(stock: Any, _: Any) -> Any:
+    """Makes a writer of summaries write nothing on other ranks."""
+
+    @functools.wraps(stock)
+    def create_file_writer(*args: Any, **kwargs: Any) -> Any:
+        if _is_apart():
+            return require_tensorflow().summary.create_noop_writer()
+        return stock(*args, **kwargs)
+
+    return create_file_writer

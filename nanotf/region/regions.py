@@ -1,0 +1,264 @@
+"""A divided call of a layer: each worker computes its own rows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nanotf.compat import eager_context, keras_names
+from nanotf.compat.generation import generation
+from nanotf.errors import InvalidArgumentError, ModelError
+from nanotf.region import rows, scope, variables
+from nanotf.region.rows import Division
+from nanotf.region.trial import facts_of
+
+
+class Region:
+    """One divided call.
+
+    Args:
+        division: `Division` of the batch.
+        layer: the layer that is called.
+        draws: sequence of bool or None, of the random numbers that the call draws whether they have
+            rows; None where that is told by their shapes.
+
+    Attributes:
+        graph: the graph in which the call stands; None for an eager one.
+    """
+
+    def __init__(self, division: Division, layer: Any, draws: Sequence[bool] | None) -> None:
+        self.exchange = division.exchange
+        self.division = division
+        self.layer = layer
+        self.graph = scope.graph_here()
+        self.recomputes = False  # whether a gradient function of the code inside runs it again
+        self._draws = None if draws is None else iter(draws)
+        self._inside: set[int] = set()  # keys of the tensors that the code inside has made or got
+        self._spread: dict[int, Any] = {}  # tensors of outside, as used inside
+
+    # ------------------------------------------------------------- tensors behind the call
+    def admit(self, tensors: Any) -> None:
+        """Takes notice of tensors that belong to the code inside."""
+        self._inside.update(map(eager_context.key_of, filter(tf.is_tensor, tensors)))
+
+    def inside(self, tensor: Any) -> Any:
+        """A tensor that an operation inside uses: one of outside comes in by `spread`."""
+        key = eager_context.key_of(tensor)
+        if key in self._inside or not tensor.dtype.is_floating:
+            return tensor
+        if not eager_context.may_have_gradient(tensor):
+            return tensor
+        if key not in self._spread:
+            with scope.entered(None):
+                self._spread[key] = self.spread(tensor)
+        return self._spread[key]
+
+    # ------------------------------------------------------------------------ random numbers
+    def is_left(self) -> bool:
+        """Whether code runs outside of the call's graph, as what makes a variable does."""
+        return self.graph is not None and scope.graph_here() is None
+
+    def draws_rows(self, length: Any) -> bool:
+        """Whether random numbers that are drawn now have rows, `length` of them."""
+        if self._draws is not None:
+            has_rows = next(self._draws, None)
+            if has_rows is not None:
+                return has_rows
+        known = self.division.is_known and length is not None
+        return bool(length == self.division.length) if known else length is None
+
+    # ------------------------------------------------------------------------- in and out
+    def enter(self, leaf: Any) -> Any:
+        """An argument of the call, as its code sees it."""
+        if not is_data(leaf):
+            is_tensor = isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign")
+            return self.spread(leaf) if is_tensor and leaf.dtype.is_floating else leaf
+        if isinstance(leaf, tf.SparseTensor):
+            return self._enter_sparse(leaf)
+        if isinstance(leaf, tf.RaggedTensor):
+            return self.division.own(leaf)
+        whole = tf.convert_to_tensor(leaf)
+        if rows.rows_of(leaf) is not None:
+            whole._nanotf_rows = rows.rows_of(leaf)
+        if not self.division.fits(whole.shape[0]):
+            return self.spread(whole) if whole.dtype.is_floating else whole
+        own = self.division.take(whole)
+        mask = keras_names.mask_of(leaf)
+        if mask is not None:
+            keras_names.set_mask(own, self.division.take(tf.convert_to_tensor(mask)))
+        return own
+
+    @contextlib.contextmanager
+    def checking(self) -> Iterator[None]:
+        """Raises where an eager call uses a tensor behind it that may be asked for a gradient."""
+        if self.graph is not None:
+            yield
+            return
+        with eager_context.earlier_inputs() as found:
+            yield
+        for key, tensor in found.items():
+            if key not in self._inside and eager_context.may_have_gradient(tensor):
+                raise ModelError(
+                    "A layer whose call is divided gets the tensors that are trained through it as "
+                    f"arguments, or is called in a tf.function. Received: {self.layer.name}, which "
+                    f"uses a tensor of shape {tuple(tensor.shape)} of an attribute or of the code "
+                    "around it. Pass it to the call, or wrap the layer: nanotf.whole(layer)."
+                )
+
+    def spread(self, whole: Any) -> Any:
+        """A whole tensor that the region's code uses."""
+        return rows.spread(self.exchange, [whole])[0]
+
+    def _enter_sparse(self, leaf: Any) -> Any:
+        division = self.division
+        size = tf.tensor_scatter_nd_update(
+            leaf.dense_shape, [[0]], [tf.cast(division.length, tf.int64)]
+        )
+        begin = tf.tensor_scatter_nd_update(
+            tf.zeros_like(leaf.dense_shape), [[0]], [tf.cast(division.start, tf.int64)]
+        )
+        return tf.sparse.slice(leaf, begin, size)
+
+    def leave(self, leaf: Any, factor: Any) -> Any:
+        """An output of the call, as code outside sees it.
+
+        Args:
+            leaf: what the layer returned.
+            factor: how many of its rows belong to one of the batch, or "mean" or "sum", or None for
+                what is the same on all workers.
+        """
+        if isinstance(leaf, tf.RaggedTensor):
+            lengths = self.division.gathered(leaf.row_lengths())
+            return tf.RaggedTensor.from_row_lengths(self._join_any(leaf.values), lengths)
+        if not isinstance(leaf, tf.Tensor) or hasattr(leaf, "assign"):
+            return leaf
+        if factor == "sum":
+            return self.division.sum(leaf)
+        if factor in ("mean", None):
+            combine = self.division.alike if factor is None else self.division.mean
+            return combine(leaf) if leaf.dtype.is_floating else leaf
+        whole = self.division.join(leaf, factor)
+        mask = keras_names.mask_of(leaf)
+        if mask is not None:
+            keras_names.set_mask(whole, self.division.join(mask))
+        return whole
+
+    def _join_any(self, own: Any) -> Any:
+        """Joins parts of any length, which have no row of the batch each."""
+        counted = (
+            own
+            if self.division.is_full
+            else own[: tf.where(self.division.count > 0, tf.shape(own)[0], 0)]
+        )
+        exchange = self.exchange
+
+        @rows.with_gradient
+        def join(counted: Any) -> Any:
+            lengths = exchange.gather_rows(tf.shape(counted)[:1])
+            first = tf.reduce_sum(lengths[: exchange.rank])
+            own_length = lengths[exchange.rank]
+            return exchange.gather_rows(counted), lambda d: d[first : first + own_length]
+
+        return join(counted)
+
+    def leave_losses(self, before: set[int], kind: str) -> None:
+        """Makes what `add_loss` got in the call that of the batch."""
+        for found in keras_names.lists_of_losses(self.layer):
+            for place, loss in enumerate(list(found)):
+                if isinstance(loss, tf.Tensor) and id(loss) not in before:
+                    found[place] = self.leave(loss, kind)
+
+
+def is_data(leaf: Any) -> bool:
+    """Whether a leaf of a call's arguments may have rows."""
+    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+        return True
+    is_tensor = isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign")
+    if not is_tensor and not isinstance(leaf, np.ndarray):
+        return False
+    return getattr(leaf.shape, "rank", len(leaf.shape)) not in (0, None)
+
+
+def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`layer(*args, **kwargs)`, of which each worker computes its own rows.
+
+    Args:
+        layer: a Keras layer or model, whose call is the outermost.
+        stock: the stock `__call__`.
+        args, kwargs: its arguments.
+    """
+    division = _division_for(layer, stock, args, kwargs)
+    facts = None if division is None else facts_of(layer, stock, args, kwargs, division, is_data)
+    if division is None or facts is None or facts.runs_whole:
+        with scope.dividing(None):
+            return stock(layer, *args, **kwargs)
+    region = Region(division, layer, facts.draws)
+    before = {id(loss) for found in keras_names.lists_of_losses(layer) for loss in found}
+    args, kwargs = tf.nest.map_structure(region.enter, (args, kwargs))
+    region.admit(tf.nest.flatten((args, kwargs), expand_composites=True))
+    used = variables.used_by(layer, facts.variables)
+    checking = region.checking() if facts.reads_behind else contextlib.nullcontext()
+    with variables.used_by_rows(division.exchange, layer, used), scope.entered(region), checking:
+        out = stock(layer, *args, **kwargs)
+    region.leave_losses(before, facts.losses)
+    flat = tf.nest.flatten(out)
+    factors = facts.factors
+    if factors is None:
+        factors = tuple(_factor(division, leaf) for leaf in flat)
+    if len(factors) != len(flat):
+        raise InvalidArgumentError(
+            f"A layer that is divided returns the same number of tensors each time. Received: "
+            f"{layer.name}, which has returned {len(factors)} when it was tried and {len(flat)} "
+            "now. Wrap it: nanotf.whole(layer)."
+        )
+    return tf.nest.pack_sequence_as(
+        out, [region.leave(leaf, factor) for leaf, factor in zip(flat, factors, strict=True)]
+    )
+
+
+def _division_for(
+    layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Division | None:
+    """How a call of a layer is divided; None where it is not. Builds a model that is not built."""
+    leaves = tf.nest.flatten((args, kwargs))
+    data = [leaf for leaf in leaves if is_data(leaf)]
+    if not data or generation().is_symbolic(leaves) or _is_whole(layer):
+        return None
+    division = _division_of(scope.exchange, data[0])
+    if division is not None and not layer.built and isinstance(layer, keras_names.model_class()):
+        with scope.dividing(None):
+            keras_names.build_symbolically(layer, stock, args, kwargs, is_data)
+    return division if layer.built else None
+
+
+def _is_whole(layer: Any) -> bool:
+    """Whether a layer runs undivided: nothing is to be gained, or the user says so."""
+    if getattr(layer, keras_names.WHOLE, False) or keras_names.keeps_state_of_rows(layer):
+        return True
+    return bool(getattr(layer, "built", False)) and not layer.weights
+
+
+def _division_of(exchange: Any, first: Any) -> Division | None:
+    """How a batch is divided, of which `first` has the rows; None where there are none."""
+    joined = rows.rows_of(first)
+    if joined is not None and joined.factor == 1:
+        return joined.division
+    n = first.shape[0]
+    if n is None:
+        is_ragged = isinstance(first, tf.RaggedTensor)
+        return Division(exchange, first.nrows(tf.int32) if is_ragged else tf.shape(first)[0])
+    return Division(exchange, int(n)) if n else None
+
+
+def _factor(division: Division, leaf: Any) -> Any:
+    """What an output of Keras's own layers is; see `Region.leave`."""
+    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (0, None):
+        return "mean"
+    length = leaf.shape[0]
+    if length is None or not division.is_known:
+        return 1 if length is None else "mean"
+    return length // division.length if length and length % division.length == 0 else "mean"

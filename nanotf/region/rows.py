@@ -1,0 +1,274 @@
+"""Which rows of a batch are a worker's own, and how they become the whole batch again.
+
+    outside of regions              inside
+    whole: equal on all workers     own rows: this worker's
+
+| operator | forward | its gradient |
+| --- | --- | --- |
+| `take` | whole -> own rows | `join` |
+| `join` | own rows -> whole | `cut` |
+| `cut` | whole -> own rows, zeros where the worker has none | `join` |
+| `spread` | whole -> the same, used by each worker for its rows | `add` |
+| `add` | a part of a sum -> the sum over workers | `spread` |
+
+These are the conjugate operators of Megatron-LM (Shoeybi et al., 2019, section 3), of rows instead
+of columns. Since the gradient of each is another of them, gradients of any order are right.
+
+A joined tensor remembers the rows that it was joined from (`rows_of`): another region takes those
+as they are. In a graph it is gathered if something reads it, and otherwise is not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+
+class Exchange(Protocol):
+    """What moves between workers; see `strategy.WorkerStrategy`."""
+
+    rank: int
+    size: int
+    feeds_branches: bool  # whether functions that exchange may be called in a branch of a graph
+
+    def sum_dense(self, tensors: Sequence[Any]) -> list[Any]:
+        """The sums over workers of tensors of one or several dtypes."""
+
+    def gather_rows(self, rows: Any, if_read: bool = False) -> Any:
+        """The rows of all workers, in the order of ranks.
+
+        Args:
+            rows: tensor of at least one dimension; the first may differ between workers.
+            if_read: bool, whether a graph gathers them only if something reads the result.
+        """
+
+
+def with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`tf.custom_gradient`, for operators."""
+    found: Callable[..., Any] = tf.custom_gradient(function)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The own rows that a whole tensor was joined from.
+
+    Args:
+        division: `Division`.
+        own: tensor, the rows.
+        factor: int, how many of them belong to one row of the batch.
+    """
+
+    division: Division
+    own: Any
+    factor: int = 1
+
+
+def rows_of(value: Any) -> Rows | None:
+    """The own rows of a joined tensor; None for any other value."""
+    return getattr(value, "_nanotf_rows", None)
+
+
+class Division:
+    """Which of the n rows of a batch are this worker's: as equal parts as there are, in order.
+
+    A worker without rows computes a copy of a row, of which nothing remains.
+
+    Args:
+        exchange: `Exchange`.
+        n: int, or scalar int32 tensor where tracing does not know it.
+
+    Attributes:
+        count: int or scalar tensor, the worker's rows.
+        length: same, the rows that it computes: at least 1.
+        start: same, where they begin.
+    """
+
+    def __init__(self, exchange: Exchange, n: Any) -> None:
+        self.exchange = exchange
+        self.n = n
+        self.is_known = isinstance(n, int)
+        self._first = n * exchange.rank // exchange.size
+        self._end = n * (exchange.rank + 1) // exchange.size
+        self.count = self._end - self._first
+        least, most = (min, max) if self.is_known else (tf.minimum, tf.maximum)
+        self.length: Any = most(self.count, 1)
+        self.start = least(self._first, n - 1)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the worker is known to have rows."""
+        return self.is_known and self.count > 0
+
+    def agrees_with(self, other: Division) -> bool:
+        """Whether both are known to divide alike."""
+        return self is other or (self.is_known and self.n == other.n)
+
+    def fits(self, rows: int | None) -> bool:
+        """Whether a tensor's first dimension is this batch's, as far as tracing knows."""
+        return rows == (self.n if self.is_known else None)
+
+    @property
+    def share(self) -> Any:
+        """The worker's part of the batch, a float64 scalar."""
+        return tf.cast(self.count, tf.float64) / tf.cast(self.n, tf.float64)
+
+    def own(self, whole: Any) -> Any:
+        """The own rows, without a gradient: of tensors of any kind, of ragged ones too."""
+        return whole[self.start : self.start + self.length]
+
+    def take(self, whole: Any) -> Any:
+        """The own rows of a whole tensor; of a joined one those that it was joined from."""
+        rows = rows_of(whole)
+        if rows is not None and rows.factor == 1 and self.agrees_with(rows.division):
+            return rows.own
+        if not whole.dtype.is_floating and not whole.dtype.is_complex:
+            return self.own(whole)
+
+        @with_gradient
+        def take(whole: Any) -> Any:
+            return self.own(whole), lambda d: self.join(d)
+
+        return take(whole)
+
+    def cut(self, whole: Any, factor: int = 1) -> Any:
+        """As `take`, with zeros where the worker has no rows."""
+        rows = rows_of(whole)
+        if rows is not None and rows.factor == factor and self.agrees_with(rows.division):
+            return rows.own if self.is_full else self._without_rest(rows.own, factor)
+
+        @with_gradient
+        def cut(whole: Any) -> Any:
+            own = whole[factor * self._first : factor * self._end]
+            if not self.is_full:
+                own = self._filled(own, factor)
+            return own, lambda d: self.join(d, factor)
+
+        return cut(whole)
+
+    def join(self, own: Any, factor: int = 1) -> Any:
+        """The whole tensor of all workers' own rows."""
+
+        @with_gradient
+        def join(own: Any) -> Any:
+            whole = self.gathered(own, factor)
+            return whole, lambda d: self.cut(d, factor)
+
+        whole = join(own) if own.dtype.is_floating or own.dtype.is_complex else self.gathered(own)
+        whole._nanotf_rows = Rows(self, own, factor)
+        return whole
+
+    def gathered(self, own: Any, factor: int = 1) -> Any:
+        """As `join`, without a gradient, and for tensors of any dtype."""
+        counted = own if self.is_full else own[: factor * self.count]
+        whole = self.exchange.gather_rows(counted, if_read=True)
+        if not tf.executing_eagerly():
+            whole.set_shape([factor * self.n if self.is_known else None, *own.shape[1:]])
+        return whole
+
+    def mean(self, value: Any) -> Any:
+        """A value of a worker's rows that is a mean over them, as a mean over the batch."""
+        return add(self.exchange, [value * tf.cast(self.share, value.dtype)])[0]
+
+    def sum(self, value: Any) -> Any:
+        """A value of a worker's rows that is a sum over them, as a sum over the batch."""
+        present = tf.cast(self.count > 0, value.dtype) if not self.is_full else 1
+        return add(self.exchange, [value * present])[0]
+
+    def alike(self, value: Any) -> Any:
+        """A value that is the same on all workers, of whose gradient each takes its part."""
+        exchange = self.exchange
+
+        @with_gradient
+        def alike(value: Any) -> Any:
+            share = tf.cast(self.share, value.dtype)
+            return tf.identity(value), lambda d: spread(exchange, [d])[0] * share
+
+        return alike(value)
+
+    def _filled(self, own: Any, factor: int) -> Any:
+        missing = factor * (self.length - self.count)
+        zeros = tf.zeros(tf.concat([[missing], tf.shape(own)[1:]], 0), own.dtype)
+        return tf.concat([own, zeros], 0)
+
+    def _without_rest(self, own: Any, factor: int) -> Any:
+        return self._filled(own[: factor * self.count], factor)
+
+
+def add(exchange: Exchange, parts: Sequence[Any]) -> list[Any]:
+    """The sums over workers of tensors; of sparse gradients, the rows of all."""
+    parts = list(parts)
+    sparse = [i for i, part in enumerate(parts) if isinstance(part, tf.IndexedSlices)]
+    dense = [i for i in range(len(parts)) if i not in sparse]
+    for i in sparse:
+        parts[i] = _add_slices(exchange, parts[i])
+
+    @with_gradient
+    def add(*own: Any) -> Any:
+        return exchange.sum_dense(own), lambda *d: spread(exchange, d)
+
+    for i, total in zip(dense, add(*[parts[i] for i in dense]) if dense else (), strict=True):
+        parts[i] = total
+    return parts
+
+
+def _add_slices(exchange: Exchange, part: Any) -> Any:
+    """The sum over workers of sparse gradients: one behind the other, as of a whole batch's rows.
+
+    What all workers have looked up alike, as the places of a sequence, one process looks up once:
+    of these the values are added.
+    """
+    values, indices = exchange.gather_rows(part.values), exchange.gather_rows(part.indices)
+    lengths = exchange.gather_rows(tf.shape(part.indices)[:1])
+    each = lengths[0]
+
+    def are_equal() -> Any:
+        return tf.reduce_all(tf.reshape(indices, [exchange.size, each]) == indices[:each])
+
+    def added() -> Any:
+        shape = tf.concat([[exchange.size, each], tf.shape(values)[1:]], 0)
+        return tf.reduce_sum(tf.reshape(values, shape), 0), indices[:each]
+
+    alike = tf.cond(tf.reduce_all(lengths == each), are_equal, lambda: tf.constant(False))
+    values, indices = tf.cond(alike, added, lambda: (values, indices))
+    return tf.IndexedSlices(values, indices, part.dense_shape)
+
+
+def spread(exchange: Exchange, whole: Sequence[Any]) -> list[Any]:
+    """Whole tensors for use on own rows; what comes back of all of them is added in one exchange.
+
+    A tensor that has no gradient keeps none: TensorFlow fills what is missing with zeros, so each
+    result notes whether it was asked for one.
+    """
+    asked: set[int] = set()
+
+    @with_gradient
+    def spread(*whole: Any) -> Any:
+        def gradient(*d: Any) -> Any:
+            places = sorted(asked) or range(len(d))
+            found: list[Any] = [None] * len(d)
+            for place, total in zip(places, add(exchange, [d[i] for i in places]), strict=True):
+                found[place] = total
+            asked.clear()
+            return found
+
+        return [tf.identity(tensor) for tensor in whole], gradient
+
+    out = spread(*[tf.convert_to_tensor(tensor) for tensor in whole])
+    out = out if isinstance(out, (list, tuple)) else [out]
+    return [_noting(tensor, place, asked) for place, tensor in enumerate(out)]
+
+
+def _noting(tensor: Any, place: int, asked: set[int]) -> Any:
+    @with_gradient
+    def noting(tensor: Any) -> Any:
+        def gradient(d: Any) -> Any:
+            asked.add(place)
+            return d
+
+        return tf.identity(tensor), gradient
+
+    return noting(tensor)

@@ -1,0 +1,240 @@
+"""Does a layer keep rows apart? It is tried, once, before it is divided for the first time.
+
+A layer of the user's own runs on four random rows, and on the first and the other three of them.
+What comes out says which outputs have rows, and what the others are: a mean over rows, a sum, or the
+same for any rows. Where it is none of these, rows depend on each other, and the layer runs whole on
+every worker. Layers that are Keras's own all through are known, and not tried.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nanotf.compat import eager_context, handles, keras_names
+from nanotf.console import logger
+from nanotf.region import scope
+from nanotf.region.rows import Division
+
+_PARTS = ((0, 4), (0, 1), (1, 4))  # all rows, and the two parts of them
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4  # of numbers of 32 or 64 bits
+_OF_16_BITS = 5e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What a trial has found.
+
+    Args:
+        runs_whole: bool, whether the layer cannot be divided.
+        factors: tuple, of each output how many of its rows belong to one of the batch, "mean",
+            "sum", or None for what is the same on all workers; None where shapes tell.
+        losses: str, "mean" or "sum", what the layer hands to `add_loss`.
+        draws: tuple of bool, of the random numbers drawn in the call, in order, whether they have
+            rows; None where shapes tell.
+        variables: tuple of `tf.Variable`, the trainable ones that the call reads.
+        reads_behind: bool, whether it uses tensors that are no arguments.
+    """
+
+    runs_whole: bool = False
+    factors: tuple[Any, ...] | None = ()
+    losses: str = "mean"
+    draws: tuple[bool, ...] | None = None
+    variables: tuple[Any, ...] = ()
+    reads_behind: bool = False
+
+
+class Trial:
+    """A trial that runs. Random numbers are constant in it, and it notes how many are drawn.
+
+    Attributes:
+        lengths: list of int or None, the first dimensions of the random numbers drawn.
+    """
+
+    def __init__(self) -> None:
+        self.lengths: list[int | None] = []
+
+    def draw(self, shape: Any, dtype: Any) -> Any:
+        """What stands for random numbers of a shape."""
+        found = [int(d) for d in np.ravel(tf.get_static_value(tf.convert_to_tensor(shape)))]
+        self.lengths.append(found[0] if found else None)
+        return tf.cast(tf.fill(found, 0.5), dtype)
+
+
+_known: weakref.WeakKeyDictionary[Any, dict[Any, Facts]] = weakref.WeakKeyDictionary()
+
+
+def facts_of(
+    layer: Any,
+    stock: Any,
+    args: Any,
+    kwargs: Any,
+    division: Division,
+    is_data: Callable[[Any], bool],
+) -> Facts:
+    """What a trial of a layer finds; of one that is Keras's own all through, what is known.
+
+    Args:
+        layer: the layer.
+        stock: the stock `__call__`.
+        args, kwargs: what it is called with.
+        division: `Division` of the batch.
+        is_data: callable, whether a leaf may have rows.
+    """
+    if keras_names.is_known(layer):
+        return Facts(factors=None)
+    leaves = tf.nest.flatten((args, kwargs))
+    key = tuple(_kind(leaf, is_data) for leaf in leaves)
+    known = _known.setdefault(layer, {})
+    if key not in known:
+        with tf.init_scope():
+            known[key] = _try(layer, stock, leaves, (args, kwargs), division, is_data)
+        if known[key].runs_whole:
+            logger.warning(
+                "%s runs undivided, on all rows, in every worker: its rows depend on each other, or "
+                "it cannot be called on a part of them.",
+                layer.name,
+            )
+    return known[key]
+
+
+def _kind(leaf: Any, is_data: Callable[[Any], bool]) -> Any:
+    if is_data(leaf):
+        return tuple(leaf.shape[1:]), str(leaf.dtype)
+    if isinstance(leaf, (bool, int, float, str, type(None))):
+        return leaf
+    return str(type(leaf))
+
+
+def _try(
+    layer: Any,
+    stock: Any,
+    leaves: Sequence[Any],
+    like: Any,
+    division: Division,
+    is_data: Callable[[Any], bool],
+) -> Facts:
+    random = np.random.default_rng(0)
+    made = [_stand_in(leaf, division, is_data, random) for leaf in leaves]
+    if any(value is None and has_rows for value, has_rows in made):
+        return Facts(runs_whole=True)
+    variables = [keras_names.tf_variable(v) for v in layer.variables]
+    before = [v.numpy() for v in variables]
+    # No weight may hide what it multiplies, as one that begins with zeros does.
+    moved = [
+        value + 0.1 * random.normal(size=value.shape)
+        if v.trainable and v.dtype.is_floating
+        else value
+        for v, value in zip(variables, before, strict=True)
+    ]
+    results = []
+    try:
+        for first, end in _PARTS:
+            _assign(variables, moved)
+            with handles.watching() as used, eager_context.earlier_inputs() as behind:
+                results.append(_call(layer, stock, made, like, first, end))
+    except Exception as error:
+        logger.info("%s cannot be tried: %r", layer.name, error)
+        return Facts(runs_whole=True)
+    finally:
+        _assign(variables, before)
+    return dataclasses.replace(
+        _compared(results), variables=tuple(used()), reads_behind=bool(behind)
+    )
+
+
+def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(tf.cast(value, variable.dtype))
+
+
+def _stand_in(
+    leaf: Any, division: Division, is_data: Callable[[Any], bool], random: Any
+) -> tuple[Any, bool]:
+    """A value in the place of a leaf, and whether it has rows; None for what cannot be made."""
+    if not is_data(leaf):
+        if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign"):
+            return np.ones(leaf.shape, leaf.dtype.as_numpy_dtype), False
+        return leaf, False
+    dtype = tf.as_dtype(leaf.dtype)
+    dense = isinstance(leaf, (tf.Tensor, np.ndarray))
+    if not dense or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        return None, True
+    has_rows = division.fits(tf.TensorShape(leaf.shape)[0])
+    shape = [4 if has_rows else leaf.shape[0], *[2 if d is None else d for d in leaf.shape[1:]]]
+    made = random.normal(size=shape) if dtype.is_floating else random.integers(0, 2, shape)
+    return made.astype(dtype.as_numpy_dtype), has_rows
+
+
+def _call(
+    layer: Any, stock: Any, made: Sequence[tuple[Any, bool]], like: Any, first: int, end: int
+) -> Any:
+    """Outputs, losses, and the lengths of draws of a call on some of the rows."""
+    leaves = [_tensor(v[first:end] if has_rows else v) for v, has_rows in made]
+    args, kwargs = tf.nest.pack_sequence_as(like, leaves)
+    running = Trial()
+    with scope.trying(running):
+        out = [np.asarray(v) for v in tf.nest.flatten(stock(layer, *args, **kwargs))]
+        losses = [
+            float(loss)
+            for found in keras_names.lists_of_losses(layer)
+            for loss in found
+            if isinstance(loss, tf.Tensor) and hasattr(loss, "numpy")
+        ]
+    return out, losses, running.lengths
+
+
+def _tensor(value: Any) -> Any:
+    """A copy of an array as a tensor that counts as made in the trial."""
+    return tf.constant(value) if isinstance(value, np.ndarray) else value
+
+
+def _compared(results: Sequence[Any]) -> Facts:
+    (whole, losses, lengths), (one, losses_1, lengths_1), (three, losses_3, lengths_3) = results
+    if not len(whole) == len(one) == len(three) or not len(losses) == len(losses_1) == len(
+        losses_3
+    ):
+        return Facts(runs_whole=True)
+    factors = [_factor(*parts) for parts in zip(whole, one, three, strict=True)]
+    kinds = {
+        _kind_of_number(*map(np.asarray, parts))
+        for parts in zip(losses, losses_1, losses_3, strict=True)
+    }
+    kinds.discard(None)
+    if "coupled" in factors or "coupled" in kinds or len(kinds) > 1:
+        return Facts(runs_whole=True)
+    if not len(lengths) == len(lengths_1) == len(lengths_3):
+        return Facts(runs_whole=True)
+    draws = [parts == (4, 1, 3) for parts in zip(lengths, lengths_1, lengths_3, strict=True)]
+    return Facts(False, tuple(factors), str(kinds.pop()) if kinds else "mean", tuple(draws))
+
+
+def _factor(whole: Any, one: Any, three: Any) -> Any:
+    rows = one.shape[0] if one.ndim else 0
+    if rows and whole.shape[0] == 4 * rows and three.shape[0] == 3 * rows:
+        return rows if _close(np.concatenate([one, three]), whole) else "coupled"
+    return _kind_of_number(whole, one, three)
+
+
+def _kind_of_number(whole: Any, one: Any, three: Any) -> str | None:
+    if not whole.shape == one.shape == three.shape:
+        return "coupled"
+    if _close(one, whole) and _close(three, whole):
+        return None
+    if np.issubdtype(whole.dtype, np.floating) and _close((one + 3 * three) / 4, whole):
+        return "mean"
+    return "sum" if _close(one + three, whole) else "coupled"
+
+
+def _close(a: Any, b: Any) -> bool:
+    if not np.issubdtype(a.dtype, np.number):
+        return bool(np.array_equal(a, b))
+    coarse = a.dtype.itemsize == 2
+    relative, absolute = (_OF_16_BITS, _OF_16_BITS) if coarse else (_RELATIVE, _ABSOLUTE)
+    wide = np.float64
+    return bool(np.allclose(a.astype(wide), b.astype(wide), relative, absolute, equal_nan=True))

@@ -1,0 +1,68 @@
+"""Variables in a region: while its code runs, they go by other handles.
+
+All that code does with a variable, it does with the variable's handle, which is a tensor. A region
+gives each of its variables a copy of the handle, made by `spread`: it names the same memory, and what
+comes back through it, of dense reads, look-ups, loops and functions alike, is summed over workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nanotf.compat import handles, keras_names
+from nanotf.errors import ModelError
+from nanotf.region import rows
+from nanotf.region.rows import Exchange
+
+
+def plain(variable: Any) -> Any:
+    """The plain variable behind Keras's, distributed and casting ones."""
+    variable = keras_names.tf_variable(variable)
+    if hasattr(variable, "_values"):
+        variable = variable._values[0]
+    return getattr(variable, "_variable", variable)
+
+
+def used_by(layer: Any, others: Sequence[Any] = ()) -> list[Any]:
+    """The plain variables that a layer may train, and others that its code reads; each once."""
+    found = [plain(v) for v in (*layer.variables, *others)]
+    found = [v for v in found if v.trainable and (v.dtype.is_floating or v.dtype.is_complex)]
+    return list({id(v): v for v in found}.values())
+
+
+@contextlib.contextmanager
+def used_by_rows(exchange: Exchange, layer: Any, variables: Sequence[Any]) -> Iterator[None]:
+    """In this context code uses variables for its own rows.
+
+    Args:
+        exchange: `Exchange`.
+        layer: the layer whose code it is.
+        variables: sequence of plain `tf.Variable`, all that the code reads and may train.
+
+    Raises:
+        ModelError: It has read another.
+    """
+    handles.note_use(variables)
+    before = [handles.handle_of(v) for v in variables]
+    with handles.in_function():
+        copies = rows.spread(exchange, before) if before else []
+        for copy, handle in zip(copies, before, strict=True):
+            handles.name_same(copy, handle)
+    for variable, copy in zip(variables, copies, strict=True):
+        handles.set_handle(variable, copy)
+    try:
+        with handles.watching() as used:
+            yield
+    finally:
+        for variable, handle in zip(variables, before, strict=True):
+            handles.set_handle(variable, handle)
+    known = {id(v) for v in variables}
+    others = [v for v in used() if id(plain(v)) not in known and plain(v).dtype.is_floating]
+    if others:
+        raise ModelError(
+            "A layer whose call is divided reads the variables that it has read when it was tried. "
+            f"Received: {layer.name}, which reads {others[0].name!r} since then. Make the variable "
+            "an attribute of the layer, or wrap the layer: nanotf.whole(layer)."
+        )

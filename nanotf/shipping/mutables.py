@@ -1,0 +1,275 @@
+"""Objects of Python's that a `@nano` function changes, whose contents come home.
+
+In a worker the function has copies of them: the user's lists, dicts, sets and arrays, generators of
+random numbers, instances of classes, the variables of closures and the globals of modules that
+travel by value. Both sides know each by its number. After the call rank 0 sends the contents of
+those that have changed, and the user's own get them.
+
+| kind | contents |
+| --- | --- |
+| list, deque | the items |
+| dict, set, bytearray | the items |
+| `numpy.ndarray` | the numbers |
+| generator of random numbers | its state |
+| variable of a closure | its value |
+| function that travels by value | its module's globals, those that it refers to |
+| instance that pickle takes apart by its attributes | the attributes |
+"""
+
+from __future__ import annotations
+
+import collections
+import copyreg
+import random
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nanotf.compat.versions import require_tensorflow
+from nanotf.shipping import classes
+
+_MISSING = object()
+
+
+class _Kind(NamedTuple):
+    """What is done with objects of a kind.
+
+    Args:
+        take: callable of the object, returns its contents.
+        put: callable of the object and contents, makes them its own.
+        same: callable of two marks of an object, whether nothing has changed between them.
+        mark: callable of the object, returns what `same` takes; None where that is the contents.
+    """
+
+    take: Callable[[Any], Any]
+    put: Callable[[Any, Any], None]
+    same: Callable[[Any, Any], bool]
+    mark: Callable[[Any], Any] | None = None
+
+
+def _same_items(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _same_names(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
+    return list(one) == list(other) and _same_items(list(one.values()), list(other.values()))
+
+
+def _put_items(target: Any, items: Iterable[Any]) -> None:
+    target.clear()
+    (target.update if hasattr(target, "update") else target.extend)(items)
+
+
+def _put_value_at(target: Any, value: Any) -> None:
+    target[...] = value
+
+
+def _value_of(cell: types.CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:  # it is empty
+        return []
+
+
+def _put_value(cell: types.CellType, values: Sequence[Any]) -> None:
+    if values:
+        cell.cell_contents = values[0]
+    else:
+        del cell.cell_contents
+
+
+def _globals_of(function: types.FunctionType) -> dict[str, Any]:
+    """Empty where they are those of a module, which travels by name."""
+    module = sys.modules.get(function.__module__ or "")
+    if module is not None and vars(module) is function.__globals__:
+        return {}
+    return {n: v for n, v in function.__globals__.items() if not n.startswith("__")}
+
+
+def attributes_of(instance: Any) -> dict[str, Any]:
+    """An instance's attributes, those of `__slots__` too."""
+    slots = {n: getattr(instance, n, _MISSING) for n in copyreg._slotnames(type(instance))}  # type: ignore[attr-defined]
+    slots = {name: value for name, value in slots.items() if value is not _MISSING}
+    return {**getattr(instance, "__dict__", {}), **slots}
+
+
+def _put_attributes(instance: Any, values: Mapping[str, Any]) -> None:
+    before = attributes_of(instance)
+    # A class may forbid it; TensorFlow's own takes notice of what is set.
+    is_tracked = isinstance(instance, require_tensorflow().__internal__.tracking.Trackable)
+    put = setattr if is_tracked else object.__setattr__
+    for name in before.keys() - values.keys():
+        object.__delattr__(instance, name)
+    for name, value in values.items():
+        if before.get(name, _MISSING) is not value:
+            put(instance, name, value)
+
+
+def _take_both(container: Any) -> tuple[Any, Any]:
+    return _base_of(container)(container), attributes_of(container)
+
+
+def _put_both(container: Any, both: tuple[Any, Any]) -> None:
+    _put_items(container, both[0])
+    _put_attributes(container, both[1])
+
+
+def _same_both(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    return _BY_TYPE[type(one[0])].same(one[0], other[0]) and _same_names(one[1], other[1])
+
+
+def _base_of(container: Any) -> Any:
+    return next(base for base in (list, dict, set) if isinstance(container, base))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return bool(one == other)
+
+
+def _as_text(one: Any, other: Any) -> bool:
+    return repr(one) == repr(other)
+
+
+_LIST = _Kind(list, _put_items, _same_items)
+_DICT = _Kind(dict, _put_items, _same_names)
+_INSTANCE = _Kind(attributes_of, _put_attributes, _same_names)
+_CONTAINER = _Kind(_take_both, _put_both, _same_both)
+_FUNCTION = _Kind(_globals_of, lambda f, values: f.__globals__.update(values), _same_names)
+_CELL = _Kind(_value_of, _put_value, _same_items)
+
+_BY_TYPE: dict[type, _Kind] = {
+    list: _LIST,
+    collections.deque: _LIST,
+    dict: _DICT,
+    collections.OrderedDict: _DICT,
+    collections.defaultdict: _DICT,
+    collections.Counter: _DICT,
+    set: _Kind(set, _put_items, lambda one, other: set(map(id, one)) == set(map(id, other))),
+    bytearray: _Kind(bytes, lambda target, value: target.__setitem__(slice(None), value), _equal),
+    np.ndarray: _Kind(
+        np.copy, _put_value_at, _equal, lambda array: sha256(array.tobytes()).digest()
+    ),
+    np.random.Generator: _Kind(
+        lambda generator: generator.bit_generator.state,
+        lambda generator, state: setattr(generator.bit_generator, "state", state),
+        _as_text,
+    ),
+    np.random.RandomState: _Kind(
+        lambda generator: generator.get_state(legacy=False),
+        lambda generator, state: generator.set_state(state),
+        _as_text,
+    ),
+    random.Random: _Kind(
+        lambda generator: generator.getstate(),
+        lambda generator, state: generator.setstate(state),
+        _equal,
+    ),
+    types.CellType: _CELL,
+    types.FunctionType: _FUNCTION,
+    types.SimpleNamespace: _INSTANCE,
+}
+
+
+def _of_object(cls: type, name: str) -> bool:
+    return getattr(cls, name, None) is getattr(object, name, None)
+
+
+def _kind_of(value: Any) -> _Kind | None:
+    cls = type(value)
+    if cls in _BY_TYPE:
+        return _BY_TYPE[cls]
+    own = classes.is_foreign(cls) and cls.__module__ != "builtins"
+    if not own or isinstance(value, (type, types.ModuleType, BaseException)):
+        return None
+    by_attributes = (
+        _of_object(cls, "__reduce_ex__")
+        and _of_object(cls, "__reduce__")
+        and _of_object(cls, "__getstate__")  # Python 3.11 gives it to all
+        and not hasattr(cls, "__setstate__")
+        and not hasattr(cls, "__getnewargs__")
+        and cls not in copyreg.dispatch_table
+    )
+    if not by_attributes:
+        return None
+    if isinstance(value, (list, dict, set)):
+        return _CONTAINER
+    is_value = isinstance(value, (tuple, str, bytes, int, float, complex, frozenset))
+    return None if is_value else _INSTANCE
+
+
+def is_mutable(value: Any) -> bool:
+    """Whether something's contents can come home."""
+    return _kind_of(value) is not None
+
+
+def is_instance(value: Any) -> bool:
+    """Whether something consists of its attributes alone."""
+    return _kind_of(value) is _INSTANCE
+
+
+def is_data(value: Any, depth: int = 20) -> bool:
+    """Whether something holds numbers and texts alone, no code and no object with an identity."""
+    if isinstance(value, (bool, int, float, complex, str, bytes, bytearray, type(None))):
+        return True
+    if isinstance(value, (np.generic, np.random.Generator, np.random.RandomState, random.Random)):
+        return True
+    if isinstance(value, np.ndarray):
+        return bool(value.dtype.kind != "O")
+    if require_tensorflow().is_tensor(value):
+        return hasattr(value, "numpy") and not hasattr(value, "assign")
+    if depth and type(value) in _BY_TYPE and isinstance(value, dict):
+        return all(is_data(k, depth) and is_data(v, depth - 1) for k, v in value.items())
+    if depth and (type(value) in (tuple, frozenset) or type(value) in _BY_TYPE):
+        is_container = isinstance(value, (list, tuple, set, frozenset, collections.deque))
+        return is_container and all(is_data(item, depth - 1) for item in value)
+    return False
+
+
+class Snapshot:
+    """Contents of a worker's copies, before the call.
+
+    Args:
+        mutables: list of objects, the copies.
+    """
+
+    def __init__(self, mutables: Sequence[Any]) -> None:
+        self._mutables = mutables
+        self._before = [_mark(value) for value in mutables]
+
+    def changed(self) -> dict[int, Any]:
+        """The contents, by number, of those that have changed."""
+        found: dict[int, Any] = {}
+        modules: set[int] = set()  # their globals, which several functions have
+        for number, (value, before) in enumerate(zip(self._mutables, self._before, strict=True)):
+            kind = _of(value)
+            if kind is not _FUNCTION:
+                if not kind.same(before, _mark(value)):
+                    found[number] = kind.take(value)
+            elif id(value.__globals__) not in modules:
+                modules.add(id(value.__globals__))
+                now = _globals_of(value)
+                set_here = {n: v for n, v in now.items() if before.get(n, _MISSING) is not v}
+                found.update({number: set_here} if set_here else {})
+        return found
+
+
+def put(mutables: Sequence[Any], changed: Mapping[int, Any]) -> None:
+    """Gives the user's objects the contents that the copies have, see `Snapshot.changed`."""
+    for number, contents in changed.items():
+        value = mutables[number]
+        _of(value).put(value, contents)
+
+
+def _of(value: Any) -> _Kind:
+    kind = _kind_of(value)
+    assert kind is not None, value
+    return kind
+
+
+def _mark(value: Any) -> Any:
+    kind = _of(value)
+    return (kind.mark or kind.take)(value)

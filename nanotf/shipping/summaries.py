@@ -1,0 +1,86 @@
+"""Writers of summaries that a `@nano` function's caller has made.
+
+TensorFlow does not tell where one writes to. So rank 0 writes to a directory of its own, and the
+parent reads that, as it grows, and gives the user's writer what it finds.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import struct
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from nanotf.compat.versions import require_tensorflow
+
+FLUSH_MILLISECONDS = 1000
+_HEAD = struct.Struct("<QI")  # of a TFRecord: the length of what follows, and a checksum
+_CHECKSUM = 4  # bytes, behind the data
+
+
+class Relay:
+    """What stands between a writer and the workers that write in its place.
+
+    Args:
+        writer: `tf.summary.SummaryWriter`.
+
+    Attributes:
+        directory: str, where rank 0 writes.
+    """
+
+    def __init__(self, writer: Any) -> None:
+        self.directory = tempfile.mkdtemp(prefix="nanotf-summaries-")
+        self._read: dict[pathlib.Path, int] = {}  # bytes of each file
+        weakref.finalize(writer, shutil.rmtree, self.directory, ignore_errors=True)
+
+    def pass_on(self, writer: Any) -> None:
+        """Gives the writer what has come since the last time."""
+        tf = require_tensorflow()
+        with writer.as_default(step=0):
+            for path in sorted(pathlib.Path(self.directory).iterdir()):
+                for record in self._records(path):
+                    event = tf.compat.v1.Event.FromString(record)
+                    if event.HasField("summary"):
+                        summary = event.summary.SerializeToString()
+                        tf.summary.experimental.write_raw_pb(summary, event.step)
+
+    def _records(self, path: pathlib.Path) -> Iterator[bytes]:
+        with path.open("rb") as file:
+            file.seek(self._read.get(path, 0))
+            while len(head := file.read(_HEAD.size)) == _HEAD.size:
+                length, _ = _HEAD.unpack(head)
+                body = file.read(length + _CHECKSUM)
+                if len(body) < length + _CHECKSUM:  # the rest is not there yet
+                    return
+                self._read[path] = file.tell()
+                yield body[:length]
+
+
+_relays: weakref.WeakKeyDictionary[Any, Relay] = weakref.WeakKeyDictionary()
+
+
+def relay_of(writer: Any) -> Relay:
+    """A writer's relay, the same for each call."""
+    if writer not in _relays:
+        _relays[writer] = Relay(writer)
+    return _relays[writer]
+
+
+def is_writer(value: Any) -> bool:
+    """Whether something is a writer of summaries."""
+    return isinstance(value, require_tensorflow().summary.SummaryWriter)
+
+
+def pass_on(roots: Sequence[Any]) -> None:
+    """Gives the writers among a call's roots what the workers have written, in the parent."""
+    for root in filter(is_writer, roots):
+        relay_of(root).pass_on(root)
+
+
+def flush(roots: Sequence[Any]) -> None:
+    """Writes what the writers among a call's roots hold, in a worker."""
+    for root in filter(is_writer, roots):
+        root.flush()

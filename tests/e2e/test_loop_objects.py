@@ -1,0 +1,353 @@
+"""What a `@nano` function leaves behind: in the user's objects, in files, in graphs."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import pathlib
+import random
+import threading
+import types
+from typing import Any
+
+import loops
+import numpy as np
+import pytest
+import tensorflow as tf
+from loops import cross_entropy, dense, plain_step
+
+import nanotf
+from nanotf import errors
+from nanotf.keras import nano, nano_multiprocessing
+
+two = nano(num_processes=2)
+COUNT = 0
+SEEN: list[int] = []
+
+
+@dataclasses.dataclass
+class Progress:
+    """An early-stopping counter, as loops have it."""
+
+    best: float = 10.0
+    waited: int = 0
+    history: list[float] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Slotted:
+    """Without a dict of attributes."""
+
+    __slots__ = ("value",)
+    value: int
+
+
+class Named(dict[str, Any]):
+    """A dict with attributes."""
+
+    size = 0
+
+
+def _objects(run: Any) -> Any:
+    history, by_name, seen = [1.0], {"steps": 0}, {1}
+    recent: collections.deque[int] = collections.deque([1], maxlen=2)
+    counts: collections.Counter[str] = collections.Counter()
+    buffer, progress, slotted = np.zeros((3, 2)), Progress(), Slotted(0)
+    named, namespace = Named(a=1), types.SimpleNamespace(step=0)
+    generators = [np.random.default_rng(0), np.random.RandomState(1), random.Random(2)]
+    shared = [history, history]
+    number = 0
+
+    def add() -> None:
+        nonlocal number
+        number += 1
+
+    @run
+    def train(given: Any) -> Any:
+        global COUNT
+        for step in range(3):
+            add()
+            COUNT += 1
+            SEEN.append(COUNT)
+            history.append(float(step))
+            by_name["steps"] += 1
+            by_name["last"] = history
+            seen.add(step)
+            recent.append(step)
+            counts["steps"] += 1
+            buffer[step % 3] = step
+            progress.waited += 1
+            progress.history.append(step)
+            slotted.value = step
+            named["b"], named.size = step, step
+            namespace.step = number
+            given.append(number)
+            generators[0].normal(), generators[1].rand(), generators[2].random()
+        return shared, number
+
+    given = [buffer]
+    returned, same = train(given)
+    assert by_name["last"] is history
+    assert returned[0] is history
+    assert returned is shared
+    assert given[0] is buffer
+    return (
+        [*history, same, number, namespace.step, by_name["steps"], *seen, *recent, *buffer.ravel()],
+        [
+            counts["steps"],
+            progress.waited,
+            *progress.history,
+            slotted.value,
+            named["b"],
+            named.size,
+        ],
+        [generators[0].normal(), generators[1].rand(), generators[2].random()],
+        list(by_name),
+        given[1:],
+    )
+
+
+@pytest.mark.both_generations
+def test_objects_that_the_loop_fills() -> None:
+    global COUNT
+    expected = _objects(lambda function: function)
+    assert COUNT == 3
+    assert SEEN == [1, 2, 3]
+    COUNT = 0
+    SEEN.clear()
+    assert _objects(two) == expected
+    assert COUNT == 3
+    assert SEEN == [1, 2, 3]
+    COUNT = 0
+    SEEN.clear()
+
+
+class Trainer:
+    """All that a loop needs, in one object."""
+
+    def __init__(self) -> None:
+        self.model, self.optimizer = dense(), tf.keras.optimizers.SGD(0.1)
+        self.losses: list[float] = []
+        self.epoch = 0
+        self.best: Any = None
+
+    @nano_multiprocessing
+    @tf.function
+    def step(self, inputs: Any) -> Any:
+        return plain_step(inputs, self.model, cross_entropy(), self.optimizer)
+
+    @two
+    def train(self, data: Any) -> None:
+        for inputs in data:
+            self.losses.append(float(self.step(inputs)))
+        self.epoch += 1
+        self.best = self.model.get_weights()
+
+
+def test_attributes_of_self() -> None:
+    trainer = Trainer()
+    for epoch in range(2):
+        trainer.train(loops.dataset())
+        assert trainer.epoch == epoch + 1
+        assert len(trainer.losses) == 4 * (epoch + 1)
+        loops.assert_same_variables(trainer.best, trainer.model.get_weights())
+
+
+def test_what_the_loop_has_filled_makes_no_new_graphs() -> None:
+    history: list[float] = []
+    traced = {"number": 0}
+    factor = tf.Variable(2.0)
+
+    @tf.function
+    def step(x: Any) -> Any:
+        traced["number"] += 1
+        return factor * tf.reduce_mean(x)
+
+    @two
+    def train(data: Any) -> None:
+        for x, _ in data:
+            history.append(float(step(x)))
+
+    data = loops.dataset(32, 16)
+    for call in range(3):
+        train(data)
+        assert len(history) == 2 * (call + 1)
+        assert traced == {"number": 1}
+
+
+def test_contents_that_cannot_come_back() -> None:
+    kept: list[Any] = []
+
+    @two
+    def train() -> None:
+        kept.append(threading.Lock())
+
+    with pytest.raises(errors.WorkerError, match=r"leaves in an object of its caller's.*lock"):
+        train()
+    assert kept == []
+
+
+# --------------------------------------------------------------------------------------- files
+@pytest.mark.both_generations
+def test_files_are_written_once(tmp_path: pathlib.Path) -> None:
+    model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    outside = tf.summary.create_file_writer(str(tmp_path / "outside"))
+    manager = tf.train.CheckpointManager(checkpoint, str(tmp_path / "kept"), max_to_keep=1)
+
+    @two
+    def train(data: Any) -> Any:
+        inside = tf.summary.create_file_writer(str(tmp_path / "inside"))
+        paths = []
+        for number, inputs in enumerate(data):
+            loss = plain_step(inputs, model, cross_entropy(), optimizer)
+            for writer in (outside, inside):
+                with writer.as_default(step=number):
+                    tf.summary.write("loss", loss)
+            paths += [checkpoint.save(str(tmp_path / "alone" / "c")), manager.save()]
+        inside.close()
+        model.save_weights(str(tmp_path / "saved.weights.h5"))
+        before = model.get_weights()
+        model.load_weights(str(tmp_path / "saved.weights.h5"))
+        model.save(str(tmp_path / "saved.keras"))
+        same = [np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True)]
+        checkpoint.restore(tf.train.latest_checkpoint(str(tmp_path / "alone")))
+        return paths, all(same), nanotf.get_strategy().reduce("SUM", tf.ones([]), axis=None)
+
+    paths, same, _ = train(loops.dataset())
+    assert same
+    assert [pathlib.Path(path).name for path in paths] == [
+        *("c-1", "ckpt-2", "c-3", "ckpt-4", "c-5", "ckpt-6", "c-7", "ckpt-8")
+    ]
+    assert int(checkpoint.save_counter) == 7, "as in the last that was restored"
+    assert [p.name for p in (tmp_path / "kept").glob("*.index")] == ["ckpt-8.index"]
+    assert manager.checkpoints == [str(tmp_path / "kept" / "ckpt-8")]
+    outside.flush()
+    for directory in ("outside", "inside"):
+        (path,) = (tmp_path / directory).iterdir()
+        records = [tf.compat.v1.Event.FromString(r.numpy()) for r in tf.data.TFRecordDataset(path)]
+        assert [event.step for event in records if event.HasField("summary")] == [0, 1, 2, 3]
+    restored = dense(seed=9)
+    restored.load_weights(str(tmp_path / "saved.weights.h5"))
+    loops.assert_same_variables(restored.get_weights(), model.get_weights())
+
+
+# --------------------------------------------------------------------------------- tf.function
+def test_options_of_functions() -> None:
+    traced: list[int] = []
+    model = dense()
+    x = tf.TensorSpec([None, loops.FEATURES], tf.float32)
+
+    @nano_multiprocessing
+    @tf.function(input_signature=[x], autograph=False)
+    def step(x: Any) -> Any:
+        traced.append(1)
+        return tf.reduce_mean(model(x))
+
+    @tf.function(jit_compile=True)
+    def compiled(x: Any) -> Any:
+        return tf.reduce_mean(model(x))
+
+    @two
+    def run() -> list[float]:
+        rows = [loops.rows(n)[0].astype("float32") for n in (3, 4, 5, 1)]
+        return [float(f(x)) for x in rows for f in (step, compiled)]
+
+    found = run()
+    assert traced == [1]
+    assert len(found) == 8
+    np.testing.assert_allclose(found[::2], found[1::2], rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------------ likeness
+def test_workers_that_come_to_different_numbers() -> None:
+    model = dense()
+
+    @nano_multiprocessing
+    def step(x: Any) -> Any:
+        return {"loss": tf.reduce_mean(model(x)) * (1.0 + nanotf.rank()), "rows": len(x)}
+
+    @two
+    def train(data: Any) -> None:
+        for x, _ in data:
+            step(x)
+
+    rule = r"after step 1, step, the workers differ in value 0 of what it returns"
+    with pytest.raises(errors.DivergedError, match=rule):
+        train(loops.dataset())
+
+
+def test_variables_that_differ() -> None:
+    @two
+    def train(model: Any) -> None:
+        model.trainable_variables[1].assign_add(tf.ones([6]) * float(nanotf.rank()))
+
+    with pytest.raises(errors.DivergedError, match=r"they differ in the variable '.*bias"):
+        train(dense())
+
+
+# --------------------------------------------------------------------------- what runs undivided
+class Centred(tf.keras.layers.Layer):  # type: ignore[misc]
+    """Its rows depend on each other."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+
+    def call(self, x: Any) -> Any:
+        return self.scale * (x - tf.reduce_mean(x, axis=0))
+
+
+def test_layers_whose_rows_depend_on_each_other(
+    float64: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def program(run: Any) -> Any:
+        layer, marked = Centred(), nanotf.whole(Centred())
+
+        @run
+        def outputs(x: Any) -> Any:
+            return layer(x), marked(x)
+
+        x = loops.rows(7)[0]
+        layer(x), marked(x)
+        return outputs(x)
+
+    for ours, theirs in zip(program(two), program(lambda f: f), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_whole_takes_layers() -> None:
+    with pytest.raises(errors.InvalidArgumentTypeError, match=r"whole\(\) takes a layer"):
+        nanotf.whole(3)
+
+
+def test_a_function_that_calls_no_layer(caplog: pytest.LogCaptureFixture) -> None:
+    two(lambda: 3)()
+    assert "called no layer that could be divided" in caplog.text
+    caplog.clear()
+    model = dense()
+    two(lambda x: model(x))(loops.rows(4)[0])
+    assert "no layer" not in caplog.text
+
+
+@pytest.mark.both_generations
+def test_keras_own_loops_inside(float64: None) -> None:
+    def program(run: Any) -> Any:
+        @run
+        def train(x: Any, y: Any) -> Any:
+            model = dense()
+            model.compile("sgd", cross_entropy(), metrics=["accuracy"])
+            history = model.fit(x, y, batch_size=7, epochs=2, shuffle=False, verbose=0).history
+            return (
+                history,
+                model.evaluate(x, y, verbose=0),
+                model.predict(x, verbose=0),
+                model.train_on_batch(x[:5], y[:5]),
+                model.predict_on_batch(x[:3]),
+                model.get_weights(),
+            )
+
+        return train(*loops.rows(19))
+
+    ours, theirs = (tf.nest.flatten(program(run)) for run in (two, lambda f: f))
+    for found, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
