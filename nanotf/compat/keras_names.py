@@ -11,7 +11,6 @@
 | `MultiHeadAttention._build_from_signature` | 2; 2.15, tf_keras 2.15-2.21 | see `build_config` |
 | `Layer.build._is_default` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `build_alone` |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
-| `PolymorphicFunction._reduce_retracing` | TensorFlow 2.15-2.21 | an option of a step's `tf.function` |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 | `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
 | `layers.core.embedding.Embedding` | 2 and 3 | same |
@@ -259,9 +258,9 @@ def build_alone(layer: Any, config: dict[str, Any]) -> None:
         layer: a layer or model that is not built.
         config: dict, which is not empty.
     """
-    # Keras's would call the layer; that of a Sequential of Keras 2 is one of its own.
     if _SIGNATURE in config:
         layer._build_from_signature(**config[_SIGNATURE])
+    # Keras's would call the layer; that of a Sequential of Keras 2 is one of its own.
     elif not hasattr(layer.build, "_is_default") or isinstance(layer, sequential_class()):
         layer.build_from_config(config)
     layer.built = True  # which the user's `build` may not say

@@ -253,6 +253,7 @@ class Manifest:
                 with pickling.naming(f"The argument `{name}` of {title}"):
                     self._collect(value)
         self.data = [root for root in self.roots if objects.is_data(root)]
+        self._parts = [objects.parts_of(root) for root in self.roots]
         self._containers = self._find_containers()
         self._shared = self._find_shared()
 
@@ -337,11 +338,12 @@ class Manifest:
     def _find_containers(self) -> dict[int, _Part]:
         """The roots that are part of others: the largest container counts."""
         found: dict[int, tuple[int, _Part]] = {}
-        for index, root in enumerate(self.roots):
-            parts = objects.parts_of(root)
+        for index, (root, parts) in enumerate(zip(self.roots, self._parts, strict=True)):
             for place, part in parts.items():
                 inner = self._ids.get(id(part))
-                if inner is None or inner == index or _contains(self.roots[inner], root):
+                if inner is None or inner == index:
+                    continue
+                if any(outer is root for outer in self._parts[inner].values()):
                     continue
                 if inner not in found or len(parts) > found[inner][0]:
                     found[inner] = (len(parts), _Part(index, place))
@@ -349,16 +351,16 @@ class Manifest:
 
     def _find_shared(self) -> dict[int, dict[str, _Part]]:
         """The layers, by name, that a functional model shares with a larger root."""
-        parts = {i: objects.parts_of(root) for i, root in enumerate(self.roots)}
         found: dict[int, dict[str, _Part]] = {}
         owners: dict[int, _Part] = {}
-        for index in sorted(parts, key=lambda i: len(parts[i]), reverse=True):
+        by_size = sorted(range(len(self.roots)), key=lambda i: len(self._parts[i]), reverse=True)
+        for index in by_size:
             if index in self._containers:
                 continue
             if models.is_graph(self.roots[index]):
                 inner = {layer.name: owners.get(id(layer)) for layer in self.roots[index].layers}
                 found[index] = {name: part for name, part in inner.items() if part is not None}
-            for place, part in parts[index].items():
+            for place, part in self._parts[index].items():
                 if place[0] == "layers":
                     owners.setdefault(id(part), _Part(index, place))
         return {index: shared for index, shared in found.items() if shared}
@@ -410,7 +412,7 @@ class Manifest:
         if objects.is_data(root):
             return pickle.dumps(_Data(next(i for i, d in enumerate(self.data) if d is root)))
         # The parts of a root stand in its own recipe as they are.
-        inside = {id(root), *map(id, objects.parts_of(root).values())}
+        inside = {id(root), *map(id, self._parts[index].values())}
         others = {key: value for key, value in numbers.items() if key not in inside}
         with pickling.naming(f"An object of class {type(root).__name__}"):
             file, recipe = io.BytesIO(), recipe_of_root(root)
@@ -426,10 +428,6 @@ def _is_opaque(root: Any) -> bool:
     return objects.is_data(root) or isinstance(
         root, (keras.layers.Layer, *keras_optimizers.optimizer_classes())
     )
-
-
-def _contains(outer: Any, inner: Any) -> bool:
-    return any(part is inner for part in objects.parts_of(outer).values())
 
 
 def recipe_of_root(root: Any) -> Any:
