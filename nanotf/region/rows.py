@@ -98,6 +98,12 @@ class Division:
         self.length: Any = most(self.count, 1)
         self.start = least(self._first, n - 1)
 
+    @classmethod
+    def of(cls, exchange: Exchange, like: Any) -> Division:
+        """That of a batch whose rows are those of a dense tensor; it is not empty."""
+        n = like.shape[0]
+        return cls(exchange, tf.shape(like)[0] if n is None else int(n))
+
     @property
     def is_full(self) -> bool:
         """Whether the worker is known to have rows."""
