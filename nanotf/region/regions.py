@@ -77,10 +77,8 @@ class Region:
         if not is_data(leaf):
             is_tensor = isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign")
             return self.spread(leaf) if is_tensor and leaf.dtype.is_floating else leaf
-        if isinstance(leaf, tf.SparseTensor):
-            return self._enter_sparse(leaf)
-        if isinstance(leaf, tf.RaggedTensor):
-            return self.division.own(leaf)
+        if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
+            return self.division.take(leaf)
         whole = tf.convert_to_tensor(leaf)
         if rows.rows_of(leaf) is not None:
             whole._nanotf_rows = rows.rows_of(leaf)
@@ -113,16 +111,6 @@ class Region:
         """A whole tensor that the region's code uses."""
         return rows.spread(self.exchange, [whole])[0]
 
-    def _enter_sparse(self, leaf: Any) -> Any:
-        division = self.division
-        size = tf.tensor_scatter_nd_update(
-            leaf.dense_shape, [[0]], [tf.cast(division.length, tf.int64)]
-        )
-        begin = tf.tensor_scatter_nd_update(
-            tf.zeros_like(leaf.dense_shape), [[0]], [tf.cast(division.start, tf.int64)]
-        )
-        return tf.sparse.slice(leaf, begin, size)
-
     def leave(self, leaf: Any, factor: Any) -> Any:
         """An output of the call, as code outside sees it.
 
@@ -131,9 +119,11 @@ class Region:
             factor: how many of its rows belong to one of the batch, or "mean" or "sum", or None for
                 what is the same on all workers.
         """
-        if isinstance(leaf, tf.RaggedTensor):
-            lengths = self.division.gathered(leaf.row_lengths())
-            return tf.RaggedTensor.from_row_lengths(self._join_any(leaf.values), lengths)
+        if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+            is_ragged = isinstance(leaf, tf.RaggedTensor)
+            whole = self._join_ragged(leaf) if is_ragged else self._join_sparse(leaf)
+            whole._nanotf_rows = rows.Rows(self.division, leaf)
+            return whole
         if not isinstance(leaf, tf.Tensor) or hasattr(leaf, "assign"):
             return leaf
         if factor == "sum":
@@ -147,6 +137,19 @@ class Region:
             keras_names.set_mask(whole, self.division.join(mask))
         return whole
 
+    def _join_ragged(self, own: Any) -> Any:
+        lengths = self.division.gathered(own.row_lengths())
+        return tf.RaggedTensor.from_row_lengths(self._join_any(own.values), lengths)
+
+    def _join_sparse(self, own: Any) -> Any:
+        division, shape = self.division, own.dense_shape
+        first = tf.tensor_scatter_nd_update(
+            tf.zeros_like(shape), [[0]], [tf.cast(division.start, tf.int64)]
+        )
+        shape = tf.tensor_scatter_nd_update(shape, [[0]], [tf.cast(division.n, tf.int64)])
+        indices = self._join_any(own.indices + first)
+        return tf.SparseTensor(indices, self._join_any(own.values), shape)
+
     def _join_any(self, own: Any) -> Any:
         """Joins parts of any length, which have no row of the batch each."""
         counted = (
@@ -158,10 +161,11 @@ class Region:
 
         @rows.with_gradient
         def join(counted: Any) -> Any:
-            lengths = exchange.gather_rows(tf.shape(counted)[:1])
+            lengths = exchange.gather_rows(tf.shape(counted)[:1], if_read=True)
             first = tf.reduce_sum(lengths[: exchange.rank])
             own_length = lengths[exchange.rank]
-            return exchange.gather_rows(counted), lambda d: d[first : first + own_length]
+            whole = exchange.gather_rows(counted, if_read=True)
+            return whole, lambda d: d[first : first + own_length]
 
         return join(counted)
 

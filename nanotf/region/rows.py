@@ -124,7 +124,7 @@ class Division:
 
     def own(self, whole: Any) -> Any:
         """The own rows, without a gradient: of tensors of any kind, of ragged ones too."""
-        return whole[self.start : self.start + self.length]
+        return _slice(whole, self.start, self.start + self.length)
 
     def take(self, whole: Any) -> Any:
         """The own rows of a whole tensor; of a joined one those that it was joined from."""
@@ -133,6 +133,12 @@ class Division:
             return rows.own
         if not whole.dtype.is_floating and not whole.dtype.is_complex:
             return self.own(whole)
+        if isinstance(whole, tf.RaggedTensor):
+            values = spread(self.exchange, [whole.flat_values])[0]
+            return self.own(whole.with_flat_values(values))
+        if isinstance(whole, tf.SparseTensor):
+            values = spread(self.exchange, [whole.values])[0]
+            return self.own(tf.SparseTensor(whole.indices, values, whole.dense_shape))
 
         @with_gradient
         def take(whole: Any) -> Any:
@@ -154,6 +160,19 @@ class Division:
             return own, lambda d: self.join(d, factor)
 
         return cut(whole)
+
+    def own_of(self, whole: Any) -> Any:
+        """The own rows that count of a tensor of any kind, of which each of the batch has as many."""
+        rows = rows_of(whole)
+        if rows is not None and self.agrees_with(rows.division):
+            own, end = rows.own, rows.factor * self.count
+            return own if self.is_full else _slice(own, 0, end)
+        length = _length(whole)
+        if length is None:
+            return whole
+        factor = length // tf.cast(self.n, length.dtype)
+        first, end = (factor * tf.cast(row, length.dtype) for row in (self._first, self._end))
+        return _slice(whole, first, end)
 
     def join(self, own: Any, factor: int = 1) -> Any:
         """The whole tensor of all workers' own rows."""
@@ -202,6 +221,25 @@ class Division:
 
     def _without_rest(self, own: Any, factor: int) -> Any:
         return self._filled(own[: factor * self.count], factor)
+
+
+def _length(value: Any) -> Any:
+    """The length of the first dimension, a scalar tensor; None of a scalar."""
+    if isinstance(value, tf.RaggedTensor):
+        return value.nrows()
+    shape = value.dense_shape if isinstance(value, tf.SparseTensor) else tf.shape(value)
+    return shape[0] if value.shape.rank != 0 else None
+
+
+def _slice(value: Any, first: Any, end: Any) -> Any:
+    if not isinstance(value, tf.SparseTensor):
+        return value[first:end]
+    shape = value.dense_shape
+    begin, size = (
+        tf.tensor_scatter_nd_update(of, [[0]], [tf.cast(row, tf.int64)])
+        for of, row in ((tf.zeros_like(shape), first), (shape, end - first))
+    )
+    return tf.sparse.slice(value, begin, size)
 
 
 def add(exchange: Exchange, parts: Sequence[Any]) -> list[Any]:
