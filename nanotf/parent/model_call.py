@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from nanotf.compat import keras_names
+from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
-from nanotf.compat.random_states import Chance
 from nanotf.errors import ModelError
 from nanotf.machine import processor
 from nanotf.parent import calls, rejections

@@ -271,7 +271,6 @@ class _FitCall(ModelCall):
         )
 
     def _shards(self) -> OptimizerShards | None:
-        return None
         if self.workers.transport != "shm":
             return None  # TensorFlow's own collectives know no reduce-scatter of this kind
         return OptimizerShards.of(self.model, self.variables)

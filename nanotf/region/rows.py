@@ -15,7 +15,8 @@ These are the conjugate operators of Megatron-LM (Shoeybi et al., 2019, section 
 of columns. Since the gradient of each is another of them, gradients of any order are right.
 
 A joined tensor remembers the rows that it was joined from (`rows_of`): another region takes those
-as they are. In a graph it is gathered if something reads it, and otherwise is not.
+as they are. A sum remembers this worker's part (`part_of`). In a graph both are exchanged if
+something reads them, and otherwise are not.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Exchange(Protocol):
     feeds_branches: bool  # whether functions that exchange may be called in a branch of a graph
 
     def sum_dense(self, tensors: Sequence[Any]) -> list[Any]:
-        """The sums over workers of tensors of one or several dtypes."""
+        """The sums over workers of tensors of one or several dtypes; in a graph, if read."""
 
     def gather_rows(self, rows: Any, if_read: bool = False) -> Any:
         """The rows of all workers, in the order of ranks.
@@ -255,8 +256,14 @@ def add(exchange: Exchange, parts: Sequence[Any]) -> list[Any]:
         return exchange.sum_dense(own), lambda *d: spread(exchange, d)
 
     for i, total in zip(dense, add(*[parts[i] for i in dense]) if dense else (), strict=True):
+        total._nanotf_part = parts[i]
         parts[i] = total
     return parts
+
+
+def part_of(total: Any) -> Any:
+    """What this worker has added to a sum over workers; None where a tensor is none."""
+    return getattr(total, "_nanotf_part", None)
 
 
 def _add_slices(exchange: Exchange, part: Any) -> Any:

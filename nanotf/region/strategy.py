@@ -26,22 +26,6 @@ from nanotf.compat import distribute, eager_context
 from nanotf.wire import ports
 
 
-def mark_as_share(dataset: Any, iterable: Any = None) -> Any:
-    """Marks a dataset as yielding this worker's share, so that it is not sharded again.
-
-    Args:
-        dataset: `tf.data.Dataset`.
-        iterable: what is iterated in its place; None for the dataset itself.
-
-    Returns:
-        The dataset.
-    """
-    dataset._nanotf_share = dataset if iterable is None else iterable
-    # Keras 2's predict() asks for another way to shard, on a copy that has lost the mark.
-    dataset.with_options = lambda options: dataset
-    return dataset
-
-
 class _Extended(distribute.Extended):  # type: ignore[misc]
     """The stock implementation, with other ways to make variables equal on all ranks."""
 
@@ -154,9 +138,18 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         self.feeds_branches = group is not None
 
     def sum_dense(self, tensors: Sequence[Any]) -> list[Any]:
-        """The sums over workers of tensors of one or several dtypes."""
-        summed = self._launcher.batch_all_reduce([list(tensors)])
-        return list(tf.nest.flatten(summed))
+        """The sums over workers of tensors of one or several dtypes, as `gather_rows` if read."""
+        group, found = self.extended.group, [tf.convert_to_tensor(t) for t in tensors]
+        if group is None:
+            return list(tf.nest.flatten(self._launcher.batch_all_reduce([found])))
+        for dtype in dict.fromkeys(tensor.dtype for tensor in found):
+            places = [i for i, tensor in enumerate(found) if tensor.dtype == dtype]
+            summed = group.all_reduce_many(
+                [found[i] for i in places], self._keys.next(), if_read=True
+            )
+            for place, tensor in zip(places, summed, strict=True):
+                found[place] = tensor
+        return found
 
     def gather_rows(self, rows: Any, if_read: bool = False) -> Any:
         """The rows of all workers, in the order of ranks.
@@ -231,10 +224,3 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
     def in_inner_graph(self) -> bool:
         """Whether a branch, a graph's loop or a function inside of a replica's code is traced."""
         return distribute.in_inner_graph()
-
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """As in TensorFlow, except that a worker's own share is returned as it is."""
-        share = getattr(dataset, "_nanotf_share", None)
-        if share is not None:
-            return share
-        return super().experimental_distribute_dataset(dataset, options)

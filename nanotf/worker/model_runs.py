@@ -94,12 +94,13 @@ class _ModelRun:
         generation().put_seeds(job.chance.keras)
         kept = session.model(job.recipe, job.specs, job.chance, **parts)
         self.model = kept.model
-        # Variables that this worker has as a whole, and parts of others.
-        parts = [] if kept.update is None else [state.Part(*p) for p in kept.update.variables()]
-        partial = {id(part.variable) for part in parts}
+        # Variables that this worker has as a whole and, of a divided update, parts of others.
+        update = kept.update if isinstance(job, jobs.FitJob) else None
+        held = [] if update is None else [state.Part(*part) for part in update.variables()]
+        partial = {id(part.variable) for part in held}
         variables = [v for v in variables_of(self.model) if id(v) not in partial]
         variables += kept.captured.variables
-        self.state = state.State(job.layout, self.blocks[job.state_block], variables, parts)
+        self.state = state.State(job.layout, self.blocks[job.state_block], variables, held)
         self.state.load(0)
         session.stopwatch.ready()
 

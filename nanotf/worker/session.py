@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from nanotf.collectives import Group
 from nanotf.compat import eager_context, keras_names, keras_optimizers
-from nanotf.compat.random_states import Chance
+from nanotf.compat.chance import Chance
 from nanotf.errors import CollectiveError
 from nanotf.region import overrides
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
