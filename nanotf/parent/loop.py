@@ -384,7 +384,6 @@ class _LoopCall(calls.Call):
                 told.add(rank)
 
     def collect(self) -> None:
-        self.state.combine(1)
         self.state.load(1)
         summaries.pass_on(self.manifest.roots)
 

@@ -134,9 +134,7 @@ class ArrayInput:
         """Batches in one pass over the data."""
         return -(-self.rows // self.batch_size)
 
-    def dataset(
-        self, blocks: list[Block], rank: int, size: int, first_epoch: int = 0
-    ) -> Any:
+    def dataset(self, blocks: list[Block], rank: int, size: int, first_epoch: int = 0) -> Any:
         """The worker's dataset.
 
         Args:

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.compat import keras_names
 from nanotf.region import scope
 from nanotf.region.rows import Division
 from nanotf.wire import timing
@@ -16,9 +17,9 @@ from nanotf.wire import timing
 class ReplicaMixin:
     """Mixed in before the user's class.
 
-    A step gets `(data, extent)`: this worker's rows of the batch, and a tensor that has as many rows
-    as the batch. The user's step gets the batch: tensors that are joined of all workers' rows where
-    something asks for them.
+    A step gets `(data, extent)`: this worker's rows of the batch, and a tensor that has as many
+    rows as the batch. The user's step gets the batch: tensors that are joined of all workers' rows
+    where something asks for them.
     """
 
     # All are set on the class that `become_replica` makes, one for each model.
@@ -67,6 +68,11 @@ class ReplicaMixin:
             self.predict_function = self._nanotf_stopwatch.timed(timing.PREDICT, predict_function)
         return self.predict_function
 
+    def get_metrics_result(self) -> Any:
+        """As in Keras, without the losses that only `session` has built."""
+        results = super().get_metrics_result()  # type: ignore[misc]
+        return keras_names.without_unused_losses(self, results)
+
     def _maybe_symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         """Does nothing: `session` has built model, metrics and optimizer (Keras 3)."""
 
@@ -92,8 +98,8 @@ def _batch(stopwatch: timing.Stopwatch, data: Any) -> Any:
 
 @tf.autograph.experimental.do_not_convert
 def _own_outputs(outputs: Any, data: Any) -> Any:
-    extent = data[1]
-    division = Division.of(scope.exchange, extent)
+    assert scope.exchange is not None
+    division = Division.of(scope.exchange, data[1])
     own = tf.nest.map_structure(division.own_of, outputs)
     return own, tf.reshape(tf.cast(division.count, tf.int64), [1])
 

@@ -22,7 +22,6 @@ from nanotf.compat.chance import Chance
 from nanotf.errors import CollectiveError
 from nanotf.region import overrides
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
-from nanotf.region.share import Share
 from nanotf.region.strategy import WorkerStrategy
 from nanotf.shipping import captured, inputs, jobs, models, objects, pickling, streams
 from nanotf.wire import messages, timing
@@ -54,13 +53,12 @@ class Session:
         self.rank = rank
         self.channel = channel
         self.says_written = setup.says_written
-        self.share = Share()
         group = None
         if setup.group is not None:
             group = Group.attach(setup.group, rank, fds[0])
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
-        overrides.install(self.share, self.strategy)
+        overrides.install(self.strategy)
         self._group = group
         self.stopwatch = timing.Stopwatch(rank, group)
         self.reader: streams.StreamReader  # of the job that runs
