@@ -27,7 +27,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -105,22 +104,11 @@ def name_of_function(graph: Any) -> str:
     return name
 
 
-def in_inner_graph() -> bool:
-    """Whether a branch, a graph's loop or a function inside of a replica's code is being traced."""
-    graph = getattr(threading.current_thread(), "graph", None)  # the replica's
-    return graph is not None and graph is not tf.compat.v1.get_default_graph()
-
-
 def initial_tensor(value: Any, dtype: Any) -> Any:
     """The tensor of a variable's initial value, which may come from a checkpoint."""
     if isinstance(value, trackable.CheckpointInitialValue):
         value = value.wrapped_value
     return tf.convert_to_tensor(value, dtype=dtype)
-
-
-def set_aggregation(variable: Any, aggregation: Any) -> None:
-    """Sets the `tf.VariableAggregation` of a variable, by which replicas' values become one."""
-    variable._aggregation = aggregation
 
 
 def set_rank(extended: Any, rank: int, size: int) -> None:

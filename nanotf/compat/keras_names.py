@@ -103,22 +103,6 @@ def layers_below(layer: Any) -> list[Any]:
     return list(layer._flatten_layers(include_self=False))
 
 
-# Of one-dimensional outputs they return one number for the batch, as all of Keras's own do.
-_MEANS_OVER_ROWS = frozenset({
-    "binary_accuracy", "binary_crossentropy", "binary_focal_crossentropy", "huber", "log_cosh",
-    "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error",
-    "mean_squared_logarithmic_error", "poisson",
-})  # fmt: skip
-
-
-def is_mean_over_rows(function: Any) -> bool:
-    """Whether a loss or metric function of Keras's own is a mean over rows, whatever its inputs.
-
-    The mean over all rows is then to be had of those of workers, without gathering the rows.
-    """
-    return is_keras_own(function) and getattr(function, "__name__", "") in _MEANS_OVER_ROWS
-
-
 @contextlib.contextmanager
 def unlocked(model: Any) -> Iterator[None]:
     """Lets a model that is built get metrics, as one can that is compiled before it is built."""
@@ -332,32 +316,6 @@ def of_variable_dtype(stock: Any) -> Any:
         return stock(self, require_tensorflow().cast(loss, self.variable_dtype))
 
     return add_loss
-
-
-def weights_assigned(model: Any) -> list[Any]:
-    """The non-trainable weights that a user's `call` or step may assign, among `model_variables`.
-
-    Not those that TensorFlow knows to differ between replicas (`VariableSynchronization.ON_READ`).
-    """
-    on_read = require_tensorflow().VariableSynchronization.ON_READ
-    found = []
-    for layer in flat_layers(model):
-        if any(_is_users(type(layer), name) for name in ("call", "train_step")):
-            found += [tf_variable(v) for v in generation().weights_not_trained(layer)]
-    return [v for v in found if holds_numbers(v) and v.synchronization != on_read]
-
-
-def _is_users(cls: type, method: str) -> bool:
-    """Whether the user wrote a method of a layer, or nobody did."""
-    owners = [base for base in cls.__mro__ if method in vars(base)]
-    owners = [c for c in owners if not c.__module__.startswith("nanotf.")]  # a replica's own step
-    return bool(owners) and not is_keras_own(owners[0])
-
-
-def synchronized_variables(model: Any) -> list[Any]:
-    """The moving statistics of layers that compute them from the rows of all workers."""
-    layers = [v for v in flat_layers(model) if getattr(v, "synchronized", False)]
-    return [tf_variable(v) for layer in layers for v in layer.non_trainable_variables]
 
 
 def has_call(model: Any) -> bool:

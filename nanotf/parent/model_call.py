@@ -62,7 +62,7 @@ class ModelCall(calls.Call):
         ):
             recipe = models.checked(model, models.recipe_of(model))
             self.recipe, self.captured = captured.dump(model, recipe)
-        self.variables = self.variables_to_send() + self.captured.variables
+        self.variables = self.variables_to_send() + self.captured
         self.layout = StateLayout.of(self.variables, size)
         self.clock.prepared = timing.now()
 

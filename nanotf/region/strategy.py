@@ -30,13 +30,8 @@ class _Extended(distribute.Extended):  # type: ignore[misc]
     """The stock implementation, with other ways to make variables equal on all ranks."""
 
     values_are_known = False
-    merges = True
     group: Any = None
     tally: Any = None
-
-    def _use_merge_call(self) -> bool:
-        merges = self.merges and not distribute.in_inner_graph()
-        return merges and bool(super()._use_merge_call())
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
@@ -189,12 +184,6 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         return gathered
 
     @contextlib.contextmanager
-    def known_values(self) -> Iterator[None]:
-        """Variables created in this context are this strategy's, and need no broadcast."""
-        with self.values_known(), self.scope():
-            yield
-
-    @contextlib.contextmanager
     def values_known(self) -> Iterator[None]:
         """Variables created in this context are not broadcast.
 
@@ -206,21 +195,3 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             yield
         finally:
             self.extended.values_are_known = before
-
-    @contextlib.contextmanager
-    def without_merging(self) -> Iterator[None]:
-        """Variables updated in this context are updated where the code stands.
-
-        Otherwise a replica's code is left for the update and entered again after it, which
-        TensorFlow cannot do from inside a branch of `tf.cond`; there nothing is merged anyway.
-        """
-        before = self.extended.merges
-        self.extended.merges = False
-        try:
-            yield
-        finally:
-            self.extended.merges = before
-
-    def in_inner_graph(self) -> bool:
-        """Whether a branch, a graph's loop or a function inside of a replica's code is traced."""
-        return distribute.in_inner_graph()

@@ -99,7 +99,7 @@ class _ModelRun:
         held = [] if update is None else [state.Part(*part) for part in update.variables()]
         partial = {id(part.variable) for part in held}
         variables = [v for v in variables_of(self.model) if id(v) not in partial]
-        variables += kept.captured.variables
+        variables += kept.captured
         self.state = state.State(job.layout, self.blocks[job.state_block], variables, held)
         self.state.load(0)
         session.stopwatch.ready()

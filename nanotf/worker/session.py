@@ -211,12 +211,12 @@ class KeptModel:
 
     Args:
         model: the model.
-        captured: `captured.Captured`, the variables that its code holds beside it.
+        captured: list of `tf.Variable`, which its code holds beside it.
         update: `ShardedUpdate`, or None where this worker makes the whole update.
     """
 
     model: Any
-    captured: captured.Captured
+    captured: list[Any]
     update: ShardedUpdate | None = None
     has_metrics: bool = False
     has_optimizer: bool = False
