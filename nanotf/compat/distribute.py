@@ -8,15 +8,12 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | `collective_all_reduce_strategy.CollectiveAllReduceExtended` | base class of the strategy's implementation; overridden so that no server starts |
 | its `_initialize_local`, `_num_workers`, `_id_in_cluster`, `_is_chief`, `_task_type`, `_task_id`, `_cluster_spec` | local mode, then told rank and size |
 | its `_cross_device_ops`, `_host_cross_device_ops`, `_collective_keys`, `_communication_options`, `_worker_device` | rebuilt for the real group size |
-| its `_use_merge_call` | see `WorkerStrategy.without_merging` |
 | its `_get_variable_creator_initial_value` | variables whose values are known need no broadcast |
 | `cross_device_ops.CollectiveAllReduce`, its `_launchers`, `_devices` | holds the launcher of each device |
 | its `_all_reduce_per_replica_values`, `_all_reduce`, `_lock`, and `distribute_utils.regroup`, `values.Mirrored` | see `reduce_without_semaphores` |
 | `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass, reductions through its `all_reduce`, gathers through its `_all_gather` |
 | `trackable.base.CheckpointInitialValue`, its `wrapped_value` | what a variable is made of that a checkpoint restores when it is made |
 | `OwnedIterator._iterator_resource`, `Dataset._variant_tensor` | iterators that begin again |
-| `DistributedVariable._aggregation` | see `set_aggregation` |
-| `mirrored_run._MirroredReplicaThread.graph` | see `in_inner_graph` |
 | `distribute_lib._push_per_thread_mode`, `_pop_per_thread_mode`, `_get_default_replica_mode`, `Graph._variable_creator_stack` | see `single_process` |
 | `concrete_function._FORWARD_PREFIX`, `_BACKWARD_PREFIX` | see `name_of_function` |
 | `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |

@@ -183,9 +183,6 @@ class Generation(Protocol):
     def build_for(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Makes an optimizer's slots for such variables."""
 
-    def take_as_summed(self, optimizer: Any) -> None:
-        """Keeps an optimizer from summing gradients that its `apply` gets over replicas."""
-
     def apply_through(self, optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
         """Makes an optimizer hand gradients to a function instead of summing and applying them.
 

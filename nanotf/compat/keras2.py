@@ -309,10 +309,6 @@ def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
         optimizer.build(variables)
 
 
-def take_as_summed(optimizer: Any) -> None:
-    """Changes nothing: it has no `apply`."""
-
-
 def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
     stock = optimizer.apply_gradients
 

@@ -270,13 +270,8 @@ def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
     optimizer.build(variables)
 
 
-def take_as_summed(optimizer: Any) -> None:
-    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
-
-
 def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
     stock = optimizer.apply
-    take_as_summed(optimizer)
 
     def apply_all(grads: Any, trainable_variables: Any = None) -> Any:
         apply(stock, list(grads), list(trainable_variables))

@@ -6,7 +6,6 @@
 | `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
 | `backend.tensorflow.trainer.potentially_ragged_concat`, `engine.training.` | 3 / 2 | how `predict` joins batches whose outputs differ in shape |
 | `MeanMetricWrapper._fn_kwargs` | 2 and 3 | see `unconfigured` |
-| `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
 | `IndexLookup.input_vocabulary`, `input_idf_weights`, `idf_weights`, `num_documents`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
 | `MultiHeadAttention._build_from_signature` | 2; 2.15, tf_keras 2.15-2.21 | see `build_config` |
 | `Layer.build._is_default` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `build_alone` |
@@ -413,44 +412,6 @@ def set_run_limits(epochs: int | None, steps: int | None) -> None:
     if hasattr(config, "max_epochs"):
         config.set_max_epochs(epochs)
         config.set_max_steps_per_epoch(steps)
-
-
-def compile_forward(model: Any) -> None:
-    """Compiles a replica's forward and backward with XLA, in place of its whole step.
-
-    XLA knows no communication between processes. A model whose outputs carry masks, or which
-    adds losses in its layers' calls, is not compiled: both would be lost. Nor are calls outside of
-    steps, by which Keras builds metrics.
-
-    Args:
-        model: a model, in a worker. Without `jit_compile=True` nothing happens.
-    """
-    if not model.jit_compile:
-        return
-    tf = require_tensorflow()
-    model.jit_compile = False
-    stock = model.call
-    lost: list[bool] = []
-
-    @tf.function(jit_compile=True, autograph=False)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        outputs = stock(*args, **kwargs)
-        graph = tf.compat.v1.get_default_graph()
-        lost[:] = [
-            any(getattr(o, "_keras_mask", None) is not None for o in tf.nest.flatten(outputs))
-            or any(getattr(loss, "graph", None) is graph for loss in model.losses)
-        ]
-        return outputs
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if True not in lost and not tf.distribute.in_cross_replica_context():
-            outputs = compiled(*args, **kwargs)
-            if True not in lost:
-                return outputs
-            model._clear_losses()
-        return stock(*args, **kwargs)
-
-    object.__setattr__(model, "call", call)
 
 
 def flat_metrics(model: Any) -> list[Any]:

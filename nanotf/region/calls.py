@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import distribute, keras_names
+from nanotf.compat import distribute, functions, keras_names
 from nanotf.errors import NanoError
 from nanotf.region import scope
 from nanotf.region.regions import divide
@@ -38,6 +39,8 @@ def calling_functions(stock: Any, _: Any) -> Any:
 
     A graph that it was traced into elsewhere knows nothing of the region. The same in a branch or a
     graph's loop, over gRPC: there TensorFlow does not feed the keys of a function's collectives.
+
+    One that the user has compiled by XLA has its divided calls compiled.
     """
 
     @functools.wraps(stock)
@@ -45,7 +48,8 @@ def calling_functions(stock: Any, _: Any) -> Any:
         is_apart = scope.exchange is None or scope.exchange.feeds_branches
         is_apart = is_apart or not distribute.in_branch()
         if scope.region is None and scope.trial is None and is_apart:
-            return stock(self, *args, **kwargs)
+            with scope.compiling() if functions.compiles(self) else contextlib.nullcontext():
+                return stock(self, *args, **kwargs)
         autograph: Any = tf.__internal__.autograph
         python = autograph.tf_convert(self.python_function, autograph.control_status_ctx())
         return python(*args, **kwargs)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from nanotf.compat import eager_context, keras_names
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError, ModelError
-from nanotf.region import rows, scope, variables
+from nanotf.region import compiled, rows, scope, variables
 from nanotf.region.rows import Division
 from nanotf.region.trial import facts_of
 
@@ -207,7 +207,10 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     used = variables.used_by(layer, facts.variables)
     checking = region.checking() if facts.reads_behind else contextlib.nullcontext()
     with variables.used_by_rows(division.exchange, layer, used), scope.entered(region), checking:
-        out = stock(layer, *args, **kwargs)
+        if scope.compiles and region.graph is not None:
+            out = compiled.call(layer, stock, args, kwargs)
+        else:
+            out = stock(layer, *args, **kwargs)
     region.leave_losses(before, facts.losses)
     flat = tf.nest.flatten(out)
     factors = facts.factors

@@ -23,6 +23,7 @@ import tensorflow as tf
 from nanotf.collectives import engine, launcher
 from nanotf.collectives.tally import Tally
 from nanotf.compat import distribute, eager_context
+from nanotf.region import scope
 from nanotf.wire import ports
 
 
@@ -75,6 +76,11 @@ def _telling_of_taken_port(port: int | None) -> Iterator[None]:
         if port is None or ports.is_free(port):
             raise
         raise ports.PortTaken(f"TCP port {port} was taken meanwhile: {error}") from error
+
+
+def _check_not_compiled() -> None:
+    if scope.compiled:
+        raise scope.NotCompiled
 
 
 class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
@@ -134,6 +140,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
 
     def sum_dense(self, tensors: Sequence[Any]) -> list[Any]:
         """The sums over workers of tensors of one or several dtypes, as `gather_rows` if read."""
+        _check_not_compiled()
         group, found = self.extended.group, [tf.convert_to_tensor(t) for t in tensors]
         if group is None:
             return list(tf.nest.flatten(self._launcher.batch_all_reduce([found])))
@@ -154,6 +161,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             if_read: bool, whether a graph gathers them only if something reads the result. Over
                 gRPC it always does.
         """
+        _check_not_compiled()
         group = self.extended.group
         if group is not None:
             return group.all_gather(rows, self._keys.next(), if_read)

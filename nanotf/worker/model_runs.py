@@ -15,6 +15,7 @@ import tensorflow as tf
 from nanotf.compat import distribute, keras_names, keras_optimizers, random_states
 from nanotf.compat.generation import generation
 from nanotf.region import scope
+from nanotf.region.likeness import Likeness
 from nanotf.shipping import inputs, jobs, outputs, pipelines, state, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -220,6 +221,7 @@ class FitRun(_ModelRun):
             optimizers=job.optimizers,
             shards=job.shards,
         )
+        self.likeness = Likeness(self.session.strategy)
         self.metrics = self._metrics_state()
         generation().begin_at(self.model, job.initial_epoch, job.initial_step)
         keras_names.forget_validation_data(self.model)
@@ -263,6 +265,10 @@ class FitRun(_ModelRun):
     def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
         if name == "on_train_begin":
             self.model.stop_training = self.job.stop  # Keras has just set it to False
+        if name == "on_epoch_end":
+            epoch, logs = jobs.index_and_logs(name, *arguments, **named)
+            values = list((logs or {}).values())
+            self.likeness.compare(f"epoch {epoch}", values, self.state.variables)
         super()._hear(name, *arguments, **named)
 
     def _is_stored(self, name: str) -> bool:

@@ -26,16 +26,20 @@ class ReplicaMixin:
     _nanotf_outputs: Any
     _nanotf_data_end: Any
     _nanotf_stopwatch: timing.Stopwatch
+    _nanotf_compiles: bool
 
     def train_step(self, data: Any) -> Any:
-        return super().train_step(_batch(self._nanotf_stopwatch, data))  # type: ignore[misc]
+        with _calls(self):
+            return super().train_step(_batch(self, data))  # type: ignore[misc]
 
     def test_step(self, data: Any) -> Any:
-        return super().test_step(_batch(self._nanotf_stopwatch, data))  # type: ignore[misc]
+        with _calls(self):
+            return super().test_step(_batch(self, data))  # type: ignore[misc]
 
     def predict_step(self, data: Any) -> Any:
         """This worker's rows of the outputs, and how many rows of the batch it has."""
-        outputs = super().predict_step(_batch(self._nanotf_stopwatch, data))  # type: ignore[misc]
+        with _calls(self):
+            outputs = super().predict_step(_batch(self, data))  # type: ignore[misc]
         return _own_outputs(outputs, data)
 
     def make_train_function(self, force: bool = False) -> Any:
@@ -78,7 +82,12 @@ class ReplicaMixin:
 
 
 @tf.autograph.experimental.do_not_convert
-def _batch(stopwatch: timing.Stopwatch, data: Any) -> Any:
+def _calls(model: Any) -> contextlib.AbstractContextManager[None]:
+    return scope.compiling() if model._nanotf_compiles else contextlib.nullcontext()
+
+
+@tf.autograph.experimental.do_not_convert
+def _batch(model: Any, data: Any) -> Any:
     """The batch of which `data` has this worker's rows."""
     rows, extent = data
     if scope.exchange is None:  # a trace that makes variables
@@ -88,7 +97,7 @@ def _batch(stopwatch: timing.Stopwatch, data: Any) -> Any:
     def joined(leaf: Any) -> Any:
         return None if leaf is None else division.join(leaf)
 
-    stamp = stopwatch.stamp(extent)
+    stamp = model._nanotf_stopwatch.stamp(extent)
     if stamp is None or tf.executing_eagerly():  # the order is that of the code
         return tf.nest.map_structure(joined, rows)
     with tf.control_dependencies([stamp]):  # all of the step comes after it
@@ -134,7 +143,9 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> None:
         "_nanotf_outputs": None,
         "_nanotf_data_end": None,
         "_nanotf_stopwatch": stopwatch,
+        "_nanotf_compiles": bool(model.jit_compile),
     }
+    model.jit_compile = False  # of the whole step
     object.__setattr__(model, "__class__", type(cls.__name__, (ReplicaMixin, cls), body))
 
 

@@ -163,7 +163,6 @@ class Session:
             models.exclude_from_decay(model, loaded.recipe)
             held = loaded.captured(model)
             replica.become_replica(model, self.stopwatch)
-            keras_names.compile_forward(model)
             kept = self._models[key] = KeptModel(model, held)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
