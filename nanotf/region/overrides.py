@@ -78,6 +78,7 @@ TABLE: tuple[Override, ...] = (
             f"tensorflow.python.ops.stateless_random_ops:stateless_{kind if kind[0] == 't' else 'random_' + kind}",
         )
     ),
+    Override("tensorflow.python.ops.random_ops_util:get_key_counter_alg", "a worker draws from where its rows begin", draws.keying),
     Override("tensorflow:GradientTape.gradient", "a joined tensor's gradient is that of its rows, joined", tapes.differentiating),
     Override("tensorflow:GradientTape.watch", "who watches a joined tensor watches its rows", tapes.watching),
     *(
