@@ -9,6 +9,7 @@
 | `IndexLookup.input_vocabulary`, `input_idf_weights`, `idf_weights`, `num_documents`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
 | `MultiHeadAttention._build_from_signature` | 2; 2.15, tf_keras 2.15-2.21 | see `build_config` |
 | `Layer.build._is_default` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `build_alone` |
+| `Layer._metrics` | 2 and 3 | see `all_variables` |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 | `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
@@ -95,6 +96,15 @@ def compile_arguments(model: Any) -> dict[str, Any]:
         arguments["metrics"] = kept._user_metrics
         arguments["weighted_metrics"] = kept._user_weighted_metrics
     return arguments
+
+
+def all_variables(layer: Any) -> list[Any]:
+    """The `tf.Variable`s of a layer, and of metrics in it and in the layers inside of it."""
+    found = [tf_variable(v) for v in layer.variables]
+    for inner in flat_layers(layer):
+        for metric in getattr(inner, "_metrics", ()):
+            found += generation().variables_of_metric(metric)
+    return list({id(variable): variable for variable in found}.values())
 
 
 def layers_below(layer: Any) -> list[Any]:

@@ -319,7 +319,6 @@ class _FitCall(ModelCall):
         look = self.callbacks.look_at_model
         at_end = first.hook == "on_train_end"
         if first.state:
-            # Where an interrupt comes in between, the last turn is still whole.
             if first.hook == "on_epoch_end":
                 recorded = self.callbacks.recorded()
                 self.epoch_end = _Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from nanotf.compat.versions import require_tensorflow
+from nanotf.region import rows, scope
 
 
-# ----------------------------------------------------------------------------- sparse gradients
 class SummedRows:
     """Mixed in before an optimizer class to which a sparse gradient is its sum by rows.
 
@@ -30,7 +30,7 @@ class SummedRows:
     def _clip_gradients(self, grads: Any) -> Any:
         """What both generations do first with the gradients of an update."""
         tf = require_tensorflow()
-        grads = [sum_rows(gradient) for gradient in grads]
+        grads = [sum_rows(_joined_of_sums(gradient)) for gradient in grads]
         limit = getattr(self, "global_clipnorm", None)
         if limit and any(isinstance(gradient, tf.IndexedSlices) for gradient in grads):
             return tf.clip_by_global_norm(grads, limit)[0]  # Keras 3 would make them dense
@@ -48,6 +48,15 @@ class SummedRows:
 
 def _has_replicas() -> bool:
     return bool(require_tensorflow().distribute.get_strategy().num_replicas_in_sync > 1)
+
+
+def _joined_of_sums(gradient: Any) -> Any:
+    """A sum over workers of sparse gradients, of which each has sent the sums of its rows."""
+    tf = require_tensorflow()
+    part = rows.part_of(gradient)
+    if scope.exchange is None or not isinstance(part, tf.IndexedSlices):
+        return gradient
+    return rows.joined_slices(scope.exchange, sum_rows(part))
 
 
 def sum_rows(gradient: Any) -> Any:

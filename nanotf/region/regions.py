@@ -82,7 +82,7 @@ class Region:
         whole = tf.convert_to_tensor(leaf)
         if rows.rows_of(leaf) is not None:
             whole._nanotf_rows = rows.rows_of(leaf)
-        if not self.division.fits(whole.shape[0]):
+        if rows.rows_of(leaf) is None and not self.division.fits(whole.shape[0]):
             return self.spread(whole) if whole.dtype.is_floating else whole
         own = self.division.take(whole)
         mask = keras_names.mask_of(leaf)
@@ -184,7 +184,8 @@ def is_data(leaf: Any) -> bool:
     is_tensor = isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign")
     if not is_tensor and not isinstance(leaf, np.ndarray):
         return False
-    return getattr(leaf.shape, "rank", len(leaf.shape)) not in (0, None)
+    rank = len(leaf.shape) if isinstance(leaf, np.ndarray) else leaf.shape.rank
+    return rank not in (0, None) or rows.rows_of(leaf) is not None
 
 
 def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -201,6 +202,7 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         with scope.dividing(None):
             return stock(layer, *args, **kwargs)
     region = Region(division, layer, facts.draws)
+    held = [(v, kind, v.read_value()) for v, kind in facts.assigned]
     before = {id(loss) for found in keras_names.lists_of_losses(layer) for loss in found}
     args, kwargs = tf.nest.map_structure(region.enter, (args, kwargs))
     region.admit(tf.nest.flatten((args, kwargs), expand_composites=True))
@@ -212,6 +214,9 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         else:
             out = stock(layer, *args, **kwargs)
     region.leave_losses(before, facts.losses)
+    for variable, kind, value in held:
+        combine = division.mean if kind == "mean" else division.sum
+        variable.assign(value + combine(variable.read_value() - value))
     flat = tf.nest.flatten(out)
     factors = facts.factors
     if factors is None:

@@ -191,7 +191,7 @@ class Division:
         """As `join`, without a gradient, and for tensors of any dtype."""
         counted = own if self.is_full else own[: factor * self.count]
         whole = self.exchange.gather_rows(counted, if_read=True)
-        if not tf.executing_eagerly():
+        if not tf.executing_eagerly() and own.shape.rank is not None:
             whole.set_shape([factor * self.n if self.is_known else None, *own.shape[1:]])
         return whole
 
@@ -272,8 +272,10 @@ def _add_slices(exchange: Exchange, part: Any) -> Any:
     What all workers have looked up alike, as the places of a sequence, one process looks up once:
     of these the values are added.
     """
-    values, indices = exchange.gather_rows(part.values), exchange.gather_rows(part.indices)
-    lengths = exchange.gather_rows(tf.shape(part.indices)[:1])
+    values, indices, lengths = (
+        exchange.gather_rows(value, if_read=True)
+        for value in (part.values, part.indices, tf.shape(part.indices)[:1])
+    )
     each = lengths[0]
 
     def are_equal() -> Any:
@@ -285,6 +287,14 @@ def _add_slices(exchange: Exchange, part: Any) -> Any:
 
     alike = tf.cond(tf.reduce_all(lengths == each), are_equal, lambda: tf.constant(False))
     values, indices = tf.cond(alike, added, lambda: (values, indices))
+    total = tf.IndexedSlices(values, indices, part.dense_shape)
+    total._nanotf_part = part
+    return total
+
+
+def joined_slices(exchange: Exchange, part: Any) -> Any:
+    """The rows of all workers' sparse gradients, one behind the other."""
+    values, indices = (exchange.gather_rows(v, if_read=True) for v in (part.values, part.indices))
     return tf.IndexedSlices(values, indices, part.dense_shape)
 
 

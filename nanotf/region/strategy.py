@@ -162,6 +162,8 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
                 gRPC it always does.
         """
         _check_not_compiled()
+        if rows.dtype == tf.string:
+            return self._gather_strings(rows, if_read)
         group = self.extended.group
         if group is not None:
             return group.all_gather(rows, self._keys.next(), if_read)
@@ -172,6 +174,22 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
                 return self._gather(rows)
         wide = tf.cast(rows, tf.int32) if rows.dtype == tf.bool else rows
         return tf.cast(self._launcher.all_gather(wide, axis=0), rows.dtype)
+
+    def _gather_strings(self, rows: Any, if_read: bool) -> Any:
+        """Strings are sent as bytes, and their lengths.
+
+        Each goes with a byte before it, since TensorFlow gathers no tensor that is empty
+        everywhere.
+        """
+        texts = tf.strings.join([" ", tf.reshape(rows, [-1])])
+        lengths = self.gather_rows(tf.strings.length(texts), if_read)
+        codes = tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8)
+        codes = tf.cast(self.gather_rows(codes, if_read), tf.int32)
+        characters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), codes)
+        ragged = tf.RaggedTensor.from_row_lengths(characters, lengths, validate=False)
+        joined = tf.strings.reduce_join(ragged, axis=-1)
+        whole = tf.strings.substr(joined, tf.ones_like(lengths), lengths - 1)
+        return tf.reshape(whole, tf.concat([[-1], tf.shape(rows)[1:]], axis=0))
 
     @property
     def _launcher(self) -> Any:

@@ -13,6 +13,8 @@ from nanotf.region import scope
 from nanotf.region.rows import Division
 from nanotf.wire import timing
 
+_STEPS = ("train_step", "test_step", "predict_step")
+
 
 class ReplicaMixin:
     """Mixed in before the user's class.
@@ -27,6 +29,7 @@ class ReplicaMixin:
     _nanotf_data_end: Any
     _nanotf_stopwatch: timing.Stopwatch
     _nanotf_compiles: bool
+    _nanotf_own_steps: frozenset[str]
 
     def train_step(self, data: Any) -> Any:
         with _calls(self):
@@ -138,12 +141,14 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> None:
         stopwatch: `timing.Stopwatch`, which hears of its steps.
     """
     cls = type(model)
+    steps = [name for name in _STEPS if keras_names.has_own_step(model, name)]
     body = {
         "__module__": cls.__module__,
         "_nanotf_outputs": None,
         "_nanotf_data_end": None,
         "_nanotf_stopwatch": stopwatch,
         "_nanotf_compiles": bool(model.jit_compile),
+        "_nanotf_own_steps": frozenset(steps),
     }
     model.jit_compile = False  # of the whole step
     object.__setattr__(model, "__class__", type(cls.__name__, (ReplicaMixin, cls), body))
