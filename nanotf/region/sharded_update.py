@@ -211,8 +211,9 @@ class ShardedUpdate:
             return tf.zeros_like(variable)
         part = rows.part_of(gradient)
         if part is None:
+            # All ranks read it: what one does not, it does not exchange either.
             part = tf.convert_to_tensor(gradient)
-            part = part if self.strategy.rank == 0 else tf.zeros_like(part)
+            part *= tf.cast(self.strategy.rank == 0, part.dtype)
         # Some gradients, of layer normalisation for one, do not know their shape when traced.
         return tf.ensure_shape(part, variable.shape)
 
