@@ -84,11 +84,14 @@ def model_variables(model: Any) -> list[Any]:
     counts = {id(getattr(layer, "num_documents", None)) for layer in flat_layers(model)}
     variables = [v for v in variables if v.shape.is_fully_defined() and id(v) not in counts]
     # The progress bar reads them where the number of steps is not known in advance.
-    return variables + step_counters(model)
+    return variables + step_counters(model) + seed_variables(model)
 
 
 def seed_variables(model: Any) -> list[Any]:
-    return []  # its random operations draw from seeds that are TensorFlow's own
+    # Layers that augment images have generators. Others draw from seeds that are TensorFlow's own.
+    holders = [getattr(layer, "_random_generator", None) for layer in flat_layers(model)]
+    generators = [getattr(holder, "_generator", None) for holder in holders]
+    return [generator.state for generator in generators if generator is not None]
 
 
 def taken_seeds() -> Any:

@@ -372,12 +372,13 @@ def build_metrics(model: Any, specs: Any, trace: Callable[[], None] | None = Non
     """
     if not has_call(model):
         return  # all is built by its own step
-    try:
-        generation().build_compiled_metrics(model, specs)
-    except Exception:
-        if trace is None:
-            raise
-        trace()
+    with kept_random_states():  # one process makes them while it trains
+        try:
+            generation().build_compiled_metrics(model, specs)
+        except Exception:
+            if trace is None:
+                raise
+            trace()
 
 
 def builds_optimizer_for_all(model: Any) -> bool:
@@ -535,12 +536,17 @@ _OF_USERS_CODE = frozenset(
 
 
 def is_known(layer: Any) -> bool:
-    """Whether a layer is made of Keras's own all through, which treat each row alike."""
+    """Whether a layer is made of Keras's own all through, which treat each row alike.
+
+    Some layers of Keras's own that augment images do not, as `MixUp`.
+    """
     return all(_is_known(v) and not generation().calls_operations(v) for v in flat_layers(layer))
 
 
 def _is_known(layer: Any) -> bool:
     if not is_keras_own(type(layer)) or type(layer).__name__ in _OF_USERS_CODE:
+        return False
+    if hasattr(layer, "get_random_transformation"):
         return False
     if getattr(layer, "activity_regularizer", None) is not None:
         return False

@@ -51,6 +51,18 @@ def drawing(stock: Any, _: Any) -> Any:
     return draw
 
 
+def drawing_otherwise(stock: Any, _: Any) -> Any:
+    """Makes a layer that draws by what its rows are, or puts rows in an order, run whole."""
+
+    @functools.wraps(stock)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        if scope.trial is not None:
+            raise NotImplementedError(f"{stock.__name__} draws for all rows at once")
+        return stock(*args, **kwargs)
+
+    return draw
+
+
 _skipped: Any = None  # how far the generator of what is being drawn has counted before
 
 

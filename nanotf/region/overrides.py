@@ -78,6 +78,19 @@ TABLE: tuple[Override, ...] = (
             f"tensorflow.python.ops.stateless_random_ops:stateless_{kind if kind[0] == 't' else 'random_' + kind}",
         )
     ),
+    *(
+        Override(f"tensorflow:random.Generator.{kind}", "random numbers are those of the whole batch", draws.drawing)
+        for kind in ("normal", "uniform", "truncated_normal", "uniform_full_int")
+    ),
+    *(
+        Override(f"tensorflow:random.{name}", "a layer that draws so runs whole", draws.drawing_otherwise)
+        for kind in ("gamma", "poisson", "categorical")
+        for name in (kind, f"stateless_{kind}")
+    ),
+    *(
+        Override(f"tensorflow:random.{name}", "a layer that draws so runs whole", draws.drawing_otherwise)
+        for name in ("shuffle", "experimental.stateless_shuffle", "stateless_binomial", "stateless_parameterized_truncated_normal", "Generator.binomial")
+    ),
     Override("tensorflow.python.ops.random_ops_util:get_key_counter_alg", "a worker draws from where its rows begin", draws.keying),
     Override("tensorflow:GradientTape.gradient", "a joined tensor's gradient is that of its rows, joined", tapes.differentiating),
     Override("tensorflow:GradientTape.watch", "who watches a joined tensor watches its rows", tapes.watching),

@@ -55,20 +55,33 @@ class Facts:
 
 
 class Trial:
-    """A trial that runs. Random numbers are constant in it, and it notes how many are drawn.
+    """A call of a trial. Random numbers are known in it, and it notes how many are drawn.
+
+    Args:
+        first: int, the first of the rows that it is called on.
+        end: int, behind the last one.
 
     Attributes:
         lengths: list of int or None, the first dimensions of the random numbers drawn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int, end: int) -> None:
+        self.first, self.end = first, end
         self.lengths: list[int | None] = []
 
     def draw(self, shape: Any, dtype: Any) -> Any:
-        """What stands for random numbers of a shape."""
+        """What stands for random numbers of a shape: a row's are the same in each call.
+
+        They fall from row to row, so that a layer that puts rows in the order of their numbers
+        puts them in another order.
+        """
         found = [int(d) for d in np.ravel(tf.get_static_value(tf.convert_to_tensor(shape)))]
         self.lengths.append(found[0] if found else None)
-        return tf.cast(tf.fill(found, 0.5), dtype)
+        length = found[0] if found else 1
+        first = self.first if length == self.end - self.first else 0
+        levels = 0.5 / (1 + np.arange(first, first + length))
+        levels = levels.reshape([-1, *[1] * (len(found) - 1)] if found else [])
+        return tf.cast(tf.broadcast_to(levels, found), dtype)
 
 
 _known: weakref.WeakKeyDictionary[Any, dict[Any, Facts]] = weakref.WeakKeyDictionary()
@@ -97,7 +110,7 @@ def facts_of(
     key = tuple(_kind(leaf, is_data) for leaf in leaves)
     known = _known.setdefault(layer, {})
     if key not in known:
-        with tf.init_scope():
+        with tf.init_scope(), keras_names.kept_random_states():
             known[key] = _try(layer, stock, leaves, (args, kwargs), division, is_data)
         if known[key].runs_whole:
             logger.warning(
@@ -197,7 +210,7 @@ def _call(
     """Outputs, losses, and the lengths of draws of a call on some of the rows."""
     leaves = [_tensor(v[first:end] if has_rows else v) for v, has_rows in made]
     args, kwargs = tf.nest.pack_sequence_as(like, leaves)
-    running = Trial()
+    running = Trial(first, end)
     with scope.trying(running), contextlib.redirect_stdout(io.StringIO()):
         out = [np.asarray(v) for v in tf.nest.flatten(stock(layer, *args, **kwargs))]
         losses = [

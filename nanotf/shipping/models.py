@@ -99,7 +99,7 @@ def _collect(value: Any, found: dict[str, Any], seen: dict[int, int], depth: int
         for item in value.values():
             _collect(item, found, seen, depth + 1)
     elif inspect.isfunction(value) or isinstance(value, type):
-        if classes.is_foreign(value) and value.__module__ != "builtins":
+        if not keras_names.is_keras_own(value) and value.__module__ != "builtins":
             name = value.__name__
             if any(value is other for other in found.values()):
                 return

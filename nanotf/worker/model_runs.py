@@ -91,9 +91,9 @@ class _ModelRun:
         """
         job, session = self.job, self.session
         job.settings.put()
-        random_states.put(job.chance.states)
-        generation().put_seeds(job.chance.keras)
+        self._put_random_states()
         kept = session.model(job.recipe, job.specs, job.chance, **parts)
+        self._put_random_states()  # making a model draws
         self.model = kept.model
         # Variables that this worker has as a whole and, of a divided update, parts of others.
         update = kept.update if isinstance(job, jobs.FitJob) else None
@@ -104,6 +104,10 @@ class _ModelRun:
         self.state = state.State(job.layout, self.blocks[job.state_block], variables, held)
         self.state.load(0)
         session.stopwatch.ready()
+
+    def _put_random_states(self) -> None:
+        random_states.put(self.job.chance.states)
+        generation().put_seeds(self.job.chance.keras)
 
     def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
         rank, size = self.session.rank, self.session.strategy.size
