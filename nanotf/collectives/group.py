@@ -108,22 +108,28 @@ class Group:
         """
         return self.all_reduce_many([tensor], key, op)[0]
 
-    def all_reduce_many(self, tensors: Sequence[Tensor], key: int, op: str = "sum") -> list[Tensor]:
-        """As `all_reduce`, for tensors of one dtype in one call; they are not packed first."""
+    def all_reduce_many(
+        self, tensors: Sequence[Tensor], key: int, op: str = "sum", if_read: bool = False
+    ) -> list[Tensor]:
+        """As `all_reduce`, for tensors of one dtype in one call; they are not packed first.
+
+        Args:
+            tensors, key, op: as there.
+            if_read: bool, as in `all_gather`.
+        """
         key, op = check_key(key), check_reduction(op)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         check_reducible([tensor.dtype.name for tensor in tensors])
         if self._native:
             with self._translated():
-                return list(
-                    _ops().nanotf_all_reduce(
-                        tensors=tensors, group=self._handle, key=key, reduction=op
-                    )
-                )
+                run = _ops().nanotf_sum if if_read else _ops().nanotf_all_reduce
+                found = run(tensors=tensors, group=self._handle, key=key, reduction=op)
+                return [lazy.noted(result, if_read) for result in found]
         results = self._in_python(
             lambda *arrays: self._engine.all_reduce(arrays, key, op),
             tensors,
             [tensor.dtype for tensor in tensors],
+            if_read,
         )
         return _with_shapes(results, [tensor.shape for tensor in tensors])
 

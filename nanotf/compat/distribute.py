@@ -8,15 +8,12 @@ gRPC server, nor one to replace the code that moves the bytes. The names used ar
 | `collective_all_reduce_strategy.CollectiveAllReduceExtended` | base class of the strategy's implementation; overridden so that no server starts |
 | its `_initialize_local`, `_num_workers`, `_id_in_cluster`, `_is_chief`, `_task_type`, `_task_id`, `_cluster_spec` | local mode, then told rank and size |
 | its `_cross_device_ops`, `_host_cross_device_ops`, `_collective_keys`, `_communication_options`, `_worker_device` | rebuilt for the real group size |
-| its `_use_merge_call` | see `WorkerStrategy.without_merging` |
 | its `_get_variable_creator_initial_value` | variables whose values are known need no broadcast |
 | `cross_device_ops.CollectiveAllReduce`, its `_launchers`, `_devices` | holds the launcher of each device |
 | its `_all_reduce_per_replica_values`, `_all_reduce`, `_lock`, and `distribute_utils.regroup`, `values.Mirrored` | see `reduce_without_semaphores` |
 | `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass, reductions through its `all_reduce`, gathers through its `_all_gather` |
 | `trackable.base.CheckpointInitialValue`, its `wrapped_value` | what a variable is made of that a checkpoint restores when it is made |
 | `OwnedIterator._iterator_resource`, `Dataset._variant_tensor` | iterators that begin again |
-| `DistributedVariable._aggregation` | see `set_aggregation` |
-| `mirrored_run._MirroredReplicaThread.graph` | see `in_inner_graph` |
 | `distribute_lib._push_per_thread_mode`, `_pop_per_thread_mode`, `_get_default_replica_mode`, `Graph._variable_creator_stack` | see `single_process` |
 | `concrete_function._FORWARD_PREFIX`, `_BACKWARD_PREFIX` | see `name_of_function` |
 | `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
@@ -27,7 +24,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -105,22 +101,11 @@ def name_of_function(graph: Any) -> str:
     return name
 
 
-def in_inner_graph() -> bool:
-    """Whether a branch, a graph's loop or a function inside of a replica's code is being traced."""
-    graph = getattr(threading.current_thread(), "graph", None)  # the replica's
-    return graph is not None and graph is not tf.compat.v1.get_default_graph()
-
-
 def initial_tensor(value: Any, dtype: Any) -> Any:
     """The tensor of a variable's initial value, which may come from a checkpoint."""
     if isinstance(value, trackable.CheckpointInitialValue):
         value = value.wrapped_value
     return tf.convert_to_tensor(value, dtype=dtype)
-
-
-def set_aggregation(variable: Any, aggregation: Any) -> None:
-    """Sets the `tf.VariableAggregation` of a variable, by which replicas' values become one."""
-    variable._aggregation = aggregation
 
 
 def set_rank(extended: Any, rank: int, size: int) -> None:

@@ -35,19 +35,7 @@ class Generation(Protocol):
             over the data, and cuts the epoch short in which they run out. Otherwise it keeps one,
             and training ends when that does.
         KNOWS_ROWS_OF_BATCHES: bool, whether the specs of batches of arrays have their rows.
-        SUMS_RESULTS_OF_STEPS: bool, whether what a step returns, and the results of metrics in it,
-            are summed over workers.
-        GRADIENT_OF_COMPUTED_LOSS: bool, whether the own `train_step` takes the gradient of what
-            `compute_loss` returns, and nothing is scaled after that.
-        LISTS_UNUSED_LOSSES: bool, whether a model has metrics of losses that no step has used.
-        SCALES_SUMS_BY_REPLICAS: bool, whether a loss of `compile` that is a sum over rows is
-            multiplied by the number of replicas.
-        WEIGHS_EACH_LOSS_BY_ROWS: bool, whether the mean of unreduced losses counts each of them
-            as often as the batch has rows. Otherwise it counts their mean so.
-        SUMS_GRADIENTS_FIRST: bool, whether an optimizer sums gradients over replicas before it
-            clips and accumulates them.
         EXCLUDED_KEYS: type, in which an optimizer keeps the keys of variables without weight decay.
-        UPDATES_IN_BRANCHES: bool, whether an optimizer may update variables in a `tf.cond`.
     """
 
     MODEL: str
@@ -64,13 +52,6 @@ class Generation(Protocol):
     PREDICTS_LISTS_OF_BATCHES: bool
     EACH_PASS_HAS_AN_ITERATOR: bool
     KNOWS_ROWS_OF_BATCHES: bool
-    SUMS_RESULTS_OF_STEPS: bool
-    GRADIENT_OF_COMPUTED_LOSS: bool
-    LISTS_UNUSED_LOSSES: bool
-    SCALES_SUMS_BY_REPLICAS: bool
-    WEIGHS_EACH_LOSS_BY_ROWS: bool
-    SUMS_GRADIENTS_FIRST: bool
-    UPDATES_IN_BRANCHES: bool
     EXCLUDED_KEYS: Callable[[Any], Any]
 
     # ------------------------------------------------------------------------ variables
@@ -87,18 +68,6 @@ class Generation(Protocol):
             A list of `tf.Variable`: weights, the seeds of random layers, the counters of steps
             where Keras counts them. Metrics are not among them.
         """
-
-    def moving_variables(self, model: Any) -> list[Any]:
-        """The moving statistics among `model_variables` of which TensorFlow does not know.
-
-        Each worker updates its own. Others say so (`VariableSynchronization.ON_READ`).
-        """
-
-    def variables_to_average(self, model: Any) -> list[Any]:
-        """The moving statistics of which validation uses the mean over workers."""
-
-    def weights_not_trained(self, layer: Any) -> list[Any]:
-        """A layer's own non-trainable weights, without those of layers inside of it."""
 
     def seed_variables(self, model: Any) -> list[Any]:
         """The seeds of a model's random layers, among `model_variables`."""
@@ -172,17 +141,6 @@ class Generation(Protocol):
             specs: nested structure of `tf.TensorSpec`, of one batch as `evaluate` sees it.
         """
 
-    def replace_losses(self, model: Any, replacement: Callable[[Any], Any]) -> None:
-        """Replaces the loss objects of `compile`, once they are built.
-
-        Args:
-            model: a compiled model.
-            replacement: function of a loss object that returns what takes its place.
-        """
-
-    def loss_trackers(self, model: Any) -> list[Any]:
-        """The metrics of a compiled model that are the means of its losses."""
-
     def unused_losses(self, model: Any) -> set[str]:
         """The metrics of `compile`'s losses that no step has used, by name.
 
@@ -224,9 +182,6 @@ class Generation(Protocol):
 
     def build_for(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Makes an optimizer's slots for such variables."""
-
-    def take_as_summed(self, optimizer: Any) -> None:
-        """Keeps an optimizer from summing gradients that its `apply` gets over replicas."""
 
     def apply_through(self, optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
         """Makes an optimizer hand gradients to a function instead of summing and applying them.

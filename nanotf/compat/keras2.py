@@ -64,14 +64,7 @@ PASSES_CAN_BE_STOPPED = False
 PREDICTS_LISTS_OF_BATCHES = False
 EACH_PASS_HAS_AN_ITERATOR = False
 KNOWS_ROWS_OF_BATCHES = False
-SUMS_RESULTS_OF_STEPS = True
-GRADIENT_OF_COMPUTED_LOSS = True
-LISTS_UNUSED_LOSSES = True
-SCALES_SUMS_BY_REPLICAS = True
-WEIGHS_EACH_LOSS_BY_ROWS = True
-SUMS_GRADIENTS_FIRST = True
 EXCLUDED_KEYS: Callable[[Any], Any] = list
-UPDATES_IN_BRANCHES = False
 
 
 # -------------------------------------------------------------------------------- variables
@@ -91,31 +84,14 @@ def model_variables(model: Any) -> list[Any]:
     counts = {id(getattr(layer, "num_documents", None)) for layer in flat_layers(model)}
     variables = [v for v in variables if v.shape.is_fully_defined() and id(v) not in counts]
     # The progress bar reads them where the number of steps is not known in advance.
-    return variables + step_counters(model)
-
-
-def moving_variables(model: Any) -> list[Any]:
-    return []  # TensorFlow knows of all
-
-
-def variables_to_average(model: Any) -> list[Any]:
-    tf = require_tensorflow()
-    return [
-        v
-        for v in model.non_trainable_variables
-        if isinstance(v, tf.Variable)
-        and v.dtype.is_floating
-        and v.synchronization == tf.VariableSynchronization.ON_READ
-        and v.aggregation == tf.VariableAggregation.MEAN
-    ]
-
-
-def weights_not_trained(layer: Any) -> list[Any]:
-    return list(layer._non_trainable_weights)
+    return variables + step_counters(model) + seed_variables(model)
 
 
 def seed_variables(model: Any) -> list[Any]:
-    return []  # its random operations draw from seeds that are TensorFlow's own
+    # Layers that augment images have generators. Others draw from seeds that are TensorFlow's own.
+    holders = [getattr(layer, "_random_generator", None) for layer in flat_layers(model)]
+    generators = [getattr(holder, "_generator", None) for holder in holders]
+    return [generator.state for generator in generators if generator is not None]
 
 
 def taken_seeds() -> Any:
@@ -251,21 +227,6 @@ def build_compiled_metrics(model: Any, specs: Any) -> None:
             tf.function(lambda *args: run(update, args)).get_concrete_function(y, outputs)
 
 
-def replace_losses(model: Any, replacement: Callable[[Any], Any]) -> None:
-    container = model.compiled_loss
-    if container is not None and container.built:
-        made = [None if loss is None else replacement(loss) for loss in container._losses]
-        container._losses = made
-
-
-def loss_trackers(model: Any) -> list[Any]:
-    container = model.compiled_loss
-    if container is None or not container.built:
-        return []
-    trackers = [container._total_loss_mean, *container._per_output_metrics]
-    return [tracker for tracker in trackers if tracker is not None]
-
-
 def unused_losses(model: Any) -> set[str]:
     # nanotf makes them before the first step, since that may use them.
     container = getattr(model, "compiled_loss", None)
@@ -349,10 +310,6 @@ def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
         optimizer._create_all_weights(variables)
     else:
         optimizer.build(variables)
-
-
-def take_as_summed(optimizer: Any) -> None:
-    """Changes nothing: it has no `apply`."""
 
 
 def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:

@@ -67,14 +67,7 @@ PASSES_CAN_BE_STOPPED = True
 PREDICTS_LISTS_OF_BATCHES = True
 EACH_PASS_HAS_AN_ITERATOR = True
 KNOWS_ROWS_OF_BATCHES = True
-SUMS_RESULTS_OF_STEPS = False
-GRADIENT_OF_COMPUTED_LOSS = False
-LISTS_UNUSED_LOSSES = False
-SCALES_SUMS_BY_REPLICAS = False
-WEIGHS_EACH_LOSS_BY_ROWS = False
-SUMS_GRADIENTS_FIRST = False
 EXCLUDED_KEYS: Callable[[Any], Any] = set
-UPDATES_IN_BRANCHES = True
 
 
 # -------------------------------------------------------------------------------- variables
@@ -90,23 +83,7 @@ def model_variables(model: Any) -> list[Any]:
     return [tf_variable(v) for v in model.variables]
 
 
-def moving_variables(model: Any) -> list[Any]:
-    # By how they were made: freezing a layer does not move its weights to this list.
-    made = [v for layer in model._flatten_layers() for v in layer._non_trainable_variables]
-    on_read = require_tensorflow().VariableSynchronization.ON_READ  # where TensorFlow knows it
-    variables = [tf_variable(variable) for variable in made if variable.dtype != "string"]
-    return [variable for variable in variables if variable.synchronization != on_read]
-
-
-def variables_to_average(model: Any) -> list[Any]:
-    return [v for v in moving_variables(model) if v.dtype.is_floating]
-
-
 _GENERATOR = "global_seed_generator"
-
-
-def weights_not_trained(layer: Any) -> list[Any]:
-    return list(layer._non_trainable_variables)
 
 
 def seed_variables(model: Any) -> list[Any]:
@@ -255,20 +232,6 @@ def build_compiled_metrics(model: Any, specs: Any) -> None:
             optimizer.built = False
 
 
-def replace_losses(model: Any, replacement: Callable[[Any], Any]) -> None:
-    container = model._compile_loss
-    if getattr(container, "_flat_losses", None):
-        container._flat_losses = [
-            entry._replace(loss=replacement(entry.loss)) for entry in container._flat_losses
-        ]
-
-
-def loss_trackers(model: Any) -> list[Any]:
-    container = model._compile_loss
-    trackers = [model._loss_tracker, *([] if container is None else container.metrics)]
-    return [tracker for tracker in trackers if tracker is not None]
-
-
 def unused_losses(model: Any) -> set[str]:
     return set()
 
@@ -307,13 +270,8 @@ def build_for(optimizer: Any, variables: Sequence[Any]) -> None:
     optimizer.build(variables)
 
 
-def take_as_summed(optimizer: Any) -> None:
-    optimizer._all_reduce_sum_gradients = lambda grads_and_vars: list(grads_and_vars)
-
-
 def apply_through(optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
     stock = optimizer.apply
-    take_as_summed(optimizer)
 
     def apply_all(grads: Any, trainable_variables: Any = None) -> Any:
         apply(stock, list(grads), list(trainable_variables))

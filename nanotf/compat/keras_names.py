@@ -6,10 +6,10 @@
 | `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
 | `backend.tensorflow.trainer.potentially_ragged_concat`, `engine.training.` | 3 / 2 | how `predict` joins batches whose outputs differ in shape |
 | `MeanMetricWrapper._fn_kwargs` | 2 and 3 | see `unconfigured` |
-| `Model.jit_compile`, `Model._clear_losses` | 2 and 3 | see `compile_forward` |
 | `IndexLookup.input_vocabulary`, `input_idf_weights`, `idf_weights`, `num_documents`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
 | `MultiHeadAttention._build_from_signature` | 2; 2.15, tf_keras 2.15-2.21 | see `build_config` |
 | `Layer.build._is_default` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `build_alone` |
+| `Layer._metrics` | 2 and 3 | see `all_variables` |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
 | `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
@@ -98,25 +98,18 @@ def compile_arguments(model: Any) -> dict[str, Any]:
     return arguments
 
 
+def all_variables(layer: Any) -> list[Any]:
+    """The `tf.Variable`s of a layer, and of metrics in it and in the layers inside of it."""
+    found = [tf_variable(v) for v in layer.variables]
+    for inner in flat_layers(layer):
+        for metric in getattr(inner, "_metrics", ()):
+            found += generation().variables_of_metric(metric)
+    return list({id(variable): variable for variable in found}.values())
+
+
 def layers_below(layer: Any) -> list[Any]:
     """All layers inside of a model or layer, in a fixed order."""
     return list(layer._flatten_layers(include_self=False))
-
-
-# Of one-dimensional outputs they return one number for the batch, as all of Keras's own do.
-_MEANS_OVER_ROWS = frozenset({
-    "binary_accuracy", "binary_crossentropy", "binary_focal_crossentropy", "huber", "log_cosh",
-    "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error",
-    "mean_squared_logarithmic_error", "poisson",
-})  # fmt: skip
-
-
-def is_mean_over_rows(function: Any) -> bool:
-    """Whether a loss or metric function of Keras's own is a mean over rows, whatever its inputs.
-
-    The mean over all rows is then to be had of those of workers, without gathering the rows.
-    """
-    return is_keras_own(function) and getattr(function, "__name__", "") in _MEANS_OVER_ROWS
 
 
 @contextlib.contextmanager
@@ -334,32 +327,6 @@ def of_variable_dtype(stock: Any) -> Any:
     return add_loss
 
 
-def weights_assigned(model: Any) -> list[Any]:
-    """The non-trainable weights that a user's `call` or step may assign, among `model_variables`.
-
-    Not those that TensorFlow knows to differ between replicas (`VariableSynchronization.ON_READ`).
-    """
-    on_read = require_tensorflow().VariableSynchronization.ON_READ
-    found = []
-    for layer in flat_layers(model):
-        if any(_is_users(type(layer), name) for name in ("call", "train_step")):
-            found += [tf_variable(v) for v in generation().weights_not_trained(layer)]
-    return [v for v in found if holds_numbers(v) and v.synchronization != on_read]
-
-
-def _is_users(cls: type, method: str) -> bool:
-    """Whether the user wrote a method of a layer, or nobody did."""
-    owners = [base for base in cls.__mro__ if method in vars(base)]
-    owners = [c for c in owners if not c.__module__.startswith("nanotf.")]  # a replica's own step
-    return bool(owners) and not is_keras_own(owners[0])
-
-
-def synchronized_variables(model: Any) -> list[Any]:
-    """The moving statistics of layers that compute them from the rows of all workers."""
-    layers = [v for v in flat_layers(model) if getattr(v, "synchronized", False)]
-    return [tf_variable(v) for layer in layers for v in layer.non_trainable_variables]
-
-
 def has_call(model: Any) -> bool:
     """Whether a model can be called; one that only has a `train_step`, as a GAN, cannot."""
     keras_model = require_tensorflow().keras.Model
@@ -405,12 +372,13 @@ def build_metrics(model: Any, specs: Any, trace: Callable[[], None] | None = Non
     """
     if not has_call(model):
         return  # all is built by its own step
-    try:
-        generation().build_compiled_metrics(model, specs)
-    except Exception:
-        if trace is None:
-            raise
-        trace()
+    with kept_random_states():  # one process makes them while it trains
+        try:
+            generation().build_compiled_metrics(model, specs)
+        except Exception:
+            if trace is None:
+                raise
+            trace()
 
 
 def builds_optimizer_for_all(model: Any) -> bool:
@@ -455,44 +423,6 @@ def set_run_limits(epochs: int | None, steps: int | None) -> None:
     if hasattr(config, "max_epochs"):
         config.set_max_epochs(epochs)
         config.set_max_steps_per_epoch(steps)
-
-
-def compile_forward(model: Any) -> None:
-    """Compiles a replica's forward and backward with XLA, in place of its whole step.
-
-    XLA knows no communication between processes. A model whose outputs carry masks, or which
-    adds losses in its layers' calls, is not compiled: both would be lost. Nor are calls outside of
-    steps, by which Keras builds metrics.
-
-    Args:
-        model: a model, in a worker. Without `jit_compile=True` nothing happens.
-    """
-    if not model.jit_compile:
-        return
-    tf = require_tensorflow()
-    model.jit_compile = False
-    stock = model.call
-    lost: list[bool] = []
-
-    @tf.function(jit_compile=True, autograph=False)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        outputs = stock(*args, **kwargs)
-        graph = tf.compat.v1.get_default_graph()
-        lost[:] = [
-            any(getattr(o, "_keras_mask", None) is not None for o in tf.nest.flatten(outputs))
-            or any(getattr(loss, "graph", None) is graph for loss in model.losses)
-        ]
-        return outputs
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if True not in lost and not tf.distribute.in_cross_replica_context():
-            outputs = compiled(*args, **kwargs)
-            if True not in lost:
-                return outputs
-            model._clear_losses()
-        return stock(*args, **kwargs)
-
-    object.__setattr__(model, "call", call)
 
 
 def flat_metrics(model: Any) -> list[Any]:
@@ -606,12 +536,17 @@ _OF_USERS_CODE = frozenset(
 
 
 def is_known(layer: Any) -> bool:
-    """Whether a layer is made of Keras's own all through, which treat each row alike."""
+    """Whether a layer is made of Keras's own all through, which treat each row alike.
+
+    Some layers of Keras's own that augment images do not, as `MixUp`.
+    """
     return all(_is_known(v) and not generation().calls_operations(v) for v in flat_layers(layer))
 
 
 def _is_known(layer: Any) -> bool:
     if not is_keras_own(type(layer)) or type(layer).__name__ in _OF_USERS_CODE:
+        return False
+    if hasattr(layer, "get_random_transformation"):
         return False
     if getattr(layer, "activity_regularizer", None) is not None:
         return False

@@ -4,7 +4,7 @@ What they are made of (variables, slots), and how they are built.
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
-| `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `keras3.take_as_summed`, `region.optimizers.SummedRows` |
+| `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `region.optimizers.SummedRows` |
 | `Optimizer._var_key`, legacy `_create_all_weights` | 2 and 3 / 2; 2.15, tf_keras 2.15-2.21 | which variables an optimizer was built for |
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names`, `_var_key` | both / 3 / 2 / both | what `exclude_from_weight_decay` was told is not in the configuration |
 | lists of slots in an optimizer's attributes | 2 and 3 | see `optimizer_slots` |

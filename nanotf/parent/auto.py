@@ -567,7 +567,7 @@ def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
     quiet = contextlib.redirect_stdout(_Quiet(sys.stdout))
     with keras_names.kept_random_states(), defaults.no_default(), quiet:
         theirs = model_copy.copy_of(trial.model, trial.recipe)
-        model_copy.copy_state((trial.model, trial.captured.variables), theirs)
+        model_copy.copy_state((trial.model, trial.captured), theirs)
         copy = theirs[0]
         copy.make_train_function()
         copy.train_function = stopwatch.timed(timing.TRAIN, copy.train_function)

@@ -16,7 +16,7 @@ from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent import defaults, model_copy, one_process
 from nanotf.parent.callbacks import ParentCallbacks
-from nanotf.shipping import captured, jobs
+from nanotf.shipping import jobs
 
 
 def devices() -> list[str]:
@@ -46,7 +46,7 @@ def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: i
 def fit(
     model: Any,
     recipe: bytes,
-    held: captured.Captured,
+    held: list[Any],
     given: Mapping[str, Any],
     num_processes: int,
     names: list[str],
@@ -56,7 +56,7 @@ def fit(
     Args:
         model: a compiled and built Keras model.
         recipe: bytes, and
-        held: `Captured`, what `shipping.captured.dump` has made of it.
+        held: list of `tf.Variable`, what `shipping.captured.dump` has made of it.
         given: mapping of str to object, the arguments of Keras's `fit` that were given.
         num_processes: int, what the user asked for; only reported.
         names: list of str, the devices.
@@ -72,7 +72,7 @@ def fit(
     strategy = tf.distribute.MirroredStrategy(names)
     with keras_names.kept_random_states(), strategy.scope():
         theirs = model_copy.copy_of(model, recipe)
-    ours, replica = (model, held.variables), theirs[0]
+    ours, replica = (model, held), theirs[0]
     model_copy.copy_state(ours, theirs)
     arguments = dict(given)
     callbacks = ParentCallbacks(

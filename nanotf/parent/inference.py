@@ -16,9 +16,7 @@ from nanotf.parent.model_call import ModelCall
 from nanotf.pool import warm
 from nanotf.pool.pool import Delivery
 from nanotf.pool.transports import check_transport
-from nanotf.region import metrics
 from nanotf.shipping import inputs, jobs, outputs
-from nanotf.shipping.state import combine_locals
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 
@@ -191,11 +189,11 @@ class _EvaluateCall(_Inference):
     def end(self, results: list[jobs.Evaluated]) -> Any:
         self.data.warn_of_pass()
         first = results[0]
-        combine_locals(
-            keras_names.metric_variables(self.model),
-            [result.metrics for result in results],
-            of_first=metrics.whole_batch_variables(self.model.metrics),
-        )
+        variables = keras_names.metric_variables(self.model)
+        # Metrics may make variables at their first step, which this process does not have.
+        if [tuple(v.shape) for v in variables] == [value.shape for value in first.metrics]:
+            for variable, value in zip(variables, first.metrics, strict=True):
+                variable.assign(value)
         self.take_over(first)
         self.callbacks.list.on_test_end(first.logs)
         return first.logs if self.return_dict else first.values

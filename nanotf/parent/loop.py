@@ -202,11 +202,7 @@ class _LoopCall(calls.Call):
         self.optimizers = objects.built_optimizers(roots)
         self._check_optimizers()
         self.variables = objects.distinct_variables(roots)
-        self.layout = StateLayout.of(
-            self.variables,
-            size,
-            alike=True,
-        )
+        self.layout = StateLayout.of(self.variables, size)
         # Passes over each source that were complete: at the last save that was begun, and by the
         # path of a checkpoint. Of the last, files may be there that no worker could tell of.
         self.complete = [0] * len(self.sources)
@@ -388,7 +384,6 @@ class _LoopCall(calls.Call):
                 told.add(rank)
 
     def collect(self) -> None:
-        self.state.combine(1)
         self.state.load(1)
         summaries.pass_on(self.manifest.roots)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanotf.compat import keras_names
+from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
 from nanotf.errors import ModelError
 from nanotf.machine import processor
@@ -61,17 +62,8 @@ class ModelCall(calls.Call):
         ):
             recipe = models.checked(model, models.recipe_of(model))
             self.recipe, self.captured = captured.dump(model, recipe)
-        self.variables = self.variables_to_send() + self.captured.variables
-        self.layout = StateLayout.of(
-            self.variables,
-            size,
-            averaged=[
-                *generation().moving_variables(model),
-                *keras_names.weights_assigned(model),
-                *self.captured.moving,
-                *self.captured.single,
-            ],
-        )
+        self.variables = self.variables_to_send() + self.captured
+        self.layout = StateLayout.of(self.variables, size)
         self.clock.prepared = timing.now()
 
     def build(self) -> None:
@@ -132,7 +124,7 @@ class ModelCall(calls.Call):
             "state_block": calls.STATE_BLOCK,
             "events": self.callbacks.events,
             "waits": self.callbacks.waits,
-            "seed": self.seed,
+            "chance": Chance.taken(),
             "terminal": jobs.Terminal.taken(),
             "quiet": self.quiet,
         }

@@ -24,7 +24,7 @@ def copy_of(model: Any, recipe: bytes) -> Side:
     objects.build_optimizers([copy], objects.built_optimizers([model]))
     if keras_names.builds_optimizer_for_all(model):
         keras_optimizers.build_optimizer(copy)
-    return copy, loaded.captured(copy).variables
+    return copy, loaded.captured(copy)
 
 
 def copy_state(source: Side, target: Side) -> None:

@@ -22,7 +22,6 @@ from nanotf.parent.fit_data import FitArguments, FitData, Resume
 from nanotf.parent.model_call import ModelCall
 from nanotf.pool import warm
 from nanotf.pool.transports import check_transport
-from nanotf.region import metrics
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping import jobs, objects
 from nanotf.shipping.pipelines import check_sharding
@@ -142,11 +141,7 @@ class _FitCall(ModelCall):
     ) -> None:
         generation().check_compiled(model, "fit")
         super().__init__(model, arguments, size, sharding)
-        self.metrics_layout = StateLayout.of(
-            keras_names.metric_state(model),
-            size,
-            of_first=metrics.whole_batch_variables(model.metrics),
-        )
+        self.metrics_layout = StateLayout.of(keras_names.metric_state(model), size)
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
         self.epoch_end: _Unrecorded | None = None
@@ -324,8 +319,6 @@ class _FitCall(ModelCall):
         look = self.callbacks.look_at_model
         at_end = first.hook == "on_train_end"
         if first.state:
-            # Where an interrupt comes in between, the last turn is still whole.
-            self.state.combine(self.turn + 1)
             if first.hook == "on_epoch_end":
                 recorded = self.callbacks.recorded()
                 self.epoch_end = _Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
@@ -334,7 +327,6 @@ class _FitCall(ModelCall):
             self.state.load(self.turn)
             self.loaded = self.turn
         if look or at_end:
-            self.metrics.combine(0)
             self.metrics.load(0)
 
     def _changes(self, first: messages.Waiting) -> messages.Proceed:

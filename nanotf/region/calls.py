@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import distribute, keras_names
+from nanotf.compat import distribute, functions, keras_names
 from nanotf.errors import NanoError
 from nanotf.region import scope
 from nanotf.region.regions import divide
@@ -38,6 +39,8 @@ def calling_functions(stock: Any, _: Any) -> Any:
 
     A graph that it was traced into elsewhere knows nothing of the region. The same in a branch or a
     graph's loop, over gRPC: there TensorFlow does not feed the keys of a function's collectives.
+
+    One that the user has compiled by XLA has its divided calls compiled.
     """
 
     @functools.wraps(stock)
@@ -45,7 +48,8 @@ def calling_functions(stock: Any, _: Any) -> Any:
         is_apart = scope.exchange is None or scope.exchange.feeds_branches
         is_apart = is_apart or not distribute.in_branch()
         if scope.region is None and scope.trial is None and is_apart:
-            return stock(self, *args, **kwargs)
+            with scope.compiling() if functions.compiles(self) else contextlib.nullcontext():
+                return stock(self, *args, **kwargs)
         autograph: Any = tf.__internal__.autograph
         python = autograph.tf_convert(self.python_function, autograph.control_status_ctx())
         return python(*args, **kwargs)
@@ -79,7 +83,7 @@ def looping(stock: Any, _: Any) -> Any:
     return for_stmt
 
 
-def refusing(stock: Any, worker: Any) -> Any:
+def refusing(stock: Any, strategy: Any) -> Any:
     """Makes one of Keras's own loops refuse, in a `@nano` function, what it cannot do there."""
     name = stock.__name__
 
@@ -93,7 +97,7 @@ def refusing(stock: Any, worker: Any) -> Any:
                 f"{name}(num_processes=...) inside of a @nano function. Remove the argument, or "
                 "call it outside."
             )
-        if self.distribute_strategy is worker.strategy:
+        if self.distribute_strategy is strategy:
             raise NanoError(
                 "Inside of a @nano function Keras's own loops take models that are made outside of "
                 f"the strategy's scope. Received: a call of {name}() of the model {self.name!r}. "
@@ -104,7 +108,7 @@ def refusing(stock: Any, worker: Any) -> Any:
     return method
 
 
-def applying(stock: Any, worker: Any) -> Any:
+def applying(stock: Any, strategy: Any) -> Any:
     """Makes Keras 3's `apply` refuse, in `strategy.run()`, variables that are not the strategy's."""
 
     @functools.wraps(stock)
@@ -112,26 +116,26 @@ def applying(stock: Any, worker: Any) -> Any:
         variables = (
             self._trainable_variables if trainable_variables is None else trainable_variables
         )
-        _check_under_strategy(worker, variables)
+        _check_under_strategy(strategy, variables)
         return stock(self, grads, trainable_variables)
 
     return apply
 
 
-def applying_pairs(stock: Any, worker: Any) -> Any:
+def applying_pairs(stock: Any, strategy: Any) -> Any:
     """The same of Keras 2's `apply_gradients`."""
 
     @functools.wraps(stock)
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
         pairs = list(grads_and_vars)
-        _check_under_strategy(worker, [variable for _, variable in pairs])
+        _check_under_strategy(strategy, [variable for _, variable in pairs])
         return stock(self, pairs, *args, **kwargs)
 
     return apply_gradients
 
 
-def _check_under_strategy(worker: Any, variables: Any) -> None:
-    if scope.exchange is None or tf.distribute.get_strategy() is not worker.strategy:
+def _check_under_strategy(strategy: Any, variables: Any) -> None:
+    if scope.exchange is None or tf.distribute.get_strategy() is not strategy:
         return
     for variable in map(keras_names.tf_variable, variables):
         if not isinstance(variable, tf.distribute.DistributedValues):

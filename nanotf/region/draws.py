@@ -1,6 +1,8 @@
-"""Random numbers inside of a region: drawn for the whole batch, of which a worker takes its rows.
+"""Random numbers inside of a region: those of the worker's rows, of all that one process draws.
 
-So dropout and noise are those of one process.
+So dropout and noise are those of one process. Of a generator that counts (Philox: Salmon et al.,
+"Parallel Random Numbers: As Easy as 1, 2, 3", 2011) a worker draws its own rows alone, from where
+they begin. Of others it draws all, and takes its rows.
 """
 
 from __future__ import annotations
@@ -37,12 +39,73 @@ def drawing(stock: Any, _: Any) -> Any:
         if not region.draws_rows(first):
             return stock(*args, **kwargs)
         rest = known[1:] if known is not None else tf.convert_to_tensor(shape, tf.int32)[1:]
-        bound.arguments["shape"] = tf.concat([[division.n], rest], 0)
+        counts = _counts(stock.__name__, bound.arguments) and not scope.compiled
         with scope.entered(None):
-            own = division.own(stock(*bound.args, **bound.kwargs))
+            run = _own_rows if counts else _of_all_rows
+            own = run(stock, bound, division, rest)
         if known is not None:
             own.set_shape([division.length if division.is_known else None, *known[1:]])
         region.admit([own])
         return own
 
     return draw
+
+
+def drawing_otherwise(stock: Any, _: Any) -> Any:
+    """Makes a layer that draws by what its rows are, or puts rows in an order, run whole."""
+
+    @functools.wraps(stock)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        if scope.trial is not None:
+            raise NotImplementedError(f"{stock.__name__} draws for all rows at once")
+        return stock(*args, **kwargs)
+
+    return draw
+
+
+_skipped: Any = None  # how far the generator of what is being drawn has counted before
+
+
+def keying(stock: Any, _: Any) -> Any:
+    """Makes the generator of stateless random numbers begin further on; see `overrides`."""
+
+    @functools.wraps(stock)
+    def get_key_counter_alg(seed: Any, alg: Any) -> Any:
+        key, counter, alg = stock(seed, alg)
+        if _skipped is not None:
+            counter += tf.stack([tf.cast(_skipped, tf.uint64), tf.constant(0, tf.uint64)])
+        return key, counter, alg
+
+    return get_key_counter_alg
+
+
+def _counts(name: str, arguments: dict[str, Any]) -> bool:
+    """Whether numbers are of a generator that counts, with as many of them for each count.
+
+    TensorFlow's choice is Philox on CPUs.
+    """
+    kinds = ("stateless_random_uniform", "stateless_random_normal")
+    chosen = arguments.get("alg") in ("auto_select", "philox")
+    return name in kinds and chosen and bool(tf.as_dtype(arguments["dtype"]).is_floating)
+
+
+def _own_rows(stock: Any, bound: Any, division: Any, rest: Any) -> Any:
+    global _skipped
+    # Philox makes 128 bits of each count; a number takes 32 of them, or 64.
+    each = 2 if tf.as_dtype(bound.arguments["dtype"]) == tf.float64 else 4
+    row = tf.reduce_prod(tf.cast(rest, tf.int64))
+    begin = tf.cast(division.start, tf.int64) * row
+    before = begin % each
+    count = tf.cast(division.length, tf.int64) * row
+    bound.arguments["shape"] = (before + count)[None]
+    _skipped = begin // each
+    try:
+        found = stock(*bound.args, **bound.kwargs)[before:]
+    finally:
+        _skipped = None
+    return tf.reshape(found, tf.concat([[division.length], rest], 0))
+
+
+def _of_all_rows(stock: Any, bound: Any, division: Any, rest: Any) -> Any:
+    bound.arguments["shape"] = tf.concat([[division.n], rest], 0)
+    return division.own(stock(*bound.args, **bound.kwargs))

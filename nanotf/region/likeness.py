@@ -45,27 +45,36 @@ class Likeness:
         self._steps += 1
         if self._steps % _EVERY and self._steps & (self._steps - 1):
             return
+        self.compare(f"step {self._steps}, {step}", value, variables)
+
+    def compare(self, when: str, value: Any, variables: Sequence[Any]) -> None:
+        """The same at another moment.
+
+        Args:
+            when: str, what has just been done.
+            value, variables: as in `look`.
+        """
         numbers = [*_returned(value), *held(variables)]
         sizes = [size for _, size in numbers]
         # Ranks that returned a different number of tensors can at least compare these two.
         ranks = self._gathered([float(len(sizes)), float(np.sum(sizes))])
         if differ(ranks):
-            self._raise(step, numbers, bool(np.ptp(ranks[:, 0])))
+            self._raise(when, numbers, bool(np.ptp(ranks[:, 0])))
 
     def _gathered(self, numbers: Sequence[float]) -> Any:
         rows = tf.constant([list(numbers)], tf.float64)
         return self._exchange.gather_rows(rows).numpy()
 
-    def _raise(self, step: str, numbers: Sequence[tuple[str, float]], other_count: bool) -> None:
+    def _raise(self, when: str, numbers: Sequence[tuple[str, float]], other_count: bool) -> None:
         what = "its result, which has another number of tensors"
         if not other_count:
             sizes = self._gathered([size for _, size in numbers])
             places = [i for i in range(len(numbers)) if differ(sizes[:, i : i + 1])]
             what = numbers[places[0]][0] if places else "a sum of all that it computes"
         raise DivergedError(
-            f"All workers run the same program, and must come to the same numbers. Received: after "
-            f"step {self._steps}, {step}, the workers differ in {what}. Let nothing in the program "
-            "depend on the time, on the process or on the order of a set, and seed what is random."
+            "All workers run the same program, and must come to the same numbers. Received: after "
+            f"{when}, the workers differ in {what}. Let nothing in the program depend on the time, "
+            "on the process or on the order of a set, and seed what is random."
         )
 
 

@@ -117,6 +117,30 @@ def masked_moments(stock: Any, _: Any) -> Any:
     return _moments
 
 
+def synchronized_moments(stock: Any, _: Any) -> Any:
+    """The same of what Keras 3 computes where statistics are to be synchronized."""
+
+    @functools.wraps(stock)
+    def compute(x: Any, axes: Any, keepdims: Any) -> Any:
+        if not _is_over_rows(x, axes):
+            return stock(x, axes, keepdims)
+        return tf.nn.moments(x, axes, keepdims=keepdims)
+
+    return compute
+
+
+def synchronized_in_2(stock: Any, _: Any) -> Any:
+    """The same of Keras 2."""
+
+    @functools.wraps(stock)
+    def calculate(self: Any, x: Any, reduction_axes: Any, keep_dims: Any, mask: Any = None) -> Any:
+        if not _is_over_rows(x, reduction_axes):
+            return stock(self, x, reduction_axes, keep_dims, mask)
+        return self._no_sync_calculate_mean_and_var(x, reduction_axes, keep_dims, mask)
+
+    return calculate
+
+
 def _of_batch(x: Any, axes: Any, weights: Any) -> tuple[Any, Any]:
     """Mean and variance over axes that the rows are among, which stay as dimensions of 1."""
     if scope.trial is not None:  # which compares rows: these are apart here

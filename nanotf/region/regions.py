@@ -12,7 +12,7 @@ import tensorflow as tf
 from nanotf.compat import eager_context, keras_names
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError, ModelError
-from nanotf.region import rows, scope, variables
+from nanotf.region import compiled, rows, scope, variables
 from nanotf.region.rows import Division
 from nanotf.region.trial import facts_of
 
@@ -77,14 +77,12 @@ class Region:
         if not is_data(leaf):
             is_tensor = isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign")
             return self.spread(leaf) if is_tensor and leaf.dtype.is_floating else leaf
-        if isinstance(leaf, tf.SparseTensor):
-            return self._enter_sparse(leaf)
-        if isinstance(leaf, tf.RaggedTensor):
-            return self.division.own(leaf)
+        if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)):
+            return self.division.take(leaf)
         whole = tf.convert_to_tensor(leaf)
         if rows.rows_of(leaf) is not None:
             whole._nanotf_rows = rows.rows_of(leaf)
-        if not self.division.fits(whole.shape[0]):
+        if rows.rows_of(leaf) is None and not self.division.fits(whole.shape[0]):
             return self.spread(whole) if whole.dtype.is_floating else whole
         own = self.division.take(whole)
         mask = keras_names.mask_of(leaf)
@@ -113,16 +111,6 @@ class Region:
         """A whole tensor that the region's code uses."""
         return rows.spread(self.exchange, [whole])[0]
 
-    def _enter_sparse(self, leaf: Any) -> Any:
-        division = self.division
-        size = tf.tensor_scatter_nd_update(
-            leaf.dense_shape, [[0]], [tf.cast(division.length, tf.int64)]
-        )
-        begin = tf.tensor_scatter_nd_update(
-            tf.zeros_like(leaf.dense_shape), [[0]], [tf.cast(division.start, tf.int64)]
-        )
-        return tf.sparse.slice(leaf, begin, size)
-
     def leave(self, leaf: Any, factor: Any) -> Any:
         """An output of the call, as code outside sees it.
 
@@ -131,9 +119,11 @@ class Region:
             factor: how many of its rows belong to one of the batch, or "mean" or "sum", or None for
                 what is the same on all workers.
         """
-        if isinstance(leaf, tf.RaggedTensor):
-            lengths = self.division.gathered(leaf.row_lengths())
-            return tf.RaggedTensor.from_row_lengths(self._join_any(leaf.values), lengths)
+        if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+            is_ragged = isinstance(leaf, tf.RaggedTensor)
+            whole = self._join_ragged(leaf) if is_ragged else self._join_sparse(leaf)
+            whole._nanotf_rows = rows.Rows(self.division, leaf)
+            return whole
         if not isinstance(leaf, tf.Tensor) or hasattr(leaf, "assign"):
             return leaf
         if factor == "sum":
@@ -147,6 +137,19 @@ class Region:
             keras_names.set_mask(whole, self.division.join(mask))
         return whole
 
+    def _join_ragged(self, own: Any) -> Any:
+        lengths = self.division.gathered(own.row_lengths())
+        return tf.RaggedTensor.from_row_lengths(self._join_any(own.values), lengths)
+
+    def _join_sparse(self, own: Any) -> Any:
+        division, shape = self.division, own.dense_shape
+        first = tf.tensor_scatter_nd_update(
+            tf.zeros_like(shape), [[0]], [tf.cast(division.start, tf.int64)]
+        )
+        shape = tf.tensor_scatter_nd_update(shape, [[0]], [tf.cast(division.n, tf.int64)])
+        indices = self._join_any(own.indices + first)
+        return tf.SparseTensor(indices, self._join_any(own.values), shape)
+
     def _join_any(self, own: Any) -> Any:
         """Joins parts of any length, which have no row of the batch each."""
         counted = (
@@ -158,10 +161,11 @@ class Region:
 
         @rows.with_gradient
         def join(counted: Any) -> Any:
-            lengths = exchange.gather_rows(tf.shape(counted)[:1])
+            lengths = exchange.gather_rows(tf.shape(counted)[:1], if_read=True)
             first = tf.reduce_sum(lengths[: exchange.rank])
             own_length = lengths[exchange.rank]
-            return exchange.gather_rows(counted), lambda d: d[first : first + own_length]
+            whole = exchange.gather_rows(counted, if_read=True)
+            return whole, lambda d: d[first : first + own_length]
 
         return join(counted)
 
@@ -180,7 +184,8 @@ def is_data(leaf: Any) -> bool:
     is_tensor = isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign")
     if not is_tensor and not isinstance(leaf, np.ndarray):
         return False
-    return getattr(leaf.shape, "rank", len(leaf.shape)) not in (0, None)
+    rank = len(leaf.shape) if isinstance(leaf, np.ndarray) else leaf.shape.rank
+    return rank not in (0, None) or rows.rows_of(leaf) is not None
 
 
 def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -197,14 +202,21 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         with scope.dividing(None):
             return stock(layer, *args, **kwargs)
     region = Region(division, layer, facts.draws)
+    held = [(v, kind, v.read_value()) for v, kind in facts.assigned]
     before = {id(loss) for found in keras_names.lists_of_losses(layer) for loss in found}
     args, kwargs = tf.nest.map_structure(region.enter, (args, kwargs))
     region.admit(tf.nest.flatten((args, kwargs), expand_composites=True))
     used = variables.used_by(layer, facts.variables)
     checking = region.checking() if facts.reads_behind else contextlib.nullcontext()
     with variables.used_by_rows(division.exchange, layer, used), scope.entered(region), checking:
-        out = stock(layer, *args, **kwargs)
+        if scope.compiles and region.graph is not None:
+            out = compiled.call(layer, stock, args, kwargs)
+        else:
+            out = stock(layer, *args, **kwargs)
     region.leave_losses(before, facts.losses)
+    for variable, kind, value in held:
+        combine = division.mean if kind == "mean" else division.sum
+        variable.assign(value + combine(variable.read_value() - value))
     flat = tf.nest.flatten(out)
     factors = facts.factors
     if factors is None:

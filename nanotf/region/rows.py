@@ -15,7 +15,8 @@ These are the conjugate operators of Megatron-LM (Shoeybi et al., 2019, section 
 of columns. Since the gradient of each is another of them, gradients of any order are right.
 
 A joined tensor remembers the rows that it was joined from (`rows_of`): another region takes those
-as they are. In a graph it is gathered if something reads it, and otherwise is not.
+as they are. A sum remembers this worker's part (`part_of`). In a graph both are exchanged if
+something reads them, and otherwise are not.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Exchange(Protocol):
     feeds_branches: bool  # whether functions that exchange may be called in a branch of a graph
 
     def sum_dense(self, tensors: Sequence[Any]) -> list[Any]:
-        """The sums over workers of tensors of one or several dtypes."""
+        """The sums over workers of tensors of one or several dtypes; in a graph, if read."""
 
     def gather_rows(self, rows: Any, if_read: bool = False) -> Any:
         """The rows of all workers, in the order of ranks.
@@ -98,6 +99,12 @@ class Division:
         self.length: Any = most(self.count, 1)
         self.start = least(self._first, n - 1)
 
+    @classmethod
+    def of(cls, exchange: Exchange, like: Any) -> Division:
+        """That of a batch whose rows are those of a dense tensor; it is not empty."""
+        n = like.shape[0]
+        return cls(exchange, tf.shape(like)[0] if n is None else int(n))
+
     @property
     def is_full(self) -> bool:
         """Whether the worker is known to have rows."""
@@ -118,7 +125,7 @@ class Division:
 
     def own(self, whole: Any) -> Any:
         """The own rows, without a gradient: of tensors of any kind, of ragged ones too."""
-        return whole[self.start : self.start + self.length]
+        return _slice(whole, self.start, self.start + self.length)
 
     def take(self, whole: Any) -> Any:
         """The own rows of a whole tensor; of a joined one those that it was joined from."""
@@ -127,6 +134,12 @@ class Division:
             return rows.own
         if not whole.dtype.is_floating and not whole.dtype.is_complex:
             return self.own(whole)
+        if isinstance(whole, tf.RaggedTensor):
+            values = spread(self.exchange, [whole.flat_values])[0]
+            return self.own(whole.with_flat_values(values))
+        if isinstance(whole, tf.SparseTensor):
+            values = spread(self.exchange, [whole.values])[0]
+            return self.own(tf.SparseTensor(whole.indices, values, whole.dense_shape))
 
         @with_gradient
         def take(whole: Any) -> Any:
@@ -149,6 +162,19 @@ class Division:
 
         return cut(whole)
 
+    def own_of(self, whole: Any) -> Any:
+        """The own rows that count of a tensor of any kind, of which each of the batch has as many."""
+        rows = rows_of(whole)
+        if rows is not None and self.agrees_with(rows.division):
+            own, end = rows.own, rows.factor * self.count
+            return own if self.is_full else _slice(own, 0, end)
+        length = _length(whole)
+        if length is None:
+            return whole
+        factor = length // tf.cast(self.n, length.dtype)
+        first, end = (factor * tf.cast(row, length.dtype) for row in (self._first, self._end))
+        return _slice(whole, first, end)
+
     def join(self, own: Any, factor: int = 1) -> Any:
         """The whole tensor of all workers' own rows."""
 
@@ -165,7 +191,7 @@ class Division:
         """As `join`, without a gradient, and for tensors of any dtype."""
         counted = own if self.is_full else own[: factor * self.count]
         whole = self.exchange.gather_rows(counted, if_read=True)
-        if not tf.executing_eagerly():
+        if not tf.executing_eagerly() and own.shape.rank is not None:
             whole.set_shape([factor * self.n if self.is_known else None, *own.shape[1:]])
         return whole
 
@@ -198,6 +224,25 @@ class Division:
         return self._filled(own[: factor * self.count], factor)
 
 
+def _length(value: Any) -> Any:
+    """The length of the first dimension, a scalar tensor; None of a scalar."""
+    if isinstance(value, tf.RaggedTensor):
+        return value.nrows()
+    shape = value.dense_shape if isinstance(value, tf.SparseTensor) else tf.shape(value)
+    return shape[0] if value.shape.rank != 0 else None
+
+
+def _slice(value: Any, first: Any, end: Any) -> Any:
+    if not isinstance(value, tf.SparseTensor):
+        return value[first:end]
+    shape = value.dense_shape
+    begin, size = (
+        tf.tensor_scatter_nd_update(of, [[0]], [tf.cast(row, tf.int64)])
+        for of, row in ((tf.zeros_like(shape), first), (shape, end - first))
+    )
+    return tf.sparse.slice(value, begin, size)
+
+
 def add(exchange: Exchange, parts: Sequence[Any]) -> list[Any]:
     """The sums over workers of tensors; of sparse gradients, the rows of all."""
     parts = list(parts)
@@ -211,8 +256,14 @@ def add(exchange: Exchange, parts: Sequence[Any]) -> list[Any]:
         return exchange.sum_dense(own), lambda *d: spread(exchange, d)
 
     for i, total in zip(dense, add(*[parts[i] for i in dense]) if dense else (), strict=True):
+        total._nanotf_part = parts[i]
         parts[i] = total
     return parts
+
+
+def part_of(total: Any) -> Any:
+    """What this worker has added to a sum over workers; None where a tensor is none."""
+    return getattr(total, "_nanotf_part", None)
 
 
 def _add_slices(exchange: Exchange, part: Any) -> Any:
@@ -221,8 +272,10 @@ def _add_slices(exchange: Exchange, part: Any) -> Any:
     What all workers have looked up alike, as the places of a sequence, one process looks up once:
     of these the values are added.
     """
-    values, indices = exchange.gather_rows(part.values), exchange.gather_rows(part.indices)
-    lengths = exchange.gather_rows(tf.shape(part.indices)[:1])
+    values, indices, lengths = (
+        exchange.gather_rows(value, if_read=True)
+        for value in (part.values, part.indices, tf.shape(part.indices)[:1])
+    )
     each = lengths[0]
 
     def are_equal() -> Any:
@@ -234,6 +287,14 @@ def _add_slices(exchange: Exchange, part: Any) -> Any:
 
     alike = tf.cond(tf.reduce_all(lengths == each), are_equal, lambda: tf.constant(False))
     values, indices = tf.cond(alike, added, lambda: (values, indices))
+    total = tf.IndexedSlices(values, indices, part.dense_shape)
+    total._nanotf_part = part
+    return total
+
+
+def joined_slices(exchange: Exchange, part: Any) -> Any:
+    """The rows of all workers' sparse gradients, one behind the other."""
+    values, indices = (exchange.gather_rows(v, if_read=True) for v in (part.values, part.indices))
     return tf.IndexedSlices(values, indices, part.dense_shape)
 
 

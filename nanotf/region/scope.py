@@ -16,6 +16,14 @@ exchange: Exchange | None = None  # set while calls of layers are divided
 region: Any = None  # the `regions.Region` of the call that is being divided, or None
 trial: Any = None  # the `trial.Trial` that a layer is in, or None
 regions: int = 0  # how many calls were divided
+compiles: bool = False  # whether XLA compiles calls that are divided
+compiled: bool = False  # whether it compiles the code that runs
+
+
+class NotCompiled(Exception):
+    """Raised by code that XLA cannot compile, while it is traced."""
+
+    ag_pass_through = True  # AutoGraph would replace it by another
 
 
 @contextlib.contextmanager
@@ -39,6 +47,17 @@ def entered(entering: Any) -> Iterator[None]:
         yield
     finally:
         region = before
+
+
+@contextlib.contextmanager
+def compiling(inside: bool = False) -> Iterator[None]:
+    """In this context XLA compiles calls that are divided; `inside` of one, all code."""
+    global compiles, compiled
+    before, compiles, compiled = (compiles, compiled), True, inside
+    try:
+        yield
+    finally:
+        compiles, compiled = before
 
 
 @contextlib.contextmanager

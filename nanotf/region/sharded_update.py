@@ -27,7 +27,7 @@ from typing import Any
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
-from nanotf.region import optimizers
+from nanotf.region import rows
 
 # Element-wise ones that keep slots, by class name. Without slots there is little to divide;
 # Adagrad and Ftrl have cheap sparse updates of their own; Keras 2's Nadam counts its calls in
@@ -189,34 +189,33 @@ class ShardedUpdate:
             trainable: list of the model's trainable variables.
         """
         tf = require_tensorflow()
-        locals_ = [self._local(v) for v in self._divided(trainable)]
-        absent = [g is None for g in self._divided(gradients)]
-        dense = [
-            # Some gradients, of layer normalisation for one, do not know their shape when traced.
-            tf.zeros_like(v) if g is None else tf.ensure_shape(tf.convert_to_tensor(g), v.shape)
-            for g, v in zip(self._divided(gradients), locals_, strict=True)
-        ]
-        part = self._local(self.part)
+        variables = [keras_names.tf_variable(v) for v in self._divided(trainable)]
+        found = self._divided(gradients)
+        parts = [self._own_part(g, v) for g, v in zip(found, variables, strict=True)]
+        part = keras_names.tf_variable(self.part)
         if self.shards.refresh:
-            part.assign(self._part_of(locals_))
-        kept = self._without_gradient(absent, locals_)
-        whole = self._whole(gradients)
-        update(
-            [
-                self.strategy.reduce_scatter(dense),
-                *optimizers.sum_over_workers(whole, self.optimizer),
-            ],
-            [self.part, *self._whole(trainable)],
-        )
+            part.assign(self._part_of(variables))
+        kept = self._without_gradient([g is None for g in found], variables)
+        summed = self.strategy.reduce_scatter(parts)
+        update([summed, *self._whole(gradients)], [self.part, *self._whole(trainable)])
         for variable, value, mask in kept:
             variable.assign(tf.where(mask, value, variable))
-        updated = self.strategy.gather_parts(part.read_value(), dense)
-        for variable, value in zip(locals_, updated, strict=True):
+        updated = self.strategy.gather_parts(part.read_value(), parts)
+        for variable, value in zip(variables, updated, strict=True):
             variable.assign(value)
 
-    def _local(self, variable: Any) -> Any:
-        """The plain variable of this process behind a distributed one."""
-        return self.strategy.experimental_local_results(keras_names.tf_variable(variable))[0]
+    def _own_part(self, gradient: Any, variable: Any) -> Any:
+        """What this worker adds to a gradient; of one that is no sum over workers, rank 0 all."""
+        tf = require_tensorflow()
+        if gradient is None:
+            return tf.zeros_like(variable)
+        part = rows.part_of(gradient)
+        if part is None:
+            # All ranks read it: what one does not, it does not exchange either.
+            part = tf.convert_to_tensor(gradient)
+            part *= tf.cast(self.strategy.rank == 0, part.dtype)
+        # Some gradients, of layer normalisation for one, do not know their shape when traced.
+        return tf.ensure_shape(part, variable.shape)
 
     def _part_of(self, tensors: Sequence[Any]) -> Any:
         tf = require_tensorflow()
@@ -238,7 +237,7 @@ class ShardedUpdate:
             return []
         flags = [tf.fill(v.shape, gone) for gone, v in zip(absent, locals_, strict=True)]
         mask = self._part_of(flags)
-        parts = [self._local(variable) for variable, *_ in self.variables()]
+        parts = [variable for variable, *_ in self.variables()]
         return [(variable, variable.read_value(), mask) for variable in parts]
 
 

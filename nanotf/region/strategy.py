@@ -23,36 +23,16 @@ import tensorflow as tf
 from nanotf.collectives import engine, launcher
 from nanotf.collectives.tally import Tally
 from nanotf.compat import distribute, eager_context
+from nanotf.region import scope
 from nanotf.wire import ports
-
-
-def mark_as_share(dataset: Any, iterable: Any = None) -> Any:
-    """Marks a dataset as yielding this worker's share, so that it is not sharded again.
-
-    Args:
-        dataset: `tf.data.Dataset`.
-        iterable: what is iterated in its place; None for the dataset itself.
-
-    Returns:
-        The dataset.
-    """
-    dataset._nanotf_share = dataset if iterable is None else iterable
-    # Keras 2's predict() asks for another way to shard, on a copy that has lost the mark.
-    dataset.with_options = lambda options: dataset
-    return dataset
 
 
 class _Extended(distribute.Extended):  # type: ignore[misc]
     """The stock implementation, with other ways to make variables equal on all ranks."""
 
     values_are_known = False
-    merges = True
     group: Any = None
     tally: Any = None
-
-    def _use_merge_call(self) -> bool:
-        merges = self.merges and not distribute.in_inner_graph()
-        return merges and bool(super()._use_merge_call())
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: Any, primary_var: Any, **kwargs: Any
@@ -96,6 +76,11 @@ def _telling_of_taken_port(port: int | None) -> Iterator[None]:
         if port is None or ports.is_free(port):
             raise
         raise ports.PortTaken(f"TCP port {port} was taken meanwhile: {error}") from error
+
+
+def _check_not_compiled() -> None:
+    if scope.compiled:
+        raise scope.NotCompiled
 
 
 class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
@@ -154,9 +139,19 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         self.feeds_branches = group is not None
 
     def sum_dense(self, tensors: Sequence[Any]) -> list[Any]:
-        """The sums over workers of tensors of one or several dtypes."""
-        summed = self._launcher.batch_all_reduce([list(tensors)])
-        return list(tf.nest.flatten(summed))
+        """The sums over workers of tensors of one or several dtypes, as `gather_rows` if read."""
+        _check_not_compiled()
+        group, found = self.extended.group, [tf.convert_to_tensor(t) for t in tensors]
+        if group is None:
+            return list(tf.nest.flatten(self._launcher.batch_all_reduce([found])))
+        for dtype in dict.fromkeys(tensor.dtype for tensor in found):
+            places = [i for i, tensor in enumerate(found) if tensor.dtype == dtype]
+            summed = group.all_reduce_many(
+                [found[i] for i in places], self._keys.next(), if_read=True
+            )
+            for place, tensor in zip(places, summed, strict=True):
+                found[place] = tensor
+        return found
 
     def gather_rows(self, rows: Any, if_read: bool = False) -> Any:
         """The rows of all workers, in the order of ranks.
@@ -166,6 +161,9 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             if_read: bool, whether a graph gathers them only if something reads the result. Over
                 gRPC it always does.
         """
+        _check_not_compiled()
+        if rows.dtype == tf.string:
+            return self._gather_strings(rows, if_read)
         group = self.extended.group
         if group is not None:
             return group.all_gather(rows, self._keys.next(), if_read)
@@ -176,6 +174,22 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
                 return self._gather(rows)
         wide = tf.cast(rows, tf.int32) if rows.dtype == tf.bool else rows
         return tf.cast(self._launcher.all_gather(wide, axis=0), rows.dtype)
+
+    def _gather_strings(self, rows: Any, if_read: bool) -> Any:
+        """Strings are sent as bytes, and their lengths.
+
+        Each goes with a byte before it, since TensorFlow gathers no tensor that is empty
+        everywhere.
+        """
+        texts = tf.strings.join([" ", tf.reshape(rows, [-1])])
+        lengths = self.gather_rows(tf.strings.length(texts), if_read)
+        codes = tf.io.decode_raw(tf.strings.reduce_join(texts), tf.uint8)
+        codes = tf.cast(self.gather_rows(codes, if_read), tf.int32)
+        characters = tf.gather(tf.constant([bytes([code]) for code in range(256)]), codes)
+        ragged = tf.RaggedTensor.from_row_lengths(characters, lengths, validate=False)
+        joined = tf.strings.reduce_join(ragged, axis=-1)
+        whole = tf.strings.substr(joined, tf.ones_like(lengths), lengths - 1)
+        return tf.reshape(whole, tf.concat([[-1], tf.shape(rows)[1:]], axis=0))
 
     @property
     def _launcher(self) -> Any:
@@ -196,12 +210,6 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         return gathered
 
     @contextlib.contextmanager
-    def known_values(self) -> Iterator[None]:
-        """Variables created in this context are this strategy's, and need no broadcast."""
-        with self.values_known(), self.scope():
-            yield
-
-    @contextlib.contextmanager
     def values_known(self) -> Iterator[None]:
         """Variables created in this context are not broadcast.
 
@@ -213,28 +221,3 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
             yield
         finally:
             self.extended.values_are_known = before
-
-    @contextlib.contextmanager
-    def without_merging(self) -> Iterator[None]:
-        """Variables updated in this context are updated where the code stands.
-
-        Otherwise a replica's code is left for the update and entered again after it, which
-        TensorFlow cannot do from inside a branch of `tf.cond`; there nothing is merged anyway.
-        """
-        before = self.extended.merges
-        self.extended.merges = False
-        try:
-            yield
-        finally:
-            self.extended.merges = before
-
-    def in_inner_graph(self) -> bool:
-        """Whether a branch, a graph's loop or a function inside of a replica's code is traced."""
-        return distribute.in_inner_graph()
-
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """As in TensorFlow, except that a worker's own share is returned as it is."""
-        share = getattr(dataset, "_nanotf_share", None)
-        if share is not None:
-            return share
-        return super().experimental_distribute_dataset(dataset, options)

@@ -8,7 +8,9 @@ every worker. Layers that are Keras's own all through are known, and not tried.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,6 +40,8 @@ class Facts:
         draws: tuple of bool, of the random numbers drawn in the call, in order, whether they have
             rows; None where shapes tell.
         variables: tuple of `tf.Variable`, the trainable ones that the call reads.
+        assigned: tuple of pairs of a `tf.Variable` that the call assigns and what its change is,
+            "mean" or "sum" over rows; those are left out whose change is the same for any rows.
         reads_behind: bool, whether it uses tensors that are no arguments.
     """
 
@@ -46,24 +50,38 @@ class Facts:
     losses: str = "mean"
     draws: tuple[bool, ...] | None = None
     variables: tuple[Any, ...] = ()
+    assigned: tuple[tuple[Any, str], ...] = ()
     reads_behind: bool = False
 
 
 class Trial:
-    """A trial that runs. Random numbers are constant in it, and it notes how many are drawn.
+    """A call of a trial. Random numbers are known in it, and it notes how many are drawn.
+
+    Args:
+        first: int, the first of the rows that it is called on.
+        end: int, behind the last one.
 
     Attributes:
         lengths: list of int or None, the first dimensions of the random numbers drawn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int, end: int) -> None:
+        self.first, self.end = first, end
         self.lengths: list[int | None] = []
 
     def draw(self, shape: Any, dtype: Any) -> Any:
-        """What stands for random numbers of a shape."""
+        """What stands for random numbers of a shape: a row's are the same in each call.
+
+        They fall from row to row, so that a layer that puts rows in the order of their numbers
+        puts them in another order.
+        """
         found = [int(d) for d in np.ravel(tf.get_static_value(tf.convert_to_tensor(shape)))]
         self.lengths.append(found[0] if found else None)
-        return tf.cast(tf.fill(found, 0.5), dtype)
+        length = found[0] if found else 1
+        first = self.first if length == self.end - self.first else 0
+        levels = 0.5 / (1 + np.arange(first, first + length))
+        levels = levels.reshape([-1, *[1] * (len(found) - 1)] if found else [])
+        return tf.cast(tf.broadcast_to(levels, found), dtype)
 
 
 _known: weakref.WeakKeyDictionary[Any, dict[Any, Facts]] = weakref.WeakKeyDictionary()
@@ -92,7 +110,7 @@ def facts_of(
     key = tuple(_kind(leaf, is_data) for leaf in leaves)
     known = _known.setdefault(layer, {})
     if key not in known:
-        with tf.init_scope():
+        with tf.init_scope(), keras_names.kept_random_states():
             known[key] = _try(layer, stock, leaves, (args, kwargs), division, is_data)
         if known[key].runs_whole:
             logger.warning(
@@ -105,7 +123,7 @@ def facts_of(
 
 def _kind(leaf: Any, is_data: Callable[[Any], bool]) -> Any:
     if is_data(leaf):
-        return tuple(leaf.shape[1:]), str(leaf.dtype)
+        return str(tf.TensorShape(leaf.shape)[1:]), str(leaf.dtype)
     if isinstance(leaf, (bool, int, float, str, type(None))):
         return leaf
     return str(type(leaf))
@@ -123,7 +141,7 @@ def _try(
     made = [_stand_in(leaf, division, is_data, random) for leaf in leaves]
     if any(value is None and has_rows for value, has_rows in made):
         return Facts(runs_whole=True)
-    variables = [keras_names.tf_variable(v) for v in layer.variables]
+    variables = keras_names.all_variables(layer)
     before = [v.numpy() for v in variables]
     # No weight may hide what it multiplies, as one that begins with zeros does.
     moved = [
@@ -132,20 +150,33 @@ def _try(
         else value
         for v, value in zip(variables, before, strict=True)
     ]
-    results = []
+    results, left = [], []
     try:
         for first, end in _PARTS:
             _assign(variables, moved)
             with handles.watching() as used, eager_context.earlier_inputs() as behind:
                 results.append(_call(layer, stock, made, like, first, end))
+            left.append([v.numpy() for v in variables])
     except Exception as error:
         logger.info("%s cannot be tried: %r", layer.name, error)
         return Facts(runs_whole=True)
     finally:
         _assign(variables, before)
+    facts = _compared(results)
+    kinds = [_kind_of_change(*parts) for parts in zip(moved, *left, strict=True)]
+    if facts.runs_whole or "coupled" in kinds:
+        return Facts(runs_whole=True)
+    assigned = tuple((v, kind) for v, kind in zip(variables, kinds, strict=True) if kind)
     return dataclasses.replace(
-        _compared(results), variables=tuple(used()), reads_behind=bool(behind)
+        facts, variables=tuple(used()), assigned=assigned, reads_behind=bool(behind)
     )
+
+
+def _kind_of_change(before: Any, whole: Any, one: Any, three: Any) -> str | None:
+    """What the change of a variable's value is; see `_kind_of_number`."""
+    if not np.issubdtype(np.asarray(before).dtype, np.number):
+        return None if _close(one, whole) and _close(three, whole) else "coupled"
+    return _kind_of_number(*(np.asarray(after - before) for after in (whole, one, three)))
 
 
 def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
@@ -163,6 +194,8 @@ def _stand_in(
         return leaf, False
     dtype = tf.as_dtype(leaf.dtype)
     dense = isinstance(leaf, (tf.Tensor, np.ndarray))
+    if tf.TensorShape(leaf.shape).rank is None:
+        return None, True
     if not dense or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
         return None, True
     has_rows = division.fits(tf.TensorShape(leaf.shape)[0])
@@ -177,8 +210,8 @@ def _call(
     """Outputs, losses, and the lengths of draws of a call on some of the rows."""
     leaves = [_tensor(v[first:end] if has_rows else v) for v, has_rows in made]
     args, kwargs = tf.nest.pack_sequence_as(like, leaves)
-    running = Trial()
-    with scope.trying(running):
+    running = Trial(first, end)
+    with scope.trying(running), contextlib.redirect_stdout(io.StringIO()):
         out = [np.asarray(v) for v in tf.nest.flatten(stock(layer, *args, **kwargs))]
         losses = [
             float(loss)

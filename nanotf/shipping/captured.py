@@ -20,7 +20,6 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Iterable
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
@@ -131,22 +130,7 @@ class _Pickler(pickling.Pickler):
         return programs.recipe_of_root(obj)
 
 
-@dataclasses.dataclass(frozen=True)
-class Captured:
-    """The captured variables that have values to send, in the parent or in a worker.
-
-    Args:
-        variables: list of `tf.Variable`, all of them, in the order of both sides.
-        single: list of those among them that are no layer's: any code may assign them.
-        moving: list of those among them that are moving statistics of layers.
-    """
-
-    variables: list[Any]
-    single: list[Any]
-    moving: list[Any]
-
-
-def dump(model: Any, recipe: models.ModelRecipe) -> tuple[bytes, Captured]:
+def dump(model: Any, recipe: models.ModelRecipe) -> tuple[bytes, list[Any]]:
     """Pickles a model's recipe, with what its code has captured.
 
     Args:
@@ -154,7 +138,7 @@ def dump(model: Any, recipe: models.ModelRecipe) -> tuple[bytes, Captured]:
         recipe: its recipe.
 
     Returns:
-        A tuple of bytes, for `Loaded`, and `Captured`.
+        A tuple of bytes, for `Loaded`, and the captured `tf.Variable`s that have values to send.
 
     Raises:
         ShippingError, ModelError: Something in it cannot be sent.
@@ -168,7 +152,7 @@ def dump(model: Any, recipe: models.ModelRecipe) -> tuple[bytes, Captured]:
     return file.getvalue(), captured
 
 
-def _dump(pickler: _Pickler, model: Any, recipe: models.ModelRecipe) -> Captured:
+def _dump(pickler: _Pickler, model: Any, recipe: models.ModelRecipe) -> list[Any]:
     early = dataclasses.replace(recipe, changed=(), compiled=None)
     pickling.dump(pickler, early)
     pickler.weights = set()  # one that was set later, of which Keras makes a weight, is captured
@@ -191,26 +175,11 @@ def _dump(pickler: _Pickler, model: Any, recipe: models.ModelRecipe) -> Captured
             variables[id(variable)] = variable
             held.append(place)
     pickling.dump(pickler, (places, held))
-    return _captured(list(variables.values()), pickler.roots)
+    return list(variables.values())
 
 
 def _globals(module: types.ModuleType) -> list[Any]:
     return list(vars(module).values())
-
-
-def _captured(variables: list[Any], roots: Iterable[Any]) -> Captured:
-    layers = [root for root in roots if _is_layer(root)]
-    of_layers = {id(v) for layer in layers for v in _variables_of(layer)}
-    moving = {id(v) for layer in layers for v in generation().moving_variables(layer)}
-    return Captured(
-        variables,
-        [v for v in variables if id(v) not in of_layers],
-        [v for v in variables if id(v) in moving],
-    )
-
-
-def _is_layer(root: Any) -> bool:
-    return isinstance(root, require_tensorflow().keras.layers.Layer)
 
 
 def _variables_of(root: Any) -> list[Any]:
@@ -243,14 +212,14 @@ class Loaded:
         self._places, self._held = self._unpickler.load()
         models.compile_as(model, self.recipe)
 
-    def captured(self, model: Any) -> Captured:
-        """The captured variables, as in the parent.
+    def captured(self, model: Any) -> list[Any]:
+        """The captured variables, in the order of the parent.
 
         Args:
             model: the model that was compiled.
 
         Returns:
-            `Captured`.
+            A list of `tf.Variable`.
 
         Raises:
             ModelError: A captured layer is not what it is in the parent's process.
@@ -266,7 +235,7 @@ class Loaded:
                 "it a model whose layers have an Input, or a layer with a complete get_config()."
             ) from error
         found += [keras_names.tf_variable(attributes.at(model, place)) for place in self._held]
-        return _captured(found, roots.values())
+        return found
 
 
 class _Unpickler(pickle.Unpickler):

@@ -5,9 +5,9 @@ else (`tf.data.Dataset`, `PyDataset`, generators) is read once, in the parent, a
 through a ring of slots (`streams`), so that the order, the randomness and the work are those of
 a single process.
 
-In a worker both become a `tf.data.Dataset` of `(data, share)`, where `share` is the part of
-the global batch that the worker's rows are (scalar float64). A worker for which a short batch
-has no row gets one row to stand in, with share 0.
+In a worker both become a `tf.data.Dataset` of `(data, extent)`: the worker's rows, and a tensor of
+shape (n, 0) that tells by its shape how many rows the batch has. A worker for which a short batch
+has no row gets one row to stand in; see `region.rows.Division`.
 """
 
 from __future__ import annotations
@@ -84,9 +84,19 @@ def rows_of_rank(rows: int, rank: int, size: int) -> tuple[int, int]:
     Returns:
         A tuple of the first row and the row after the last; equal where there is none.
     """
-    base, extra = divmod(rows, size)
-    first = rank * base + min(rank, extra)
-    return first, first + base + (rank < extra)
+    return rows * rank // size, rows * (rank + 1) // size
+
+
+def extent_of(rows: Any) -> Any:
+    """A tensor without bytes that has as many rows as a batch: an int, or a scalar tensor."""
+    tf = require_tensorflow()
+    return tf.zeros([rows, 0], tf.bool)
+
+
+def extent_spec() -> Any:
+    """The `tf.TensorSpec` of the extent of batches of any length."""
+    tf = require_tensorflow()
+    return tf.TensorSpec([None, 0], tf.bool)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,15 +134,8 @@ class ArrayInput:
         """Batches in one pass over the data."""
         return -(-self.rows // self.batch_size)
 
-    def may_be_empty(self, size: int) -> bool:
-        """Whether some batch has fewer rows than there are workers."""
-        last = self.rows % self.batch_size or self.batch_size
-        return min(last, self.batch_size, self.rows) < size
-
-    def dataset(
-        self, blocks: list[Block], rank: int, size: int, first_epoch: int = 0
-    ) -> tuple[Any, Any]:
-        """The worker's datasets: the one that Keras asks for its length, and what it iterates.
+    def dataset(self, blocks: list[Block], rank: int, size: int, first_epoch: int = 0) -> Any:
+        """The worker's dataset.
 
         Args:
             blocks: list of `Block`, of the job.
@@ -160,18 +163,25 @@ class ArrayInput:
             result.set_shape([self.rows])
             return result
 
+        rows: Any = None if self.rows % self.batch_size else self.batch_size
+
         @tf.autograph.experimental.do_not_convert
         def element(step: Any, epoch_order: Any = None) -> Any:
-            first, count, share = _share_of_step(step, self.rows, self.batch_size, rank, size)
+            start = step * self.batch_size
+            total = tf.minimum(tf.constant(self.batch_size, tf.int64), self.rows - start)
+            first, count = own_rows(total if rows is None else rows, rank, size)
+            first += start
             if epoch_order is None:
                 flat = [array.between(first, first + count) for array in arrays]
             else:
                 index = epoch_order[first : first + count]
                 flat = [array.at(index) for array in arrays]
+            if rows is not None:
+                flat = [tf.ensure_shape(own, [count, *own.shape[1:]]) for own in flat]
             places = tf.nest.map_structure(
                 lambda place: None if place is None else flat[place], self.structure
             )
-            return places, share
+            return places, extent_of(total if rows is None else rows)
 
         @tf.autograph.experimental.do_not_convert
         def one_pass(_: Any) -> Any:
@@ -185,9 +195,8 @@ class ArrayInput:
             dataset = tf.data.Dataset.range(self.steps).repeat(self.passes).map(element)
         dataset = tuned((dataset.skip(taken) if taken else dataset).prefetch(2))
         if self.passes is None:
-            return dataset, dataset
-        cardinality = self.steps if self.passes == 1 else UNKNOWN_CARDINALITY
-        return dataset.apply(tf.data.experimental.assert_cardinality(cardinality)), dataset
+            return dataset
+        return claiming(dataset, self.steps if self.passes == 1 else UNKNOWN_CARDINALITY)
 
 
 class _Rows:
@@ -221,24 +230,31 @@ class _Rows:
         return rows if rows.dtype == self._dtype else require_tensorflow().cast(rows, self._dtype)
 
 
-def _share_of_step(step: Any, rows: int, batch_size: int, rank: int, size: int) -> Any:
-    """First row, number of rows and share of `rank` in batch `step`, in TensorFlow ops."""
+def own_rows(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
+    """The first row that a rank computes of a batch, and how many: one where it has none.
+
+    Args:
+        rows: int, or scalar tensor.
+        rank, size: int.
+    """
     tf = require_tensorflow()
-    start = step * batch_size
-    total = tf.minimum(tf.constant(batch_size, tf.int64), rows - start)
-    return share_of_rows(start, total, rank, size)
+    first, end = rows_of_rank(rows, rank, size)
+    if isinstance(rows, int):
+        return min(first, rows - 1), max(end - first, 1)
+    return tf.minimum(first, rows - 1), tf.maximum(end - first, 1)
 
 
-def share_of_rows(start: Any, total: Any, rank: int, size: int) -> Any:
-    """Same, of the batch of `total` rows from row `start` on."""
+def claiming(dataset: Any, cardinality: int) -> Any:
+    """A dataset of which Keras is told that it has a number of elements, or a code of TensorFlow's.
+
+    TensorFlow holds a dataset to the number that it claims, and Keras does not: so the one that
+    claims it is not the one that is iterated.
+    """
     tf = require_tensorflow()
-    base, extra = total // size, total % size
-    first = start + rank * base + tf.minimum(tf.constant(rank, tf.int64), extra)
-    count = base + tf.cast(rank < extra, tf.int64)
-    share = tf.cast(count, tf.float64) / tf.cast(total, tf.float64)
-    # Nobody's row stands in where there is none: the first of the batch, with share 0.
-    first = tf.where(count > 0, first, start)
-    return first, tf.maximum(count, 1), share
+    claims = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
+    body = {"__iter__": lambda self: iter(dataset)}
+    claims.__class__ = type(type(claims).__name__, (type(claims),), body)
+    return claims
 
 
 def tuned(dataset: Any) -> Any:

@@ -83,7 +83,7 @@ class ModelJob:
         state_block: int, which of the job's blocks holds the state.
         events: frozenset of str, hooks that rank 0 reports.
         waits: frozenset of str, hooks at which all ranks wait for the parent's answer.
-        seed: int, of the job's random numbers.
+        chance: `Chance`, where random numbers stand, the same for all ranks.
         terminal: `Terminal`.
         quiet: bool, whether what rank 0 prints stays out of it.
     """
@@ -95,7 +95,7 @@ class ModelJob:
     state_block: int
     events: frozenset[str]
     waits: frozenset[str]
-    seed: int
+    chance: Chance
     terminal: Terminal
     quiet: bool
 

@@ -99,7 +99,7 @@ def _collect(value: Any, found: dict[str, Any], seen: dict[int, int], depth: int
         for item in value.values():
             _collect(item, found, seen, depth + 1)
     elif inspect.isfunction(value) or isinstance(value, type):
-        if classes.is_foreign(value) and value.__module__ != "builtins":
+        if _is_unknown_to_keras(value):
             name = value.__name__
             if any(value is other for other in found.values()):
                 return
@@ -117,6 +117,14 @@ def _collect(value: Any, found: dict[str, Any], seen: dict[int, int], depth: int
             # Keras 3 wraps `build` and the like in functions that hold the layer.
             if not (inspect.isfunction(item) and hasattr(type(value), name)):
                 _collect(item, found, seen, depth + 2)
+
+
+def _is_unknown_to_keras(value: Any) -> bool:
+    """Whether Keras in another process would not find a class or function by its name."""
+    if classes.is_foreign(value):
+        return bool(value.__module__ != "builtins")
+    is_function = inspect.isfunction(value) and "<locals>" not in value.__qualname__
+    return is_function and not keras_names.is_keras_own(value)  # TensorFlow's, as of a Lambda
 
 
 def custom_objects_of(obj: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@
       ... whenever there are `PIECE_NBYTES`       joins them: batch by batch, rank by rank
 
 A rank's rows of a batch are contiguous and the ranks' rows follow each other, so that this
-order is the order of the rows. A row that stands in for none is dropped by its worker.
+order is the order of the rows.
 """
 
 from __future__ import annotations
@@ -111,8 +111,7 @@ class OutputWriter:
 
         Args:
             outputs: nested structure of tensors, the outputs of one or more batches.
-            counts: int tensor of shape (batches, 2), the rows of each batch and whether they
-                count; see `replica`.
+            counts: int tensor of shape (batches,), the rows of each batch.
 
         Raises:
             ModelError: An output has not a row for each sample.
@@ -121,14 +120,12 @@ class OutputWriter:
         flat = [_as_array_or_composite(output) for output in nest.flatten(outputs)]
         leaves = [_kind(output) for output in flat]
         self._structure = pickling.dumps(nest.pack_sequence_as(outputs, leaves))
-        counts = np.asarray(counts)
-        rows = int(counts[:, 0].sum())
+        rows = int(np.sum(counts))
         each = [_rows_per_sample(output, rows) for output in flat]
         first = 0
-        for count, is_real in counts.tolist():
-            last = first + count if is_real else first
+        for count in np.asarray(counts).tolist():
             for leaf, output, factor in zip(leaves, flat, each, strict=True):
-                mine = _rows(output, first * factor, last * factor)
+                mine = _rows(output, first * factor, (first + count) * factor)
                 self._arrays += _parts(leaf, mine)
             first += count
             self._steps += 1
@@ -157,13 +154,13 @@ def _as_array_or_composite(output: Any) -> Any:
 def _rows_per_sample(output: Any, samples: int) -> int:
     """How many rows of an output belong to a sample: one, unless the model unfolds them."""
     rows = _number_of_rows(output)
-    if rows == 0 or rows % samples:
+    if not (rows if samples else output.shape) or rows % max(samples, 1):
         raise ModelError(
             "predict(num_processes=...) puts outputs together row by row, so each must have a "
             f"row for every sample. Received: an output of shape {tuple(output.shape)} for "
             f"{samples} samples. Leave num_processes out for this model."
         )
-    return rows // samples
+    return rows // max(samples, 1)
 
 
 class OutputReader:

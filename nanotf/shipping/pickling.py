@@ -153,7 +153,7 @@ def _differs(value: Any, other: Any) -> bool:
 
 def rebuild_function(python_function: Any, options: dict[str, Any]) -> Any:
     """Makes a `tf.function`, as a `Pickler` has described it."""
-    return require_tensorflow().function(python_function, **options)
+    return functions.for_worker(python_function, options)
 
 
 def _empty_cell() -> types.CellType:

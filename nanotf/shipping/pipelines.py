@@ -33,7 +33,14 @@ import numpy as np
 
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError, ShippingError
-from nanotf.shipping.inputs import resumed, share_of_rows, tuned, until_rows_differ
+from nanotf.shipping.inputs import (
+    claiming,
+    extent_of,
+    own_rows,
+    resumed,
+    tuned,
+    until_rows_differ,
+)
 
 SHARDINGS = ("auto", "data", "parent")
 
@@ -76,14 +83,8 @@ class PipelineInput:
     iterated: int = 0
     taken: int = 0
 
-    def may_be_empty(self, size: int) -> bool:
-        """Whether some batch may have fewer rows than there are workers."""
-        return True
-
-    def datasets(
-        self, rank: int, size: int, refuse: Callable[[InvalidArgumentError], None]
-    ) -> tuple[Any, Any]:
-        """The worker's datasets: the one that Keras asks for its length, and what it iterates.
+    def dataset(self, rank: int, size: int, refuse: Callable[[InvalidArgumentError], None]) -> Any:
+        """The worker's dataset.
 
         Args:
             rank, size: int.
@@ -94,18 +95,20 @@ class PipelineInput:
         tf = require_tensorflow()
 
         @tf.autograph.experimental.do_not_convert
-        def share_of(*elements: Any) -> Any:
+        def divided(*elements: Any) -> Any:
             batch = elements if isinstance(self.element_spec, tuple) else elements[0]
-            rows = tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
-            first, count, share = share_of_rows(tf.constant(0, tf.int64), rows, rank, size)
-            return tf.nest.map_structure(lambda t: t[first : first + count], batch), share
+            first_of_batch = tf.nest.flatten(batch)[0]
+            rows = first_of_batch.shape[0]
+            rows = tf.shape(first_of_batch, out_type=tf.int64)[0] if rows is None else rows
+            first, count = own_rows(rows, rank, size)
+            own = tf.nest.map_structure(lambda t: t[first : first + count], batch)
+            return own, extent_of(rows)
 
         shipped = pipelines.from_graph(self.graph, self.element_spec)
-        made = tuned(until_rows_differ(shipped, refuse).map(share_of).prefetch(2))
+        made = tuned(until_rows_differ(shipped, refuse).map(divided).prefetch(2))
         for _ in range(self.iterated):
             iter(made)
-        made = resumed(made, self.taken)
-        return made.apply(tf.data.experimental.assert_cardinality(self.cardinality)), made
+        return claiming(resumed(made, self.taken), self.cardinality)
 
 
 def pipeline_input(

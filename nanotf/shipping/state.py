@@ -1,13 +1,11 @@
 """The variables of a job, in one shared block.
 
-    [ values, turn 0 | values, turn 1 | local values of rank 0 | ... | of rank N-1 ]
+    [ values, turn 0 | values, turn 1 ]
 
-A mirrored variable is equal on all ranks; each rank writes an N-th of it. Where the update is
-divided (`region.sharded_update`), a rank writes the part that it has. A variable that is
-synchronised when it is read (metrics, moving averages of batch normalisation) differs between
-ranks: every rank writes its own value, and the parent combines them as the variable's
-aggregation says. The values exist twice and are written in turn, so that a worker that dies
-while it writes leaves the state of the last completed epoch whole.
+All variables are equal on all ranks; each rank writes an N-th of them. Where the update is
+divided (`region.sharded_update`), a rank writes the part that it has. The values exist twice and
+are written in turn, so that a worker that dies while it writes leaves the state of the last
+completed epoch whole.
 """
 
 from __future__ import annotations
@@ -19,31 +17,20 @@ from typing import Any
 import numpy as np
 
 from nanotf.collectives.engine import part_of
-from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
 from nanotf.region.sharded_update import pieces_of
 from nanotf.shipping.arrays import ArrayRef, lay_out, numpy_dtype, view
 from nanotf.wire.blocks import Block, aligned
 
 _WHOLE = 16384  # elements; what is smaller is written by one rank
-SEED_DISTANCE = 1_000_003  # between the seeds of two ranks; a seed counts up by 1 a draw
-
-_REDUCTIONS = {"SUM": "sum", "MEAN": "mean", "ONLY_FIRST_REPLICA": "first", "NONE": "first"}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Variable:
-    """Place and kind of one variable: `local` is set if it differs between ranks."""
+    """Name and place of one variable."""
 
     name: str
     value: ArrayRef
-    local: ArrayRef | None
-    reduction: str
-
-    @property
-    def is_sum(self) -> bool:
-        """Whether its value is the sum of those of the ranks."""
-        return self.local is not None and self.reduction == "sum"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,60 +38,27 @@ class StateLayout:
     """Where each variable lies in the state block.
 
     Args:
-        variables: tuple of `_Variable`, in the order of the lists given to `of`.
+        variables: tuple of `_Variable`, in the order of the list given to `of`.
         values_nbytes: int, size of one set of values.
-        local_nbytes: int, size of one rank's local values.
         size: int, number of workers.
     """
 
     variables: tuple[_Variable, ...]
     values_nbytes: int
-    local_nbytes: int
     size: int
 
     @classmethod
-    def of(
-        cls,
-        variables: Sequence[Any],
-        size: int,
-        averaged: Sequence[Any] = (),
-        of_first: Sequence[Any] = (),
-        alike: bool = False,
-    ) -> StateLayout:
-        """The layout for a list of `tf.Variable`.
-
-        Args:
-            variables: sequence of `tf.Variable`.
-            size: int, number of workers.
-            averaged: sequence of those among them which differ between ranks though TensorFlow
-                does not know it, and whose mean counts; of what is no float, the value of rank 0.
-            of_first: sequence of those among them of which the value of rank 0 counts, whatever
-                TensorFlow says.
-            alike: bool, whether all of them are the same on all ranks.
-        """
-        kinds = {id(v): "mean" if v.dtype.is_floating else "first" for v in averaged}
-        kinds.update((id(v), "first") for v in of_first)
+    def of(cls, variables: Sequence[Any], size: int) -> StateLayout:
+        """The layout for a list of `tf.Variable` and a number of workers."""
         specs = [_Spec(tuple(v.shape), numpy_dtype(v.dtype.name)) for v in variables]
         values, values_nbytes = lay_out(specs)
-        is_local = [not alike and (_is_local(v) or id(v) in kinds) for v in variables]
-        chosen = [spec for spec, local in zip(specs, is_local, strict=True) if local]
-        locals_, local_nbytes = lay_out(chosen)
-        rest = iter(locals_)
-        entries = tuple(
-            _Variable(
-                v.name,
-                ref,
-                next(rest) if local else None,
-                kinds.get(id(v)) or _REDUCTIONS[v.aggregation.name],
-            )
-            for v, ref, local in zip(variables, values, is_local, strict=True)
-        )
-        return cls(entries, aligned(values_nbytes), aligned(local_nbytes), size)
+        entries = tuple(_Variable(v.name, ref) for v, ref in zip(variables, values, strict=True))
+        return cls(entries, aligned(values_nbytes), size)
 
     @property
     def nbytes(self) -> int:
         """The block's size in bytes."""
-        return 2 * self.values_nbytes + self.size * self.local_nbytes
+        return 2 * self.values_nbytes
 
     def check(self, variables: Sequence[Any], places: Sequence[int]) -> None:
         """Raises `ModelError` unless `variables` are those at `places`, by shapes and dtypes."""
@@ -139,11 +93,6 @@ class _Spec:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
-def _is_local(variable: Any) -> bool:
-    tf = require_tensorflow()
-    return bool(variable.synchronization == tf.VariableSynchronization.ON_READ)
-
-
 @dataclasses.dataclass(frozen=True)
 class Part:
     """A variable that holds a part of others, seen as one vector.
@@ -169,13 +118,7 @@ class State:
         block: `Block` of `layout.nbytes` bytes.
         variables: sequence of `tf.Variable`, as the layout lists them, without those that are
             there in parts only.
-        strategy: the `tf.distribute.Strategy` that the variables belong to, or None.
         parts: sequence of `Part`.
-        seeds: sequence of `tf.Variable` among them, which ranks get different values of: their
-            random layers shall not draw the same numbers. Rank 0 has the parent's.
-        rank: int.
-        divides_sums: bool, whether rank 0 alone gets the value of what is a sum over ranks, so
-            that it is their sum again.
     """
 
     def __init__(
@@ -183,34 +126,15 @@ class State:
         layout: StateLayout,
         block: Block,
         variables: Sequence[Any],
-        strategy: Any = None,
         parts: Sequence[Part] = (),
-        seeds: Sequence[Any] = (),
-        rank: int = 0,
-        divides_sums: bool = False,
     ) -> None:
         in_parts = {place for part in parts if part.only for place in part.places}
         self.places = [i for i in range(len(layout.variables)) if i not in in_parts]
         layout.check(variables, self.places)
-        self._rank = rank
-        self._without_sums = divides_sums and rank > 0
-        self._seeds = {
-            place
-            for place, variable in zip(self.places, variables, strict=True)
-            if any(variable is seed for seed in seeds)
-        }
         self.layout = layout
         self.block = block
         self.variables = list(variables)
         self.parts = list(parts)
-        if strategy is not None:
-            # The plain variable that this process holds of a distributed one: reading and
-            # assigning it takes a tenth of the time, and no collective.
-            self.variables = [strategy.experimental_local_results(v)[0] for v in variables]
-            self.parts = [
-                dataclasses.replace(p, variable=strategy.experimental_local_results(p.variable)[0])
-                for p in parts
-            ]
 
     def _start(self, turn: int) -> int:
         return (turn % 2) * self.layout.values_nbytes
@@ -219,23 +143,11 @@ class State:
         start = self._start(turn)
         return [view(self.block, _moved(e.value, start)) for e in self.layout.variables]
 
-    def _locals(self, rank: int) -> list[np.ndarray[Any, Any] | None]:
-        start = 2 * self.layout.values_nbytes + rank * self.layout.local_nbytes
-        return [
-            None if e.local is None else view(self.block, _moved(e.local, start))
-            for e in self.layout.variables
-        ]
-
     def load(self, turn: int) -> None:
         """Sets the variables from the block's values of `turn`."""
         values = self._values(turn)
         for place, variable in zip(self.places, self.variables, strict=True):
-            value = values[place]
-            if place in self._seeds:
-                value = value + np.array(self._rank * SEED_DISTANCE, value.dtype)
-            elif self._without_sums and self.layout.variables[place].is_sum:
-                value = np.zeros_like(value)
-            variable.assign(value)
+            variable.assign(values[place])
         for part in self.parts:
             pieces = _pieces(part, values)
             part.variable.assign(np.concatenate([piece for piece, _ in pieces]))
@@ -251,7 +163,7 @@ class State:
         self.block.reserve(self._start(turn), self.layout.values_nbytes)
 
     def store_rank(self, turn: int, rank: int) -> None:
-        """Writes what `rank` has to write: its local values, and its part of all others."""
+        """Writes what `rank` has to write: its part of the values."""
         for variable, targets in self._targets(turn, rank):
             array = _array(variable).reshape(-1)
             for target, inside in targets:
@@ -261,14 +173,11 @@ class State:
         self, turn: int, rank: int
     ) -> Iterator[tuple[Any, list[tuple[np.ndarray[Any, Any], slice]]]]:
         """Yields what `rank` has to write: a variable, and where which of its elements go."""
-        values, locals_ = self._values(turn), self._locals(rank)
+        values = self._values(turn)
         for place, variable in zip(self.places, self.variables, strict=True):
-            local, whole = locals_[place], values[place].reshape(-1)
-            if local is not None:
-                yield variable, [(local.reshape(-1), slice(None))]
-            elif whole.size < _WHOLE:
-                owner = 0 if place in self._seeds else place % self.layout.size
-                if owner == rank:
+            whole = values[place].reshape(-1)
+            if whole.size < _WHOLE:
+                if place % self.layout.size == rank:
                     yield variable, [(whole, slice(None))]
             else:
                 inside = slice(*part_of(rank, self.layout.size, whole.size))
@@ -290,16 +199,6 @@ class State:
                 if target.size:
                     found.append((_address(target) - base, target.nbytes))
         return tuple(found)
-
-    def combine(self, turn: int) -> None:
-        """Completes the values of `turn` with the combined local values of all ranks."""
-        by_rank = [self._locals(rank) for rank in range(self.layout.size)]
-        for entry, value, *locals_ in zip(
-            self.layout.variables, self._values(turn), *by_rank, strict=True
-        ):
-            if entry.local is None:
-                continue
-            value[...] = _combined(entry.reduction, locals_)
 
     def snapshot(self, turn: int) -> np.ndarray[Any, Any]:
         """A copy of the block's values of `turn`, as bytes."""
@@ -352,36 +251,6 @@ def _pieces(
         pieces.append((wholes[index].reshape(-1)[first:last], slice(at, at + last - first)))
         at += last - first
     return pieces
-
-
-def _combined(reduction: str, by_rank: Sequence[Any]) -> Any:
-    if reduction == "first":
-        return by_rank[0]
-    total = sum(x.astype(_accumulator(x.dtype)) for x in by_rank)
-    return total / len(by_rank) if reduction == "mean" else total
-
-
-def combine_locals(
-    variables: Sequence[Any], by_rank: Sequence[Sequence[Any]], of_first: Sequence[Any] = ()
-) -> None:
-    """Sets variables to the values of all ranks, combined as each variable's aggregation says.
-
-    Args:
-        variables: sequence of `tf.Variable`. Nothing is set where a worker has others: metrics
-            may make variables at their first step, which the parent does not take.
-        by_rank: for every rank, the arrays that its copies of the variables hold.
-        of_first: as in `StateLayout.of`.
-    """
-    if [tuple(v.shape) for v in variables] != [tuple(value.shape) for value in by_rank[0]]:
-        return
-    for variable, *values in zip(variables, *by_rank, strict=True):
-        is_first = any(variable is other for other in of_first)
-        reduction = "first" if is_first else _REDUCTIONS[variable.aggregation.name]
-        variable.assign(_combined(reduction, values))
-
-
-def _accumulator(dtype: np.dtype[Any]) -> Any:
-    return np.float64 if dtype.kind in "fV" else dtype
 
 
 def _moved(ref: ArrayRef, start: int) -> ArrayRef:

@@ -43,7 +43,7 @@ from nanotf.console import logger
 from nanotf.errors import ShippingError
 from nanotf.shipping import iterators
 from nanotf.shipping.arrays import ArrayRef, Packing, view
-from nanotf.shipping.inputs import check_rows, rows_of_rank, tuned
+from nanotf.shipping.inputs import check_rows, claiming, extent_spec, own_rows, tuned
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
@@ -68,31 +68,23 @@ class StreamInput:
     cardinality: int
     steps: int | None = None
 
-    def may_be_empty(self, size: int) -> bool:
-        """Whether some batch may have fewer rows than there are workers."""
-        return True
-
-    def datasets(self, reader: StreamReader, rank: int, size: int) -> tuple[Any, Any]:
-        """The worker's datasets: the one that Keras asks for its length, and what it iterates.
-
-        They are two, since TensorFlow holds a dataset to the number of elements that it claims,
-        and Keras does not.
-        """
+    def dataset(self, reader: StreamReader, rank: int, size: int) -> Any:
+        """The worker's dataset."""
         tf = require_tensorflow()
 
         def generate() -> Iterator[Any]:
-            for flat, share in reader.iterate(self.stream, rank, size):
-                yield tf.nest.pack_sequence_as(self.signature, flat), share
+            for flat, rows in reader.iterate(self.stream, rank, size):
+                yield tf.nest.pack_sequence_as(self.signature, flat), np.zeros([rows, 0], bool)
 
         made = tuned(
             tf.data.Dataset.from_generator(
-                generate, output_signature=(self.signature, tf.TensorSpec([], tf.float64))
+                generate, output_signature=(self.signature, extent_spec())
             ).prefetch(2)
         )
         if self.cardinality == tf.data.UNKNOWN_CARDINALITY:
-            return made, made
+            return made
         # Keras runs one step too many where it does not know the number.
-        return made.apply(tf.data.experimental.assert_cardinality(self.cardinality)), made
+        return claiming(made, self.cardinality)
 
 
 def signature_of(element_spec: Any, what: str) -> Any:
@@ -213,8 +205,8 @@ class StreamReader:
 
     def iterate(
         self, stream: int, rank: int | None, size: int
-    ) -> Iterator[tuple[list[np.ndarray[Any, Any]], float]]:
-        """Reads the next turn: yields a rank's rows of each array of a batch, and its share.
+    ) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
+        """Reads the next turn: yields a rank's rows of each array of a batch, and the batch's rows.
 
         Args:
             stream: int, its number.
@@ -240,14 +232,13 @@ class StreamReader:
                     return
                 if block is not None:
                     self._blocks[stream] = block
-                first, last = rows_of_rank(message.rows, rank or 0, size)
-                share = (last - first) / max(message.rows, 1)
-                if first == last:  # see `inputs`
-                    first, last = 0, 1
                 arrays = [view(self._blocks[stream], ArrayRef(*p)) for p in message.arrays]
-                flat = [np.array(a if rank is None else a[first:last]) for a in arrays]
+                if rank is not None:
+                    first, count = own_rows(message.rows, rank, size)
+                    arrays = [array[first : first + count] for array in arrays]
+                flat = [np.array(array) for array in arrays]
                 self._channel.send(messages.SlotRead(self._job, stream, message.slot))
-                yield flat, share
+                yield flat, message.rows
         finally:
             self._channel.send(messages.CloseStream(self._job, stream, turn))
 

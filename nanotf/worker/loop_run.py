@@ -298,11 +298,7 @@ class LoopRun:
     def _load(self, kept: _KeptProgram) -> None:
         """Gives the roots the values that the user's have."""
         self.known = kept.variables()
-        self.state = state.State(
-            self.job.layout,
-            self.blocks[self.job.state_block],
-            self.known,
-        )
+        self.state = state.State(self.job.layout, self.blocks[self.job.state_block], self.known)
         self.state.load(0)
 
     @contextlib.contextmanager

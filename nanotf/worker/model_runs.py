@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import random
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import distribute, keras_names, keras_optimizers, random_states
 from nanotf.compat.generation import generation
-from nanotf.region.strategy import mark_as_share
+from nanotf.region import scope
+from nanotf.region.likeness import Likeness
 from nanotf.shipping import inputs, jobs, outputs, pipelines, state, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -75,43 +76,58 @@ class _ModelRun:
 
     def run(self) -> Any:
         """Does the job; returns its result, see `jobs`."""
+        with distribute.single_process():
+            return self._run()
+
+    def _run(self) -> Any:
         raise NotImplementedError
 
-    def _take_model(self, variables_of: Any, *inputs: Any, **parts: Any) -> None:
-        """Sets `model` and `state`, with the parent's settings, seed and values.
+    def _take_model(self, variables_of: Any, **parts: Any) -> None:
+        """Sets `model` and `state`, with the parent's settings, random numbers and values.
 
         Args:
             variables_of: callable of the model, the variables that `state` holds.
-            *inputs: the job's `ArrayInput` and `StreamInput`, or None.
             **parts: of `Session.model`.
         """
         job, session = self.job, self.session
         job.settings.put()
-        _seed(job.seed, session.rank)
-        self.model = session.model(job.recipe, job.specs, job.seed, **parts)
-        size = session.strategy.size
-        expected = any(source is not None and source.may_be_empty(size) for source in inputs)
-        replica.expect_empty_shares(self.model, expected)
-        self.state = _state(self.model, variables_of, job, self.blocks[job.state_block], session)
+        self._put_random_states()
+        kept = session.model(job.recipe, job.specs, job.chance, **parts)
+        self._put_random_states()  # making a model draws
+        self.model = kept.model
+        # Variables that this worker has as a whole and, of a divided update, parts of others.
+        update = kept.update if isinstance(job, jobs.FitJob) else None
+        held = [] if update is None else [state.Part(*part) for part in update.variables()]
+        partial = {id(part.variable) for part in held}
+        variables = [v for v in variables_of(self.model) if id(v) not in partial]
+        variables += kept.captured
+        self.state = state.State(job.layout, self.blocks[job.state_block], variables, held)
         self.state.load(0)
         session.stopwatch.ready()
+
+    def _put_random_states(self) -> None:
+        random_states.put(self.job.chance.states)
+        generation().put_seeds(self.job.chance.keras)
 
     def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
         rank, size = self.session.rank, self.session.strategy.size
         if isinstance(source, streams.StreamInput):
-            return mark_as_share(*source.datasets(self.reader, rank, size))
+            return source.dataset(self.reader, rank, size)
         if isinstance(source, pipelines.PipelineInput):
             refuse = functools.partial(self._refused.__setitem__, id(source))
-            return mark_as_share(*source.datasets(rank, size, refuse))
-        return mark_as_share(*source.dataset(self.blocks, rank, size, first_epoch))
+            return source.dataset(rank, size, refuse)
+        return source.dataset(self.blocks, rank, size, first_epoch)
 
-    def _prints(self) -> Any:
-        """In this context the user sees what the model's steps print.
+    @contextlib.contextmanager
+    def _dividing(self) -> Iterator[None]:
+        """In this context calls of layers are divided, and the user sees what steps print.
 
         Not the error stream: what Keras warns of there, the parent's Keras has said already.
         """
-        job = self.job
-        return output.to_parent(self.session, self.number, job.terminal, ("stdout",), job.quiet)
+        job, session = self.job, self.session
+        prints = output.to_parent(session, self.number, job.terminal, ("stdout",), job.quiet)
+        with prints, scope.dividing(session.strategy):
+            yield
 
     def _end_if_broken(self, source: Any) -> None:
         """Where data have ended: abandons the job if it is since they raised or are refused."""
@@ -125,8 +141,7 @@ class _ModelRun:
 
     def _seeds(self) -> list[Any]:
         """Where the random layers stand, which draw in a pass without training, too."""
-        local = self.session.strategy.experimental_local_results
-        return [local(v)[0].numpy() for v in generation().seed_variables(self.model)]
+        return [v.numpy() for v in generation().seed_variables(self.model)]
 
     def _callbacks(self) -> list[Any]:
         passes = self.session.stopwatch.callback(tf.keras.callbacks.Callback)
@@ -201,17 +216,16 @@ class FitRun(_ModelRun):
     stop_flag = "stop_training"
     own_hooks = frozenset({"on_train_begin"})
 
-    def run(self) -> None:
+    def _run(self) -> None:
         job = self.job
         self.turn = 0
         self._last_wait = ""
         self._take_model(
             keras_optimizers.training_variables,
-            job.train,
-            job.validation,
             optimizers=job.optimizers,
             shards=job.shards,
         )
+        self.likeness = Likeness(self.session.strategy)
         self.metrics = self._metrics_state()
         generation().begin_at(self.model, job.initial_epoch, job.initial_step)
         keras_names.forget_validation_data(self.model)
@@ -219,7 +233,7 @@ class FitRun(_ModelRun):
         validation, validation_steps = self._passes(job.validation, job.validation_steps)
         sources = {timing.TRAIN: job.train, timing.TEST: job.validation}
         at_end = replica.at_end_of_data(self.model, lambda kind: self._end_if_broken(sources[kind]))
-        with at_end, self._prints():
+        with at_end, self._dividing():
             self.model.fit(
                 self._dataset(train, job.initial_epoch),
                 epochs=job.epochs,
@@ -245,19 +259,20 @@ class FitRun(_ModelRun):
         return source, steps
 
     def _metrics_state(self) -> state.State:
-        job, session = self.job, self.session
+        job = self.job
         return state.State(
             job.metrics_layout,
             self.blocks[job.metrics_block],
             keras_names.metric_state(self.model),
-            session.strategy,
-            rank=session.rank,
-            divides_sums=True,
         )
 
     def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
         if name == "on_train_begin":
             self.model.stop_training = self.job.stop  # Keras has just set it to False
+        if name == "on_epoch_end":
+            epoch, logs = jobs.index_and_logs(name, *arguments, **named)
+            values = list((logs or {}).values())
+            self.likeness.compare(f"epoch {epoch}", values, self.state.variables)
         super()._hear(name, *arguments, **named)
 
     def _is_stored(self, name: str) -> bool:
@@ -305,11 +320,11 @@ class EvaluateRun(_ModelRun):
     job: jobs.EvaluateJob
     stop_flag = "stop_evaluating"
 
-    def run(self) -> jobs.Evaluated:
-        job, strategy = self.job, self.session.strategy
-        self._take_model(generation().model_variables, job.data)
+    def _run(self) -> jobs.Evaluated:
+        job = self.job
+        self._take_model(generation().model_variables)
         at_end = replica.at_end_of_data(self.model, lambda _: self._end_if_broken(job.data))
-        with at_end, self._prints():
+        with at_end, self._dividing():
             logs = self.model.evaluate(
                 self._dataset(job.data),
                 steps=job.steps,
@@ -322,7 +337,7 @@ class EvaluateRun(_ModelRun):
         return jobs.Evaluated(
             logs,
             generation().metrics_in_order(self.model, logs),
-            [strategy.experimental_local_results(v)[0].numpy() for v in variables],
+            [variable.numpy() for variable in variables],
             keras_names.step_count(self.model, "evaluate"),
             self._seeds(),
         )
@@ -334,11 +349,11 @@ class PredictRun(_ModelRun):
     job: jobs.PredictJob
     stop_flag = "stop_predicting"
 
-    def run(self) -> jobs.Predicted:
+    def _run(self) -> jobs.Predicted:
         job = self.job
         self._take_model(generation().model_variables, metrics=False)
         self.writer = outputs.OutputWriter(self._send_outputs)
-        with replica.outputs_to(self.model, self.writer.take), self._prints():
+        with replica.outputs_to(self.model, self.writer.take), self._dividing():
             try:
                 self.model.predict(
                     self._dataset(job.data),
@@ -366,27 +381,6 @@ class PredictRun(_ModelRun):
         self._ask(name, index, None)
 
 
-def _state(
-    model: Any, variables_of: Any, job: jobs.ModelJob, block: Block, session: Any
-) -> state.State:
-    """The state of a worker's model: variables that it has as a whole, and parts of others."""
-    update = model._nanotf_update if isinstance(job, jobs.FitJob) else None
-    parts = [] if update is None else [state.Part(*part) for part in update.variables()]
-    partial = {id(part.variable) for part in parts}
-    variables = [v for v in variables_of(model) if id(v) not in partial]
-    variables += model._nanotf_captured.variables
-    return state.State(
-        job.layout,
-        block,
-        variables,
-        session.strategy,
-        parts,
-        seeds=generation().seed_variables(model),
-        rank=session.rank,
-        divides_sums=isinstance(job, jobs.FitJob),
-    )
-
-
 def _plain(logs: Any) -> messages.Logs | None:
     """Logs as plain numbers, whatever tensors or arrays Keras put in."""
     if not logs:
@@ -401,15 +395,3 @@ def _plain(logs: Any) -> messages.Logs | None:
             else value
         )
     return plain
-
-
-def seeds_of(seed: int, rank: int) -> list[int]:
-    """Two seeds for a rank."""
-    return [int(word) for word in np.random.SeedSequence([seed, rank]).generate_state(2)]
-
-
-def _seed(seed: int, rank: int) -> None:
-    """Gives every worker random numbers of its own, the same in every run of the same job."""
-    first, second = seeds_of(seed, rank)
-    random.seed(first)
-    np.random.seed(second)

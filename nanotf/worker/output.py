@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.region import scope
 from nanotf.shipping.jobs import Terminal
 from nanotf.wire import messages
 
@@ -96,6 +97,8 @@ class TensorFlowPrints:
 
         @functools.wraps(stock)
         def tf_print(*values: Any, **options: Any) -> Any:
+            if scope.trial is not None:
+                return None
             if any(options.get("output_stream") is stream for stream in standard):
                 options["output_stream"] = self._path
             return stock(*values, **options)

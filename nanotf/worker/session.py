@@ -17,27 +17,26 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.collectives import Group
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import eager_context, keras_names, keras_optimizers
+from nanotf.compat.chance import Chance
 from nanotf.errors import CollectiveError
-from nanotf.region import losses, overrides
+from nanotf.region import overrides
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
-from nanotf.region.share import Share
 from nanotf.region.strategy import WorkerStrategy
-from nanotf.shipping import captured, jobs, models, objects, pickling, streams
+from nanotf.shipping import captured, inputs, jobs, models, objects, pickling, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.failures import Failure
 from nanotf.worker import replica, watch
 from nanotf.worker.loop_run import LoopRun
-from nanotf.worker.model_runs import Abandoned, EvaluateRun, FitRun, PredictRun, seeds_of
+from nanotf.worker.model_runs import Abandoned, EvaluateRun, FitRun, PredictRun
 
 MODELS_KEPT = 2
 # A model that is dropped is one of many objects that refer to each other, and Python looks for
 # such by their number, not by their size.
 DROPPED_BYTES = 2**27
 JOBS_PER_COLLECTION = 16
-_SHARE = tf.TensorSpec([], tf.float64)  # what the step of a replica takes beside the data
 
 
 class Session:
@@ -54,13 +53,12 @@ class Session:
         self.rank = rank
         self.channel = channel
         self.says_written = setup.says_written
-        self.share = Share()
         group = None
         if setup.group is not None:
             group = Group.attach(setup.group, rank, fds[0])
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
-        overrides.install(self.share, self.strategy)
+        overrides.install(self.strategy)
         self._group = group
         self.stopwatch = timing.Stopwatch(rank, group)
         self.reader: streams.StreamReader  # of the job that runs
@@ -82,7 +80,7 @@ class Session:
                 tell,
                 lambda: self.watched(),
             )
-        self._models: collections.OrderedDict[bytes, _KeptModel] = collections.OrderedDict()
+        self._models: collections.OrderedDict[bytes, KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
         self._dropped = 0  # bytes of variables of models that are not kept, and may be there
         self._jobs = 0
@@ -140,11 +138,11 @@ class Session:
         self,
         recipe: bytes,
         specs: Any,
-        seed: int,
+        chance: Chance,
         metrics: bool = True,
         optimizers: dict[Any, Any] | None = None,
         shards: OptimizerShards | None = None,
-    ) -> Any:
+    ) -> KeptModel:
         """The model of a recipe, built now or by an earlier job.
 
         Metrics and optimizers are built by the first job that needs them.
@@ -158,69 +156,67 @@ class Session:
         if kept is None or (
             optimizers is not None and kept.has_optimizer and kept.shards != shards
         ):
-            tf.random.set_seed(seeds_of(seed, self.rank)[0])
-            with self.strategy.known_values():
-                loaded = captured.Loaded(recipe)
-                model = models.build(loaded.recipe)
-                loaded.compile(model)
-                models.exclude_from_decay(model, loaded.recipe)
-                held = loaded.captured(model)
-            replica.become_replica(model, self.share, self.stopwatch, held, self.strategy)
-            keras_names.compile_forward(model)
-            kept = self._models[key] = _KeptModel(model)
+            eager_context.put_seeds(chance.tensorflow)
+            loaded = captured.Loaded(recipe)
+            model = models.build(loaded.recipe)
+            loaded.compile(model)
+            models.exclude_from_decay(model, loaded.recipe)
+            held = loaded.captured(model)
+            replica.become_replica(model, self.stopwatch)
+            kept = self._models[key] = KeptModel(model, held)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
             self._drop(self._models.popitem(last=False)[1])
-        with self.strategy.known_values():
-            if metrics and not kept.has_metrics:
-                step = "test_step" if optimizers is None else "train_step"
-                self._build_metrics(kept, specs, step)
-            if optimizers is not None and not kept.has_optimizer:
-                self._build_optimizers(kept, specs, optimizers, shards)
-        return kept.model
+        if metrics and not kept.has_metrics:
+            self._build_metrics(kept, specs, "test_step" if optimizers is None else "train_step")
+        if optimizers is not None and not kept.has_optimizer:
+            self._build_optimizers(kept, specs, optimizers, shards)
+        return kept
 
-    def _drop(self, kept: _KeptModel) -> None:
+    def _drop(self, kept: KeptModel) -> None:
         variables = keras_optimizers.training_variables(kept.model)
         self._dropped += sum(v.shape.num_elements() * v.dtype.size for v in variables)
         if self._dropped > DROPPED_BYTES:
             self._dropped, kept.model = 0, None
             gc.collect()
 
-    def _build_metrics(self, kept: _KeptModel, specs: Any, step: str) -> None:
+    def _build_metrics(self, kept: KeptModel, specs: Any, step: str) -> None:
         own = keras_names.has_own_step(kept.model, step)
-        trace = replica.again(functools.partial(keras_names.trace_step, kept.model, step))
-        keras_names.build_metrics(
-            kept.model,
-            specs,
-            (lambda: trace((specs, _SHARE), self.strategy)) if own else None,
+        trace = functools.partial(
+            keras_names.trace_step, kept.model, step, (specs, inputs.extent_spec())
         )
-        losses.follow_share(kept.model, self.share)
+        keras_names.build_metrics(kept.model, specs, trace if own else None)
         kept.has_metrics = True
 
     def _build_optimizers(
         self,
-        kept: _KeptModel,
+        kept: KeptModel,
         specs: Any,
         optimizers: dict[Any, Any],
         shards: OptimizerShards | None,
     ) -> None:
-        model, update = kept.model, None
+        model = kept.model
         if shards is not None:
             trainable = model.trainable_variables
-            update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
+            kept.update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
         objects.build_optimizers([model], optimizers)
-        build = replica.again(functools.partial(keras_optimizers.build_optimizers, model))
-        build((specs, _SHARE), self.strategy)
-        replica.weigh_steps(model, update, self.strategy)
-        replica.average_before_validation(model, self.strategy)
+        keras_optimizers.build_optimizers(model, (specs, inputs.extent_spec()))
         kept.has_optimizer, kept.shards = True, shards
 
 
 @dataclasses.dataclass
-class _KeptModel:
-    """A model in a worker, and how much of it is built."""
+class KeptModel:
+    """A model in a worker, and how much of it is built.
+
+    Args:
+        model: the model.
+        captured: list of `tf.Variable`, which its code holds beside it.
+        update: `ShardedUpdate`, or None where this worker makes the whole update.
+    """
 
     model: Any
+    captured: list[Any]
+    update: ShardedUpdate | None = None
     has_metrics: bool = False
     has_optimizer: bool = False
     shards: OptimizerShards | None = None

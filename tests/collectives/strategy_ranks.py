@@ -45,7 +45,7 @@ def _variables_start_equal(strategy: Any) -> Any:
     with strategy.scope():
         variable = tf.Variable(tf.fill([3], float(strategy.rank + 1)))
     assert np.array_equal(strategy.experimental_local_results(variable)[0].numpy(), np.ones(3))
-    with strategy.known_values():
+    with strategy.values_known(), strategy.scope():
         own = tf.Variable(float(strategy.rank))
     assert strategy.experimental_local_results(own)[0].numpy() == strategy.rank
     return variable.numpy().tolist()

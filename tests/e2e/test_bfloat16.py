@@ -22,7 +22,6 @@ from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Model, Sequential, nano, nano_bf16, nano_multiprocessing
 from nanotf.machine import processor
 from nanotf.region.sharded_update import OptimizerShards
-from nanotf.region.share import Share
 
 L = tf.keras.layers
 BFLOAT16 = ml_dtypes.bfloat16
@@ -187,16 +186,6 @@ def test_own_steps(policy: str) -> None:
         # A worker's gradient is rounded before it is weighed.
         np.testing.assert_allclose(a.astype("f4"), b.astype("f4"), rtol=0, atol=2 * HALF_ULP)
     assert list(ours.history) == list(theirs.history) == ["own"]
-
-
-def test_a_share_is_not_rounded_to_bfloat16() -> None:
-    share = Share()
-    share.set(tf.constant(1 / 3, tf.float64))
-    hundred = tf.constant(100.0, tf.bfloat16)
-    for found, exact in ((share.of(hundred), 100 / 3), (share.undone(hundred), 300.0)):
-        assert found.dtype == tf.bfloat16
-        assert float(found) == float(tf.cast(exact, tf.bfloat16))
-    assert float(hundred * tf.cast(1 / 3, tf.bfloat16)) != float(share.of(hundred))
 
 
 # ----------------------------------------------------------------------- sums that are rounded

@@ -268,26 +268,3 @@ def test_says_that_data_ran_out(
     ]
     assert said[1] == said[0]
     assert said[0] == (steps == 4)
-
-
-class OfAnyRank(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense = L.Dense(3)
-
-    def call(self, x: Any) -> Any:
-        return self.dense(x)
-
-
-def test_validation_with_fewer_rows_of_another_rank_in_between() -> None:
-    """What was traced for the first data still serves the third, as in one process."""
-    tf.keras.utils.set_random_seed(3)
-    x, y = np.ones((16, 4), "float32"), np.zeros((16, 3), "float32")
-    model = OfAnyRank()
-    model.compile("sgd", "mse")
-    for validation in ((x, y), (x[None], y[None]), (x, y)):
-        history = model.fit(
-            x, y, batch_size=4, verbose=0, num_processes=2, validation_data=validation
-        ).history
-    expected = model.evaluate(x, y, verbose=0)
-    np.testing.assert_allclose(history["val_loss"], [expected], rtol=1e-4)

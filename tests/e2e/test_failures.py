@@ -27,9 +27,8 @@ from waiting import wait_until
 
 import nanotf
 from nanotf.errors import NanoError, WorkerDied, WorkerError
-from nanotf.keras import Sequential, nano
+from nanotf.keras import nano
 from nanotf.pool import outbox, pool, zygote
-from nanotf.shipping import state
 
 pytestmark = pytest.mark.own_pool
 
@@ -261,34 +260,6 @@ def test_interrupts_of_workers_alone() -> None:
         return subprocess.run(["sh", "-c", "kill -INT $$"], check=False).returncode
 
     assert program() == -signal.SIGINT
-
-
-def test_an_interrupt_while_an_epoch_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The epoch is not complete then, and the model has nothing of it."""
-    stock = state._combined
-
-    def interrupted(*arguments: Any) -> Any:
-        monkeypatch.setattr(state, "_combined", stock)
-        signal.raise_signal(signal.SIGINT)
-        return stock(*arguments)
-
-    monkeypatch.setattr(state, "_combined", interrupted)
-    x, y = digits(100)
-    layers = tf.keras.layers
-    model = Sequential(
-        [
-            layers.Input(x.shape[1:]),
-            layers.BatchNormalization(),
-            layers.Flatten(),
-            layers.Dense(10, "softmax"),
-        ]
-    )
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    before = model.get_weights()
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(x, y, **FIT, epochs=2)
-    for now, then in zip(model.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(now, then)
 
 
 @pytest.mark.thorough

@@ -146,18 +146,11 @@ def test_metric_of_unknown_rank(float64: None) -> None:
     fit_both(lambda: model_of([spread, errors]), x=x, y=y, batch_size=BATCH)
 
 
-def test_weighted_metrics_and_declared_sums(float64: None) -> None:
-    class Declared(Largest):
-        """Says of itself what is not so, which shows that it is believed."""
-
-        nanotf_sums = True
-
+def test_weighted_metrics(float64: None) -> None:
     x, y = data()
     weights = np.random.default_rng(1).integers(0, 4, ROWS).astype("float64")
     arguments: dict[str, Any] = {"x": x, "y": y, "batch_size": BATCH, "sample_weight": weights}
     fit_both(lambda: model_of([], [Largest(), MostlyMean(name="std")]), **arguments)
-    with pytest.raises(AssertionError, match="largest"):
-        fit_both(lambda: model_of([Declared()]), **arguments)
 
 
 class Smoothed(M.Metric):

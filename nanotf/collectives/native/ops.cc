@@ -3,9 +3,9 @@
 // looks at the clock.
 //
 // They are stateful: TensorFlow then neither drops, merges nor pre-computes them, and keeps them
-// in the order in which tf.function traced them. NanotfJoin, an all-gather, is not: a graph that
-// does not read it drops it (collectives/lazy.py keeps the others in order). Kernels block the
-// thread that runs them.
+// in the order in which tf.function traced them. NanotfSum, an all-reduce, and NanotfJoin, an
+// all-gather, are not: a graph that does not read them drops them (collectives/lazy.py keeps the
+// others in order). Kernels block the thread that runs them.
 
 #include <stdio.h>
 #include <string.h>
@@ -455,6 +455,14 @@ __attribute__((constructor)) void RegisterAll() {
        SameShapes,
        CreateKernel<kReduction>,
        ComputeAllReduce},
+      {"NanotfSum",
+       {"N: int >= 1", kReducible, "reduction: {'sum', 'min', 'max'}"},
+       {"tensors: N * T"},
+       "reduced: N * T",
+       SameShapes,
+       CreateKernel<kReduction>,
+       ComputeAllReduce,
+       false},
       {"NanotfReduceScatter",
        {"N: int >= 1", kReducible, "length: int"},
        {"tensors: N * T"},

@@ -1,0 +1,50 @@
+"""Calls that XLA compiles: what is inside of a divided call is compiled, exchanges are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.compat import keras_names
+from nanotf.region import scope
+
+
+def call(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`stock(layer, *args, **kwargs)`, compiled if nothing is lost by that.
+
+    It is not where the call exchanges something, as statistics of the batch, since XLA knows no
+    communication between processes; nor where tensors have masks or the layer adds losses: a
+    compiled function returns neither.
+
+    Args:
+        layer: the layer, in a graph.
+        stock: the stock `__call__`.
+        args, kwargs: its arguments.
+    """
+    leaves = tf.nest.flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
+    kept = [(losses, len(losses)) for losses in keras_names.lists_of_losses(layer)]
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compiled(*tensors: Any) -> Any:
+        for place, tensor in zip(places, tensors, strict=True):
+            leaves[place] = tensor
+        inner_args, inner_kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
+        out = stock(layer, *inner_args, **inner_kwargs)
+        adds = any(len(losses) > count for losses, count in kept)
+        if adds or any(keras_names.mask_of(leaf) is not None for leaf in tf.nest.flatten(out)):
+            raise scope.NotCompiled
+        return out
+
+    tensors = [leaves[place] for place in places]
+    try:
+        if any(keras_names.mask_of(tensor) is not None for tensor in tensors):
+            raise scope.NotCompiled
+        with scope.compiling(inside=True):
+            trace = compiled.get_concrete_function(*tensors)
+        return trace(*tensors)
+    except scope.NotCompiled:
+        for losses, count in kept:
+            del losses[count:]
+        return stock(layer, *args, **kwargs)

@@ -1,0 +1,310 @@
+"""Every layer, loss and metric of Keras gives the numbers of one process in `fit`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras_parts as parts
+import numpy as np
+import parity
+import pytest
+import tensorflow as tf
+from tensorflow.keras import losses, metrics
+
+from nanotf.keras import Model
+from nanotf.region import overrides
+
+L = tf.keras.layers
+
+pytestmark = [pytest.mark.both_generations, pytest.mark.every_case]
+
+
+def test_every_part_is_listed() -> None:
+    layers = {name for _, table in parts.LAYERS.values() for name in table}
+    layers |= {*parts.AUGMENTATIONS, *parts.MERGING, *parts.OF_NUMBERS, *parts.OF_TEXTS}
+    layers |= {*parts.OF_SIGNALS, *parts.NO_LAYERS}
+    for module, base, known in (
+        (L, L.Layer, layers),
+        (losses, losses.Loss, {*parts.LOSSES, *parts.NO_LOSSES}),
+        (metrics, metrics.Metric, {*parts.METRICS, *parts.NO_METRICS}),
+    ):
+        unknown = [names for names in parts.classes_in(module, base) if not names & known]
+        assert not unknown, module.__name__
+
+
+def branches(make_input: Callable[[], Any], table: Any, ends: Callable[[Any], Any]) -> Any:
+    """A model with an output for each layer of a table, behind layers of its own."""
+    tf.keras.utils.set_random_seed(3)
+    inputs = make_input()
+    outputs = []
+    for name, make in table.items():
+        hidden = ends(inputs)
+        outputs.append(L.Dense(2, name=f"of_{name}")(L.Flatten()(make()(hidden))))
+    model = Model(inputs, outputs)
+    model.compile(tf.keras.optimizers.SGD(0.05), "mse")
+    return model
+
+
+def assert_alike(make: Callable[[], Any], x: Any, y: Any, **options: Any) -> None:
+    """Fits two models that `make` makes, and compares the weights by their names."""
+    arguments = {"batch_size": parts.BATCH_SIZE, "epochs": 2, "shuffle": False, "verbose": 0}
+    expected, found = make(), make()
+    before = expected.get_weights()
+    histories = []
+    for model, more in ((expected, {}), (found, {"num_processes": 2})):
+        tf.keras.utils.set_random_seed(4)
+        histories.append(model.fit(x, y, **arguments, **options, **more).history)
+    tolerance = parity.TOLERANCE[tf.keras.backend.floatx()]
+    ours, theirs = found.get_weights(), expected.get_weights()
+    wrong = [
+        (getattr(v, "path", v.name), float(abs(one - other).max()))
+        for v, one, other in zip(expected.weights, ours, theirs, strict=True)
+        if not np.allclose(one, other, rtol=10 * tolerance, atol=tolerance)
+    ]
+    assert not wrong
+    assert any(not np.array_equal(a, b) for a, b in zip(before, theirs, strict=True))
+    parity.assert_same_history(histories[1], histories[0])
+
+
+def values(*shape: int) -> np.ndarray:
+    return np.random.default_rng(5).normal(size=(parts.ROWS, *shape))
+
+
+def targets_of(table: Iterable[str]) -> list[np.ndarray]:
+    return [values(2) for _ in table]
+
+
+@pytest.mark.parametrize("kind", list(parts.LAYERS))
+def test_layers(float64: None, kind: str) -> None:
+    shape, table = parts.LAYERS[kind]
+    table = parts.installed(table)
+
+    def trained(x: Any) -> Any:
+        return L.Dense(shape[-1], activation="tanh")(x)
+
+    assert_alike(
+        lambda: branches(lambda: L.Input(shape), table, trained),
+        values(*shape),
+        targets_of(table),
+    )
+
+
+def test_layers_of_several_tensors(float64: None) -> None:
+    def merged(name: str) -> Callable[[], Any]:
+        def layer(x: Any) -> Any:
+            merge = L.Dot(axes=1) if name == "Dot" else getattr(L, name)()
+            return merge([x, L.Dense(4)(x)])
+
+        return lambda: layer
+
+    table = {name: merged(name) for name in parts.MERGING}
+    assert_alike(
+        lambda: branches(lambda: L.Input((4,)), table, lambda x: L.Dense(4)(x)),
+        values(4),
+        targets_of(table),
+    )
+
+
+def test_layers_of_numbers(float64: None) -> None:
+    table = parts.installed(parts.OF_NUMBERS)
+    numbers = np.random.default_rng(5).integers(0, 9, (parts.ROWS, 5))
+    assert_alike(
+        lambda: branches(lambda: L.Input((5,), dtype="int64"), table, lambda x: x),
+        numbers,
+        targets_of(table),
+    )
+
+
+def test_layers_of_texts(float64: None) -> None:
+    table = parts.OF_TEXTS
+    texts = tf.constant(np.random.default_rng(5).choice(["a", "b", "c"], (parts.ROWS, 1)))
+    assert_alike(
+        lambda: branches(lambda: L.Input((1,), dtype="string"), table, lambda x: x),
+        texts,
+        targets_of(table),
+    )
+
+
+def test_layers_of_signals() -> None:
+    table = parts.installed(parts.OF_SIGNALS)
+    if not table:
+        pytest.skip("this Keras has none")
+    assert_alike(
+        lambda: branches(lambda: L.Input((32, 1)), table, lambda x: x),
+        values(32, 1).astype("float32"),
+        targets_of(table),
+    )
+
+
+# Of `make test` one that has rows drawn each its own, and one that mixes rows.
+_SAMPLED = ("RandomFlip", "MixUp")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in _SAMPLED else pytest.mark.thorough)
+        for name in parts.installed(parts.AUGMENTATIONS)
+    ],
+)
+def test_augmentations(name: str) -> None:
+    images = np.random.default_rng(5).integers(0, 256, (parts.ROWS, 8, 8, 3)).astype("float32")
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        layer = parts.AUGMENTATIONS[name]()
+        inputs = L.Input((8, 8, 3))
+        pooled = L.GlobalAveragePooling2D()(layer(inputs))
+        model = Model(inputs, L.Dense(2)(L.Rescaling(1 / 255)(pooled)))
+        model.compile(tf.keras.optimizers.SGD(0.05), "mse")
+        return model
+
+    assert_alike(make, images, values(2).astype("float32"))
+
+
+# ------------------------------------------------------------------------- losses and metrics
+def output_and_targets(kind: str, x: Any, name: str) -> tuple[Any, np.ndarray]:
+    """An output that suits a loss or metric, and targets; see `keras_parts.LOSSES`."""
+    random = np.random.default_rng(11)
+    numbers = random.integers(0, 3, parts.ROWS)
+    if kind == "values":
+        return L.Dense(3, "tanh", name=name)(x), random.normal(size=(parts.ROWS, 3))
+    if kind == "probabilities":
+        target = random.integers(0, 2, (parts.ROWS, 1)).astype("float64")
+        return L.Dense(1, "sigmoid", name=name)(x), target
+    if kind == "texts":
+        target = random.integers(1, 5, (parts.ROWS, 2))
+        return L.Reshape((6, 5), name=name)(L.Dense(30)(x)), target
+    scores = L.Dense(3, "softmax", name=name)(x)
+    return scores, numbers if kind == "numbers of classes" else np.eye(3)[numbers]
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_losses(float64: None, weighted: bool) -> None:
+    table = parts.installed(parts.LOSSES, losses)
+    table.pop("CTC", None)  # TensorFlow computes it in float32
+    targets: list[np.ndarray] = []
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        inputs = L.Input((4,))
+        made = [output_and_targets(kind, inputs, n) for n, (kind, _) in table.items()]
+        targets[:] = [target for _, target in made]
+        model = Model(inputs, [output for output, _ in made])
+        each = [getattr(losses, name)(**options) for name, (_, options) in table.items()]
+        model.compile(tf.keras.optimizers.SGD(1e-3), each)
+        return model
+
+    make()
+    weights = [np.random.default_rng(7).uniform(size=parts.ROWS) for _ in table]
+    assert_alike(make, values(4), targets, sample_weight=weights if weighted else None)
+
+
+@pytest.mark.skipif(not hasattr(losses, "CTC"), reason="Keras 3's")
+def test_ctc() -> None:
+    targets = output_and_targets("texts", L.Input((4,)), "text")[1]
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        inputs = L.Input((4,))
+        model = Model(inputs, output_and_targets("texts", inputs, "text")[0])
+        model.compile(tf.keras.optimizers.SGD(1e-3), losses.CTC())
+        return model
+
+    assert_alike(make, values(4).astype("float32"), targets)
+
+
+@pytest.mark.skipif(not hasattr(losses, "CTC"), reason="Keras 2 has none for float64")
+@pytest.mark.parametrize("weighted", [False, True])
+def test_metrics(float64: None, weighted: bool) -> None:
+    table = parts.installed(parts.METRICS, metrics)
+    kinds = list(dict.fromkeys(kind for kind, _ in table.values()))
+    targets: list[np.ndarray] = []
+
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        inputs = L.Input((4,))
+        made = [output_and_targets(kind, inputs, f"of{n}") for n, kind in enumerate(kinds)]
+        targets[:] = [target for _, target in made]
+        model = Model(inputs, [output for output, _ in made])
+        by_output = [
+            [
+                getattr(metrics, n)(name=n, **options)
+                for n, (k, options) in table.items()
+                if k == kind
+            ]
+            for kind in kinds
+        ]
+        option = {"weighted_metrics" if weighted else "metrics": by_output}
+        loss = ["sparse_categorical_crossentropy" if "numbers" in k else "mse" for k in kinds]
+        model.compile(tf.keras.optimizers.SGD(1e-3), loss, **option)
+        return model
+
+    make()
+    weights = [np.random.default_rng(7).uniform(size=parts.ROWS) for _ in kinds]
+    assert_alike(make, values(4), targets, sample_weight=weights if weighted else None)
+
+
+# ------------------------------------------------------------------- TensorFlow's random numbers
+class Drawing(L.Layer):  # type: ignore[misc]
+    """Adds random numbers to its rows, and puts them in another order, or not.
+
+    Args:
+        function: str, of `DRAWS`.
+    """
+
+    def __init__(self, function: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.function = function
+        self.generator = tf.random.Generator.from_seed(5)
+
+    def call(self, x: Any) -> Any:
+        return DRAWS[self.function](self, x)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "function": self.function}
+
+
+DRAWS: dict[str, Callable[[Any, Any], Any]] = {
+    "normal": lambda _, x: x + tf.random.normal(tf.shape(x), seed=3, dtype=x.dtype),
+    "stateless_uniform": lambda _, x: x * tf.random.stateless_uniform(tf.shape(x), [3, 4]),
+    "truncated_normal": lambda _, x: x + tf.random.truncated_normal(tf.shape(x), seed=3),
+    "gamma": lambda _, x: x + tf.random.gamma(tf.shape(x), 2.0, seed=3),
+    "poisson": lambda _, x: x + tf.random.stateless_poisson(tf.shape(x), [3, 4], 2.0, tf.float32),
+    "categorical": lambda _, x: x + tf.cast(tf.random.categorical(x, 2, seed=3), tf.float32),
+    "shuffle": lambda _, x: x + tf.random.shuffle(x, seed=3),
+    "generator": lambda layer, x: x + layer.generator.normal(tf.shape(x)),
+    "generator_of_counts": lambda layer, x: x + tf.cast(
+        layer.generator.binomial(tf.shape(x), [4.0, 4.0], [0.5, 0.5]), tf.float32
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", list(DRAWS))
+def test_random_numbers(function: str) -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(3)
+        inputs = L.Input((2,))
+        hidden = Drawing(function)(L.Dense(2)(inputs))
+        model = Model(inputs, L.Dense(2)(hidden))
+        model.compile(tf.keras.optimizers.SGD(0.05), "mse")
+        return model
+
+    assert_alike(make, values(2).astype("float32"), values(2).astype("float32"))
+
+
+def test_every_function_that_draws_is_overridden() -> None:
+    known = {override.target.split("random.")[-1] for override in overrides.TABLE}
+    functions = {name for name, value in vars(tf.random).items() if inspect.isfunction(value)}
+    functions |= {f"experimental.{name}" for name in ("stateless_shuffle",)}
+    of_seeds = {"create_rng_state", "fold_in", "get_global_generator", "set_global_generator"}
+    of_seeds |= {"set_seed", "split"}
+    samplers = {name for name in functions if name.endswith("candidate_sampler")}
+    assert not functions - known - of_seeds - samplers
+    methods = {name for name in vars(tf.random.Generator) if not name.startswith("_")}
+    of_state = {"algorithm", "key", "make_seeds", "skip", "split", "state"}
+    of_state |= {name for name in methods if name.startswith(("from_", "reset"))}
+    drawing = {name.split(".")[-1] for name in known if name.startswith("Generator.")}
+    assert not methods - drawing - of_state
