@@ -12,7 +12,7 @@ from nanotf.machine import processor
 from nanotf.parent import calls, rejections
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_data import FitArguments, FitData, Stream
-from nanotf.shipping import captured, jobs, models, pickling
+from nanotf.shipping import heap, jobs, models, pickling
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -56,12 +56,8 @@ class ModelCall(calls.Call):
             processor.warn_of_slow_bfloat16(
                 f"bfloat16, in which the model {model.name!r} computes,"
             )
-        with (
-            pickling.naming(f"The model {model.name!r}"),
-            generation().metric_names_as_compiled(model),
-        ):
-            recipe = models.checked(model, models.recipe_of(model))
-            self.recipe, self.captured = captured.dump(model, recipe)
+        with pickling.naming(f"The model {model.name!r}"):
+            self.recipe, self.captured = heap.dump(model)
         self.variables = self.variables_to_send() + self.captured
         self.layout = StateLayout.of(self.variables, size)
         self.clock.prepared = timing.now()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
-from nanotf.shipping import captured, models, objects
+from nanotf.shipping import heap, objects
 
 Side = tuple[Any, list[Any]]  # a model, and the variables that it captures
 
@@ -15,16 +15,13 @@ def copy_of(model: Any, recipe: bytes) -> Side:
 
     Args:
         model: the user's model, built.
-        recipe: bytes, what `shipping.captured.dump` has made of the model.
+        recipe: bytes, what `shipping.heap.dump` has made of the model.
     """
-    loaded = captured.Loaded(recipe)
-    copy = models.build(loaded.recipe)
-    loaded.compile(copy)
-    models.exclude_from_decay(copy, loaded.recipe)
+    copy, held = heap.load(recipe)
     objects.build_optimizers([copy], objects.built_optimizers([model]))
     if keras_names.builds_optimizer_for_all(model):
         keras_optimizers.build_optimizer(copy)
-    return copy, loaded.captured(copy)
+    return copy, held
 
 
 def copy_state(source: Side, target: Side) -> None:

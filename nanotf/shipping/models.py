@@ -224,7 +224,7 @@ def recipe_of(model: Any) -> ModelRecipe:
         ),
         changed=(),
         compiled=Compiled.of(model),
-        excluded=_excluded_from_decay(model),
+        excluded=excluded_from_decay(model),
         dtype_policy=policy.name,
     )
 
@@ -283,7 +283,8 @@ def all_optimizers(model: Any) -> list[Any]:
     return keras_optimizers.with_inner(keras_optimizers.optimizers_of(model))
 
 
-def _excluded_from_decay(model: Any) -> tuple[tuple[int, ...], ...]:
+def excluded_from_decay(model: Any) -> tuple[tuple[int, ...], ...]:
+    """Of every optimizer of a model, the places among its variables of those without decay."""
     optimizers = all_optimizers(model)
     if not any(keras_optimizers.excludes_variables(optimizer) for optimizer in optimizers):
         return ()  # a model that is not built has no variables to ask for
@@ -291,15 +292,15 @@ def _excluded_from_decay(model: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(keras_optimizers.excluded_places(o, variables) for o in optimizers)
 
 
-def exclude_from_decay(model: Any, recipe: ModelRecipe) -> None:
+def exclude_from_decay(model: Any, excluded: tuple[tuple[int, ...], ...]) -> None:
     """Excludes variables of a rebuilt model, now built, from weight decay as in the original.
 
     An optimizer knows them by keys that are not the same in another process.
     """
-    if recipe.excluded:
+    if excluded:
         variables = generation().model_variables(model)
         optimizers = all_optimizers(model)
-        for optimizer, places in zip(optimizers, recipe.excluded, strict=False):
+        for optimizer, places in zip(optimizers, excluded, strict=False):
             keras_optimizers.exclude_places(optimizer, variables, places)
 
 

@@ -23,7 +23,7 @@ from nanotf.errors import CollectiveError
 from nanotf.region import overrides
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
 from nanotf.region.strategy import WorkerStrategy
-from nanotf.shipping import captured, inputs, jobs, models, objects, pickling, streams
+from nanotf.shipping import heap, inputs, jobs, objects, pickling, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -157,11 +157,7 @@ class Session:
             optimizers is not None and kept.has_optimizer and kept.shards != shards
         ):
             eager_context.put_seeds(chance.tensorflow)
-            loaded = captured.Loaded(recipe)
-            model = models.build(loaded.recipe)
-            loaded.compile(model)
-            models.exclude_from_decay(model, loaded.recipe)
-            held = loaded.captured(model)
+            model, held = heap.load(recipe)
             replica.become_replica(model, self.stopwatch)
             kept = self._models[key] = KeptModel(model, held)
         self._models.move_to_end(key)

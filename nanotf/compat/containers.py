@@ -1,0 +1,62 @@
+"""Lists, dicts and sets of TensorFlow's and Keras's, which track what they hold.
+
+| private name | versions | why |
+| --- | --- | --- |
+| `tensorflow.python.trackable.data_structures`: `ListWrapper`, `_DictWrapper`, `_TupleWrapper` | 2.15-2.21 | what they hold, and what they note of it, travels |
+| `tensorflow.python.util.tf_export.get_canonical_name_for_symbol`, `get_symbol_from_name` | 2.15-2.21 | functions of TensorFlow's, which dispatch, travel by their public names |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorflow.python.trackable import data_structures
+from tensorflow.python.util import tf_export
+
+from nanotf.compat.keras_common import is_keras_own
+
+
+def described(value: Any) -> tuple[Any, ...] | None:
+    """What a pickler's `reducer_override` returns for such a container; None for another object."""
+    if isinstance(value, data_structures._DictWrapper):
+        attributes = {name: getattr(value, name) for name in dir(value) if name.startswith("_self_")}
+        state = value.__wrapped__, attributes
+        return data_structures._DictWrapper, (), state, None, None, _fill_proxy
+    if isinstance(value, data_structures._TupleWrapper):
+        return data_structures._TupleWrapper, (value.__wrapped__,)
+    cls = type(value)
+    is_list = isinstance(value, data_structures.ListWrapper)
+    if is_list or (isinstance(value, (list, dict, set)) and is_keras_own(cls)):
+        items = dict(value.items()) if isinstance(value, dict) else list(value)
+        return _bare, (cls,), (items, dict(vars(value))), None, None, _fill
+    return None
+
+
+def _bare(cls: Any) -> Any:
+    return cls.__new__(cls)
+
+
+def _fill(container: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    """Puts items in without the container's own methods, which would track them once more."""
+    items, attributes = state
+    vars(container).update(attributes)
+    kind = next(kind for kind in (list, dict, set) if isinstance(container, kind))
+    add: Any = list.extend if kind is list else kind.update  # type: ignore[attr-defined]
+    add(container, items)
+
+
+def _fill_proxy(proxy: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    proxy.__wrapped__, attributes = state
+    for name, value in attributes.items():
+        setattr(proxy, name, value)
+
+
+def public_name(function: Any) -> str | None:
+    """The name by which `by_public_name` finds a function of TensorFlow's; None where it has none."""
+    name = tf_export.get_canonical_name_for_symbol(function, add_prefix_to_v1_names=True)
+    return name if name and tf_export.get_symbol_from_name(name) is function else None
+
+
+def by_public_name(name: str) -> Any:
+    """A function of TensorFlow's."""
+    return tf_export.get_symbol_from_name(name)

@@ -1,0 +1,327 @@
+"""Keras's objects on their way to another process, as they are: classes and attributes.
+
+Models, layers, variables and what Keras keeps between them refer to each other in circles and in
+long chains. So each travels by itself, and stands in the others as a number. In one stream there
+are, after what is sent, the attributes of every object by number; the class of each is told where
+it is first referred to, so that the receiver has a bare object, which gets its attributes later.
+
+| object | travels as |
+| --- | --- |
+| of a class of Keras's, or of one derived from it | class and attributes |
+| `tf.Variable` | shape, type, name; its value apart (`state`) |
+| optimizer | class and configuration, not built (`pickling`) |
+| list, dict or set that tracks what it holds | content and attributes |
+| lookup table | its initializer, or its content |
+| lock, thread's data, cache with weak keys | a new one |
+| `tf.distribute.Strategy` | the receiver's |
+| symbolic tensor, resource, function that Keras has made for itself | None: of no use elsewhere |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import io
+import pickle
+import sys
+import threading
+import types
+import weakref
+from typing import Any
+
+from nanotf.compat import containers, keras_names, keras_optimizers
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
+from nanotf.region.decorators import is_tf_function
+from nanotf.shipping import attributes, classes, models, pickling, user_modules
+
+_LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
+
+
+@functools.cache
+def _is_numbered(cls: type) -> bool:
+    """Whether objects of a class travel each by itself."""
+    tf = require_tensorflow()
+    if issubclass(cls, tf.Variable):
+        return True
+    schedule = tf.keras.optimizers.schedules.LearningRateSchedule  # an optimizer asks it at once
+    others = (type, enum.Enum, BaseException, list, dict, set, tuple, str, weakref.WeakKeyDictionary)
+    if issubclass(cls, (*others, schedule, *keras_optimizers.optimizer_classes())):
+        return False
+    return hasattr(cls, "__dict__") and any(map(keras_names.is_keras_own, cls.__mro__))
+
+
+@functools.cache
+def _made_by_class(cls: Any) -> frozenset[str]:
+    """The attributes that are functions which a class makes anew for each object."""
+    made = vars(cls.__new__(cls))
+    return frozenset(name for name, value in made.items() if isinstance(value, types.FunctionType))
+
+
+@dataclasses.dataclass(frozen=True)
+class _VariableMaker:
+    """What makes a `tf.Variable`."""
+
+    shape: tuple[int | None, ...]
+    dtype: str
+    name: str
+    trainable: bool
+    synchronization: int
+    aggregation: int
+    constraint: Any
+
+    @classmethod
+    def of(cls, variable: Any) -> _VariableMaker:
+        return cls(
+            tuple(variable.shape),
+            variable.dtype.name,
+            variable.name.split(":")[0],
+            bool(variable.trainable),
+            variable.synchronization.value,
+            variable.aggregation.value,
+            variable.constraint,
+        )
+
+    def make(self) -> Any:
+        tf = require_tensorflow()
+        return tf.Variable(
+            tf.zeros([d or 0 for d in self.shape], self.dtype),
+            shape=self.shape,
+            name=self.name,
+            trainable=self.trainable,
+            synchronization=tf.VariableSynchronization(self.synchronization),
+            aggregation=tf.VariableAggregation(self.aggregation),
+            constraint=self.constraint,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _CastMaker:
+    """What makes a variable of Keras 2's that casts another one's values."""
+
+    variable: Any
+
+    def make(self) -> Any:
+        return generation().casting(self.variable)
+
+
+@dataclasses.dataclass(frozen=True)
+class _FunctionalMaker:
+    """What makes a model of inputs and outputs, of a class of the user's."""
+
+    cls: Any
+
+    def make(self) -> Any:
+        keras_names.make_functional(self.cls)
+        return self.cls.__new__(self.cls)
+
+
+class Pickler(pickling.Pickler):
+    """Writes objects of Keras's as numbers, and keeps them for `dump_attributes`.
+
+    Args:
+        file: `io.BytesIO`.
+
+    Attributes:
+        numbered: list of the objects, by number.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.numbered: list[Any] = []
+        self._ids: dict[int, Any] = {}
+        self._modules = user_modules.ModulesByValue()
+        self._seen: set[str] = set()
+
+    def persistent_id(self, obj: Any) -> Any:
+        found = self._ids.get(id(obj))
+        if found is None and _is_numbered(type(obj)):
+            found = self._ids[id(obj)] = len(self.numbered), _maker(obj)
+            self.numbered.append(obj)
+        return found
+
+    def dump_attributes(self) -> None:
+        """Writes the attributes of all objects that were found, and of those that they lead to."""
+        for obj in self.numbered:  # which grows
+            self.dump(_attributes(obj))
+
+    def release(self) -> None:
+        """Lets modules that travelled by value travel by name again."""
+        self._modules.release()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, types.FunctionType)):
+            self._take_module(obj)
+        reduced = containers.described(obj) or _replaced(obj)
+        return super().reducer_override(obj) if reduced is None else reduced
+
+    def _take_module(self, obj: Any) -> None:
+        """Makes a module whose globals are variables travel by value."""
+        module = sys.modules.get(obj.__module__ or "")
+        if module is None or module.__name__ in self._seen or not classes.is_foreign(obj):
+            return
+        self._seen.add(module.__name__)
+        if any(map(attributes.is_variable, list(vars(module).values()))):
+            self._modules.take(module)
+
+
+def _maker(obj: Any) -> Any:
+    """What makes an object bare: its class, or what has `make()`."""
+    if not isinstance(obj, require_tensorflow().Variable):
+        is_functional = isinstance(obj, keras_names.functional_class())
+        return _FunctionalMaker(type(obj)) if is_functional else type(obj)
+    inner = generation().cast_by(obj)
+    return _VariableMaker.of(obj) if inner is None else _CastMaker(inner)
+
+
+def _attributes(obj: Any) -> dict[str, Any]:
+    if isinstance(obj, require_tensorflow().Variable):
+        return {}
+    left_behind = _made_by_class(type(obj)) if hasattr(type(obj), "call") else ()
+    found = {n: v for n, v in vars(obj).items() if n not in left_behind and n[:7] != "_nanotf"}
+    return generation().for_another_process(obj, found)
+
+
+def _none(*_: Any) -> None:
+    """What stands for objects that are of no use in another process."""
+
+
+def _new_cache(cls: Any) -> Any:
+    cache = cls.__new__(cls)
+    weakref.WeakKeyDictionary.__init__(cache)
+    return cache
+
+
+def _set_factory(cache: Any, factory: Any) -> None:
+    if factory is not None:
+        cache.default_factory = factory
+
+
+def _table(cls: Any, dtypes: tuple[Any, Any], default: Any, content: tuple[Any, Any]) -> Any:
+    table = cls(*dtypes, default)
+    table.insert(*content)
+    return table
+
+
+def _replaced(obj: Any) -> Any:
+    """What a pickler's `reducer_override` returns for an object that has to be made anew."""
+    tf = require_tensorflow()
+    cls = type(obj)
+    if cls in _LOCKS:
+        return _LOCKS[cls], ()
+    if isinstance(obj, threading.local):
+        return threading.local, ()
+    if isinstance(obj, weakref.ref):
+        return weakref.ref, (obj(),)
+    if isinstance(obj, weakref.WeakKeyDictionary):
+        factory = getattr(obj, "default_factory", None)
+        return _new_cache, (cls,), factory, None, None, _set_factory
+    if isinstance(obj, tf.distribute.Strategy):
+        return tf.distribute.get_strategy, ()
+    if isinstance(obj, tf.lookup.StaticHashTable):
+        return cls, (obj._initializer, obj._default_value)
+    if isinstance(obj, tf.lookup.experimental.MutableHashTable):
+        return _table, (cls, (obj.key_dtype, obj.value_dtype), obj._default_value, obj.export())
+    if isinstance(obj, tf.DType):
+        return tf.as_dtype, (obj.name,)
+    if tf.is_tensor(obj) and not hasattr(obj, "assign"):
+        of_resource = getattr(obj, "dtype", None) in (tf.resource, tf.variant)
+        if of_resource or (isinstance(obj, tf.Tensor) and not hasattr(obj, "numpy")):
+            return _none, ()
+    if is_tf_function(obj) and keras_names.is_keras_own(obj.python_function):
+        return _none, ()
+    if isinstance(obj, types.FunctionType) and (obj.__module__ or "").startswith("tensorflow"):
+        name = containers.public_name(obj)
+        if name is not None:
+            return containers.by_public_name, (name,)
+    return None
+
+
+class Unpickler(pickle.Unpickler):
+    """Undoes what a `Pickler` has done.
+
+    Args:
+        file: `io.BytesIO`.
+
+    Attributes:
+        numbered: dict of int to object, the objects by number.
+    """
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.numbered: dict[int, Any] = {}
+
+    def persistent_load(self, pid: Any) -> Any:
+        number, maker = pid
+        if number not in self.numbered:
+            bare = maker.__new__(maker) if isinstance(maker, type) else maker.make()
+            self.numbered[number] = bare
+        return self.numbered[number]
+
+    def load_attributes(self) -> None:
+        """Gives all objects that were met, and those that they lead to, their attributes."""
+        number = 0
+        while number < len(self.numbered):  # which grows
+            vars(self.numbered[number]).update(self.load())
+            number += 1
+        generation().mend(list(self.numbered.values()))
+
+
+# --------------------------------------------------------------------------------- models
+def dump(model: Any) -> tuple[bytes, list[Any]]:
+    """Pickles a model, with all that it and its code refer to.
+
+    Args:
+        model: a built model.
+
+    Returns:
+        A tuple of bytes, for `load`, and of the `tf.Variable`s that have values to send beside
+        the model's own.
+
+    Raises:
+        ShippingError: Something in it cannot be sent.
+    """
+    tf = require_tensorflow()
+    file = io.BytesIO()
+    pickler = Pickler(file)
+    try:
+        policy = tf.keras.mixed_precision.global_policy().name
+        pickling.dump(pickler, policy)
+        pickling.dump(pickler, model)
+        pickler.dump_attributes()
+    finally:
+        pickler.release()
+    own = {id(v) for v in generation().model_variables(model)}
+    own |= {id(v) for v in keras_names.metric_variables(model)}
+    own |= {id(v) for v in keras_optimizers.training_variables(model)}
+    places = [
+        number
+        for number, obj in enumerate(pickler.numbered)
+        if isinstance(obj, tf.Variable) and id(obj) not in own and _has_value(obj)
+    ]
+    pickling.dump(pickler, (places, models.excluded_from_decay(model)))
+    return file.getvalue(), [pickler.numbered[place] for place in places]
+
+
+def _has_value(variable: Any) -> bool:
+    is_whole = generation().cast_by(variable) is None
+    return is_whole and keras_names.holds_numbers(variable)
+
+
+def load(data: bytes) -> tuple[Any, list[Any]]:
+    """Makes the model that `dump` has pickled; its variables have no values yet.
+
+    Returns:
+        A tuple of the model, its optimizers not built, and of the `tf.Variable`s as `dump` has them.
+    """
+    tf = require_tensorflow()
+    unpickler = Unpickler(io.BytesIO(data))
+    policy = unpickler.load()
+    if tf.keras.mixed_precision.global_policy().name != policy:
+        tf.keras.mixed_precision.set_global_policy(policy)
+    model = unpickler.load()
+    unpickler.load_attributes()
+    places, excluded = unpickler.load()
+    models.exclude_from_decay(model, excluded)
+    return model, [unpickler.numbered[place] for place in places]
