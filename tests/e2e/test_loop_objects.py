@@ -225,7 +225,7 @@ def test_files_are_written_once(tmp_path: pathlib.Path) -> None:
     outside.flush()
     for directory in ("outside", "inside"):
         paths = [path.name for path in (tmp_path / directory).iterdir()]
-        assert len(paths) == 1, paths
+        assert len(paths) == 1, (directory, paths)
         path = str(tmp_path / directory / paths[0])
         records = [tf.compat.v1.Event.FromString(r.numpy()) for r in tf.data.TFRecordDataset(path)]
         assert [event.step for event in records if event.HasField("summary")] == [0, 1, 2, 3]
