@@ -85,6 +85,9 @@ class Generation(Protocol):
     def for_another_process(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
         """The attributes of an object of Keras's, without those that mean nothing elsewhere."""
 
+    def operation_config(self, obj: Any) -> dict[str, Any] | None:
+        """The configuration of a layer that is an operation of TensorFlow's; None of others."""
+
     def mend(self, objects: Sequence[Any]) -> None:
         """Mends what objects note by the identity of others, after they came from elsewhere."""
 

@@ -120,7 +120,15 @@ _LEFT_BEHIND = (*_FUNCTIONS, "history", "_cluster_coordinator")
 def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     found = attributes | {name: None for name in _LEFT_BEHIND if name in attributes}
     found.pop("_obj_reference_counts_dict", None)  # by identity; it begins anew
-    return found | ({"_losses": []} if "_losses" in found else {})
+    if operation_config(obj) is not None:  # both are made by its `__init__`
+        found = {name: v for name, v in found.items() if name not in ("call", "function")}
+    return found | ({"_losses": []} if hasattr(obj, "add_loss") else {})  # of the last call
+
+
+def operation_config(obj: Any) -> dict[str, Any] | None:
+    is_operation = type(obj).__module__ == source_module("layers.core.tf_op_layer").__name__
+    config: dict[str, Any] | None = obj.get_config() if is_operation else None
+    return config
 
 
 def mend(objects: Sequence[Any]) -> None:

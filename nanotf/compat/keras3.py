@@ -125,9 +125,13 @@ def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     found = attributes | {name: None for name in _LEFT_BEHIND if name in attributes}
     if isinstance(obj, _tracker_class()):
         del found["stored_ids"]  # see `mend`
-    elif "_losses" in found:
+    elif hasattr(obj, "add_loss"):
         found |= {"_losses": [], "_loss_ids": set()}  # of the last call
     return found
+
+
+def operation_config(obj: Any) -> dict[str, Any] | None:
+    return None
 
 
 def mend(objects: Sequence[Any]) -> None:

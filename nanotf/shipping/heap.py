@@ -117,6 +117,17 @@ class _FunctionalMaker:
         return self.cls.__new__(self.cls)
 
 
+@dataclasses.dataclass(frozen=True)
+class _OperationMaker:
+    """What makes a layer that is an operation of TensorFlow's."""
+
+    cls: Any
+    config: dict[str, Any]
+
+    def make(self) -> Any:
+        return self.cls.from_config(self.config)
+
+
 class Pickler(pickling.Pickler):
     """Writes objects of Keras's as numbers, and keeps them for `dump_attributes`.
 
@@ -169,6 +180,9 @@ class Pickler(pickling.Pickler):
 def _maker(obj: Any) -> Any:
     """What makes an object bare: its class, or what has `make()`."""
     if not isinstance(obj, require_tensorflow().Variable):
+        config = generation().operation_config(obj)
+        if config is not None:
+            return _OperationMaker(type(obj), config)
         is_functional = isinstance(obj, keras_names.functional_class())
         return _FunctionalMaker(type(obj)) if is_functional else type(obj)
     inner = generation().cast_by(obj)

@@ -18,7 +18,7 @@ from nanotf.region import overrides
 
 L = tf.keras.layers
 
-pytestmark = [pytest.mark.both_generations, pytest.mark.every_case]
+pytestmark = pytest.mark.both_generations
 
 
 def test_every_part_is_listed() -> None:

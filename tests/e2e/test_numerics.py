@@ -185,11 +185,6 @@ def test_losses_of_keras_that_are_a_ratio_of_the_batch(float64: None) -> None:
     compare(make, y=[one_hot(), one_hot()])
 
 
-@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 has none")
-def test_loss_that_compares_all_rows(float64: None) -> None:
-    compare(lambda: dense(3, loss=tf.keras.losses.Circle(gamma=1.0)), y=one_hot().argmax(1))
-
-
 @pytest.mark.both_generations
 def test_outputs_of_one_dimension(float64: None) -> None:
     """Keras's own losses and metrics are one number for the batch then."""
@@ -260,15 +255,6 @@ def class_metrics() -> list[Any]:
 def test_metrics_of_two_classes(float64: None) -> None:
     compare(
         lambda: dense(1, "sigmoid", loss="binary_crossentropy", metrics=binary_metrics()),
-        y=binary(),
-        validation_data=(features(31), binary(31)),
-    )
-
-
-@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2's R2Score does not work in float64")
-def test_r2_score(float64: None) -> None:
-    compare(
-        lambda: dense(1, "sigmoid", loss="mse", metrics=[tf.keras.metrics.R2Score(name="r2")]),
         y=binary(),
         validation_data=(features(31), binary(31)),
     )
