@@ -57,8 +57,11 @@ class ModelCall(calls.Call):
                 f"bfloat16, in which the model {model.name!r} computes,"
             )
         with pickling.naming(f"The model {model.name!r}"):
-            self.recipe, self.captured = heap.dump(model)
-        self.variables = self.variables_to_send() + self.captured
+            self.recipe, numbered = heap.dump(model)
+        own = self.variables_to_send()
+        self.captured = heap.captured_beside(numbered, own + self.variables_apart())
+        self.held = [numbered[number] for number in self.captured]
+        self.variables = own + self.held
         self.layout = StateLayout.of(self.variables, size)
         self.clock.prepared = timing.now()
 
@@ -94,6 +97,10 @@ class ModelCall(calls.Call):
         """The variables whose values the workers need."""
         return generation().model_variables(self.model)
 
+    def variables_apart(self) -> list[Any]:
+        """The model's variables whose values travel in another block."""
+        return []
+
     def data_streams(self) -> list[Stream]:
         return self.data.streams
 
@@ -117,6 +124,7 @@ class ModelCall(calls.Call):
             "settings": jobs.KerasSettings.taken(),
             "specs": self.data.specs,
             "layout": self.layout,
+            "captured": self.captured,
             "state_block": calls.STATE_BLOCK,
             "events": self.callbacks.events,
             "waits": self.callbacks.waits,

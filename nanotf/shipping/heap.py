@@ -28,6 +28,7 @@ import sys
 import threading
 import types
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from nanotf.compat import containers, keras_names, keras_optimizers
@@ -155,7 +156,8 @@ class Pickler(pickling.Pickler):
     def dump_attributes(self) -> None:
         """Writes the attributes of all objects that were found, and of those that they lead to."""
         for obj in self.numbered:  # which grows
-            self.dump(_attributes(obj))
+            with pickling.naming(f"An object of class {type(obj).__name__}"):
+                pickling.dump(self, _attributes(obj))
 
     def release(self) -> None:
         """Lets modules that travelled by value travel by name again."""
@@ -290,52 +292,55 @@ def dump(model: Any) -> tuple[bytes, list[Any]]:
         model: a built model.
 
     Returns:
-        A tuple of bytes, for `load`, and of the `tf.Variable`s that have values to send beside
-        the model's own.
+        A tuple of bytes, for `load`, and of the objects that travel by number.
 
     Raises:
         ShippingError: Something in it cannot be sent.
     """
-    tf = require_tensorflow()
     file = io.BytesIO()
     pickler = Pickler(file)
     try:
-        policy = tf.keras.mixed_precision.global_policy().name
-        pickling.dump(pickler, policy)
+        policy = require_tensorflow().keras.mixed_precision.global_policy().name
+        pickling.dump(pickler, (policy, models.excluded_from_decay(model)))
         pickling.dump(pickler, model)
         pickler.dump_attributes()
     finally:
         pickler.release()
-    own = {id(v) for v in generation().model_variables(model)}
-    own |= {id(v) for v in keras_names.metric_variables(model)}
-    own |= {id(v) for v in keras_optimizers.training_variables(model)}
-    places = [
-        number
-        for number, obj in enumerate(pickler.numbered)
-        if isinstance(obj, tf.Variable) and id(obj) not in own and _has_value(obj)
-    ]
-    pickling.dump(pickler, (places, models.excluded_from_decay(model)))
-    return file.getvalue(), [pickler.numbered[place] for place in places]
-
-
-def _has_value(variable: Any) -> bool:
-    is_whole = generation().cast_by(variable) is None
-    return is_whole and keras_names.holds_numbers(variable)
+    return file.getvalue(), pickler.numbered
 
 
 def load(data: bytes) -> tuple[Any, list[Any]]:
     """Makes the model that `dump` has pickled; its variables have no values yet.
 
     Returns:
-        A tuple of the model, its optimizers not built, and of the `tf.Variable`s as `dump` has them.
+        A tuple of the model, its optimizers not built, and of the objects by number.
     """
-    tf = require_tensorflow()
+    mixed_precision = require_tensorflow().keras.mixed_precision
     unpickler = Unpickler(io.BytesIO(data))
-    policy = unpickler.load()
-    if tf.keras.mixed_precision.global_policy().name != policy:
-        tf.keras.mixed_precision.set_global_policy(policy)
+    policy, excluded = unpickler.load()
+    if mixed_precision.global_policy().name != policy:
+        mixed_precision.set_global_policy(policy)
     model = unpickler.load()
     unpickler.load_attributes()
-    places, excluded = unpickler.load()
     models.exclude_from_decay(model, excluded)
-    return model, [unpickler.numbered[place] for place in places]
+    return model, [unpickler.numbered[number] for number in range(len(unpickler.numbered))]
+
+
+def captured_beside(numbered: Sequence[Any], own: Sequence[Any]) -> tuple[int, ...]:
+    """The numbers of variables that have values to send, and are not among a model's own.
+
+    Args:
+        numbered: sequence of objects, of `dump`.
+        own: sequence of `tf.Variable`.
+    """
+    variable, known = require_tensorflow().Variable, set(map(id, own))
+    return tuple(
+        number
+        for number, obj in enumerate(numbered)
+        if isinstance(obj, variable) and id(obj) not in known and _has_value(obj)
+    )
+
+
+def _has_value(variable: Any) -> bool:
+    is_whole = generation().cast_by(variable) is None
+    return is_whole and keras_names.holds_numbers(variable)

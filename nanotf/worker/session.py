@@ -157,9 +157,9 @@ class Session:
             optimizers is not None and kept.has_optimizer and kept.shards != shards
         ):
             eager_context.put_seeds(chance.tensorflow)
-            model, held = heap.load(recipe)
+            model, numbered = heap.load(recipe)
             replica.become_replica(model, self.stopwatch)
-            kept = self._models[key] = KeptModel(model, held)
+            kept = self._models[key] = KeptModel(model, numbered)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
             self._drop(self._models.popitem(last=False)[1])
@@ -206,12 +206,12 @@ class KeptModel:
 
     Args:
         model: the model.
-        captured: list of `tf.Variable`, which its code holds beside it.
+        numbered: list of the objects that it consists of; see `shipping.heap`.
         update: `ShardedUpdate`, or None where this worker makes the whole update.
     """
 
     model: Any
-    captured: list[Any]
+    numbered: list[Any]
     update: ShardedUpdate | None = None
     has_metrics: bool = False
     has_optimizer: bool = False
