@@ -19,7 +19,9 @@ from nanotf.compat.keras_common import is_keras_own
 def described(value: Any) -> tuple[Any, ...] | None:
     """What a pickler's `reducer_override` returns for such a container; None for another object."""
     if isinstance(value, data_structures._DictWrapper):
-        attributes = {name: getattr(value, name) for name in dir(value) if name.startswith("_self_")}
+        attributes = {
+            name: getattr(value, name) for name in dir(value) if name.startswith("_self_")
+        }
         state = value.__wrapped__, attributes
         return data_structures._DictWrapper, (), state, None, None, _fill_proxy
     if isinstance(value, data_structures._TupleWrapper):
@@ -40,9 +42,12 @@ def _fill(container: Any, state: tuple[Any, dict[str, Any]]) -> None:
     """Puts items in without the container's own methods, which would track them once more."""
     items, attributes = state
     vars(container).update(attributes)
-    kind = next(kind for kind in (list, dict, set) if isinstance(container, kind))
-    add: Any = list.extend if kind is list else kind.update  # type: ignore[attr-defined]
-    add(container, items)
+    if isinstance(container, list):
+        list.extend(container, items)
+    elif isinstance(container, dict):
+        dict.update(container, items)
+    else:
+        set.update(container, items)
 
 
 def _fill_proxy(proxy: Any, state: tuple[Any, dict[str, Any]]) -> None:

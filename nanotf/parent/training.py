@@ -69,7 +69,9 @@ def fit(
         model, FitArguments.of(given), num_processes, check_sharding(sharding), max_restarts
     )
     if plan is None:
-        return gpu.fit(model, call.recipe, call.captured, call.held, given, num_processes, gpu.devices())
+        return gpu.fit(
+            model, call.recipe, call.captured, call.held, given, num_processes, gpu.devices()
+        )
     while True:
         try:
             with warm.pool_for(plan, check_transport(transport)) as workers:

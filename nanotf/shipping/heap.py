@@ -29,25 +29,35 @@ import threading
 import types
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from nanotf.compat import containers, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import attributes, classes, models, pickling, user_modules
+from nanotf.shipping import classes, models, pickling, user_modules
 
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
 
 
 @functools.cache
-def _is_numbered(cls: type) -> bool:
+def _is_numbered(cls: Any) -> bool:
     """Whether objects of a class travel each by itself."""
     tf = require_tensorflow()
     if issubclass(cls, tf.Variable):
         return True
     schedule = tf.keras.optimizers.schedules.LearningRateSchedule  # an optimizer asks it at once
-    others = (type, enum.Enum, BaseException, list, dict, set, tuple, str, weakref.WeakKeyDictionary)
+    others = (
+        type,
+        enum.Enum,
+        BaseException,
+        list,
+        dict,
+        set,
+        tuple,
+        str,
+        weakref.WeakKeyDictionary,
+    )
     if issubclass(cls, (*others, schedule, *keras_optimizers.optimizer_classes())):
         return False
     return hasattr(cls, "__dict__") and any(map(keras_names.is_keras_own, cls.__mro__))
@@ -147,8 +157,8 @@ class Pickler(pickling.Pickler):
         self._seen: set[str] = set()
 
     def persistent_id(self, obj: Any) -> Any:
-        found = self._ids.get(id(obj))
-        if found is None and _is_numbered(type(obj)):
+        found, cls = self._ids.get(id(obj)), cast(Any, type(obj))
+        if found is None and _is_numbered(cls):
             found = self._ids[id(obj)] = len(self.numbered), _maker(obj)
             self.numbered.append(obj)
         return found
@@ -175,8 +185,14 @@ class Pickler(pickling.Pickler):
         if module is None or module.__name__ in self._seen or not classes.is_foreign(obj):
             return
         self._seen.add(module.__name__)
-        if any(map(attributes.is_variable, list(vars(module).values()))):
+        if any(map(_is_variable, list(vars(module).values()))):
             self._modules.take(module)
+
+
+def _is_variable(value: Any) -> bool:
+    """Whether something is a variable of numbers, and of a known shape."""
+    own = isinstance(value, generation().variable_classes())
+    return own or keras_names.holds_numbers(value)
 
 
 def _maker(obj: Any) -> Any:
@@ -194,7 +210,8 @@ def _maker(obj: Any) -> Any:
 def _attributes(obj: Any) -> dict[str, Any]:
     if isinstance(obj, require_tensorflow().Variable):
         return {}
-    left_behind = _made_by_class(type(obj)) if hasattr(type(obj), "call") else ()
+    cls = cast(Any, type(obj))
+    left_behind = _made_by_class(cls) if hasattr(cls, "call") else ()
     found = {n: v for n, v in vars(obj).items() if n not in left_behind and n[:7] != "_nanotf"}
     return generation().for_another_process(obj, found)
 
@@ -271,8 +288,8 @@ class Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         number, maker = pid
         if number not in self.numbered:
-            bare = maker.__new__(maker) if isinstance(maker, type) else maker.make()
-            self.numbered[number] = bare
+            is_class, cls = isinstance(maker, type), maker
+            self.numbered[number] = cls.__new__(cls) if is_class else maker.make()
         return self.numbered[number]
 
     def load_attributes(self) -> None:
