@@ -1,8 +1,9 @@
-"""Lists, dicts and sets of TensorFlow's and Keras's, which track what they hold.
+"""Lists, dicts, sets and tables of TensorFlow's and Keras's, which pickle does not know.
 
 | private name | versions | why |
 | --- | --- | --- |
 | `tensorflow.python.trackable.data_structures`: `ListWrapper`, `_DictWrapper`, `_TupleWrapper` | 2.15-2.21 | what they hold, and what they note of it, travels |
+| `StaticHashTable._initializer`, `MutableHashTable._default_value` | 2.15-2.21 | what makes another table of the same content |
 | `tensorflow.python.util.tf_export.get_canonical_name_for_symbol`, `get_symbol_from_name` | 2.15-2.21 | functions of TensorFlow's, which dispatch, travel by their public names |
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tensorflow.python.ops import lookup_ops
 from tensorflow.python.trackable import data_structures
 from tensorflow.python.util import tf_export
 
@@ -31,7 +33,18 @@ def described(value: Any) -> tuple[Any, ...] | None:
     if is_list or (isinstance(value, (list, dict, set)) and is_keras_own(cls)):
         items = dict(value.items()) if isinstance(value, dict) else list(value)
         return _bare, (cls,), (items, dict(vars(value))), None, None, _fill
+    if isinstance(value, lookup_ops.StaticHashTable):
+        return cls, (value._initializer, value._default_value)
+    if isinstance(value, lookup_ops.MutableHashTable):
+        dtypes = value.key_dtype, value.value_dtype
+        return _table, (cls, dtypes, value._default_value, value.export())
     return None
+
+
+def _table(cls: Any, dtypes: tuple[Any, Any], default: Any, content: tuple[Any, Any]) -> Any:
+    table = cls(*dtypes, default)
+    table.insert(*content)
+    return table
 
 
 def _bare(cls: Any) -> Any:

@@ -119,7 +119,9 @@ _LEFT_BEHIND = (*_FUNCTIONS, "history", "_cluster_coordinator")
 
 def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     found = attributes | {name: None for name in _LEFT_BEHIND if name in attributes}
-    found.pop("_obj_reference_counts_dict", None)  # by identity; it begins anew
+    # Counted by identity, and a metric's last result.
+    for name in ("_obj_reference_counts_dict", "_call_result"):
+        found.pop(name, None)
     if operation_config(obj) is not None:  # both are made by its `__init__`
         found = {name: v for name, v in found.items() if name not in ("call", "function")}
     return found | ({"_losses": []} if hasattr(obj, "add_loss") else {})  # of the last call

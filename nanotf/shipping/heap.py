@@ -208,12 +208,13 @@ def _maker(obj: Any) -> Any:
 
 
 def _attributes(obj: Any) -> dict[str, Any]:
+    """An object's attributes, in an order that does not tell which were set anew."""
     if isinstance(obj, require_tensorflow().Variable):
         return {}
     cls = cast(Any, type(obj))
     left_behind = _made_by_class(cls) if hasattr(cls, "call") else ()
     found = {n: v for n, v in vars(obj).items() if n not in left_behind and n[:7] != "_nanotf"}
-    return generation().for_another_process(obj, found)
+    return dict(sorted(generation().for_another_process(obj, found).items()))
 
 
 def _none(*_: Any) -> None:
@@ -231,12 +232,6 @@ def _set_factory(cache: Any, factory: Any) -> None:
         cache.default_factory = factory
 
 
-def _table(cls: Any, dtypes: tuple[Any, Any], default: Any, content: tuple[Any, Any]) -> Any:
-    table = cls(*dtypes, default)
-    table.insert(*content)
-    return table
-
-
 def _replaced(obj: Any) -> Any:
     """What a pickler's `reducer_override` returns for an object that has to be made anew."""
     tf = require_tensorflow()
@@ -252,10 +247,6 @@ def _replaced(obj: Any) -> Any:
         return _new_cache, (cls,), factory, None, None, _set_factory
     if isinstance(obj, tf.distribute.Strategy):
         return tf.distribute.get_strategy, ()
-    if isinstance(obj, tf.lookup.StaticHashTable):
-        return cls, (obj._initializer, obj._default_value)
-    if isinstance(obj, tf.lookup.experimental.MutableHashTable):
-        return _table, (cls, (obj.key_dtype, obj.value_dtype), obj._default_value, obj.export())
     if isinstance(obj, tf.DType):
         return tf.as_dtype, (obj.name,)
     if tf.is_tensor(obj) and not hasattr(obj, "assign"):
