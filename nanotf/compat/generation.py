@@ -81,6 +81,22 @@ class Generation(Protocol):
     def variables_of_metric(self, metric: Any) -> list[Any]:
         """A metric's `tf.Variable`s, in a fixed order, those included of which Keras does not know."""
 
+    # --------------------------------------------------------- objects in another process
+    def for_another_process(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+        """The attributes of an object of Keras's, without those that mean nothing elsewhere."""
+
+    def operation_config(self, obj: Any) -> dict[str, Any] | None:
+        """The configuration of a layer that is an operation of TensorFlow's; None of others."""
+
+    def mend(self, objects: Sequence[Any]) -> None:
+        """Mends what objects note by the identity of others, after they came from elsewhere."""
+
+    def cast_by(self, variable: Any) -> Any:
+        """The `tf.Variable` whose values a variable casts; None for one with values of its own."""
+
+    def casting(self, variable: Any) -> Any:
+        """A variable that casts another one's values."""
+
     # --------------------------------------------------------------------------- models
     def global_policy(self) -> Any:
         """What `set_global_policy` takes to leave the global dtype policy as it is."""

@@ -113,6 +113,52 @@ def variables_of_metric(metric: Any) -> list[Any]:
 
 
 # ----------------------------------------------------------------------------------- models
+_FUNCTIONS = ("train_function", "train_tf_function", "test_function", "predict_function")
+_LEFT_BEHIND = (*_FUNCTIONS, "history", "_cluster_coordinator")
+
+
+def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+    found = attributes | {name: None for name in _LEFT_BEHIND if name in attributes}
+    # Counted by identity, and a metric's last result.
+    for name in ("_obj_reference_counts_dict", "_call_result"):
+        found.pop(name, None)
+    if operation_config(obj) is not None:  # both are made by its `__init__`
+        found = {name: v for name, v in found.items() if name not in ("call", "function")}
+    return found | ({"_losses": []} if hasattr(obj, "add_loss") else {})  # of the last call
+
+
+def operation_config(obj: Any) -> dict[str, Any] | None:
+    is_operation = type(obj).__module__ == source_module("layers.core.tf_op_layer").__name__
+    config: dict[str, Any] | None = obj.get_config() if is_operation else None
+    return config
+
+
+def mend(objects: Sequence[Any]) -> None:
+    tf = require_tensorflow()
+    node, tensor = (source_module(f"engine.{n}") for n in ("node", "keras_tensor"))
+    for obj in objects:
+        if isinstance(obj, node.Node):
+            obj.flat_input_ids = [str(id(t)) for t in obj._keras_inputs]
+            obj.flat_output_ids = [str(id(t)) for t in tf.nest.flatten(obj.outputs)]
+            obj._keras_inputs_ids_and_indices = [
+                (str(id(leaf)), place)
+                for place, leaf in enumerate(obj._flat_arguments)
+                if isinstance(leaf, tensor.KerasTensor)
+            ]
+    for obj in objects:
+        if hasattr(obj, "_tensor_usage_count"):
+            obj._compute_tensor_usage_count()
+
+
+def cast_by(variable: Any) -> Any:
+    cast = source_module("mixed_precision.autocast_variable").AutoCastVariable
+    return variable._variable if isinstance(variable, cast) else None
+
+
+def casting(variable: Any) -> Any:
+    return source_module("mixed_precision.autocast_variable").create_autocast_variable(variable)
+
+
 def global_policy() -> Any:
     return source_module("mixed_precision.policy")._global_policy
 

@@ -118,6 +118,41 @@ def variables_of_metric(metric: Any) -> list[Any]:
 
 
 # ----------------------------------------------------------------------------------- models
+_LEFT_BEHIND = ("train_function", "test_function", "predict_function", "history")
+
+
+def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+    found = attributes | {name: None for name in _LEFT_BEHIND if name in attributes}
+    if isinstance(obj, _tracker_class()):
+        del found["stored_ids"]  # see `mend`
+    elif hasattr(obj, "add_loss"):
+        found |= {"_losses": [], "_loss_ids": set()}  # of the last call
+    return found
+
+
+def operation_config(obj: Any) -> dict[str, Any] | None:
+    return None
+
+
+def mend(objects: Sequence[Any]) -> None:
+    for obj in objects:
+        if isinstance(obj, _tracker_class()):
+            kept = obj.config.items()
+            obj.stored_ids = {name: {id(v) for v in held} for name, (_, held) in kept}
+
+
+def _tracker_class() -> Any:
+    return source_module("utils.tracking").Tracker
+
+
+def cast_by(variable: Any) -> Any:
+    return None
+
+
+def casting(variable: Any) -> Any:
+    raise NotImplementedError
+
+
 def global_policy() -> Any:
     return require_tensorflow().keras.mixed_precision.global_policy()
 

@@ -80,6 +80,12 @@ def functional_class() -> type:
     return cls
 
 
+def make_functional(cls: Any) -> None:
+    """Makes a class of models one of those of inputs and outputs, as its first such model does."""
+    if not issubclass(cls, functional_class()):
+        source_module(generation().MODEL).inject_functional_model_class(cls)
+
+
 def compilation(model: Any) -> Any:
     """An object that `compile` makes anew whenever it is called; None of what is not compiled."""
     return getattr(model, "_compile_config", None)

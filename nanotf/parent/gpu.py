@@ -8,7 +8,7 @@ on the user's model, as they do with workers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanotf import console
@@ -46,6 +46,7 @@ def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: i
 def fit(
     model: Any,
     recipe: bytes,
+    captured: Sequence[int],
     held: list[Any],
     given: Mapping[str, Any],
     num_processes: int,
@@ -55,8 +56,9 @@ def fit(
 
     Args:
         model: a compiled and built Keras model.
-        recipe: bytes, and
-        held: list of `tf.Variable`, what `shipping.captured.dump` has made of it.
+        recipe: bytes, what `shipping.heap.dump` has made of it.
+        captured: sequence of int, the numbers in it of variables beside the model's, and
+        held: list of `tf.Variable`, these.
         given: mapping of str to object, the arguments of Keras's `fit` that were given.
         num_processes: int, what the user asked for; only reported.
         names: list of str, the devices.
@@ -71,7 +73,7 @@ def fit(
     )
     strategy = tf.distribute.MirroredStrategy(names)
     with keras_names.kept_random_states(), strategy.scope():
-        theirs = model_copy.copy_of(model, recipe)
+        theirs = model_copy.copy_of(model, recipe, captured)
     ours, replica = (model, held), theirs[0]
     model_copy.copy_state(ours, theirs)
     arguments = dict(given)

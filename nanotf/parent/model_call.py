@@ -12,7 +12,7 @@ from nanotf.machine import processor
 from nanotf.parent import calls, rejections
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_data import FitArguments, FitData, Stream
-from nanotf.shipping import captured, jobs, models, pickling
+from nanotf.shipping import heap, jobs, models, pickling
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -56,13 +56,12 @@ class ModelCall(calls.Call):
             processor.warn_of_slow_bfloat16(
                 f"bfloat16, in which the model {model.name!r} computes,"
             )
-        with (
-            pickling.naming(f"The model {model.name!r}"),
-            generation().metric_names_as_compiled(model),
-        ):
-            recipe = models.checked(model, models.recipe_of(model))
-            self.recipe, self.captured = captured.dump(model, recipe)
-        self.variables = self.variables_to_send() + self.captured
+        with pickling.naming(f"The model {model.name!r}"):
+            self.recipe, numbered = heap.dump(model)
+        own = self.variables_to_send()
+        self.captured = heap.captured_beside(numbered, own + self.variables_apart())
+        self.held = [numbered[number] for number in self.captured]
+        self.variables = own + self.held
         self.layout = StateLayout.of(self.variables, size)
         self.clock.prepared = timing.now()
 
@@ -98,6 +97,10 @@ class ModelCall(calls.Call):
         """The variables whose values the workers need."""
         return generation().model_variables(self.model)
 
+    def variables_apart(self) -> list[Any]:
+        """The model's variables whose values travel in another block."""
+        return []
+
     def data_streams(self) -> list[Stream]:
         return self.data.streams
 
@@ -121,6 +124,7 @@ class ModelCall(calls.Call):
             "settings": jobs.KerasSettings.taken(),
             "specs": self.data.specs,
             "layout": self.layout,
+            "captured": self.captured,
             "state_block": calls.STATE_BLOCK,
             "events": self.callbacks.events,
             "waits": self.callbacks.waits,

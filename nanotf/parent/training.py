@@ -69,7 +69,9 @@ def fit(
         model, FitArguments.of(given), num_processes, check_sharding(sharding), max_restarts
     )
     if plan is None:
-        return gpu.fit(model, call.recipe, call.captured, given, num_processes, gpu.devices())
+        return gpu.fit(
+            model, call.recipe, call.captured, call.held, given, num_processes, gpu.devices()
+        )
     while True:
         try:
             with warm.pool_for(plan, check_transport(transport)) as workers:
@@ -189,6 +191,9 @@ class _FitCall(ModelCall):
     def variables_to_send(self) -> list[Any]:
         return keras_optimizers.training_variables(self.model)
 
+    def variables_apart(self) -> list[Any]:
+        return keras_names.metric_state(self.model)
+
     def begin(self) -> list[Block]:
         if self.last_epoch is None:
             self._begin_training()
@@ -198,6 +203,7 @@ class _FitCall(ModelCall):
         self.metrics_block = len(blocks) - 1
         variables = keras_names.metric_state(self.model)
         self.metrics = State(self.metrics_layout, blocks[self.metrics_block], variables)
+        self.metrics.store(0)  # of those that are never reset
         if self.last_epoch is None:
             self.state.store(self.turn)
             if self.max_restarts > 0:

@@ -75,11 +75,12 @@ class ModelJob:
     """What every job of a model's method consists of.
 
     Args:
-        recipe: bytes, the pickled `shipping.models.ModelRecipe`. Equal bytes mean that a worker
-            can go on with the model that it has, and with its traced functions.
+        recipe: bytes, what `shipping.heap.dump` has made of the model. Equal bytes mean that a
+            worker can go on with the model that it has, and with its traced functions.
         settings: `KerasSettings`.
         specs: nested structure of `tf.TensorSpec`, of one global batch.
         layout: `StateLayout` of the model's variables, then, in `FitJob`, the optimizer's.
+        captured: tuple of int, the numbers in the recipe of the variables that come last there.
         state_block: int, which of the job's blocks holds the state.
         events: frozenset of str, hooks that rank 0 reports.
         waits: frozenset of str, hooks at which all ranks wait for the parent's answer.
@@ -92,6 +93,7 @@ class ModelJob:
     settings: KerasSettings
     specs: Any
     layout: StateLayout
+    captured: tuple[int, ...]
     state_block: int
     events: frozenset[str]
     waits: frozenset[str]

@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from nanotf.compat import keras_compiled, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
-from nanotf.shipping import attributes, classes, constructors
+from nanotf.shipping import classes, constructors
 
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
@@ -46,9 +47,6 @@ class ModelRecipe:
             users freeze single ones.
         adapted: tuple of dict of str to object, what each of these layers keeps elsewhere than
             in its configuration; see `keras_names.adapted_state`.
-        changed: tuple of dict of str to object, of the model and every layer below it, in order,
-            the attributes that were set after it was made; see `attributes`.
-        held: tuple of places of variables that Keras does not know of; see `attributes`.
         compiled: `Compiled`, or None.
         excluded: tuple of tuple of int, of every optimizer of the model, the places among its
             variables of those without weight decay; see `exclude_from_decay`.
@@ -66,11 +64,9 @@ class ModelRecipe:
     trainable: tuple[bool, ...]
     trainable_variables: tuple[bool, ...]
     adapted: tuple[dict[str, Any], ...]
-    changed: tuple[dict[str, Any], ...]
     compiled: Compiled | None
     excluded: tuple[tuple[int, ...], ...]
     dtype_policy: str
-    held: tuple[Any, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,9 +218,8 @@ def recipe_of(model: Any) -> ModelRecipe:
         adapted=tuple(
             keras_names.adapted_state(layer) for layer in (*keras_names.layers_below(model), model)
         ),
-        changed=(),
         compiled=Compiled.of(model),
-        excluded=_excluded_from_decay(model),
+        excluded=excluded_from_decay(model),
         dtype_policy=policy.name,
     )
 
@@ -253,9 +248,33 @@ def _names_of_compile() -> frozenset[str]:
     )
 
 
+@functools.cache
+def names_of_keras() -> frozenset[str]:
+    """The attributes that Keras itself gives every layer, and models in a program's course."""
+    tf = require_tensorflow()
+
+    class Plain(keras_names.model_class()):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
+
+    model, zeros = Plain(name="nanotf"), tf.zeros([1, 1])
+    optimizer = tf.keras.optimizers.SGD(name="nanotf")
+    model.compile(optimizer, "mse", metrics=["mse"], run_eagerly=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it has no weights to train
+        model.fit(zeros, zeros, shuffle=False, verbose=0, validation_data=(zeros, zeros))
+    model.predict(zeros, verbose=0)
+    given = tf.keras.Input((1,), name="nanotf")
+    functional = keras_names.functional_class()(given, given, name="nanotf")
+    start = tf.keras.layers.InputLayer((1,), name="nanotf")
+    sequential = keras_names.sequential_class()([start], name="nanotf")
+    bare = (tf.keras.layers.Layer(name="nanotf"), model, functional, sequential)
+    return frozenset().union(*map(vars, bare))
+
+
 def _own_attributes(model: Any) -> dict[str, Any]:
     """What the user's class has set on a model: its layers above all, and what it was made with."""
-    names = [name for name in vars(model) if name not in attributes.names_of_keras()]
+    names = [name for name in vars(model) if name not in names_of_keras()]
     found = {name: getattr(model, name) for name in names if not name.startswith("_nanotf")}
     inside: dict[int, _Inside] = {}  # by id, of layers in other attributes, those that hold them
     for name, value in found.items():
@@ -283,7 +302,8 @@ def all_optimizers(model: Any) -> list[Any]:
     return keras_optimizers.with_inner(keras_optimizers.optimizers_of(model))
 
 
-def _excluded_from_decay(model: Any) -> tuple[tuple[int, ...], ...]:
+def excluded_from_decay(model: Any) -> tuple[tuple[int, ...], ...]:
+    """Of every optimizer of a model, the places among its variables of those without decay."""
     optimizers = all_optimizers(model)
     if not any(keras_optimizers.excludes_variables(optimizer) for optimizer in optimizers):
         return ()  # a model that is not built has no variables to ask for
@@ -291,15 +311,15 @@ def _excluded_from_decay(model: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(keras_optimizers.excluded_places(o, variables) for o in optimizers)
 
 
-def exclude_from_decay(model: Any, recipe: ModelRecipe) -> None:
+def exclude_from_decay(model: Any, excluded: tuple[tuple[int, ...], ...]) -> None:
     """Excludes variables of a rebuilt model, now built, from weight decay as in the original.
 
     An optimizer knows them by keys that are not the same in another process.
     """
-    if recipe.excluded:
+    if excluded:
         variables = generation().model_variables(model)
         optimizers = all_optimizers(model)
-        for optimizer, places in zip(optimizers, recipe.excluded, strict=False):
+        for optimizer, places in zip(optimizers, excluded, strict=False):
             keras_optimizers.exclude_places(optimizer, variables, places)
 
 
@@ -449,16 +469,13 @@ def _set_layers(layers: list[Any], trainable: tuple[bool, ...], adapted: tuple[A
 
 
 def compile_as(model: Any, recipe: ModelRecipe) -> None:
-    """Compiles a model that was built of a recipe, and sets what was set after it was made."""
-    set_attributes(model, recipe.changed)
+    """Compiles a model that was built of a recipe."""
     if recipe.trainable_variables:
         for variable, flag in zip(model.weights, recipe.trainable_variables, strict=False):
             if bool(variable.trainable) != flag:
                 variable.trainable = flag
     if recipe.compiled is not None:
         recipe.compiled.put(model)
-        if recipe.compiled.own_arguments is not None:
-            set_attributes(model, recipe.changed)  # those that it has set, too
 
 
 def is_graph(model: Any) -> bool:
@@ -638,60 +655,6 @@ def needs_call(model: Any) -> bool:
     return not all(v.built for v in keras_names.layers_below(model)) or not model.variables
 
 
-def checked(model: Any, recipe: ModelRecipe) -> ModelRecipe:
-    """Rebuilds a model here, to find out before any worker starts that it can't be.
-
-    Models of Keras's own classes always can, unless a layer is part of two models inside;
-    they cost nothing.
-
-    Args:
-        model: a built model.
-        recipe: its `recipe_of`.
-
-    Returns:
-        The recipe, with what attributes hold that the copy has otherwise, or that changes.
-
-    Raises:
-        ModelError: The copy's variables differ from the original's; names class and remedy.
-    """
-    foreign = bool(recipe.custom_objects) or classes.is_foreign(recipe.cls)
-    if not foreign and not _has_layers_in_two_models(model):
-        return recipe
-    bare = dataclasses.replace(recipe, compiled=None)
-    with keras_names.kept_random_states():  # of layers' seeds, and weights
-        twin = rebuild(bare)
-    changed = attributes.changed(model, twin)
-    set_attributes(twin, changed)  # Keras 2 counts variables among them as weights
-    ours, theirs = _variables_to_compare(model), _variables_to_compare(twin)
-    if ours != theirs:
-        raise _cannot_rebuild(
-            recipe.cls,
-            f"the model has {len(ours)} variables of shapes {[s for s, _ in ours][:8]}..., its "
-            f"copy {len(theirs)} of shapes {[s for s, _ in theirs][:8]}...",
-        )
-    return dataclasses.replace(recipe, changed=changed, held=attributes.held(model, twin))
-
-
-def _variables_to_compare(model: Any) -> list[Any]:
-    """Shapes and types, but for metrics: the user's `compile`, which the copy lacks, may make some.
-
-    In Keras 2 the variables of those in attributes are the model's.
-    """
-    metric = require_tensorflow().keras.metrics.Metric
-    kept = [value for layer in keras_names.flat_layers(model) for value in vars(layer).values()]
-    metrics = [value for value in kept if isinstance(value, metric)]
-    left_out = {id(v) for m in metrics for v in m.variables}
-    variables = generation().model_variables(model)
-    return [(tuple(v.shape), v.dtype) for v in variables if id(v) not in left_out]
-
-
-def set_attributes(model: Any, changed: tuple[dict[str, Any], ...]) -> None:
-    """Sets the attributes of a model and of the layers below it, as `ModelRecipe.changed`."""
-    for layer, own in zip(classes.with_layers(model), changed, strict=False):
-        for name, value in own.items():
-            setattr(layer, name, value)
-
-
 def check_rows_are_independent(model: Any) -> None:
     """Refuses layers that go on, in the next batch, from where each row of the last one stood.
 
@@ -706,15 +669,3 @@ def check_rows_are_independent(model: Any) -> None:
                 f"workers share the rows. Received: layer {layer.name!r} with stateful=True. Leave "
                 "num_processes out, or make the layer with stateful=False."
             )
-
-
-def _has_layers_in_two_models(model: Any) -> bool:
-    """Whether models inside a model share layers, which Keras's configuration does not say."""
-    keras = require_tensorflow().keras
-    owners: dict[int, int] = {}
-    for owner in [model, *keras_names.layers_below(model)]:
-        if isinstance(owner, keras.Model):
-            for layer in owner.layers:
-                if owners.setdefault(id(layer), id(owner)) != id(owner) and layer.weights:
-                    return True
-    return False

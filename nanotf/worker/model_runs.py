@@ -100,7 +100,7 @@ class _ModelRun:
         held = [] if update is None else [state.Part(*part) for part in update.variables()]
         partial = {id(part.variable) for part in held}
         variables = [v for v in variables_of(self.model) if id(v) not in partial]
-        variables += kept.captured
+        variables += [kept.numbered[number] for number in job.captured]
         self.state = state.State(job.layout, self.blocks[job.state_block], variables, held)
         self.state.load(0)
         session.stopwatch.ready()
@@ -227,6 +227,7 @@ class FitRun(_ModelRun):
         )
         self.likeness = Likeness(self.session.strategy)
         self.metrics = self._metrics_state()
+        self.metrics.load(0)
         generation().begin_at(self.model, job.initial_epoch, job.initial_step)
         keras_names.forget_validation_data(self.model)
         train, steps = self._passes(job.train, job.steps_per_epoch)

@@ -23,7 +23,7 @@ from nanotf.errors import CollectiveError
 from nanotf.region import overrides
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
 from nanotf.region.strategy import WorkerStrategy
-from nanotf.shipping import captured, inputs, jobs, models, objects, pickling, streams
+from nanotf.shipping import heap, inputs, jobs, objects, pickling, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -157,13 +157,9 @@ class Session:
             optimizers is not None and kept.has_optimizer and kept.shards != shards
         ):
             eager_context.put_seeds(chance.tensorflow)
-            loaded = captured.Loaded(recipe)
-            model = models.build(loaded.recipe)
-            loaded.compile(model)
-            models.exclude_from_decay(model, loaded.recipe)
-            held = loaded.captured(model)
+            model, numbered = heap.load(recipe)
             replica.become_replica(model, self.stopwatch)
-            kept = self._models[key] = KeptModel(model, held)
+            kept = self._models[key] = KeptModel(model, numbered)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
             self._drop(self._models.popitem(last=False)[1])
@@ -210,12 +206,12 @@ class KeptModel:
 
     Args:
         model: the model.
-        captured: list of `tf.Variable`, which its code holds beside it.
+        numbered: list of the objects that it consists of; see `shipping.heap`.
         update: `ShardedUpdate`, or None where this worker makes the whole update.
     """
 
     model: Any
-    captured: list[Any]
+    numbered: list[Any]
     update: ShardedUpdate | None = None
     has_metrics: bool = False
     has_optimizer: bool = False

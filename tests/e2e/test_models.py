@@ -13,7 +13,7 @@ import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentTypeError, ModelError
 from nanotf.keras import Model, Sequential
-from nanotf.shipping import models as recipes
+from nanotf.shipping import heap
 
 L = tf.keras.layers
 
@@ -189,12 +189,9 @@ def test_attributes_that_are_set_after_init(float64: None) -> None:
         models.append(model)
     for ours, theirs in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)
-    trained = models[1]
-    assert recipes.checked(trained, recipes.recipe_of(trained)).changed == (
-        {"beta": 0.3, "options": {"power": 3.0}},
-        {"_factor": 3.0, "shifts": [0.0, 0.5]},
-        {},
-    ), "use adds nothing, or workers would not know the model again"
+    before, _ = heap.dump(models[1])
+    models[1].predict(x[:1], verbose=0)
+    assert heap.dump(models[1])[0] == before, "or workers would not know the model again"
 
 
 def test_plain_fit_drops_iterators_without_waiting() -> None:

@@ -1,0 +1,80 @@
+"""Lists, dicts, sets and tables of TensorFlow's and Keras's, which pickle does not know.
+
+| private name | versions | why |
+| --- | --- | --- |
+| `tensorflow.python.trackable.data_structures`: `ListWrapper`, `_DictWrapper`, `_TupleWrapper` | 2.15-2.21 | what they hold, and what they note of it, travels |
+| `StaticHashTable._initializer`, `MutableHashTable._default_value` | 2.15-2.21 | what makes another table of the same content |
+| `tensorflow.python.util.tf_export.get_canonical_name_for_symbol`, `get_symbol_from_name` | 2.15-2.21 | functions of TensorFlow's, which dispatch, travel by their public names |
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorflow.python.ops import lookup_ops
+from tensorflow.python.trackable import data_structures
+from tensorflow.python.util import tf_export
+
+from nanotf.compat.keras_common import is_keras_own
+
+
+def described(value: Any) -> tuple[Any, ...] | None:
+    """What a pickler's `reducer_override` returns for such a container; None for another object."""
+    if isinstance(value, data_structures._DictWrapper):
+        attributes = {
+            name: getattr(value, name) for name in dir(value) if name.startswith("_self_")
+        }
+        state = value.__wrapped__, attributes
+        return data_structures._DictWrapper, (), state, None, None, _fill_proxy
+    if isinstance(value, data_structures._TupleWrapper):
+        return data_structures._TupleWrapper, (value.__wrapped__,)
+    cls = type(value)
+    is_list = isinstance(value, data_structures.ListWrapper)
+    if is_list or (isinstance(value, (list, dict, set)) and is_keras_own(cls)):
+        items = dict(value.items()) if isinstance(value, dict) else list(value)
+        return _bare, (cls,), (items, dict(vars(value))), None, None, _fill
+    if isinstance(value, lookup_ops.StaticHashTable):
+        return cls, (value._initializer, value._default_value)
+    if isinstance(value, lookup_ops.MutableHashTable):
+        dtypes = value.key_dtype, value.value_dtype
+        return _table, (cls, dtypes, value._default_value, value.export())
+    return None
+
+
+def _table(cls: Any, dtypes: tuple[Any, Any], default: Any, content: tuple[Any, Any]) -> Any:
+    table = cls(*dtypes, default)
+    table.insert(*content)
+    return table
+
+
+def _bare(cls: Any) -> Any:
+    return cls.__new__(cls)
+
+
+def _fill(container: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    """Puts items in without the container's own methods, which would track them once more."""
+    items, attributes = state
+    vars(container).update(attributes)
+    if isinstance(container, list):
+        list.extend(container, items)
+    elif isinstance(container, dict):
+        dict.update(container, items)
+    else:
+        set.update(container, items)
+
+
+def _fill_proxy(proxy: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    proxy.__wrapped__, attributes = state
+    for name, value in attributes.items():
+        setattr(proxy, name, value)
+
+
+def public_name(function: Any) -> str | None:
+    """The name by which `by_public_name` finds a function of TensorFlow's; None where it has none."""
+    name = tf_export.get_canonical_name_for_symbol(function, add_prefix_to_v1_names=True)
+    return name if name and tf_export.get_symbol_from_name(name) is function else None
+
+
+def by_public_name(name: str) -> Any:
+    """A function of TensorFlow's."""
+    return tf_export.get_symbol_from_name(name)
