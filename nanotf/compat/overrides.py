@@ -88,7 +88,7 @@ def install(table: Sequence[Override], given: Any) -> None:
         table: sequence of `Override`.
         given: what the replacements are made for, a worker.
     """
-    in_modules = []
+    in_modules: dict[int, tuple[Any, Any]] = {}  # by identity of the attribute before
     ours_by_target: dict[str, Any] = {}
     for row in table:
         if not row.applies():
@@ -97,12 +97,13 @@ def install(table: Sequence[Override], given: Any) -> None:
         stock = _stock.setdefault(row.target, before)
         ours = row.replacement(ours_by_target.get(row.target, stock), given)
         ours_by_target[row.target] = ours
-        if isinstance(owner, types.ModuleType):
-            in_modules.append((name, before, ours))
+        if isinstance(owner, types.ModuleType) and not row.adds:
+            in_modules[id(before)] = before, ours
         setattr(owner, name, ours)
         _installed[row.target] = ours
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", {})  # what stands there need be no module
-        for name, before, ours in in_modules:
-            if names.get(name) is before:
-                names[name] = ours
+        # Under any name: a module of TensorFlow's API that is imported later takes it from there.
+        for name, value in list(names.items()):
+            if id(value) in in_modules:
+                names[name] = in_modules[id(value)][1]
