@@ -164,9 +164,6 @@ class Generation(Protocol):
         names would stand.
         """
 
-    def metric_names_as_compiled(self, model: Any) -> AbstractContextManager[None]:
-        """Gives metrics, in this context, the names that they had when `compile` got them."""
-
     def metrics_in_order(self, model: Any, logs: dict[str, Any]) -> Any:
         """What `evaluate` returns for `logs`: a list, or the only value.
 

@@ -287,30 +287,6 @@ def unused_losses(model: Any) -> set[str]:
     return set() if called else {metric.name for metric in metrics}
 
 
-@contextlib.contextmanager
-def metric_names_as_compiled(model: Any) -> Iterator[None]:
-    # Keras 2 puts the output's name before the name of the user's metric object when it builds
-    # the metrics of a model with several outputs, and a worker's copy would get it twice.
-    renamed: list[tuple[Any, str]] = []
-    built = is_compiled(model) and model.compiled_metrics.built
-    if built and len(model.compiled_metrics._output_names) > 1:
-        container = model.compiled_metrics
-        lists = zip(
-            container._output_names, container._metrics, container._weighted_metrics, strict=True
-        )
-        for output, *metrics in lists:
-            prefix = f"{output}_"
-            for metric in require_tensorflow().nest.flatten(metrics):
-                if metric is not None and metric._name.startswith(prefix):
-                    renamed.append((metric, metric._name))
-                    metric._name = metric._name[len(prefix) :]
-    try:
-        yield
-    finally:
-        for metric, name in renamed:
-            metric._name = name
-
-
 def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
     return source_module(TRAINER).flatten_metrics_in_order(logs, model.metrics_names)
 

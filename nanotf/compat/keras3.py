@@ -271,10 +271,6 @@ def unused_losses(model: Any) -> set[str]:
     return set()
 
 
-def metric_names_as_compiled(model: Any) -> AbstractContextManager[None]:
-    return contextlib.nullcontext()  # it renames none
-
-
 def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
     return model._flatten_metrics_in_order(logs)
 

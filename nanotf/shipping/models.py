@@ -48,8 +48,6 @@ class ModelRecipe:
         adapted: tuple of dict of str to object, what each of these layers keeps elsewhere than
             in its configuration; see `keras_names.adapted_state`.
         compiled: `Compiled`, or None.
-        excluded: tuple of tuple of int, of every optimizer of the model, the places among its
-            variables of those without weight decay; see `exclude_from_decay`.
         dtype_policy: the global Keras dtype policy, by name.
     """
 
@@ -65,7 +63,6 @@ class ModelRecipe:
     trainable_variables: tuple[bool, ...]
     adapted: tuple[dict[str, Any], ...]
     compiled: Compiled | None
-    excluded: tuple[tuple[int, ...], ...]
     dtype_policy: str
 
 
@@ -219,7 +216,6 @@ def recipe_of(model: Any) -> ModelRecipe:
             keras_names.adapted_state(layer) for layer in (*keras_names.layers_below(model), model)
         ),
         compiled=Compiled.of(model),
-        excluded=excluded_from_decay(model),
         dtype_policy=policy.name,
     )
 
