@@ -21,9 +21,8 @@ from nanotf.compat.keras_common import is_keras_own
 def described(value: Any) -> tuple[Any, ...] | None:
     """What a pickler's `reducer_override` returns for such a container; None for another object."""
     if isinstance(value, data_structures._DictWrapper):
-        attributes = {
-            name: getattr(value, name) for name in dir(value) if name.startswith("_self_")
-        }
+        own = object.__getattribute__(value, "__dict__")  # which others get of what it wraps
+        attributes = {name: own[name] for name in own if name.startswith("_self_")}
         state = value.__wrapped__, attributes
         return data_structures._DictWrapper, (), state, None, None, _fill_proxy
     if isinstance(value, data_structures._TupleWrapper):
@@ -39,6 +38,14 @@ def described(value: Any) -> tuple[Any, ...] | None:
         dtypes = value.key_dtype, value.value_dtype
         return _table, (cls, dtypes, value._default_value, value.export())
     return None
+
+
+def is_tracking(value: Any) -> bool:
+    """Whether something is a list, dict or set of TensorFlow's or Keras's, which tracks."""
+    cls = type(value)
+    if not isinstance(value, (list, dict, set)) or cls in (list, dict, set):
+        return False
+    return is_keras_own(cls) or cls.__module__.startswith("tensorflow.")
 
 
 def _table(cls: Any, dtypes: tuple[Any, Any], default: Any, content: tuple[Any, Any]) -> Any:

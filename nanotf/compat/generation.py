@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nanotf.compat.versions import is_keras_3
@@ -24,10 +23,6 @@ class Generation(Protocol):
         TRAINER: str, the module with what `fit`, `evaluate` and `predict` do.
         CUSTOM_NAMES: str, the attribute of `saving.object_registration` with names by class.
         EMBEDDING_READS_WHOLE_TABLE: bool, whether a look-up in an `Embedding` reads all rows.
-        CONFIGS_MAY_LACK_ARGUMENTS: bool, whether the default `get_config` leaves arguments out
-            that it cannot write down.
-        FREEZES_SINGLE_VARIABLES: bool, whether `trainable` is set for each variable.
-        COMPILE_IN_WORKERS: dict, arguments of a worker's `compile` that are not the user's.
         PASSES_ADD_A_HISTORY: bool, whether `evaluate` and `predict` give the model a new one.
         PASSES_CAN_BE_STOPPED: bool, whether `evaluate` and `predict` obey a flag of the model.
         PREDICTS_LISTS_OF_BATCHES: bool, whether the function of `predict` takes a list.
@@ -44,9 +39,6 @@ class Generation(Protocol):
     TRAINER: str
     CUSTOM_NAMES: str
     EMBEDDING_READS_WHOLE_TABLE: bool
-    CONFIGS_MAY_LACK_ARGUMENTS: bool
-    FREEZES_SINGLE_VARIABLES: bool
-    COMPILE_IN_WORKERS: dict[str, Any]
     PASSES_ADD_A_HISTORY: bool
     PASSES_CAN_BE_STOPPED: bool
     PREDICTS_LISTS_OF_BATCHES: bool
@@ -101,12 +93,6 @@ class Generation(Protocol):
     def global_policy(self) -> Any:
         """What `set_global_policy` takes to leave the global dtype policy as it is."""
 
-    def untracked(self, value: Any) -> Any:
-        """A list, dict or set in which Keras tracks variables, as a plain one; else None."""
-
-    def functions_by_name(self) -> AbstractContextManager[None]:
-        """Makes Lambda layers name their functions in their configuration."""
-
     def is_compiled(self, model: Any) -> bool:
         """Whether `model.compile` was called."""
 
@@ -140,15 +126,6 @@ class Generation(Protocol):
         """Whether a functional model calls anything beside layers."""
 
     # -------------------------------------------------------------- losses and metrics
-    def compiled_containers(self, model: Any) -> dict[str, Any]:
-        """What holds a compiled model's "losses" and "metrics"; None where it has none."""
-
-    def container_state(self, kind: str, container: Any) -> dict[str, Any]:
-        """What one of `compiled_containers` holds that is built."""
-
-    def set_container_state(self, kind: str, container: Any, state: dict[str, Any]) -> None:
-        """Makes one of `compiled_containers` built, as `container_state` says."""
-
     def build_compiled_metrics(self, model: Any, specs: Any) -> None:
         """Creates the variables of the metrics of `compile`.
 

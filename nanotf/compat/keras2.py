@@ -30,7 +30,6 @@ Versions seen: 2.15, tf_keras 2.15-2.21.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import random
@@ -56,9 +55,6 @@ FUNCTIONAL = "engine.functional"
 TRAINER = "engine.training"
 CUSTOM_NAMES = "_GLOBAL_CUSTOM_NAMES"
 EMBEDDING_READS_WHOLE_TABLE = False
-CONFIGS_MAY_LACK_ARGUMENTS = True
-FREEZES_SINGLE_VARIABLES = False
-COMPILE_IN_WORKERS: dict[str, Any] = {}
 PASSES_ADD_A_HISTORY = True
 PASSES_CAN_BE_STOPPED = False
 PREDICTS_LISTS_OF_BATCHES = False
@@ -163,27 +159,6 @@ def global_policy() -> Any:
     return source_module("mixed_precision.policy")._global_policy
 
 
-def untracked(value: Any) -> Any:
-    return None  # its own containers of variables are pickled as they are
-
-
-@contextlib.contextmanager
-def functions_by_name() -> Iterator[None]:
-    cls = require_tensorflow().keras.layers.Lambda
-    stock = cls._serialize_function_to_config
-
-    def serialize(self: Any, inputs: Any, allow_raw: bool = False) -> Any:
-        if callable(inputs):
-            return inputs.__name__, "function", inputs.__module__
-        return stock(self, inputs, allow_raw)
-
-    cls._serialize_function_to_config = serialize
-    try:
-        yield
-    finally:
-        cls._serialize_function_to_config = stock
-
-
 def is_compiled(model: Any) -> bool:
     return bool(model._is_compiled)
 
@@ -229,26 +204,6 @@ def step_counters(model: Any) -> list[Any]:
 
 
 # ----------------------------------------------------------------------- losses and metrics
-_BUILT = {
-    "losses": ("_losses", "_loss_weights", "_per_output_metrics", "_output_names"),
-    "metrics": ("_metrics", "_weighted_metrics", "_metrics_in_order", "_output_names"),
-}
-
-
-def compiled_containers(model: Any) -> dict[str, Any]:
-    return {"losses": model.compiled_loss, "metrics": model.compiled_metrics}
-
-
-def container_state(kind: str, container: Any) -> dict[str, Any]:
-    return {name: getattr(container, name) for name in _BUILT[kind]}
-
-
-def set_container_state(kind: str, container: Any, state: dict[str, Any]) -> None:
-    for name, value in state.items():
-        setattr(container, name, value)
-    container._built = True
-
-
 def build_compiled_metrics(model: Any, specs: Any) -> None:
     if model.compiled_loss.built:
         return
@@ -316,7 +271,8 @@ def places_by_key(optimizer: Any) -> dict[Any, int]:
 
 
 def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
-    by_key = {getattr(v, "_unique_id", None): v for v in candidates}
+    # One that casts, as a model has it, comes before that whose values it casts.
+    by_key = {getattr(v, "_unique_id", None): v for v in reversed(candidates)}
     legacy = hasattr(optimizer, "_create_all_weights")
     keys = optimizer._slots if legacy else getattr(optimizer, "_index_dict", {})
     return [by_key.get(key) for key in keys]

@@ -30,9 +30,7 @@ Versions seen: 3.10-3.15.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -58,10 +56,6 @@ FUNCTIONAL = "models.functional"
 TRAINER = "backend.tensorflow.trainer"
 CUSTOM_NAMES = "GLOBAL_CUSTOM_NAMES"
 EMBEDDING_READS_WHOLE_TABLE = True
-CONFIGS_MAY_LACK_ARGUMENTS = False
-FREEZES_SINGLE_VARIABLES = True
-# A loss-scaling optimizer travels, and scales losses already, where it should.
-COMPILE_IN_WORKERS: dict[str, Any] = {"auto_scale_loss": False}
 PASSES_ADD_A_HISTORY = False
 PASSES_CAN_BE_STOPPED = True
 PREDICTS_LISTS_OF_BATCHES = True
@@ -157,17 +151,6 @@ def global_policy() -> Any:
     return require_tensorflow().keras.mixed_precision.global_policy()
 
 
-def untracked(value: Any) -> Any:
-    tracking = source_module("utils.tracking")
-    kinds = {tracking.TrackedList: list, tracking.TrackedDict: dict, tracking.TrackedSet: set}
-    kind = kinds.get(type(value))
-    return None if kind is None else kind(value)
-
-
-def functions_by_name() -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
-
-
 def is_compiled(model: Any) -> bool:
     return bool(model.compiled)
 
@@ -213,48 +196,6 @@ def step_counters(model: Any) -> list[Any]:
 
 
 # ----------------------------------------------------------------------- losses and metrics
-_OF_METRICS = ("_flat_metrics", "_flat_weighted_metrics", "_resolved_output_names")
-_OF_LOSSES = ("_y_pred_build_structure", "_y_true_build_structure")
-
-
-def compiled_containers(model: Any) -> dict[str, Any]:
-    return {"losses": model._compile_loss, "metrics": model._compile_metrics}
-
-
-def container_state(kind: str, container: Any) -> dict[str, Any]:
-    if kind == "losses":
-        found = {name: getattr(container, name) for name in _OF_LOSSES}
-        losses = [tuple(loss) for loss in container._flat_losses]
-        return {**found, "losses": losses, "metrics": list(container._metrics)}
-
-    def plain(value: Any) -> Any:
-        if not isinstance(value, (list, tuple)):
-            return value
-        return [(list(v.metrics), v.output_name) if hasattr(v, "metrics") else v for v in value]
-
-    return {name: plain(getattr(container, name)) for name in _OF_METRICS}
-
-
-def set_container_state(kind: str, container: Any, state: dict[str, Any]) -> None:
-    if kind == "losses":
-        for name in _OF_LOSSES:
-            setattr(container, name, state[name])
-        container._flat_losses = [container.Loss(*loss) for loss in state["losses"]]
-        for metric in state["metrics"]:
-            container._tracker.add_to_store("metrics", metric)
-    else:
-        metrics_list = source_module("trainers.compile_utils").MetricsList
-
-        def made(value: Any) -> Any:
-            if not isinstance(value, tuple):
-                return value
-            return metrics_list(value[0], output_name=value[1])
-
-        for name, value in state.items():
-            setattr(container, name, [made(v) for v in value] if value is not None else None)
-    container.built = True
-
-
 def build_compiled_metrics(model: Any, specs: Any) -> None:
     optimizer = model.optimizer
     unbuilt = optimizer is not None and not optimizer.built

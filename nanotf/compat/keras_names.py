@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -104,6 +105,72 @@ def compile_arguments(model: Any) -> dict[str, Any]:
     return arguments
 
 
+@functools.cache
+def _names_of_compile() -> frozenset[str]:
+    """The attributes that `compile` sets."""
+    model = sequential_class()()
+    before = dict(vars(model))
+    model.compile("sgd", "mse", ["mse"], run_eagerly=True, steps_per_execution=2)
+    return frozenset(
+        name
+        for name, value in vars(model).items()
+        if name not in before or before[name] is not value
+    )
+
+
+def compiled_attributes(model: Any) -> dict[str, Any]:
+    """What `compile` has made of a model, by attribute, for `set_compiled_attributes`."""
+    found = {name: v for name, v in vars(model).items() if name in _names_of_compile()}
+    return generation().for_another_process(model, found)
+
+
+def compile_containers(model: Any) -> list[Any]:
+    """What `compile` has made for a model alone, which holds its losses and metrics."""
+    given = require_tensorflow().nest.flatten(list(compile_arguments(model).values()))
+    optimizer = require_tensorflow().keras.optimizers.Optimizer
+    return [
+        value
+        for value in compiled_attributes(model).values()
+        if is_keras_own(type(value))
+        and not isinstance(value, optimizer)
+        and not any(value is each for each in given)
+    ]
+
+
+def set_compiled_attributes(model: Any, attributes: dict[str, Any]) -> None:
+    """Makes a model compiled as the one that `compiled_attributes` was called with."""
+    with unlocked(model):
+        for name, value in attributes.items():
+            if vars(model).get(name) is not value:
+                if name in vars(model):
+                    delattr(model, name)  # Keras lists metrics until they are deleted
+                setattr(model, name, value)
+
+
+@functools.cache
+def own_attributes() -> frozenset[str]:
+    """The attributes that Keras itself gives every layer, and models in a program's course."""
+    tf = require_tensorflow()
+
+    class Plain(model_class()):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
+
+    model, zeros = Plain(name="nanotf"), tf.zeros([1, 1])
+    optimizer = tf.keras.optimizers.SGD(name="nanotf")
+    model.compile(optimizer, "mse", metrics=["mse"], run_eagerly=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it has no weights to train
+        model.fit(zeros, zeros, shuffle=False, verbose=0, validation_data=(zeros, zeros))
+    model.predict(zeros, verbose=0)
+    given = tf.keras.Input((1,), name="nanotf")
+    functional = functional_class()(given, given, name="nanotf")
+    start = tf.keras.layers.InputLayer((1,), name="nanotf")
+    sequential = sequential_class()([start], name="nanotf")
+    bare = (tf.keras.layers.Layer(name="nanotf"), model, functional, sequential)
+    return frozenset().union(*map(vars, bare))
+
+
 def all_variables(layer: Any) -> list[Any]:
     """The `tf.Variable`s of a layer, and of metrics in it and in the layers inside of it."""
     found = [tf_variable(v) for v in layer.variables]
@@ -137,93 +204,7 @@ def computes_in_bfloat16(obj: Any) -> bool:
     return any(getattr(x, "compute_dtype", None) == "bfloat16" for x in flat_layers(obj))
 
 
-@contextlib.contextmanager
-def with_vocabularies(obj: Any) -> Iterator[None]:
-    """Makes configurations hold the vocabulary, or the bins, that layers were adapted to."""
-    changed: list[tuple[Any, str, Any]] = []
-
-    def change(layer: Any, name: str, value: Any) -> None:
-        changed.append((layer, name, getattr(layer, name)))
-        setattr(layer, name, value)
-
-    for layer in flat_layers(obj):
-        if hasattr(layer, "input_vocabulary") and layer.input_vocabulary is None:
-            vocabulary = layer.get_vocabulary(include_special_tokens=False)
-            if len(vocabulary) > 0:
-                change(layer, "input_vocabulary", list(vocabulary))
-                if getattr(layer, "output_mode", None) == "tf_idf":
-                    change(layer, "input_idf_weights", _idf_weights(layer, len(vocabulary)))
-        if getattr(layer, "input_bin_boundaries", ()) is None and len(layer.bin_boundaries) > 0:
-            change(layer, "input_bin_boundaries", [float(b) for b in layer.bin_boundaries])
-            change(layer, "num_bins", None)
-    try:
-        yield
-    finally:
-        for layer, name, value in reversed(changed):
-            setattr(layer, name, value)
-
-
-def _idf_weights(layer: Any, words: int) -> list[float]:
-    """The weights of a vocabulary's words, without those of what is not in it."""
-    others = len(layer.get_vocabulary(include_special_tokens=True)) - words
-    weights = layer.idf_weights.numpy()[others : others + words]
-    return [float(weight) for weight in weights]
-
-
-# Attributes that change what a layer does, and that its configuration in Keras 2 leaves out.
-_UNCONFIGURED = {"BatchNormalization": ("synchronized", "fused")}
-
-
 WHOLE = "_nanotf_whole"  # of a layer whose calls are not divided
-
-
-def adapted_state(layer: Any) -> dict[str, Any]:
-    """What a layer computes with and does not write into its configuration.
-
-    Returns:
-        A dict of attribute to value, for `set_adapted_state`; a variable stands for its value.
-    """
-    found = {}
-    for cls in type(layer).__mro__:
-        for name in _UNCONFIGURED.get(cls.__name__, ()):
-            value = getattr(layer, name, None)
-            if value is not None:
-                found[name] = value
-    if hasattr(layer, "adapt_mean") and hasattr(layer, "finalize_state"):
-        for name in ("adapt_mean", "adapt_variance"):
-            found[name] = tf_variable(getattr(layer, name)).numpy()
-    if getattr(layer, WHOLE, False):
-        found[WHOLE] = True
-    if not layer.built:
-        found.update(_seeds_of_initializers(layer))
-    return found
-
-
-_SEED = "seed of "  # an initializer's attribute in a layer, which follows
-
-
-def _seeds_of_initializers(layer: Any) -> dict[str, Any]:
-    """What Keras 3's initializers draw when they are made, and do not write down."""
-    initializer = require_tensorflow().keras.initializers.Initializer
-    found = {
-        n: v.seed
-        for n, v in vars(layer).items()
-        if isinstance(v, initializer) and hasattr(v, "seed")
-    }
-    return {f"{_SEED}{name}": seed for name, seed in found.items() if isinstance(seed, int)}
-
-
-def set_adapted_state(layer: Any, state: dict[str, Any]) -> None:
-    """Undoes `adapted_state`, on a copy of the layer."""
-    for name, value in state.items():
-        if name.startswith(_SEED):
-            getattr(layer, name.removeprefix(_SEED)).seed = value
-        elif name.startswith("adapt_"):
-            tf_variable(getattr(layer, name)).assign(value)
-        else:
-            setattr(layer, name, value)
-    if "adapt_mean" in state:
-        layer.finalize_state()
 
 
 _SIGNATURE = "signature"
@@ -263,15 +244,6 @@ def build_alone(layer: Any, config: dict[str, Any]) -> None:
     elif not hasattr(layer.build, "_is_default") or isinstance(layer, sequential_class()):
         layer.build_from_config(config)
     layer.built = True  # which the user's `build` may not say
-
-
-def unconfigured(metric: Any) -> dict[str, Any]:
-    """Attributes that change what a metric of Keras's does, and that its configuration leaves out.
-
-    It does the `axis` of Keras 3's `CosineSimilarity`.
-    """
-    options = getattr(metric, "_fn_kwargs", None) or {}
-    return {"_fn_kwargs": dict(options)} if "axis" in options else {}
 
 
 def callback_list_class() -> type:

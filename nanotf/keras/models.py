@@ -13,29 +13,10 @@ from nanotf.errors import InvalidArgumentTypeError
 from nanotf.machine import topology
 from nanotf.parent import defaults
 from nanotf.shipping import iterators
-from nanotf.shipping.classes import copied
 
 _KerasModel: Any = keras_names.model_class()
 _KerasSequential: Any = keras_names.sequential_class()
 _KerasFunctional: Any = keras_names.functional_class()
-
-
-def _recording(compile_: Any) -> Any:
-    """Makes a `compile` remember the arguments of the outermost call, for the workers."""
-
-    @functools.wraps(compile_)
-    def compile(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if "_nanotf_compiling" in vars(self):
-            return compile_(self, *args, **kwargs)
-        object.__setattr__(self, "_nanotf_compiling", True)
-        try:
-            result = compile_(self, *args, **kwargs)
-        finally:
-            object.__delattr__(self, "_nanotf_compiling")
-        object.__setattr__(self, "_nanotf_compile_arguments", (args, kwargs))
-        return result
-
-    return compile
 
 
 def _given(method: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
@@ -52,11 +33,6 @@ class Accelerated:
 
     train_function: Any
     test_function: Any
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "compile" in vars(cls):  # the user's own, with arguments that Keras does not know
-            cls.compile = _recording(vars(cls)["compile"])  # type: ignore[attr-defined]
 
     def __reduce__(self) -> Any:
         reduced: Any = super().__reduce__()
@@ -286,16 +262,13 @@ class Kind(abc.ABCMeta):
 class Model(Accelerated, _KerasModel, metaclass=Kind):  # type: ignore[misc]
     """`tf.keras.Model` whose `fit`, `evaluate` and `predict` take `num_processes`.
 
-    Functional (`Model(inputs, outputs)`) and subclassed models work as in Keras. A subclass
-    remembers the arguments of its `__init__`, so that workers can rebuild it.
+    Functional (`Model(inputs, outputs)`) and subclassed models work as in Keras.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if _is_functional_call(args, kwargs) and cls is Model:
             return _KerasModel.__new__(Functional)
-        made = super().__new__(cls)
-        _remember_arguments(made, args, kwargs)
-        return made
+        return super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if _is_functional_call(args, kwargs) and not isinstance(self, _KerasFunctional):
@@ -325,14 +298,6 @@ for _cls, _original in ((Functional, _KerasFunctional), (Sequential, _KerasSeque
     _cls.__module__ = _original.__module__
 
 
-def _remember_arguments(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Keeps what a user's `__init__` is called with; not the tensors that Keras's own takes."""
-    own = (Model.__init__, _KerasModel.__init__, _KerasFunctional.__init__)
-    if "_nanotf_arguments" not in vars(model) and type(model).__init__ not in own:
-        # Copies: `__init__` may take items out of a dict.
-        object.__setattr__(model, "_nanotf_arguments", copied((args, kwargs)))
-
-
 def _is_functional_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return (
         len(args) == 2
@@ -355,8 +320,7 @@ def _make_functional(cls: type) -> None:
 
 @functools.cache
 def _accelerated_class(cls: type) -> type:
-    body = {"__module__": cls.__module__, "compile": cls.compile}  # type: ignore[attr-defined]
-    made = type(cls.__name__, (Accelerated, cls), body)
+    made = type(cls.__name__, (Accelerated, cls), {"__module__": cls.__module__})
     made._nanotf_original = cls  # type: ignore[attr-defined]
     keras_names.save_as(made, cls)
     made.__init__ = cls.__init__  # type: ignore[misc]
@@ -381,10 +345,7 @@ def accelerated_new(keras_new: Any) -> Any:
         functional = cls is _KerasModel and _is_functional_call(args, kwargs)
         if issubclass(cls, Accelerated) or functional:
             return keras_new(cls, *args, **kwargs)
-        made = keras_new(ours.get(cls) or _accelerated_class(cls), *args, **kwargs)
-        if cls not in ours:
-            _remember_arguments(made, args, kwargs)
-        return made
+        return keras_new(ours.get(cls) or _accelerated_class(cls), *args, **kwargs)
 
     return __new__
 

@@ -566,7 +566,7 @@ def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
     # What the user's step prints when it is traced is no result of a trial, either.
     quiet = contextlib.redirect_stdout(_Quiet(sys.stdout))
     with keras_names.kept_random_states(), defaults.no_default(), quiet:
-        theirs = model_copy.copy_of(trial.model, trial.recipe, trial.captured)
+        theirs = model_copy.copy_of(trial)
         model_copy.copy_state((trial.model, trial.held), theirs)
         copy = theirs[0]
         copy.make_train_function()

@@ -12,10 +12,10 @@ import inspect
 import json
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
-from nanotf.shipping import classes, models
+from nanotf.shipping import classes
 
 
 def digest_of(*parts: Any) -> str:
@@ -44,7 +44,8 @@ def description_of(model: Any) -> Any:
     ]
     variables = [(tuple(v.shape), v.dtype) for v in generation().model_variables(model)]
     compiled = keras_names.compile_arguments(model)
-    return layers, variables, models.all_optimizers(model), compiled
+    optimizers = keras_optimizers.with_inner(keras_optimizers.optimizers_of(model))
+    return layers, variables, optimizers, compiled
 
 
 def _plain(value: Any) -> Any:

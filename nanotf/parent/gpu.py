@@ -8,7 +8,7 @@ on the user's model, as they do with workers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from nanotf import console
@@ -44,10 +44,7 @@ def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: i
 
 
 def fit(
-    model: Any,
-    recipe: bytes,
-    captured: Sequence[int],
-    held: list[Any],
+    call: Any,
     given: Mapping[str, Any],
     num_processes: int,
     names: list[str],
@@ -55,10 +52,7 @@ def fit(
     """Trains a model on GPUs in this process.
 
     Args:
-        model: a compiled and built Keras model.
-        recipe: bytes, what `shipping.heap.dump` has made of it.
-        captured: sequence of int, the numbers in it of variables beside the model's, and
-        held: list of `tf.Variable`, these.
+        call: `model_call.ModelCall`, of a compiled and built Keras model.
         given: mapping of str to object, the arguments of Keras's `fit` that were given.
         num_processes: int, what the user asked for; only reported.
         names: list of str, the devices.
@@ -73,8 +67,9 @@ def fit(
     )
     strategy = tf.distribute.MirroredStrategy(names)
     with keras_names.kept_random_states(), strategy.scope():
-        theirs = model_copy.copy_of(model, recipe, captured)
-    ours, replica = (model, held), theirs[0]
+        theirs = model_copy.copy_of(call)
+    model, replica = call.model, theirs[0]
+    ours = model, call.held
     model_copy.copy_state(ours, theirs)
     arguments = dict(given)
     callbacks = ParentCallbacks(

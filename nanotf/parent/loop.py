@@ -20,10 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import (
-    keras_compiled,
-    keras_names,
-)
+from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.chance import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
@@ -49,7 +46,16 @@ from nanotf.pool.pool import Delivery
 from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
 from nanotf.region import context, likeness
-from nanotf.shipping import jobs, models, mutables, objects, programs, streams, summaries
+from nanotf.shipping import (
+    jobs,
+    models,
+    mutables,
+    objects,
+    optimizers,
+    programs,
+    streams,
+    summaries,
+)
 from nanotf.shipping.results import load_result
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
@@ -193,15 +199,12 @@ class _LoopCall(calls.Call):
         self.manifest = programs.Manifest(function, arguments)
         self.sources = [Source(data) for data in self.manifest.data]
         self._check_sources()
-        if any(map(keras_names.computes_in_bfloat16, self.manifest.roots)):
+        if any(map(keras_names.computes_in_bfloat16, self.manifest.numbered)):
             processor.warn_of_slow_bfloat16(f"bfloat16, in which a model of {self.name} computes,")
-        self.manifest.check_shared()
         self.shipment, self.packer = self.manifest.ship()
-        roots = self.manifest.roots
-        self.counts = tuple(len(objects.variables_of(root)) for root in roots)
-        self.optimizers = objects.built_optimizers(roots)
+        self.optimizers = optimizers.built_optimizers(self.manifest.numbered)
         self._check_optimizers()
-        self.variables = objects.distinct_variables(roots)
+        self.variables = objects.distinct_variables(self.manifest.numbered)
         self.layout = StateLayout.of(self.variables, size)
         # Passes over each source that were complete: at the last save that was begun, and by the
         # path of a checkpoint. Of the last, files may be there that no worker could tell of.
@@ -220,9 +223,9 @@ class _LoopCall(calls.Call):
                 )
 
     def _check_optimizers(self) -> None:
-        for place, variables in self.optimizers.items():
+        for number, variables in self.optimizers.items():
             if variables is None:
-                optimizer = objects.optimizers_in(self.manifest.roots)[place]
+                optimizer = self.manifest.numbered[number]
                 raise ShippingError(
                     "An optimizer reaches the workers with the variables that it was built with. "
                     f"Received: {type(optimizer).__name__}, built with variables that {self.name} "
@@ -280,17 +283,13 @@ class _LoopCall(calls.Call):
         return blocks
 
     def job(self) -> jobs.LoopJob:
-        tf = require_tensorflow()
         return jobs.LoopJob(
             shipment=self.shipment,
             array_block=1 if self.packer.nbytes else None,
             data=tuple(source.data for source in self.sources),
             settings=jobs.KerasSettings.taken(),
-            dtype_policy=tf.keras.mixed_precision.global_policy().name,
             layout=self.layout,
-            counts=self.counts,
             optimizers=self.optimizers,
-            excluded=objects.excluded_from_decay(self.manifest.roots),
             state_block=calls.STATE_BLOCK,
             chance=_chance(),
             terminal=jobs.Terminal.taken(),
@@ -339,10 +338,11 @@ class _LoopCall(calls.Call):
         return list(self._open.values())
 
     def look(self, ended: set[int]) -> None:
-        summaries.pass_on(self.manifest.roots)
+        summaries.pass_on(self.manifest.numbered)
         self.partings.look(self.workers.group, ended)
 
     def failure(self, message: messages.JobFailed) -> BaseException:
+        self.manifest.forget()
         error = super().failure(message)
         if isinstance(error.__cause__, DivergedError):
             return error.__cause__
@@ -385,7 +385,7 @@ class _LoopCall(calls.Call):
 
     def collect(self) -> None:
         self.state.load(1)
-        summaries.pass_on(self.manifest.roots)
+        summaries.pass_on(self.manifest.numbered)
 
     def all_writers(self) -> Sequence[streams.StreamWriter]:
         return [*self._open.values(), *self._closing]
@@ -400,12 +400,13 @@ class _LoopCall(calls.Call):
     def end(self, results: list[jobs.LoopEnd]) -> Any:
         assert self.returned is not None
         message, block = self.returned.message, self.returned.block
-        roots = self.manifest.roots
-        built: jobs.Built = load_result(message.built, block, roots)
-        self.build(built)
+        manifest = self.manifest
+        known = {"object": manifest.numbered, "mutable": manifest.shipped}
+        (value, changed, compiled), made = load_result(message.value, block, known)
+        (built,), _ = load_result(message.built, block, {})
+        self.build([*manifest.numbered, *made], built, compiled)
         seeded = Chance.taken().tensorflow is not None
         (built.chance if seeded else built.chance._replace(tensorflow=None)).put()
-        value, changed = load_result(message.value, block, roots, self.manifest.shipped)
         self.partings.check()
         self.check_alike(results)
         if not results[0].divides:
@@ -415,30 +416,25 @@ class _LoopCall(calls.Call):
                 self.name,
                 self.size,
             )
-        mutables.put(self.manifest.shipped, changed)
+        mutables.put(manifest.shipped, changed)
+        if compiled or built.variables or any(n < manifest.held for n in changed):
+            manifest.forget()
         return value
 
-    def build(self, built: jobs.Built) -> None:
+    def build(self, objs: list[Any], built: jobs.Built, compiled: dict[int, Any]) -> None:
         """Builds what the workers have built, and gives it its values."""
-        roots = self.manifest.roots
-        for index, compiled in built.compiles.items():
-            compiled.put(roots[index])
-        for index, configs in built.layers.items():
-            models.build_layers(roots[index], configs)
-        for index, state in built.compiled.items():
-            keras_compiled.set_built_state(roots[index], state)
-        objects.build_optimizers(roots, built.optimizers)
-        for index, values in built.values.items():
-            variables = objects.variables_of(roots[index])
-            if [tuple(v.shape) for v in variables] != [value.shape for value in values]:
-                raise ModelError(
-                    "What a @nano function builds must be built in your process to get its "
-                    f"values. Received: an object of class {type(roots[index]).__name__} with "
-                    f"{len(variables)} variables here and {len(values)} in the workers. Build it "
-                    "before the call: call the model on a batch, or the optimizer's build()."
-                )
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+        for number, configs in built.layers.items():
+            models.build_layers(objs[number], configs)
+        for number, attributes in compiled.items():
+            keras_names.set_compiled_attributes(objs[number], attributes)
+        kinds = keras_optimizers.optimizer_classes()
+        new = [place for place in built.variables if not isinstance(objs[place[0]], kinds)]
+        optimizers.build_optimizers([*objs, *(_variable(objs, at) for at in new)], built.optimizers)
+        for place, value in zip(built.variables, built.values, strict=True):
+            variable = _variable(objs, place)
+            if tuple(variable.shape) != value.shape:
+                raise _unlike(objs[place[0]])
+            variable.assign(value)
 
     def check_alike(self, results: list[jobs.LoopEnd]) -> None:
         """Raises `DivergedError` where variables have drifted apart between the workers."""
@@ -450,3 +446,20 @@ class _LoopCall(calls.Call):
                     "Let nothing in the program depend on the time, on the process or on the order "
                     "of a set, and seed what is random."
                 )
+
+
+def _variable(objs: Sequence[Any], at: tuple[int, int]) -> Any:
+    """A variable that was built, by what holds it and its place there."""
+    number, place = at
+    variables = objects.variables_of(objs[number])
+    if place >= len(variables):
+        raise _unlike(objs[number])
+    return variables[place]
+
+
+def _unlike(holder: Any) -> ModelError:
+    return ModelError(
+        "What a @nano function builds must be built in your process to get its values. Received: "
+        f"an object of class {type(holder).__name__}, which has other variables in the workers. "
+        "Build it before the call: call the model on a batch, or the optimizer's build()."
+    )

@@ -57,10 +57,10 @@ class ModelCall(calls.Call):
                 f"bfloat16, in which the model {model.name!r} computes,"
             )
         with pickling.naming(f"The model {model.name!r}"):
-            self.recipe, numbered = heap.dump(model)
+            self.recipe, self.numbered = heap.dump_model(model)
         own = self.variables_to_send()
-        self.captured = heap.captured_beside(numbered, own + self.variables_apart())
-        self.held = [numbered[number] for number in self.captured]
+        self.captured = heap.captured_beside(self.numbered, own + self.variables_apart())
+        self.held = [self.numbered[number] for number in self.captured]
         self.variables = own + self.held
         self.layout = StateLayout.of(self.variables, size)
         self.clock.prepared = timing.now()

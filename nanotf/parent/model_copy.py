@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
-from nanotf.shipping import heap, objects
+from nanotf.shipping import heap, optimizers
 
 Side = tuple[Any, list[Any]]  # a model, and the variables that it captures
 
 
-def copy_of(model: Any, recipe: bytes, captured: Sequence[int]) -> Side:
+def copy_of(call: Any) -> Side:
     """Makes a compiled copy of a model, whose variables still have values of their own.
 
     Args:
-        model: the user's model, built.
-        recipe: bytes, what `shipping.heap.dump` has made of the model.
-        captured: sequence of int, the numbers there of the variables that it captures.
+        call: `model_call.ModelCall`.
     """
-    copy, numbered = heap.load(recipe)
-    objects.build_optimizers([copy], objects.built_optimizers([model]))
-    if keras_names.builds_optimizer_for_all(model):
+    copy, numbered = heap.load_model(call.recipe)
+    optimizers.build_optimizers(numbered, optimizers.built_optimizers(call.numbered))
+    if keras_names.builds_optimizer_for_all(call.model):
         keras_optimizers.build_optimizer(copy)
-    return copy, [numbered[number] for number in captured]
+    return copy, [numbered[number] for number in call.captured]
 
 
 def copy_state(source: Side, target: Side) -> None:

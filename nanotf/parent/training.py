@@ -23,7 +23,7 @@ from nanotf.parent.model_call import ModelCall
 from nanotf.pool import warm
 from nanotf.pool.transports import check_transport
 from nanotf.region.sharded_update import OptimizerShards
-from nanotf.shipping import jobs, objects
+from nanotf.shipping import jobs, optimizers
 from nanotf.shipping.pipelines import check_sharding
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages
@@ -69,9 +69,7 @@ def fit(
         model, FitArguments.of(given), num_processes, check_sharding(sharding), max_restarts
     )
     if plan is None:
-        return gpu.fit(
-            model, call.recipe, call.captured, call.held, given, num_processes, gpu.devices()
-        )
+        return gpu.fit(call, given, num_processes, gpu.devices())
     while True:
         try:
             with warm.pool_for(plan, check_transport(transport)) as workers:
@@ -269,7 +267,7 @@ class _FitCall(ModelCall):
             validation_steps=self.data.validation_steps,
             validation_freq=a.validation_freq,
             shards=self._shards(),
-            optimizers=objects.built_optimizers([self.model]),
+            optimizers=optimizers.built_optimizers(self.numbered),
             asks=self.callbacks.asks,
             metrics_layout=self.metrics_layout,
             metrics_block=self.metrics_block,

@@ -27,13 +27,6 @@ def has_own_get_config(cls: type) -> bool:
     return is_foreign(owner)
 
 
-def copied(value: Any) -> Any:
-    """The same objects in lists and dicts of their own."""
-    if type(value) is dict:
-        return {key: copied(item) for key, item in value.items()}
-    return type(value)(map(copied, value)) if type(value) in (list, tuple) else value
-
-
 def plain(value: Any) -> Any:
     """Lists and dicts without Keras's tracking, which cannot be unpickled."""
     if isinstance(value, dict):

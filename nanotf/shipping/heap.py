@@ -2,14 +2,16 @@
 
 Models, layers, variables and what Keras keeps between them refer to each other in circles and in
 long chains. So each travels by itself, and stands in the others as a number. In one stream there
-are, after what is sent, the attributes of every object by number; the class of each is told where
-it is first referred to, so that the receiver has a bare object, which gets its attributes later.
+are, after what is sent, the attributes of every object by number; what makes the object is told
+where it is first referred to, so that the receiver has a bare one, which gets its attributes later.
 
 | object | travels as |
 | --- | --- |
 | of a class of Keras's, or of one derived from it | class and attributes |
 | `tf.Variable` | shape, type, name; its value apart (`state`) |
-| optimizer | class and configuration, not built (`pickling`) |
+| optimizer | class and configuration, not built (`optimizers`) |
+| variable of an optimizer's | its place there |
+| `tf.train.Checkpoint` | class and what it saves |
 | list, dict or set that tracks what it holds | content and attributes |
 | lookup table | its initializer, or its content |
 | lock, thread's data, cache with weak keys | a new one |
@@ -19,6 +21,7 @@ it is first referred to, so that the receiver has a bare object, which gets its 
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import enum
 import functools
@@ -28,37 +31,40 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from nanotf.compat import containers, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import classes, models, pickling, user_modules
+from nanotf.shipping import classes, objects, optimizers, pickling, user_modules
 
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
+_BY_VALUE = (
+    type,
+    enum.Enum,
+    BaseException,
+    list,
+    dict,
+    set,
+    tuple,
+    str,
+    weakref.WeakKeyDictionary,
+)
 
 
 @functools.cache
 def _is_numbered(cls: Any) -> bool:
     """Whether objects of a class travel each by itself."""
     tf = require_tensorflow()
-    if issubclass(cls, tf.Variable):
+    if issubclass(cls, (tf.Variable, tf.train.Checkpoint, *keras_optimizers.optimizer_classes())):
         return True
-    schedule = tf.keras.optimizers.schedules.LearningRateSchedule  # an optimizer asks it at once
-    others = (
-        type,
-        enum.Enum,
-        BaseException,
-        list,
-        dict,
-        set,
-        tuple,
-        str,
-        weakref.WeakKeyDictionary,
-    )
-    if issubclass(cls, (*others, schedule, *keras_optimizers.optimizer_classes())):
+    keras = tf.keras
+    schedule = keras.optimizers.schedules.LearningRateSchedule  # an optimizer asks it at once
+    outside = (keras.callbacks.Callback, keras.utils.Sequence)  # which no model consists of
+    if issubclass(cls, (*_BY_VALUE, schedule, *outside)):
         return False
     return hasattr(cls, "__dict__") and any(map(keras_names.is_keras_own, cls.__mro__))
 
@@ -70,6 +76,7 @@ def _made_by_class(cls: Any) -> frozenset[str]:
     return frozenset(name for name, value in made.items() if isinstance(value, types.FunctionType))
 
 
+# ------------------------------------------------------------------- what makes an object bare
 @dataclasses.dataclass(frozen=True)
 class _VariableMaker:
     """What makes a `tf.Variable`."""
@@ -118,6 +125,18 @@ class _CastMaker:
 
 
 @dataclasses.dataclass(frozen=True)
+class _OfOptimizer:
+    """What finds a variable that belongs to an optimizer."""
+
+    optimizer: Any
+    place: int
+
+    def make(self) -> Any:
+        _ = self.optimizer.iterations  # which Keras 2's legacy ones have once they are asked
+        return optimizers.variables_at_first(self.optimizer)[self.place]
+
+
+@dataclasses.dataclass(frozen=True)
 class _FunctionalMaker:
     """What makes a model of inputs and outputs, of a class of the user's."""
 
@@ -139,82 +158,94 @@ class _OperationMaker:
         return self.cls.from_config(self.config)
 
 
+def _maker(obj: Any) -> Any:
+    """What makes an object bare: its class, or what has `make()`."""
+    if isinstance(obj, keras_optimizers.optimizer_classes()):
+        return optimizers.Configured.of(obj)
+    if isinstance(obj, require_tensorflow().Variable):
+        inner = generation().cast_by(obj)
+        return _VariableMaker.of(obj) if inner is None else _CastMaker(inner)
+    config = generation().operation_config(obj)
+    if config is not None:
+        return _OperationMaker(type(obj), config)
+    is_functional = isinstance(obj, keras_names.functional_class())
+    return _FunctionalMaker(type(obj)) if is_functional else type(obj)
+
+
+def _travels(name: str) -> bool:
+    return not name.startswith("_nanotf") or name == keras_names.WHOLE
+
+
+def _attributes(obj: Any) -> dict[str, Any]:
+    """An object's attributes, in an order that does not tell which were set anew."""
+    tf = require_tensorflow()
+    if isinstance(obj, (tf.Variable, *keras_optimizers.optimizer_classes())):
+        return {}
+    if isinstance(obj, tf.train.Checkpoint):
+        return {name: value for name, value in vars(obj).items() if not name.startswith("_")}
+    cls: Any = type(obj)
+    left_behind = _made_by_class(cls) if hasattr(cls, "call") else ()
+    found = {n: v for n, v in vars(obj).items() if n not in left_behind and _travels(n)}
+    return dict(sorted(generation().for_another_process(obj, found).items()))
+
+
+# -------------------------------------------------------------------------------- the stream
 class Pickler(pickling.Pickler):
     """Writes objects of Keras's as numbers, and keeps them for `dump_attributes`.
 
     Args:
         file: `io.BytesIO`.
+        buffer_callback: as in `pickle.Pickler`.
+        known: mapping of int to tuple of str and int, by id, of the objects that the receiver has:
+            a key of its `Unpickler`'s `known`, and the place there.
 
     Attributes:
         numbered: list of the objects, by number.
     """
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
+    def __init__(
+        self,
+        file: io.BytesIO,
+        buffer_callback: Any = None,
+        known: Mapping[int, tuple[str, int]] | None = None,
+    ) -> None:
+        super().__init__(file, buffer_callback)
         self.numbered: list[Any] = []
-        self._ids: dict[int, Any] = {}
-        self._modules = user_modules.ModulesByValue()
-        self._seen: set[str] = set()
+        self.of_optimizers: Mapping[int, tuple[Any, int]] = {}  # see `optimizers.variables_by_id`
+        self._ids: dict[int, Any] = dict(known or {})
+        self._written = 0
 
     def persistent_id(self, obj: Any) -> Any:
-        found, cls = self._ids.get(id(obj)), cast(Any, type(obj))
-        if found is None and _is_numbered(cls):
-            found = self._ids[id(obj)] = len(self.numbered), _maker(obj)
+        found = self._ids.get(id(obj))
+        if found is None and (maker := self.maker(obj)) is not None:
+            number = self._ids[id(obj)] = len(self.numbered)
             self.numbered.append(obj)
+            return number, maker
         return found
+
+    def maker(self, obj: Any) -> Any:
+        """What makes an object that travels by itself, as `_maker`; None of another."""
+        cls: Any = type(obj)
+        if not _is_numbered(cls):
+            return None
+        place = self.of_optimizers.get(id(obj))
+        return _maker(obj) if place is None else _OfOptimizer(*place)
+
+    def attributes(self, obj: Any) -> dict[str, Any]:
+        """What is written of an object when all that refers to it has been."""
+        return {} if id(obj) in self.of_optimizers else _attributes(obj)
 
     def dump_attributes(self) -> None:
         """Writes the attributes of all objects that were found, and of those that they lead to."""
-        for obj in self.numbered:  # which grows
+        while self._written < len(self.numbered):  # which grows
+            obj = self.numbered[self._written]
+            self._written += 1
             with pickling.naming(f"An object of class {type(obj).__name__}"):
-                pickling.dump(self, _attributes(obj))
-
-    def release(self) -> None:
-        """Lets modules that travelled by value travel by name again."""
-        self._modules.release()
+                pickling.dump(self, self.attributes(obj))
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (type, types.FunctionType)):
-            self._take_module(obj)
         reduced = containers.described(obj) or _replaced(obj)
         return super().reducer_override(obj) if reduced is None else reduced
-
-    def _take_module(self, obj: Any) -> None:
-        """Makes a module whose globals are variables travel by value."""
-        module = sys.modules.get(obj.__module__ or "")
-        if module is None or module.__name__ in self._seen or not classes.is_foreign(obj):
-            return
-        self._seen.add(module.__name__)
-        if any(map(_is_variable, list(vars(module).values()))):
-            self._modules.take(module)
-
-
-def _is_variable(value: Any) -> bool:
-    """Whether something is a variable of numbers, and of a known shape."""
-    own = isinstance(value, generation().variable_classes())
-    return own or keras_names.holds_numbers(value)
-
-
-def _maker(obj: Any) -> Any:
-    """What makes an object bare: its class, or what has `make()`."""
-    if not isinstance(obj, require_tensorflow().Variable):
-        config = generation().operation_config(obj)
-        if config is not None:
-            return _OperationMaker(type(obj), config)
-        is_functional = isinstance(obj, keras_names.functional_class())
-        return _FunctionalMaker(type(obj)) if is_functional else type(obj)
-    inner = generation().cast_by(obj)
-    return _VariableMaker.of(obj) if inner is None else _CastMaker(inner)
-
-
-def _attributes(obj: Any) -> dict[str, Any]:
-    """An object's attributes, in an order that does not tell which were set anew."""
-    if isinstance(obj, require_tensorflow().Variable):
-        return {}
-    cls = cast(Any, type(obj))
-    left_behind = _made_by_class(cls) if hasattr(cls, "call") else ()
-    found = {n: v for n, v in vars(obj).items() if n not in left_behind and n[:7] != "_nanotf"}
-    return dict(sorted(generation().for_another_process(obj, found).items()))
 
 
 def _none(*_: Any) -> None:
@@ -247,6 +278,9 @@ def _replaced(obj: Any) -> Any:
         return _new_cache, (cls,), factory, None, None, _set_factory
     if isinstance(obj, tf.distribute.Strategy):
         return tf.distribute.get_strategy, ()
+    if isinstance(obj, tf.keras.optimizers.schedules.LearningRateSchedule):
+        # Keras 3 would pickle it through a saved model, which loses local classes.
+        return copyreg.__newobj__, (cls,), vars(obj)  # type: ignore[attr-defined]
     if isinstance(obj, tf.DType):
         return tf.as_dtype, (obj.name,)
     if tf.is_tensor(obj) and not hasattr(obj, "assign"):
@@ -267,88 +301,190 @@ class Unpickler(pickle.Unpickler):
 
     Args:
         file: `io.BytesIO`.
+        buffers: list of buffers, as in `pickle.Unpickler`.
+        known: mapping of str to sequence of objects, what the sender knows to be here.
 
     Attributes:
-        numbered: dict of int to object, the objects by number.
+        numbered: list of the objects, by number.
     """
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.numbered: dict[int, Any] = {}
+    def __init__(
+        self,
+        file: io.BytesIO,
+        buffers: Sequence[Any] = (),
+        known: Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
+        super().__init__(file, buffers=buffers)
+        self._made: dict[int, Any] = {}
+        self._known = known or {}
+        self._read = 0
+
+    @property
+    def numbered(self) -> list[Any]:
+        return [self._made[number] for number in range(len(self._made))]
 
     def persistent_load(self, pid: Any) -> Any:
+        if isinstance(pid, int):
+            return self._made[pid]
+        if isinstance(pid[0], str):
+            kind, number = pid
+            return self._known[kind][number]
         number, maker = pid
-        if number not in self.numbered:
-            is_class, cls = isinstance(maker, type), maker
-            self.numbered[number] = cls.__new__(cls) if is_class else maker.make()
-        return self.numbered[number]
+        self._made[number] = self.make(maker)
+        return self._made[number]
+
+    def make(self, maker: Any) -> Any:
+        """A bare object, of what `Pickler.maker` has told."""
+        cls: Any = maker
+        return cls.__new__(cls) if isinstance(maker, type) else maker.make()
 
     def load_attributes(self) -> None:
         """Gives all objects that were met, and those that they lead to, their attributes."""
-        number = 0
-        while number < len(self.numbered):  # which grows
-            vars(self.numbered[number]).update(self.load())
-            number += 1
-        generation().mend(list(self.numbered.values()))
+        tf = require_tensorflow()
+        begin, checkpoints = self._read, []
+        while self._read < len(self._made):  # which grows
+            obj, attributes = self._made[self._read], self.load()
+            self._read += 1
+            if isinstance(obj, tf.train.Checkpoint):
+                checkpoints.append((obj, attributes))
+            elif isinstance(obj, tf.Variable):
+                for value in attributes.values():
+                    obj.assign(value)
+            else:
+                vars(obj).update(attributes)
+        generation().mend(self.numbered[begin:])
+        for checkpoint, attributes in checkpoints:
+            checkpoint.__init__(**attributes)  # which looks at what it saves
+
+
+def dump(top: Any, make: Callable[[io.BytesIO], Pickler]) -> tuple[bytes, Any]:
+    """Pickles objects, with all that they lead to.
+
+    Args:
+        top: any object.
+        make: callable of a file, returns a new pickler.
+
+    Returns:
+        A tuple of bytes, for `load`, and of the pickler.
+
+    Raises:
+        ShippingError: Something cannot be sent.
+    """
+    of_optimizers: dict[int, tuple[Any, int]] = {}
+    while True:
+        file = io.BytesIO()
+        pickler = make(file)
+        pickler.of_optimizers = of_optimizers
+        pickling.dump(pickler, top)
+        pickler.dump_attributes()
+        of_optimizers = optimizers.variables_by_id(pickler.numbered)
+        if pickler.of_optimizers or not any(id(obj) in of_optimizers for obj in pickler.numbered):
+            break
+    _check_slots(pickler.numbered, of_optimizers)
+    pickling.dump(pickler, optimizers.excluded_from_decay(pickler.numbered))
+    return file.getvalue(), pickler
+
+
+def _check_slots(numbered: Sequence[Any], of_optimizers: Mapping[int, Any]) -> None:
+    """Raises `ShippingError` where something refers to what an optimizer makes when it is built."""
+    slots = {
+        id(variable): optimizer
+        for optimizer in optimizers.among(numbered).values()
+        for variable in keras_optimizers.optimizer_variables(optimizer)
+        if id(variable) not in of_optimizers
+    }
+    for obj in numbered:
+        if id(obj) in slots:
+            raise ShippingError(
+                "Of an optimizer's variables, only its step count and its learning rate can be "
+                "sent by themselves, since workers build it anew. Received: the variable "
+                f"{obj.name!r} of an optimizer of class {type(slots[id(obj)]).__name__}. Take it "
+                "from the optimizer's `variables` where it is used."
+            )
+
+
+def load(unpickler: Unpickler) -> Any:
+    """Undoes `dump`; variables have no values yet, and optimizers are not built.
+
+    Returns:
+        What was sent.
+    """
+    top = unpickler.load()
+    unpickler.load_attributes()
+    optimizers.exclude_from_decay(unpickler.numbered, unpickler.load())
+    return top
 
 
 # --------------------------------------------------------------------------------- models
-def dump(model: Any) -> tuple[bytes, list[Any]]:
+class _ModelPickler(Pickler):
+    """Writes a model of the user's."""
+
+    def __init__(self, file: io.BytesIO, modules: user_modules.ModulesByValue) -> None:
+        super().__init__(file)
+        self._modules = modules
+        self._seen: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, types.FunctionType)):
+            self._take_module(obj)
+        return super().reducer_override(obj)
+
+    def _take_module(self, obj: Any) -> None:
+        """Makes a module whose globals are variables travel by value."""
+        module = sys.modules.get(obj.__module__ or "")
+        if module is None or module.__name__ in self._seen or not classes.is_foreign(obj):
+            return
+        self._seen.add(module.__name__)
+        if any(map(_is_variable, list(vars(module).values()))):
+            self._modules.take(module)
+
+
+def _is_variable(value: Any) -> bool:
+    """Whether something is a variable of numbers, and of a known shape."""
+    own = isinstance(value, generation().variable_classes())
+    return own or keras_names.holds_numbers(value)
+
+
+def dump_model(model: Any) -> tuple[bytes, list[Any]]:
     """Pickles a model, with all that it and its code refer to.
 
     Args:
         model: a built model.
 
     Returns:
-        A tuple of bytes, for `load`, and of the objects that travel by number.
+        A tuple of bytes, for `load_model`, and of the objects that travel by number.
 
     Raises:
         ShippingError: Something in it cannot be sent.
     """
-    file = io.BytesIO()
-    pickler = Pickler(file)
+    modules = user_modules.ModulesByValue()
     try:
-        policy = require_tensorflow().keras.mixed_precision.global_policy().name
-        pickling.dump(pickler, (policy, models.excluded_from_decay(model)))
-        pickling.dump(pickler, model)
-        pickler.dump_attributes()
+        data, pickler = dump(model, lambda file: _ModelPickler(file, modules))
     finally:
-        pickler.release()
-    return file.getvalue(), pickler.numbered
+        modules.release()
+    return data, pickler.numbered
 
 
-def load(data: bytes) -> tuple[Any, list[Any]]:
-    """Makes the model that `dump` has pickled; its variables have no values yet.
+def load_model(data: bytes) -> tuple[Any, list[Any]]:
+    """Makes the model that `dump_model` has pickled; its variables have no values yet.
 
     Returns:
         A tuple of the model, its optimizers not built, and of the objects by number.
     """
-    mixed_precision = require_tensorflow().keras.mixed_precision
     unpickler = Unpickler(io.BytesIO(data))
-    policy, excluded = unpickler.load()
-    if mixed_precision.global_policy().name != policy:
-        mixed_precision.set_global_policy(policy)
-    model = unpickler.load()
-    unpickler.load_attributes()
-    models.exclude_from_decay(model, excluded)
-    return model, [unpickler.numbered[number] for number in range(len(unpickler.numbered))]
+    return load(unpickler), unpickler.numbered
 
 
 def captured_beside(numbered: Sequence[Any], own: Sequence[Any]) -> tuple[int, ...]:
     """The numbers of variables that have values to send, and are not among a model's own.
 
     Args:
-        numbered: sequence of objects, of `dump`.
+        numbered: sequence of objects, of `dump_model`.
         own: sequence of `tf.Variable`.
     """
-    variable, known = require_tensorflow().Variable, set(map(id, own))
+    known = set(map(id, own))
     return tuple(
         number
         for number, obj in enumerate(numbered)
-        if isinstance(obj, variable) and id(obj) not in known and _has_value(obj)
+        if objects.has_value(obj) and id(obj) not in known
     )
-
-
-def _has_value(variable: Any) -> bool:
-    is_whole = generation().cast_by(variable) is None
-    return is_whole and keras_names.holds_numbers(variable)

@@ -42,31 +42,36 @@ class KerasSettings:
         floatx: str, the default float type.
         epsilon: float, what losses and metrics keep away from zero.
         image_data_format: str.
+        dtype_policy: str, the name of the global policy.
         limits: tuple of int or None, see `keras_names.run_limits`.
     """
 
     floatx: str
     epsilon: float
     image_data_format: str
+    dtype_policy: str
     limits: tuple[int | None, int | None]
 
     @classmethod
     def taken(cls) -> KerasSettings:
         """Those of this process."""
-        backend = require_tensorflow().keras.backend
+        keras = require_tensorflow().keras
         return cls(
-            backend.floatx(),
-            backend.epsilon(),
-            backend.image_data_format(),
+            keras.backend.floatx(),
+            keras.backend.epsilon(),
+            keras.backend.image_data_format(),
+            keras.mixed_precision.global_policy().name,
             keras_names.run_limits(),
         )
 
     def put(self) -> None:
         """Makes them those of this process."""
-        backend = require_tensorflow().keras.backend
-        backend.set_floatx(self.floatx)
-        backend.set_epsilon(self.epsilon)
-        backend.set_image_data_format(self.image_data_format)
+        keras = require_tensorflow().keras
+        keras.backend.set_floatx(self.floatx)
+        keras.backend.set_epsilon(self.epsilon)
+        keras.backend.set_image_data_format(self.image_data_format)
+        if keras.mixed_precision.global_policy().name != self.dtype_policy:
+            keras.mixed_precision.set_global_policy(self.dtype_policy)
         keras_names.set_run_limits(*self.limits)
 
 
@@ -75,8 +80,8 @@ class ModelJob:
     """What every job of a model's method consists of.
 
     Args:
-        recipe: bytes, what `shipping.heap.dump` has made of the model. Equal bytes mean that a
-            worker can go on with the model that it has, and with its traced functions.
+        recipe: bytes, what `shipping.heap.dump_model` has made of the model. Equal bytes mean that
+            a worker can go on with the model that it has, and with its traced functions.
         settings: `KerasSettings`.
         specs: nested structure of `tf.TensorSpec`, of one global batch.
         layout: `StateLayout` of the model's variables, then, in `FitJob`, the optimizer's.
@@ -117,7 +122,7 @@ class FitJob(ModelJob):
         initial_step: int, in that epoch; 0 unless `BackupAndRestore` of Keras 2 resumes.
         shards: `OptimizerShards`, or None where each worker makes the whole update.
         optimizers: dict, what the model's optimizers are built with; see
-            `shipping.objects.built_optimizers`.
+            `shipping.optimizers.built_optimizers`.
         asks: frozenset of str, the batch hooks at which workers store their state unasked.
         metrics_layout: `StateLayout` of what `keras_names.metric_state` lists.
         metrics_block: int, which of the job's blocks holds it.
@@ -133,7 +138,7 @@ class FitJob(ModelJob):
     validation_steps: int | None
     validation_freq: Any
     shards: OptimizerShards | None
-    optimizers: dict[Any, Any]
+    optimizers: dict[int, Any]
     asks: frozenset[str]
     metrics_layout: StateLayout
     metrics_block: int
@@ -244,13 +249,9 @@ class LoopJob:
         array_block: int or None, which of the job's blocks holds the arrays of its pickles.
         data: tuple of `LoopData`, by number.
         settings: `KerasSettings`.
-        dtype_policy: str, Keras's global policy.
-        layout: `StateLayout` of the variables of all roots that exist in the parent.
-        counts: tuple of int, how many variables each root has there.
+        layout: `StateLayout` of `shipping.objects.distinct_variables`.
         optimizers: dict, what the optimizers there are built with; see
-            `shipping.objects.built_optimizers`.
-        excluded: dict, what they leave without weight decay; see
-            `shipping.objects.excluded_from_decay`.
+            `shipping.optimizers.built_optimizers`.
         state_block: int, which of the job's blocks holds the state.
         chance: `Chance`, where random numbers stand, the same for all ranks.
         terminal: `Terminal`.
@@ -260,11 +261,8 @@ class LoopJob:
     array_block: int | None
     data: tuple[LoopData, ...]
     settings: KerasSettings
-    dtype_policy: str
     layout: StateLayout
-    counts: tuple[int, ...]
-    optimizers: dict[Any, Any]
-    excluded: dict[Any, Any]
+    optimizers: dict[int, Any]
     state_block: int
     chance: Chance
     terminal: Terminal
@@ -272,23 +270,21 @@ class LoopJob:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """What a `@nano` function has built of the user's objects; sent by rank 0.
+    """What a `@nano` function has built; sent by rank 0, objects by their numbers.
 
     Args:
-        layers: dict of int to tuple, the `models.build_configs` of layers and models by root.
-        compiles: dict of int to `models.Compiled`, of models that the function has compiled.
-        compiled: dict of int to dict, the `keras_compiled.built_state` of models by root.
+        layers: dict of int to tuple, the `models.build_configs` of layers and models.
         optimizers: as in `LoopJob`, afterwards.
-        values: dict of int to list of `numpy.ndarray`, of every root whose number of variables
-            has changed, all its values.
+        variables: tuple of tuples of int, of each variable that is new, what holds it and its
+            place there; see `objects.variables_of`.
+        values: list of `numpy.ndarray`, their values.
         chance: as in `LoopJob`, afterwards.
     """
 
     layers: dict[int, Any]
-    compiles: dict[int, Any]
-    compiled: dict[int, Any]
-    optimizers: dict[Any, Any]
-    values: dict[int, list[Any]]
+    optimizers: dict[int, Any]
+    variables: tuple[tuple[int, int], ...]
+    values: list[Any]
     chance: Chance
 
 

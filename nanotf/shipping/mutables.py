@@ -14,6 +14,7 @@ those that have changed, and the user's own get them.
 | variable of a closure | its value |
 | function that travels by value | its module's globals, those that it refers to |
 | instance that pickle takes apart by its attributes | the attributes |
+| object of a user's class derived from one of Keras's | the attributes that are not Keras's |
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nanotf.compat import containers, keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping import classes
 
@@ -109,6 +111,31 @@ def _put_attributes(instance: Any, values: Mapping[str, Any]) -> None:
             put(instance, name, value)
 
 
+def _users_attributes(obj: Any) -> dict[str, Any]:
+    layer = require_tensorflow().keras.layers.Layer
+    theirs = keras_names.own_attributes() if isinstance(obj, layer) else frozenset()
+    return {n: v for n, v in vars(obj).items() if n not in theirs and n[:7] != "_nanotf"}
+
+
+def _put_users_attributes(obj: Any, values: Mapping[str, Any]) -> None:
+    before = _users_attributes(obj)
+    with keras_names.unlocked(obj):
+        for name in before.keys() - values.keys():
+            delattr(obj, name)
+        for name, value in values.items():
+            if before.get(name, _MISSING) is not value:
+                setattr(obj, name, value)
+
+
+def _as_built(obj: Any) -> tuple[Any, dict[str, Any]]:
+    return getattr(obj, "built", None), _users_attributes(obj)
+
+
+def _same_unless_built(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    """What building a layer has set, building it here sets, too."""
+    return one[0] != other[0] or _same_names(one[1], other[1])
+
+
 def _take_both(container: Any) -> tuple[Any, Any]:
     return _base_of(container)(container), attributes_of(container)
 
@@ -138,6 +165,7 @@ _LIST = _Kind(list, _put_items, _same_items)
 _DICT = _Kind(dict, _put_items, _same_names)
 _INSTANCE = _Kind(attributes_of, _put_attributes, _same_names)
 _CONTAINER = _Kind(_take_both, _put_both, _same_both)
+_OF_KERAS = _Kind(_users_attributes, _put_users_attributes, _same_unless_built, _as_built)
 _FUNCTION = _Kind(_globals_of, lambda f, values: f.__globals__.update(values), _same_names)
 _CELL = _Kind(_value_of, _put_value, _same_items)
 
@@ -182,6 +210,10 @@ def _kind_of(value: Any) -> _Kind | None:
     cls = type(value)
     if cls in _BY_TYPE:
         return _BY_TYPE[cls]
+    if containers.is_tracking(value):
+        return _BY_TYPE[_base_of(value)]
+    if is_users(value):
+        return _OF_KERAS
     own = classes.is_foreign(cls) and cls.__module__ != "builtins"
     if not own or isinstance(value, (type, types.ModuleType, BaseException)):
         return None
@@ -199,6 +231,47 @@ def _kind_of(value: Any) -> _Kind | None:
         return _CONTAINER
     is_value = isinstance(value, (tuple, str, bytes, int, float, complex, frozenset))
     return None if is_value else _INSTANCE
+
+
+def is_users(value: Any) -> bool:
+    """Whether something is of a user's class derived from one of Keras's, with such attributes."""
+    keras = require_tensorflow().keras
+    kinds = (keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss)
+    return isinstance(value, kinds) and classes.is_foreign(type(value))
+
+
+def held_by(numbered: Iterable[Any]) -> list[Any]:
+    """The objects of users' classes among those of a heap, and what their attributes hold.
+
+    Returns:
+        A list of mutable objects, each once, in the order of both sides.
+    """
+    found: dict[int, Any] = {}
+    for obj in filter(is_users, numbered):
+        found[id(obj)] = obj
+        for _, value in sorted(_users_attributes(obj).items()):
+            _hold(value, found)
+    return list(found.values())
+
+
+def _hold(value: Any, found: dict[int, Any]) -> None:
+    if isinstance(value, (int, float, str, bytes, type(None))):
+        return
+    kind = None if id(value) in found else _kind_of(value)
+    is_container = isinstance(value, (list, dict, set, collections.deque, np.ndarray))
+    if kind is _INSTANCE or (kind is not None and is_container):
+        found[id(value)] = value
+    elif type(value) is not tuple:
+        return
+    inside: Iterable[Any] = ()
+    if kind is _INSTANCE:
+        inside = attributes_of(value).values()
+    elif isinstance(value, dict):
+        inside = value.values()
+    elif isinstance(value, (list, tuple, collections.deque)):
+        inside = value
+    for item in list(inside):
+        _hold(item, found)
 
 
 def is_mutable(value: Any) -> bool:

@@ -1,18 +1,8 @@
-"""Pickles of what a job consists of: Keras objects, user code, arrays.
+"""Pickles of functions, classes, arrays and tensors, for another process.
 
-Functions and classes that a worker cannot import, those of `__main__` above all, travel by
-value (cloudpickle). Keras objects travel as what rebuilds them in the worker, under its
-strategy, since variables cannot be pickled into another process:
-
-| object | travels as |
-| --- | --- |
-| model | `models.ModelRecipe`: class, configuration or constructor arguments, weights apart |
-| optimizer | as a metric; its slots apart, in the state block |
-| metric | class and configuration, of a user's class the attributes beside it |
-| layer outside a model | class and configuration |
-| loss, learning-rate schedule, initializer | class and attributes |
-| tensor | its value |
-| `tf.function` | the Python function and the options, wrapped again |
+Functions and classes that a worker cannot import, those of `__main__` above all, travel by value
+(cloudpickle), tensors as their values, a `tf.function` as the Python function and the options, to
+be wrapped again. Keras's objects need a `heap`.
 
 An object that stands in several places is one object again after loading.
 """
@@ -21,10 +11,7 @@ from __future__ import annotations
 import __future__
 
 import contextlib
-import copy
-import copyreg
 import dataclasses
-import inspect
 import io
 import linecache
 import pathlib
@@ -34,121 +21,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
-import numpy as np
 
-from nanotf.compat import functions, keras_names, keras_optimizers
-from nanotf.compat.generation import generation
+from nanotf.compat import functions
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import is_tf_function
-from nanotf.shipping import classes, constructors, user_modules
-
-
-def rebuild_from_config(
-    cls: Any, config: Any, custom_objects: dict[str, Any], attributes: dict[str, Any] | None = None
-) -> Any:
-    """Makes what `Pickler.from_config` has described."""
-    from nanotf.shipping import models
-
-    # Objects in a configuration are the receiver's own: another pickle may refer to them, too.
-    known = {id(value): value for value in config.values() if not _is_serialized(value)}
-    config = copy.deepcopy(config, known)
-    with models.makers(custom_objects):
-        if isinstance(config.get("inner_optimizer"), keras_optimizers.optimizer_classes()):
-            made = cls(config.pop("inner_optimizer"), **config)
-        else:
-            made = models.maker_of(cls, custom_objects).from_config(config)
-    for name, value in (attributes or {}).items():
-        setattr(made, name, value)
-    return made
-
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, types.FunctionType)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return all(_is_plain(item) for item in value)
-    return isinstance(value, _PLAIN)
-
-
-def _is_serialized(value: Any) -> bool:
-    """Whether a value of a configuration is not an object that stands there as it is."""
-    tf = require_tensorflow()
-    schedule = tf.keras.optimizers.schedules.LearningRateSchedule
-    return not isinstance(value, (schedule, *keras_optimizers.optimizer_classes()))
-
-
-def _completed(obj: Any, config: Any) -> Any:
-    """The configuration that fits the `__init__` of a user's class without `get_config()`.
-
-    Such a metric or optimizer can be used in a single process. Keras's configuration lacks the
-    class's own arguments, and has Keras's, which the class need not take.
-    """
-    parameters = inspect.signature(type(obj).__init__).parameters
-    kinds = {parameter.kind for parameter in parameters.values()}
-    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
-    completed = {name: v for name, v in config.items() if takes_any or name in parameters}
-    for parameter in parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if parameter.name == "learning_rate":  # Keras 2 leaves it to each class
-            completed.setdefault("learning_rate", keras_optimizers.rate_of(obj))
-        kept, value = constructors.kept_value(obj, parameter.name)
-        if kept:
-            completed.setdefault(parameter.name, value)
-    return completed
-
-
-@contextlib.contextmanager
-def _schedules_by_value(optimizer: Any) -> Iterator[dict[str, Any]]:
-    """Lets an optimizer say its configuration though its schedule has none to say.
-
-    A schedule needs no `get_config()` to be used in a single process.
-
-    Args:
-        optimizer: an optimizer, or None.
-
-    Yields:
-        A dict, what has to replace in the configuration what stands for such a schedule.
-    """
-
-    found: dict[str, Any] = {}
-    named = []
-    at = optimizer
-    while at is not None:  # the inner one of a loss-scaling optimizer is asked by that
-        schedule = keras_optimizers.schedule_of(at)
-        cls: Any = type(schedule)
-        if schedule is not None and classes.is_foreign(cls) and not classes.has_own_get_config(cls):
-            if at is optimizer:
-                found["learning_rate"] = schedule
-            vars(schedule)["get_config"] = dict
-            named.append(schedule)
-        at = getattr(at, "inner_optimizer", None)
-    try:
-        yield found
-    finally:
-        for schedule in named:
-            del vars(schedule)["get_config"]
-
-
-def _attributes_that_differ(obj: Any, twin: Any) -> dict[str, Any]:
-    theirs = vars(twin)
-    return {
-        name: value
-        for name, value in vars(obj).items()
-        if _is_plain(value)
-        and name not in ("name", "_name", "built", "_built")
-        and name not in keras_optimizers.own_attributes()
-        # Lists of slots are empty in an optimizer that needs none of that kind.
-        and (_differs(value, theirs[name]) if name in theirs else value not in ([], ()))
-    }
-
-
-def _differs(value: Any, other: Any) -> bool:
-    if isinstance(value, types.FunctionType) and isinstance(other, types.FunctionType):
-        return value.__code__ != other.__code__  # `__init__` may make one for each object
-    return _is_plain(other) and bool(other != value)
+from nanotf.shipping import classes, user_modules
 
 
 def rebuild_function(python_function: Any, options: dict[str, Any]) -> Any:
@@ -174,7 +52,7 @@ def _rebuild_tensor(value: Any) -> Any:
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """A cloudpickle that knows Keras's and TensorFlow's objects.
+    """A cloudpickle that knows tensors and `tf.function`s.
 
     Args:
         file: `io.BytesIO`.
@@ -184,72 +62,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BytesIO, buffer_callback: Any = None) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self._tf = require_tensorflow()
-        keras = self._tf.keras
-        self._by_attributes = (keras.losses.Loss, keras.optimizers.schedules.LearningRateSchedule)
-        self._by_config = (
-            *keras_optimizers.optimizer_classes(),
-            keras.metrics.Metric,
-            keras.layers.Layer,
-        )
-        self._metric = keras.metrics.Metric
-
-    def from_config(self, obj: Any) -> tuple[Any, ...]:
-        """What `rebuild_from_config` takes to make a layer, a metric or an optimizer."""
-        from nanotf.shipping import models
-
-        custom_objects = models.custom_objects_of(obj)
-        is_optimizer = isinstance(obj, keras_optimizers.optimizer_classes())
-        cls = type(obj)
-        with (
-            models.configured_by_name(obj, custom_objects),
-            _schedules_by_value(obj if is_optimizer else None) as by_value,
-        ):
-            config = _config_of(obj)
-        own = classes.is_foreign(cls) and (is_optimizer or isinstance(obj, self._metric))
-        if own and not classes.has_own_get_config(cls):
-            config = _completed(obj, config)
-        if is_optimizer:
-            config = {**config, **by_value}
-            if "inner_optimizer" in config:
-                config["inner_optimizer"] = obj.inner_optimizer
-        attributes: dict[str, Any] = {}
-        if own:
-            try:
-                with keras_names.kept_random_states():
-                    twin = rebuild_from_config(cls, config, custom_objects)
-            except Exception as error:
-                raise _not_configurable(obj, f"rebuilding it raised {error!r}") from error
-            attributes = _attributes_that_differ(obj, twin)
-        if isinstance(obj, self._metric):
-            attributes.update(keras_names.unconfigured(obj))
-        if is_optimizer:
-            attributes.update(keras_optimizers.excluded_by_name(obj))
-        return cls, config, custom_objects, attributes
 
     def reducer_override(self, obj: Any) -> Any:
-        from nanotf.shipping import models
-
         if isinstance(obj, type):
             original = classes.original_class(obj)
             if original is not obj:  # made by `accelerate`; workers make their own
                 return _same, (original,)
             return self._by_name_or_value(obj)
-        # Keras's and TensorFlow's own containers, which track what they hold.
-        if isinstance(obj, (list, dict, set)) and _is_tracking(type(obj)):
-            if isinstance(obj, dict):
-                return dict, (dict(obj.items()),)
-            return (list if isinstance(obj, list) else set), (list(obj),)
-        if isinstance(obj, self._tf.keras.Model):
-            recipe = models.recipe_of(obj)
-            return models.rebuild, (recipe,)
-        plain = generation().untracked(obj)
-        if plain is not None:
-            return _same, (plain,)
-        if isinstance(obj, self._by_config):
-            return rebuild_from_config, self.from_config(obj)
-        if isinstance(obj, self._by_attributes):
-            # Keras 3 would pickle these through a saved model, which loses local classes.
-            return copyreg.__newobj__, (type(obj),), vars(obj)  # type: ignore[attr-defined]
         if self._tf.is_tensor(obj) and hasattr(obj, "numpy") and not hasattr(obj, "assign"):
             return _rebuild_tensor, (obj.numpy(),)
         if is_tf_function(obj):
@@ -314,25 +133,6 @@ def _remember_source(path: str, lines: list[str]) -> _Source:
     return _Source(path, lines)
 
 
-def _is_tracking(cls: type) -> bool:
-    return cls.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow")
-
-
-def _config_of(obj: Any) -> Any:
-    try:
-        return obj.get_config()
-    except Exception as error:
-        raise _not_configurable(obj, f"get_config() raised {error!r}") from error
-
-
-def _not_configurable(obj: Any, received: str) -> ShippingError:
-    return ShippingError(
-        f"An object of class {type(obj).__name__} cannot be sent to the workers, which "
-        f"rebuild it from its configuration. Received: {received}. "
-        "Define get_config(), returning the arguments of __init__ as a dict."
-    )
-
-
 def dumps(obj: Any) -> bytes:
     """Pickles an object for the workers.
 
@@ -360,7 +160,7 @@ def dump(pickler: Pickler, obj: Any) -> None:
         raise ShippingError(
             "What a job refers to must be picklable to reach the workers. "
             f"Received: {_describe(obj)}, and {type(error).__name__}: {error}. "
-            "Keep open files, locks, threads and the like out of models, losses, metrics and "
+            "Keep open files, sockets, threads and the like out of models, losses, metrics and "
             "the functions that they use."
         ) from error
 

@@ -1,42 +1,41 @@
 """A `@nano` call on its way to the workers: a function, its steps, and what they refer to.
 
-Two kinds of pickles, so that a worker can go on with what an earlier call has left it:
+Two pickles, so that a worker can go on with what an earlier call has left it:
 
-- roots, one each: models, layers, optimizers, metrics, losses, variables, checkpoints, datasets.
-  What TensorFlow's graphs know, found wherever the call refers to it. Kept by a worker.
+- the heap (`heap`): models, layers, optimizers, metrics, losses, variables, checkpoints, datasets,
+  found wherever the call refers to them, with all that they lead to. What TensorFlow's graphs
+  know. Kept by a worker.
 - the call: the function and all steps and `tf.function`s, with what they capture, and the
   arguments. Of these a worker keeps the `tf.function`s, with their graphs, for the next call whose
   code is the same (`Shipment.key`).
 
-In the call, and inside of other roots, a root is a number. What is part of another root, a layer
-or the optimizer of a model or one of its variables, travels as its place there, so that both sides
-see one object. Values of variables travel apart (`state`).
+In the call an object of the heap is a number. Values of variables travel apart (`state`).
 
 The lists, dicts and other objects of Python's in the call's pickle are listed at its end, so that
-both sides know them by number, too: what the function has changed comes home (`mutables`).
+both sides know them by number, too: what the function has changed comes home (`mutables`). So do
+those that the attributes of the user's own models and layers hold; they come before the others.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copyreg
 import dataclasses
+import functools
 import hashlib
 import importlib
 import inspect
 import io
-import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from nanotf.compat import keras_optimizers
-from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
-from nanotf.shipping import classes, models, mutables, objects, pickling, summaries, user_modules
+from nanotf.shipping import classes, heap, mutables, objects, pickling, summaries, user_modules
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire.blocks import Block
 
@@ -46,124 +45,117 @@ class Shipment:
     """A call, as it is sent.
 
     Args:
-        roots: tuple of bytes, one pickle for each root.
+        heap: bytes.
         call: `Pickled`.
         key: bytes, the same for calls of the same code: data that it refers to make no difference,
             as in one process, where a `tf.function` keeps its graphs.
     """
 
-    roots: tuple[bytes, ...]
+    heap: bytes
     call: Pickled
     key: bytes
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
-    """A root that is part of another."""
-
-    container: int
-    place: tuple[str, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Sharing:
-    """A functional model that shares layers with other roots.
-
-    Args:
-        model: the model, with layers of its own in their places.
-        shared: dict of str to `_Part`, by the layers' names.
-    """
-
-    model: Any
-    shared: dict[str, _Part]
-
-
-@dataclasses.dataclass(frozen=True)
 class _Data:
-    """A root that the parent reads."""
+    """Stands for something that the parent reads."""
 
     number: int
 
 
 @dataclasses.dataclass(frozen=True)
-class VariableRecipe:
-    """What makes a variable of TensorFlow's own or, with `keras`, of Keras 3."""
+class _Writer:
+    """What makes a writer of summaries."""
 
-    shape: tuple[int, ...]
-    dtype: str
-    trainable: bool
-    name: str
-    keras: bool
-    synchronization: int = 0
-    aggregation: int = 0
+    directory: str
 
     def make(self) -> Any:
-        tf = require_tensorflow()
-        zeros = tf.zeros(self.shape, self.dtype)
-        if self.keras:
-            return tf.keras.Variable(zeros, trainable=self.trainable, name=self.name)
-        return tf.Variable(
-            zeros,
-            trainable=self.trainable,
-            name=self.name,
-            synchronization=tf.VariableSynchronization(self.synchronization),
-            aggregation=tf.VariableAggregation(self.aggregation),
-        )
+        create = require_tensorflow().summary.create_file_writer
+        return create(self.directory, flush_millis=summaries.FLUSH_MILLISECONDS)
 
 
-class RootPickler(pickling.Pickler):
-    """Writes roots, and steps where they are known, as numbers."""
+@functools.cache
+def _is_made_here(cls: Any) -> bool:
+    """Whether a worker makes objects of a class of its own, which stand for the parent's."""
+    return issubclass(cls, (*objects.data_classes(), require_tensorflow().summary.SummaryWriter))
 
-    def __init__(
-        self,
-        file: io.BytesIO,
-        numbers: Mapping[int, Any],
-        packer: Packer | None = None,
-        manifest: Manifest | None = None,
-    ) -> None:
-        super().__init__(file, packer.add if packer is not None else None)
-        self._numbers = numbers
+
+class _Pickler(heap.Pickler):
+    """Writes what a call refers to; modules go by name, where a worker can import them."""
+
+    def __init__(self, manifest: Manifest, file: io.BytesIO, **options: Any) -> None:
+        super().__init__(file, **options)
         self._manifest = manifest
-        self.met: dict[int, Any] = {}  # of the manifest's mutables those that were written, by id
 
-    def persistent_id(self, obj: Any) -> Any:
-        if self._manifest is not None and id(obj) in self._manifest.mutables:
-            self.met[id(obj)] = obj
-        return self._numbers.get(id(obj))
+    def maker(self, obj: Any) -> Any:
+        cls: Any = type(obj)
+        if not _is_made_here(cls):
+            return super().maker(obj)
+        if summaries.is_writer(obj):
+            return _Writer(summaries.relay_of(obj).directory)
+        return _Data(self._manifest.add_data(obj))
+
+    def attributes(self, obj: Any) -> dict[str, Any]:
+        cls: Any = type(obj)
+        return {} if _is_made_here(cls) else super().attributes(obj)
 
     def reducer_override(self, obj: Any) -> Any:
-        if self._manifest is not None and self._manifest.imports(obj):
+        if self._manifest.imports(obj):
             return importlib.import_module, (obj.__name__,)
-        reduced = super().reducer_override(obj)
-        keras = require_tensorflow().keras
-        # In Keras 2 a metric is a layer.
-        if isinstance(obj, keras.layers.Layer) and not isinstance(obj, keras.metrics.Metric):
-            return _built, (*reduced, models.BuiltState.of(obj))
-        return reduced
+        return super().reducer_override(obj)
 
 
-def _built(make: Any, args: Any, state: models.BuiltState) -> Any:
-    made = make(*args)
-    state.put(made)
-    return made
+class _Collector(_Pickler):
+    """Finds steps, code and objects of Python's on the way."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        found = super().persistent_id(obj)
+        if found is None:
+            if isinstance(obj, Step) or is_tf_function(obj):
+                self._manifest.add_step(obj)
+            if mutables.is_mutable(obj):
+                self._manifest.mutables[id(obj)] = obj
+        return found
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (types.ModuleType, types.FunctionType, type)):
+            self._manifest.add_code(obj)
+        return super().reducer_override(obj)
+
+
+class _CallPickler(_Pickler):
+    """Writes a call.
+
+    Attributes:
+        met: dict of int to object, by id, of the manifest's mutables those that were written.
+    """
+
+    def __init__(self, manifest: Manifest, file: io.BytesIO, **options: Any) -> None:
+        super().__init__(manifest, file, known=manifest.known, **options)
+        self.met: dict[int, Any] = {}
+
+    def persistent_id(self, obj: Any) -> Any:
+        found = super().persistent_id(obj)
+        if found is None and id(obj) in self._manifest.mutables:
+            self.met[id(obj)] = obj
+        return found
 
 
 class _Met:
     """What a pickler has met by the time that it comes here, as a list."""
 
-    def __init__(self, pickler: RootPickler) -> None:
+    def __init__(self, pickler: _CallPickler) -> None:
         self._pickler = pickler
 
     def __reduce__(self) -> Any:
         return list, (list(self._pickler.met.values()),)
 
 
-class _KeyPickler(RootPickler):
+class _KeyPickler(_CallPickler):
     """Writes code and what it refers to, without data."""
 
     def persistent_id(self, obj: Any) -> Any:
-        is_mutable = self._manifest is not None and id(obj) in self._manifest.mutables
-        if is_mutable and mutables.is_data(obj):
+        if id(obj) in self._manifest.mutables and mutables.is_data(obj):
             return "data"
         return super().persistent_id(obj)
 
@@ -175,7 +167,9 @@ class _KeyPickler(RootPickler):
         if reduced is NotImplemented and mutables.is_instance(obj):
             attributes = _without_data(mutables.attributes_of(obj)) or {}
             return copyreg.__newobj__, (type(obj),), attributes  # type: ignore[attr-defined]
-        if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
+        # A function of TensorFlow's goes by its name.
+        by_value = isinstance(reduced, tuple) and len(reduced) > 2
+        if by_value and isinstance(obj, types.FunctionType):
             state = reduced[2][1]
             state["__globals__"] = _without_data(state["__globals__"])
         return reduced
@@ -189,31 +183,6 @@ def _without_data(value: Any) -> Any:
     return {name: _without_data(item) for name, item in value.items()}
 
 
-class _Collector(pickling.Pickler):
-    """Writes nothing that is used, and finds roots and steps on the way."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        super().__init__(io.BytesIO(), lambda _: False)
-        self._manifest = manifest
-
-    def persistent_id(self, obj: Any) -> Any:
-        if self._manifest.top is not obj and objects.is_root(obj):
-            self._manifest.add_root(obj)
-            return 0
-        if isinstance(obj, Step) or is_tf_function(obj):
-            self._manifest.add_step(obj)
-        if mutables.is_mutable(obj):
-            self._manifest.mutables[id(obj)] = obj
-        return None
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (types.ModuleType, types.FunctionType, type)):
-            self._manifest.add_code(obj)
-        if self._manifest.imports(obj):
-            return importlib.import_module, (obj.__name__,)
-        return super().reducer_override(obj)
-
-
 class Manifest:
     """Everything that a call refers to.
 
@@ -222,59 +191,56 @@ class Manifest:
         call: `inspect.BoundArguments`, the arguments of the call.
 
     Attributes:
-        roots: list of objects.
+        numbered: list of the objects in the heap.
+        known: dict of int to tuple of str and int, by id, what stands for each of them in a call.
         data: list of those among them that are read in the parent.
         mutables: dict of int to object, by id, what was met whose contents can come home; next to
             the user's objects what pickling has made and thrown away.
-        shipped: list of objects, those among them that the call's pickle has, once it is made.
+        held: int, how many objects whose contents can come home the heap holds.
+        shipped: list of objects, these, then those of `mutables` that the call's pickle has, once
+            it is made.
 
     Raises:
         ShippingError: Something cannot be sent; names the argument and says why.
     """
 
     def __init__(self, function: Callable[..., Any], call: inspect.BoundArguments) -> None:
-        self.roots: list[Any] = []
+        self.data: list[Any] = []
         self.steps: list[Any] = []
         self.mutables: dict[int, Any] = {}
         self.shipped: list[Any] = []
-        self.top: Any = None
         self._function, self._call = function, call
         self._modules = user_modules.ModulesByValue()
         self._taken: list[types.ModuleType] = []
         self._holds: dict[types.ModuleType, str | None] = {}  # modules, and roots in them
-        self._ids: dict[int, int] = {}
         self._step_ids: set[int] = set()
-        title = getattr(function, "__qualname__", repr(function))
         with self._by_value():
             self._take_module(function)
-            with pickling.naming(f"The function {title}"):
-                self._collect(function)
-            for name, value in call.arguments.items():
-                with pickling.naming(f"The argument `{name}` of {title}"):
-                    self._collect(value)
-        self.data = [root for root in self.roots if objects.is_data(root)]
-        self._parts = [objects.parts_of(root) for root in self.roots]
-        self._containers = self._find_containers()
-        self._shared = self._find_shared()
+            found = self._collect()
+            self._heap, pickler = heap.dump(found, lambda file: _Collector(self, file))
+        self.numbered: list[Any] = pickler.numbered
+        held = mutables.held_by(self.numbered)
+        self.held = len(held)
+        self.known = {id(obj): ("held", place) for place, obj in enumerate(held)}
+        self.known.update((id(obj), ("object", n)) for n, obj in enumerate(self.numbered))
+        self.shipped = held
 
-    def _collect(self, value: Any) -> None:
-        done = len(self.roots)
-        pickling.dump(_Collector(self), value)
-        while done < len(self.roots):  # what roots refer to
-            root = self.roots[done]
-            done += 1
-            if _is_opaque(root):
-                continue
-            self.top = root
-            with pickling.naming(f"An object of class {type(root).__name__}"):
-                pickling.dump(_Collector(self), recipe_of_root(root))
-        self.top = None
+    def _collect(self) -> list[Any]:
+        """The objects of the heap that the call refers to itself."""
+        title = getattr(self._function, "__qualname__", repr(self._function))
+        collector = _Collector(self, io.BytesIO(), buffer_callback=lambda _: False)
+        with pickling.naming(f"The function {title}"):
+            pickling.dump(collector, self._function)
+        for name, value in self._call.arguments.items():
+            with pickling.naming(f"The argument `{name}` of {title}"):
+                pickling.dump(collector, value)
+        return collector.numbered
 
-    def add_root(self, root: Any) -> None:
-        """Takes a root that was found."""
-        if id(root) not in self._ids:
-            self._ids[id(root)] = len(self.roots)
-            self.roots.append(root)
+    def add_data(self, data: Any) -> int:
+        """Takes data that were found, and returns their number."""
+        place = next((i for i, known in enumerate(self.data) if known is data), len(self.data))
+        self.data[place:] = [data, *self.data[place + 1 :]]
+        return place
 
     def add_step(self, step: Any) -> None:
         """Takes a step or a `tf.function` that was found."""
@@ -335,174 +301,62 @@ class Manifest:
         return sys.modules.get(found.__name__) is found
 
     # ------------------------------------------------------------------------------ pickles
-    def _find_containers(self) -> dict[int, _Part]:
-        """The roots that are part of others: the largest container counts."""
-        found: dict[int, tuple[int, _Part]] = {}
-        for index, (root, parts) in enumerate(zip(self.roots, self._parts, strict=True)):
-            for place, part in parts.items():
-                inner = self._ids.get(id(part))
-                if inner is None or inner == index:
-                    continue
-                if any(outer is root for outer in self._parts[inner].values()):
-                    continue
-                if inner not in found or len(parts) > found[inner][0]:
-                    found[inner] = (len(parts), _Part(index, place))
-        return {inner: part for inner, (_, part) in found.items()}
-
-    def _find_shared(self) -> dict[int, dict[str, _Part]]:
-        """The layers, by name, that a functional model shares with a larger root."""
-        found: dict[int, dict[str, _Part]] = {}
-        owners: dict[int, _Part] = {}
-        by_size = sorted(range(len(self.roots)), key=lambda i: len(self._parts[i]), reverse=True)
-        for index in by_size:
-            if index in self._containers:
-                continue
-            if models.is_graph(self.roots[index]):
-                inner = {layer.name: owners.get(id(layer)) for layer in self.roots[index].layers}
-                found[index] = {name: part for name, part in inner.items() if part is not None}
-            for place, part in self._parts[index].items():
-                if place[0] == "layers":
-                    owners.setdefault(id(part), _Part(index, place))
-        return {index: shared for index, shared in found.items() if shared}
-
-    def check_shared(self) -> None:
-        """Raises `ShippingError` where two roots share variables in a way that cannot be sent."""
-        owners: dict[int, int] = {}
-        for index, root in enumerate(self.roots):
-            if index in self._containers:
-                continue
-            shared = self._shared.get(index, {})
-            layers = [layer for layer in root.layers if layer.name in shared] if shared else []
-            elsewhere = {id(v) for layer in layers for v in objects.variables_of(layer)}
-            for variable in objects.variables_of(root):
-                if id(variable) in elsewhere:
-                    continue
-                other = owners.setdefault(id(variable), index)
-                if other != index:
-                    names = [getattr(self.roots[i], "name", i) for i in (other, index)]
-                    raise ShippingError(
-                        "Models that share layers can be sent together if one contains the other, "
-                        "or if the smaller is made of inputs and outputs and is not compiled. "
-                        f"Received: {names[0]!r} and {names[1]!r}, which share the "
-                        f"variable {variable.name!r}. Pass the model that contains both, and "
-                        "take the other from its layers inside of the function."
-                    )
-
     def ship(self) -> tuple[Shipment, Packer]:
         """Makes the pickles; the packer holds their arrays."""
         function, call = self._function, self._call
-        packer = Packer()
-        numbers: dict[int, Any] = {id(root): ("root", i) for i, root in enumerate(self.roots)}
+        packer, in_key, file = Packer(), io.BytesIO(), io.BytesIO()
         with self._by_value():
-            roots = tuple(self._root(i, numbers) for i in range(len(self.roots)))
-            code, in_key, file = (function, self.steps), io.BytesIO(), io.BytesIO()
-            pickling.dump(_KeyPickler(in_key, numbers, None, self), code)
-            pickler = RootPickler(file, numbers, packer, self)
+            code = function, self.steps
+            pickling.dump(_KeyPickler(self, in_key), code)
+            pickler = _CallPickler(self, file, buffer_callback=packer.add)
             pickling.dump(pickler, (code, (call.args, call.kwargs), _Met(pickler)))
-            self.shipped = list(pickler.met.values())
+            self.shipped = [*self.shipped[: self.held], *pickler.met.values()]
         key = hashlib.sha256()
-        for part in (*roots, in_key.getvalue()):
+        for part in (self._heap, in_key.getvalue(), str(_changed[self._heap_key()]).encode()):
             key.update(hashlib.sha256(part).digest())
-        return Shipment(roots, Pickled(file.getvalue(), packer.places(0)), key.digest()), packer
+        pickled = Pickled(file.getvalue(), packer.places(0))
+        return Shipment(self._heap, pickled, key.digest()), packer
 
-    def _root(self, index: int, numbers: Mapping[int, Any]) -> bytes:
-        if index in self._containers:
-            return pickle.dumps(self._containers[index])
-        root = self.roots[index]
-        if objects.is_data(root):
-            return pickle.dumps(_Data(next(i for i, d in enumerate(self.data) if d is root)))
-        # The parts of a root stand in its own recipe as they are.
-        inside = {id(root), *map(id, self._parts[index].values())}
-        others = {key: value for key, value in numbers.items() if key not in inside}
-        with pickling.naming(f"An object of class {type(root).__name__}"):
-            file, recipe = io.BytesIO(), recipe_of_root(root)
-            if index in self._shared:
-                recipe = _Sharing(root, self._shared[index])
-            pickling.dump(RootPickler(file, others, None, self), recipe)
-            return file.getvalue()
+    def forget(self) -> None:
+        """The workers' objects are no longer what the heap says: they are not to be kept."""
+        _changed[self._heap_key()] += 1
+
+    def _heap_key(self) -> bytes:
+        return hashlib.sha256(self._heap).digest()
 
 
-def _is_opaque(root: Any) -> bool:
-    """Whether a root refers to no other: Keras's own ways to describe it would be costly here."""
-    keras = require_tensorflow().keras
-    return objects.is_data(root) or isinstance(
-        root, (keras.layers.Layer, *keras_optimizers.optimizer_classes())
-    )
-
-
-def recipe_of_root(root: Any) -> Any:
-    """What is pickled for a root."""
-    tf = require_tensorflow()
-    if isinstance(root, tf.Variable):
-        return VariableRecipe(
-            tuple(root.shape),
-            root.dtype.name,
-            bool(root.trainable),
-            root.name.split(":")[0],
-            keras=False,
-            synchronization=root.synchronization.value,
-            aggregation=root.aggregation.value,
-        )
-    if isinstance(root, generation().variable_classes()):
-        return VariableRecipe(
-            tuple(root.shape), root.dtype, bool(root.trainable), root.name, keras=True
-        )
-    if isinstance(root, generation().seed_generator_classes()):
-        return _Made(type(root), (root.get_config(),), "from_config")
-    if summaries.is_writer(root):
-        options = {"flush_millis": summaries.FLUSH_MILLISECONDS}
-        return _Made(_writer, (summaries.relay_of(root).directory,), None, options)
-    if isinstance(root, tf.train.Checkpoint):
-        tracked = {n: v for n, v in vars(root).items() if not n.startswith("_")}
-        return _Made(type(root), (), None, tracked)
-    return root
-
-
-def _writer(directory: str, **options: Any) -> Any:
-    return require_tensorflow().summary.create_file_writer(directory, **options)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Made:
-    """What a class makes of arguments."""
-
-    cls: Any
-    args: tuple[Any, ...]
-    method: str | None = None
-    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def make(self) -> Any:
-        maker = self.cls if self.method is None else getattr(self.cls, self.method)
-        return maker(*self.args, **self.kwargs)
+_changed: collections.Counter[bytes] = collections.Counter()  # by heap, see `Manifest.forget`
 
 
 # --------------------------------------------------------------------------- in a worker
 class Program:
-    """A function, its steps and its roots, in a worker.
+    """A function, its steps and its objects, in a worker.
 
-    Roots and what `tf.function` has made, with its graphs, outlive a call. All else is loaded
-    anew for each, as the parent has it: a list that the last call has filled is empty again.
+    The objects of the heap and what `tf.function` has made, with its graphs, outlive a call. All
+    else is loaded anew for each, as the parent has it: a list that the last call has filled is
+    empty again.
 
     Args:
         shipment: `Shipment`.
-        open_data: callable of a number, makes what a root that the parent reads is here.
+        open_data: callable of a number, makes what something that the parent reads is here.
 
     Attributes:
         function: the user's function; once `begin` was called.
         args, kwargs: what it is called with.
         mutables: list of objects, as `Manifest.shipped`.
         graphs: list of the `tf.function`s that outlive a call.
-        roots: list of objects.
+        numbered: list of the objects of the heap.
     """
 
     function: Callable[..., Any]
 
     def __init__(self, shipment: Shipment, open_data: Callable[[int], Any]) -> None:
-        self._bodies = shipment.roots
-        self._open_data = open_data
-        self._made: dict[int, Any] = {}
         self.graphs: list[Any] = []
-        self.roots = [self._root(i) for i in range(len(shipment.roots))]
+        unpickler = _HeapUnpickler(io.BytesIO(shipment.heap))
+        unpickler.open_data = open_data
+        heap.load(unpickler)
+        self.numbered = unpickler.numbered
+        self._held = mutables.held_by(self.numbered)
 
     def begin(self, pickled: Pickled, block: Block | None) -> None:
         """Begins a call.
@@ -519,40 +373,31 @@ class Program:
                 self.graphs.append(pickling.rebuild_function(python_function, options))
             return self.graphs[len(fresh) - 1]
 
-        code, arguments, self.mutables = self._load(pickled, block, rebuild)
+        buffers = [] if block is None else pickled.arrays(block)
+        known = {"object": self.numbered, "held": self._held}
+        unpickler = _CallUnpickler(io.BytesIO(pickled.body), buffers, known)
+        unpickler.rebuild = rebuild
+        code, arguments, met = unpickler.load()
+        self.mutables = [*self._held, *met]
         self.function, _ = code
         self.args, self.kwargs = arguments
         for graph, python_function in zip(self.graphs, fresh, strict=True):
             _refer_alike(graph.python_function, python_function)
 
-    def _load(
-        self,
-        pickled: Pickled,
-        block: Block | None,
-        rebuild: Callable[..., Any] = pickling.rebuild_function,
-    ) -> Any:
-        buffers = [] if block is None else pickled.arrays(block)
-        unpickler = RootUnpickler(io.BytesIO(pickled.body), buffers=buffers)
-        unpickler.find, unpickler.rebuild = lambda _, number: self._root(number), rebuild
-        return unpickler.load()
 
-    def _root(self, index: int) -> Any:
-        if index not in self._made:
-            made = self._load(Pickled(self._bodies[index], ()), None)
-            if isinstance(made, _Part):
-                made = self._part(made)
-            elif isinstance(made, _Sharing):
-                shared = {name: self._part(part) for name, part in made.shared.items()}
-                made = models.with_layers(made.model, shared)
-            elif isinstance(made, _Data):
-                made = self._open_data(made.number)
-            elif isinstance(made, (VariableRecipe, _Made)):
-                made = made.make()
-            self._made[index] = made
-        return self._made[index]
+class _HeapUnpickler(heap.Unpickler):
+    open_data: Callable[[int], Any]
 
-    def _part(self, part: _Part) -> Any:
-        return objects.parts_of(self._root(part.container))[part.place]
+    def make(self, maker: Any) -> Any:
+        return self.open_data(maker.number) if isinstance(maker, _Data) else super().make(maker)
+
+
+class _CallUnpickler(heap.Unpickler):
+    rebuild: Callable[..., Any]
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return self.rebuild if found is pickling.rebuild_function else found
 
 
 def _refer_alike(kept: Any, fresh: Any) -> None:
@@ -563,15 +408,3 @@ def _refer_alike(kept: Any, fresh: Any) -> None:
     for cell, other in zip(kept.__closure__ or (), fresh.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # it is empty
             cell.cell_contents = other.cell_contents
-
-
-class RootUnpickler(pickle.Unpickler):
-    find: Callable[[str, int], Any]
-    rebuild: Callable[..., Any] = staticmethod(pickling.rebuild_function)
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        return self.rebuild if found is pickling.rebuild_function else found
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self.find(*pid)

@@ -7,94 +7,91 @@ is sent with the values of its variables.
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import NanoError, ShippingError
-from nanotf.shipping import objects, pickling
+from nanotf.shipping import heap, objects, pickling
 from nanotf.shipping.packing import Packer, Pickled
-from nanotf.shipping.programs import RootPickler, RootUnpickler, VariableRecipe, recipe_of_root
 from nanotf.wire.blocks import Block
 
-
-def numbers_of(
-    roots: Sequence[Any], kinds: Collection[str] | None = None, mutables: Sequence[Any] = ()
-) -> dict[int, Any]:
-    """What stands for the user's objects in a result: roots, their parts of these kinds, others."""
-    numbers: dict[int, Any] = {id(value): ("mutable", i) for i, value in enumerate(mutables)}
-    for index, root in enumerate(roots):
-        for place, part in objects.parts_of(root).items():
-            if kinds is None or place[0] in kinds:
-                numbers.setdefault(id(part), ("part", index, place))
-    numbers.update({id(root): ("root", index) for index, root in enumerate(roots)})
-    return numbers
+# The user's objects, by kind, in the order of both sides; None is what is sent anew.
+Known = Mapping[str, Sequence[Any]]
 
 
 def dump_result(
-    value: Any, changed: Mapping[int, Any], numbers: Mapping[int, Any], packer: Packer
-) -> Pickled:
+    parts: Mapping[str, Any], known: Known, packer: Packer
+) -> tuple[Pickled, list[Any]]:
     """Pickles what a `@nano` function returns and has changed, in a worker.
 
     Args:
-        value: any object.
-        changed: dict of int to contents, see `mutables.Snapshot.changed`.
-        numbers: `numbers_of` the user's objects, each of which is itself again in the parent.
+        parts: mapping of str, what the function does with it, to any object.
+        known: the user's objects, each of which is itself again in the parent.
         packer: `Packer`, which takes the arrays.
+
+    Returns:
+        A tuple of `Pickled`, of the parts' values, and of the objects that the function has made,
+        by number.
 
     Raises:
         ShippingError: It cannot be sent back.
     """
     file, since = io.BytesIO(), len(packer)
+    pickler = _ResultPickler(file, packer.add, _ids_of(known))
     try:
-        pickling.dump(_ResultPickler(file, numbers, packer), (value, changed))
+        pickling.dump(pickler, tuple(parts.values()))
+        pickler.dump_attributes()
     except ShippingError as error:
-        what, received = _what_cannot_be_sent(value, changed, numbers)
+        does = next(does for does in parts if not _can_be_sent(parts[does], known))
         raise ShippingError(
-            f"What a @nano function {what} must be picklable to come back from its worker. "
-            f"Received: {received}. {error}"
+            f"What a @nano function {does} must be picklable to come back from its worker. "
+            f"Received: {repr(parts[does])[:200]}. {error}"
         ) from error
-    return Pickled(file.getvalue(), packer.places(since))
+    return Pickled(file.getvalue(), packer.places(since)), pickler.numbered
 
 
-def _what_cannot_be_sent(
-    value: Any, changed: Mapping[int, Any], numbers: Mapping[int, Any]
-) -> tuple[str, str]:
-    for contents in changed.values():
-        try:
-            pickling.dump(_ResultPickler(io.BytesIO(), numbers, Packer()), contents)
-        except ShippingError:
-            return "leaves in an object of its caller's", repr(contents)[:200]
-    return "returns", type(value).__qualname__
+def _can_be_sent(value: Any, known: Known) -> bool:
+    pickler = _ResultPickler(io.BytesIO(), Packer().add, _ids_of(known))
+    try:
+        pickling.dump(pickler, value)
+        pickler.dump_attributes()
+    except ShippingError:
+        return False
+    return True
 
 
-def dump_built(built: Any, numbers: Mapping[int, Any], packer: Packer) -> Pickled:
-    """Pickles `jobs.Built`: objects without the values of their variables, which it has apart."""
-    file, since = io.BytesIO(), len(packer)
-    pickling.dump(RootPickler(file, numbers, packer), built)
-    return Pickled(file.getvalue(), packer.places(since))
+def _ids_of(known: Known) -> dict[int, tuple[str, int]]:
+    places = ((kind, i, obj) for kind, found in known.items() for i, obj in enumerate(found))
+    return {id(obj): (kind, i) for kind, i, obj in places if obj is not None}
 
 
-class _ResultPickler(RootPickler):
+class _ResultPickler(heap.Pickler):
     """Sends objects that the function has made with the values of their variables."""
 
-    def reducer_override(self, obj: Any) -> Any:
+    def maker(self, obj: Any) -> Any:
         tf = require_tensorflow()
-        local = tf.distribute.get_strategy().experimental_local_results
-        if isinstance(obj, tf.distribute.DistributedValues) and not isinstance(obj, tf.Variable):
-            return _same, (local(obj)[0],)
-        if isinstance(obj, tf.Variable):
-            return _filled_variable, (recipe_of_root(obj), local(obj)[0].numpy())
         if isinstance(obj, tf.keras.metrics.Metric) and any(map(_is_part, obj.variables)):
             raise ShippingError(
                 "A metric that is made under a strategy's scope holds a part of its sums on each "
                 f"worker. Received: the metric {obj.name!r}. Return its result()."
             )
-        if isinstance(obj, (tf.keras.layers.Layer, tf.keras.metrics.Metric)):
-            values = [local(v)[0].numpy() for v in objects.variables_of(obj)]
-            return _filled, (super().reducer_override(obj), values)
+        return super().maker(obj)
+
+    def attributes(self, obj: Any) -> dict[str, Any]:
+        if not isinstance(obj, require_tensorflow().Variable):
+            return super().attributes(obj)
+        return {"value": _here(obj).numpy()} if objects.has_value(obj) else {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, require_tensorflow().distribute.DistributedValues):
+            return _same, (_here(obj),)
         return super().reducer_override(obj)
+
+
+def _here(value: Any) -> Any:
+    return require_tensorflow().distribute.get_strategy().experimental_local_results(value)[0]
 
 
 def _is_part(variable: Any) -> bool:
@@ -106,37 +103,16 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _filled_variable(recipe: VariableRecipe, value: Any) -> Any:
-    made = recipe.make()
-    made.assign(value)
-    return made
-
-
-def _filled(reduced: Any, values: Sequence[Any]) -> Any:
-    make, args = reduced
-    made = make(*args)
-    for variable, value in zip(objects.variables_of(made), values, strict=False):
-        variable.assign(value)
-    return made
-
-
-def load_result(
-    pickled: Pickled, block: Block | None, roots: Sequence[Any], mutables: Sequence[Any] = ()
-) -> Any:
-    """Undoes `dump_result`, in the parent; `roots` and `mutables` are the user's objects."""
-
-    def find(kind: str, index: int, place: Any = None) -> Any:
-        if kind == "mutable":
-            return mutables[index]
-        return roots[index] if kind == "root" else objects.parts_of(roots[index])[place]
-
+def load_result(pickled: Pickled, block: Block | None, known: Known) -> tuple[Any, list[Any]]:
+    """Undoes `dump_result`, in the parent."""
     buffers = [] if block is None else pickled.arrays(block)
-    unpickler = RootUnpickler(io.BytesIO(pickled.body), buffers=buffers)
-    unpickler.find = find
+    unpickler = heap.Unpickler(io.BytesIO(pickled.body), buffers, known)
     try:
-        return unpickler.load()
+        value = unpickler.load()
+        unpickler.load_attributes()
     except Exception as error:
         raise NanoError(
             "What a @nano function returned could not be unpickled in your process. Received: "
             f"{type(error).__name__}: {error}"
         ) from error
+    return value, unpickler.numbered

@@ -2,8 +2,8 @@
 
     [ values, turn 0 | values, turn 1 ]
 
-All variables are equal on all ranks; each rank writes an N-th of them. Where the update is
-divided (`region.sharded_update`), a rank writes the part that it has. The values exist twice and
+All variables are equal on all ranks; each rank writes an N-th of the large ones. Where the update
+is divided (`region.sharded_update`), a rank writes the part that it has. The values exist twice and
 are written in turn, so that a worker that dies while it writes leaves the state of the last
 completed epoch whole.
 """
@@ -22,7 +22,7 @@ from nanotf.region.sharded_update import pieces_of
 from nanotf.shipping.arrays import ArrayRef, lay_out, numpy_dtype, view
 from nanotf.wire.blocks import Block, aligned
 
-_WHOLE = 16384  # elements; what is smaller is written by one rank
+_WHOLE = 16384  # elements; what is smaller rank 0 writes, which alone saves and counts that
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +177,7 @@ class State:
         for place, variable in zip(self.places, self.variables, strict=True):
             whole = values[place].reshape(-1)
             if whole.size < _WHOLE:
-                if place % self.layout.size == rank:
+                if rank == 0:
                     yield variable, [(whole, slice(None))]
             else:
                 inside = slice(*part_of(rank, self.layout.size, whole.size))

@@ -18,7 +18,6 @@ from typing import Any
 
 import cloudpickle
 
-from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
 from nanotf.shipping import objects
@@ -114,10 +113,7 @@ def _holds_root(value: Any) -> bool:
         inside = value.values()
     elif not isinstance(value, (types.ModuleType, type)):
         inside = getattr(value, "__dict__", {}).values()
-    # A loss has no variables.
-    loss = require_tensorflow().keras.losses.Loss
-    values = [value, *itertools.islice(inside, _LONGEST)]
-    return any(objects.is_root(v) and not isinstance(v, loss) for v in values)
+    return any(map(objects.is_root, [value, *itertools.islice(inside, _LONGEST)]))
 
 
 def _is_users(module: types.ModuleType) -> bool:

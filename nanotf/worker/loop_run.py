@@ -14,11 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.collectives.tally import Progress
-from nanotf.compat import (
-    distribute,
-    keras_compiled,
-    keras_names,
-)
+from nanotf.compat import distribute, keras_names, keras_optimizers
 from nanotf.compat.chance import Chance
 from nanotf.region import context, scope
 from nanotf.region.likeness import Likeness, held
@@ -27,6 +23,7 @@ from nanotf.shipping import (
     models,
     mutables,
     objects,
+    optimizers,
     packing,
     programs,
     state,
@@ -34,7 +31,7 @@ from nanotf.shipping import (
     summaries,
 )
 from nanotf.shipping.inputs import tuned
-from nanotf.shipping.results import dump_built, dump_result, numbers_of
+from nanotf.shipping.results import dump_result
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import ChannelClosed
@@ -139,8 +136,8 @@ class _KeptProgram:
         self.run: LoopRun  # the call; set for each
         with distribute.single_process(), _current(self):
             self.program = programs.Program(job.shipment, self.source.open)
-            objects.exclude_from_decay(self.program.roots, job.excluded)
-            objects.build_optimizers(self.program.roots, job.optimizers)
+            optimizers.build_optimizers(self.program.numbered, job.optimizers)
+            self.variables = objects.distinct_variables(self.program.numbered)
 
     def begin(self, run: LoopRun, arrays: Block | None) -> None:
         """Begins a call; `arrays` holds the arrays of its pickle."""
@@ -148,14 +145,6 @@ class _KeptProgram:
         self.source.begin(run.reader)
         with distribute.single_process():
             self.program.begin(run.job.shipment.call, arrays)
-
-    def fits(self, counts: tuple[int, ...]) -> bool:
-        """Whether the roots have as many variables as in the parent."""
-        return tuple(len(objects.variables_of(root)) for root in self.program.roots) == counts
-
-    def variables(self) -> list[Any]:
-        """The variables of all roots, each once."""
-        return objects.distinct_variables(self.program.roots)
 
     # What `context.Loop` asks for.
     def once(self, what: str, write: Callable[[], Any]) -> Any:
@@ -192,7 +181,7 @@ class _KeptProgram:
             return function(*args, **kwargs)  # a step inside of a step
         with self._stopwatch.stepping(), self._named(step):
             value = function(*args, **kwargs)
-        self.likeness.look(getattr(step, "__name__", "a step"), value, self.run.known)
+        self.likeness.look(getattr(step, "__name__", "a step"), value, self.variables)
         return value
 
     @contextlib.contextmanager
@@ -255,14 +244,12 @@ class LoopRun:
         """Calls the user's function; returns how it ended."""
         job, session = self.job, self.session
         job.settings.put()
-        if tf.keras.mixed_precision.global_policy().name != job.dtype_policy:
-            tf.keras.mixed_precision.set_global_policy(job.dtype_policy)
         arrays = None if job.array_block is None else self.blocks[job.array_block]
         kept = self._program()
         self._load(kept)
         kept.begin(self, arrays)
         program = kept.program
-        self.compilations = [keras_names.compilation(root) for root in program.roots]
+        compilations = [keras_names.compilation(obj) for obj in program.numbered]
         before = mutables.Snapshot(program.mutables if session.rank == 0 else ())
         session.stopwatch.ready()
         # Alike on all ranks: what a loop decides by chance, all must decide alike.
@@ -274,19 +261,23 @@ class LoopRun:
             before_it = scope.regions
             value = program.function(*program.args, **program.kwargs)
             kept.divides |= scope.regions > before_it
-        summaries.flush(program.roots)
+        summaries.flush(program.numbered)
         with distribute.single_process():
-            built = self._built(kept)
             if session.rank == 0:
-                self._send(program, value, before.changed(), built)
+                self._send(
+                    program,
+                    {
+                        "returns": value,
+                        "leaves in an object of its caller's": before.changed(),
+                        "compiles": self._compiled(program, compilations),
+                    },
+                )
         return self._end(kept)
 
     def _program(self) -> _KeptProgram:
         """The program of this call, as an earlier one has left it if it is the same."""
         job, kept = self.job, self.session.programs
         key = job.shipment.key, repr((job.data, job.settings))
-        if key in kept and not kept[key].fits(job.counts):
-            del kept[key]  # the user has made some of its objects anew
         if key not in kept:
             kept[key] = _KeptProgram(job, self.session)
         kept.move_to_end(key)
@@ -296,9 +287,10 @@ class LoopRun:
         return found
 
     def _load(self, kept: _KeptProgram) -> None:
-        """Gives the roots the values that the user's have."""
-        self.known = kept.variables()
-        self.state = state.State(self.job.layout, self.blocks[self.job.state_block], self.known)
+        """Gives the objects the values that the user's have."""
+        block = self.blocks[self.job.state_block]
+        self.known = {id(variable) for variable in kept.variables}
+        self.state = state.State(self.job.layout, block, kept.variables)
         self.state.load(0)
 
     @contextlib.contextmanager
@@ -332,16 +324,34 @@ class LoopRun:
             tally.active, session.watched = False, lambda: None
             tell(tally.progress())
 
-    def _send(
-        self, program: programs.Program, value: Any, changed: dict[int, Any], built: jobs.Built
-    ) -> None:
-        """Sends the function's value, what it has changed and built, to the parent."""
+    def _compiled(self, program: programs.Program, before: list[Any]) -> dict[int, Any]:
+        """What `keras_names.compiled_attributes` says of models that the function has compiled.
+
+        And of those whose metrics it has built.
+        """
+        found = {}
+        for number, obj in enumerate(program.numbered):
+            if keras_names.compilation(obj) is not None and (
+                keras_names.compilation(obj) is not before[number] or self._has_new(obj)
+            ):
+                found[number] = keras_names.compiled_attributes(obj)
+        return found
+
+    def _has_new(self, holder: Any) -> bool:
+        return any(id(variable) not in self.known for variable in objects.variables_of(holder))
+
+    def _send(self, program: programs.Program, parts: dict[str, Any]) -> None:
+        """Sends the parent the parts of the result, and what the function has built."""
         packer = packing.Packer()
-        roots = program.roots
-        numbers = numbers_of(roots, mutables=program.mutables)
-        pickled = dump_result(value, changed, numbers, packer)
-        # Before it builds anything, the parent knows of the parts of models these alone.
-        pickled_built = dump_built(built, numbers_of(roots, ("compiled",)), packer)
+        models_ = [program.numbered[number] for number in parts["compiles"]]
+        anew = {id(c) for model in models_ for c in keras_names.compile_containers(model)}
+        known = {
+            "object": [None if id(obj) in anew else obj for obj in program.numbered],
+            "mutable": program.mutables,
+        }
+        pickled, made = dump_result(parts, known, packer)
+        built = self._built([*program.numbered, *made], made)
+        pickled_built, _ = dump_result({"builds": built}, {}, packer)
         block = Block(packer.nbytes)
         packer.write(block)
         assert block.fd is not None
@@ -349,30 +359,41 @@ class LoopRun:
         self.session.channel.send(message, [block.fd])
         block.close_fd()
 
-    def _built(self, kept: _KeptProgram) -> jobs.Built:
-        """What the function has built."""
-        roots = kept.program.roots
-        known = {id(variable) for variable in self.known}
-        optimizers = objects.built_optimizers(roots)
-        result = jobs.Built({}, {}, {}, optimizers, {}, Chance.taken())
-        for index, root in enumerate(roots):
-            if keras_names.compilation(root) is not self.compilations[index]:
-                result.compiles[index] = models.Compiled.of(root)
-            variables = objects.variables_of(root)
+    def _built(self, objs: list[Any], made: list[Any]) -> jobs.Built:
+        """What the function has built of objects; `made` are those that are sent as they are."""
+        kinds = keras_optimizers.optimizer_classes()
+        known = self.known | set(map(id, made))
+        new: list[Any] = []
+        places: list[tuple[int, int]] = []
+
+        def look(number: int) -> None:
+            for place, variable in enumerate(objects.variables_of(objs[number])):
+                if id(variable) not in known:
+                    known.add(id(variable))
+                    new.append(variable)
+                    places.append((number, place))
+
+        holders = [n for n, obj in enumerate(objs) if objects.holds_variables(obj)]
+        for number in holders:
+            if not isinstance(objs[number], kinds):
+                look(number)
+        layers = {
+            number: models.build_configs(objs[number])
+            for number in {number for number, _ in places}
+            if isinstance(objs[number], tf.keras.layers.Layer)
+        }
+        built = optimizers.built_optimizers([*objs, *new])
+        for number in holders:
             # What an optimizer has of variables that the function alone has, stays with them.
-            stays = optimizers.get((index, None), ()) is None
-            if stays or all(id(variable) in known for variable in variables):
-                continue
-            result.values[index] = [variable.numpy() for variable in variables]
-            if isinstance(root, tf.keras.layers.Layer):
-                result.layers[index] = models.build_configs(root)
-            if isinstance(root, tf.keras.Model):
-                result.compiled[index] = keras_compiled.built_state(root)
-        return result
+            if isinstance(objs[number], kinds) and built.get(number, ()) is not None:
+                look(number)
+        values = [variable.numpy() for variable in new]
+        return jobs.Built(layers, built, tuple(places), values, Chance.taken())
 
     def _end(self, kept: _KeptProgram) -> jobs.LoopEnd:
         self.state.store_rank(1, self.session.rank)
         if self.session.says_written:
             spans = self.state.spans_of_rank(1, self.session.rank)
             self.written = messages.written(self.job.state_block, spans)
-        return jobs.LoopEnd(tuple(held(kept.variables())), kept.divides)
+        variables = objects.all_variables(kept.program.numbered)
+        return jobs.LoopEnd(tuple(held(variables)), kept.divides)

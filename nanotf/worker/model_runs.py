@@ -222,7 +222,7 @@ class FitRun(_ModelRun):
         self._last_wait = ""
         self._take_model(
             keras_optimizers.training_variables,
-            optimizers=job.optimizers,
+            built=job.optimizers,
             shards=job.shards,
         )
         self.likeness = Likeness(self.session.strategy)

@@ -23,7 +23,7 @@ from nanotf.errors import CollectiveError
 from nanotf.region import overrides
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate
 from nanotf.region.strategy import WorkerStrategy
-from nanotf.shipping import heap, inputs, jobs, objects, pickling, streams
+from nanotf.shipping import heap, inputs, jobs, optimizers, pickling, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
@@ -140,7 +140,7 @@ class Session:
         specs: Any,
         chance: Chance,
         metrics: bool = True,
-        optimizers: dict[Any, Any] | None = None,
+        built: dict[int, Any] | None = None,
         shards: OptimizerShards | None = None,
     ) -> KeptModel:
         """The model of a recipe, built now or by an earlier job.
@@ -153,20 +153,18 @@ class Session:
         # Functions that were traced keep the settings of that time.
         key = hashlib.sha256(recipe + repr(jobs.KerasSettings.taken()).encode()).digest()
         kept = self._models.get(key)
-        if kept is None or (
-            optimizers is not None and kept.has_optimizer and kept.shards != shards
-        ):
+        if kept is None or (built is not None and kept.has_optimizer and kept.shards != shards):
             eager_context.put_seeds(chance.tensorflow)
-            model, numbered = heap.load(recipe)
+            model, numbered = heap.load_model(recipe)
             replica.become_replica(model, self.stopwatch)
             kept = self._models[key] = KeptModel(model, numbered)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
             self._drop(self._models.popitem(last=False)[1])
         if metrics and not kept.has_metrics:
-            self._build_metrics(kept, specs, "test_step" if optimizers is None else "train_step")
-        if optimizers is not None and not kept.has_optimizer:
-            self._build_optimizers(kept, specs, optimizers, shards)
+            self._build_metrics(kept, specs, "test_step" if built is None else "train_step")
+        if built is not None and not kept.has_optimizer:
+            self._build_optimizers(kept, specs, built, shards)
         return kept
 
     def _drop(self, kept: KeptModel) -> None:
@@ -188,14 +186,14 @@ class Session:
         self,
         kept: KeptModel,
         specs: Any,
-        optimizers: dict[Any, Any],
+        built: dict[int, Any],
         shards: OptimizerShards | None,
     ) -> None:
         model = kept.model
         if shards is not None:
             trainable = model.trainable_variables
             kept.update = ShardedUpdate(self.strategy, model.optimizer, trainable, shards)
-        objects.build_optimizers([model], optimizers)
+        optimizers.build_optimizers(kept.numbered, built)
         keras_optimizers.build_optimizers(model, (specs, inputs.extent_spec()))
         kept.has_optimizer, kept.shards = True, shards
 

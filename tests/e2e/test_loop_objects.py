@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import pathlib
 import random
-import threading
 import types
 from typing import Any
 
@@ -180,9 +179,9 @@ def test_contents_that_cannot_come_back() -> None:
 
     @two
     def train() -> None:
-        kept.append(threading.Lock())
+        kept.append(i for i in range(3))
 
-    with pytest.raises(errors.WorkerError, match=r"leaves in an object of its caller's.*lock"):
+    with pytest.raises(errors.WorkerError, match=r"leaves in an object of its caller's.*generator"):
         train()
     assert kept == []
 
@@ -353,3 +352,69 @@ def test_keras_own_loops_inside(float64: None) -> None:
     ours, theirs = (tf.nest.flatten(program(run)) for run in (two, lambda f: f))
     for found, expected in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+# ----------------------------------------------------------------------- what the heap carries
+class Pair(tf.keras.Model):  # type: ignore[misc]
+    """A layer that others may have, too, and one of its own; and notes on its calls."""
+
+    def __init__(self, shared: Any) -> None:
+        super().__init__()
+        self.shared, self.own = shared, tf.keras.layers.Dense(1, kernel_initializer="ones")
+        self.calls, self.seen, self.best = 0, [0.0], {"epoch": {"number": 0}}
+
+    def call(self, x: Any) -> Any:
+        return self.own(self.shared(x))
+
+
+@pytest.mark.both_generations
+def test_models_that_share_a_layer(float64: None) -> None:
+    def program(run: Any) -> Any:
+        tf.keras.utils.set_random_seed(1)
+        shared = tf.keras.layers.Dense(2)
+        first, second = Pair(shared), Pair(shared)
+        x = loops.rows(8)[0]
+        optimizer = tf.keras.optimizers.Adam(0.1)
+        first(x), second(x)
+
+        @run
+        def train(models: Any) -> Any:
+            assert models[0].shared is models[1].shared is shared
+            for model in models:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(model(x)))
+                variables = shared.trainable_variables
+                gradients = tape.gradient(loss, variables)
+                optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+        train([first, second])
+        assert first.shared is shared
+        return [w.numpy() for w in (*first.weights, *second.weights)], int(optimizer.iterations)
+
+    (ours, steps), (theirs, expected) = program(two), program(lambda f: f)
+    assert steps == expected == 2
+    for found, value in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-9)
+
+
+@pytest.mark.both_generations
+def test_what_the_loop_notes_on_a_model() -> None:
+    def program(run: Any) -> Any:
+        model = Pair(tf.keras.layers.Dense(2, kernel_initializer="ones"))
+        seen = model.seen
+        x = tf.ones([4, 3])
+        model(x)
+
+        @run
+        def train() -> None:
+            model.calls += 1
+            model.seen.append(float(tf.reduce_sum(model(x))))
+            model.best["epoch"]["number"] = model.calls
+            model.note = "new"
+
+        for _ in range(3):
+            train()
+        assert model.seen is seen
+        return model.calls, list(model.seen), dict(model.best["epoch"]), model.note
+
+    assert program(two) == program(lambda f: f)

@@ -18,8 +18,8 @@ X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 
 def sent(model: Any) -> Any:
     """The model after a journey, with the values of the original's variables."""
-    data, ours = heap.dump(model)
-    copy, theirs = heap.load(data)
+    data, ours = heap.dump_model(model)
+    copy, theirs = heap.load_model(data)
     assert [type(obj) for obj in theirs] == [type(obj) for obj in ours]
     for one, other in zip(ours, theirs, strict=True):
         assert one is not other
@@ -97,13 +97,13 @@ def test_what_cannot_be_sent_is_named(tmp_path: Any) -> None:
         model = Holding(file)
         model(X)
         with pytest.raises(ShippingError, match=r"(?s)class Holding .*open file"):
-            heap.dump(model)
+            heap.dump_model(model)
 
 
 def test_the_same_model_is_the_same_pickle() -> None:
     model = tf.keras.Sequential([L.Input((4,)), L.Dense(2), L.Dropout(0.5)])
     model.compile("adam", "mse", metrics=["mae"])
     model.fit(X, X[:, :2], verbose=0)
-    before, _ = heap.dump(model)
+    before, _ = heap.dump_model(model)
     model.fit(X, X[:, :2], verbose=0)
-    assert heap.dump(model)[0] == before
+    assert heap.dump_model(model)[0] == before
