@@ -3,6 +3,7 @@
 | private name | versions | why |
 | --- | --- | --- |
 | `tensorflow.python.trackable.data_structures`: `ListWrapper`, `_DictWrapper`, `_TupleWrapper` | 2.15-2.21 | what they hold, and what they note of it, travels |
+| `Trackable._self_update_uid` | 2.15-2.21 | a checkpoint restores nothing that has been restored from a later one |
 | `StaticHashTable._initializer`, `MutableHashTable._default_value` | 2.15-2.21 | what makes another table of the same content |
 | `tensorflow.python.util.tf_export.get_canonical_name_for_symbol`, `get_symbol_from_name` | 2.15-2.21 | functions of TensorFlow's, which dispatch, travel by their public names |
 """
@@ -17,12 +18,14 @@ from tensorflow.python.util import tf_export
 
 from nanotf.compat.keras_common import is_keras_own
 
+_RESTORED = "_self_update_uid"
+
 
 def described(value: Any) -> tuple[Any, ...] | None:
     """What a pickler's `reducer_override` returns for such a container; None for another object."""
     if isinstance(value, data_structures._DictWrapper):
         own = object.__getattribute__(value, "__dict__")  # which others get of what it wraps
-        attributes = {name: own[name] for name in own if name.startswith("_self_")}
+        attributes = as_new({name: own[name] for name in own if name.startswith("_self_")})
         state = value.__wrapped__, attributes
         return data_structures._DictWrapper, (), state, None, None, _fill_proxy
     if isinstance(value, data_structures._TupleWrapper):
@@ -31,13 +34,18 @@ def described(value: Any) -> tuple[Any, ...] | None:
     is_list = isinstance(value, data_structures.ListWrapper)
     if is_list or (isinstance(value, (list, dict, set)) and is_keras_own(cls)):
         items = dict(value.items()) if isinstance(value, dict) else list(value)
-        return _bare, (cls,), (items, dict(vars(value))), None, None, _fill
+        return _bare, (cls,), (items, as_new(vars(value))), None, None, _fill
     if isinstance(value, lookup_ops.StaticHashTable):
         return cls, (value._initializer, value._default_value)
     if isinstance(value, lookup_ops.MutableHashTable):
         dtypes = value.key_dtype, value.value_dtype
         return _table, (cls, dtypes, value._default_value, value.export())
     return None
+
+
+def as_new(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Attributes of an object without the number, in this process, of what it was restored from."""
+    return {**attributes, _RESTORED: -1} if _RESTORED in attributes else attributes
 
 
 def is_tracking(value: Any) -> bool:

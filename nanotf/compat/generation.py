@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nanotf.compat.versions import is_keras_3
@@ -95,6 +96,9 @@ class Generation(Protocol):
 
     def is_compiled(self, model: Any) -> bool:
         """Whether `model.compile` was called."""
+
+    def as_compile_sets(self) -> AbstractContextManager[Any]:
+        """In this context attributes of a model are set as `compile` sets them."""
 
     def builds_optimizer_first(self, model: Any) -> bool:
         """Whether `fit` builds the optimizer before a step of the user's own may."""

@@ -8,13 +8,12 @@ Versions seen: 2.15, tf_keras 2.15-2.21.
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | step counts that the progress bar reads |
 | `Model._steps_per_execution` | steps of one execution |
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | metrics exist before the first step |
-| `Model.compiled_metrics`, its `_metrics`, `_weighted_metrics`, `_metrics_in_order`, `_output_names`, `_built`; `Metric._name` | the metrics once they are built; see `metric_names_as_compiled` |
-| `Model.compiled_loss`, its `_losses`, `_total_loss_mean`, `_loss_weights`, `_per_output_metrics`, `_output_names`, `_built` | the losses once they are built, and a metric for each of several |
+| `Node.flat_input_ids`, `flat_output_ids`, `_keras_inputs_ids_and_indices`, `Functional._tensor_usage_count`, `_compute_tensor_usage_count`, `Layer._obj_reference_counts_dict`, `Metric._call_result`, `Layer._losses` | what they note by identity, or of the last call, see `mend` |
+| `autocast_variable.AutoCastVariable._variable`, `create_autocast_variable` | variables of mixed precision cast those of others |
 | `Optimizer._learning_rate`, legacy `_hyper`; `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | state outside `variables` |
 | `Optimizer._index_dict`, legacy `_slots`, `tf.Variable._unique_id` | which variables an optimizer was built for |
 | `engine.training.flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
 | `Layer._non_trainable_weights` | what every replica updates by itself |
-| `Lambda._serialize_function_to_config` | writes a function's byte code, without the globals that it refers to |
 | `backend._SEED_GENERATOR` | see `taken_seeds` |
 | `mixed_precision.policy._global_policy` | None as long as the policy follows `floatx` |
 | `saving.object_registration._GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
@@ -30,6 +29,7 @@ Versions seen: 2.15, tf_keras 2.15-2.21.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import random
@@ -161,6 +161,10 @@ def global_policy() -> Any:
 
 def is_compiled(model: Any) -> bool:
     return bool(model._is_compiled)
+
+
+def as_compile_sets() -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext()
 
 
 def builds_optimizer_first(model: Any) -> bool:

@@ -7,15 +7,14 @@ Versions seen: 3.10-3.15.
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | feeds a per-replica value to a reduction (keras-team/keras#20585); makes metrics before the first step |
 | `Trainer._distribute_strategy` | see `builds_optimizer_first` |
 | `Trainer._flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
-| `Model._compile_metrics`, its `_flat_metrics`, `_flat_weighted_metrics`, `_resolved_output_names`, `built`; `MetricsList` | the metrics once they are built |
-| `Model._loss_tracker`, `_compile_loss`, its `Loss`, `_flat_losses`, `_metrics`, `_tracker`, `_y_pred_build_structure`, `_y_true_build_structure`, `built` | the losses once they are built, and a metric for each of several |
 | `Optimizer._trainable_variables`, `_trainable_variables_indices` | which variables an optimizer was built for |
 | `Metric._metrics` | the metrics in a metric |
 | `Layer._non_trainable_variables` | what every replica updates by itself |
 | `Layer._seed_generators` | the seeds of random layers |
 | `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` | see `taken_seeds` |
 | `backend.compute_output_spec` | see `call_on_specs` |
-| `utils.tracking.TrackedList`, `TrackedDict`, `TrackedSet` | configurations hold some, and they cannot be pickled |
+| `utils.tracking.DotNotTrackScope` | layers do not list what `compile` sets |
+| `utils.tracking.Tracker`, its `config`, `stored_ids`; `Layer._losses`, `_loss_ids` | what they note by identity, or of the last call, see `mend` |
 | `saving.object_registration.GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
 | `TensorBoard._start_batch`, `_stop_batch` | whether it profiles batches |
 | `Model._initial_epoch` | where `BackupAndRestore` resumes |
@@ -30,6 +29,7 @@ Versions seen: 3.10-3.15.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -153,6 +153,13 @@ def global_policy() -> Any:
 
 def is_compiled(model: Any) -> bool:
     return bool(model.compiled)
+
+
+def as_compile_sets() -> contextlib.AbstractContextManager[Any]:
+    scope: contextlib.AbstractContextManager[Any] = source_module(
+        "utils.tracking"
+    ).DotNotTrackScope()
+    return scope
 
 
 def builds_optimizer_first(model: Any) -> bool:

@@ -5,13 +5,12 @@
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
 | `backend.tensorflow.trainer.potentially_ragged_concat`, `engine.training.` | 3 / 2 | how `predict` joins batches whose outputs differ in shape |
-| `MeanMetricWrapper._fn_kwargs` | 2 and 3 | see `unconfigured` |
-| `IndexLookup.input_vocabulary`, `input_idf_weights`, `idf_weights`, `num_documents`, `Discretization.input_bin_boundaries`, `num_bins`, `Normalization.adapt_mean`, `adapt_variance`, `finalize_state` | 2 and 3 | what was adapted is not in the configuration |
 | `MultiHeadAttention._build_from_signature` | 2; 2.15, tf_keras 2.15-2.21 | see `build_config` |
 | `Layer.build._is_default` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `build_alone` |
 | `Layer._metrics` | 2 and 3 | see `all_variables` |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
+| `models.model.Model`'s `inject_functional_model_class` | 2 and 3 | see `make_functional` |
 | `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
 | `layers.core.embedding.Embedding` | 2 and 3 | same |
 | `Embedding._embeddings` | 3; 3.10-3.15 | see `look_up` |
@@ -110,18 +109,18 @@ def _names_of_compile() -> frozenset[str]:
     """The attributes that `compile` sets."""
     model = sequential_class()()
     before = dict(vars(model))
-    model.compile("sgd", "mse", ["mse"], run_eagerly=True, steps_per_execution=2)
+    model.compile("sgd", "mse", metrics=["mse"], run_eagerly=True, steps_per_execution=2)
     return frozenset(
         name
         for name, value in vars(model).items()
-        if name not in before or before[name] is not value
+        if not name.startswith("_self_") and (name not in before or before[name] is not value)
     )
 
 
 def compiled_attributes(model: Any) -> dict[str, Any]:
     """What `compile` has made of a model, by attribute, for `set_compiled_attributes`."""
-    found = {name: v for name, v in vars(model).items() if name in _names_of_compile()}
-    return generation().for_another_process(model, found)
+    found = generation().for_another_process(model, dict(vars(model)))
+    return {name: value for name, value in found.items() if name in _names_of_compile()}
 
 
 def compile_containers(model: Any) -> list[Any]:
@@ -139,12 +138,9 @@ def compile_containers(model: Any) -> list[Any]:
 
 def set_compiled_attributes(model: Any, attributes: dict[str, Any]) -> None:
     """Makes a model compiled as the one that `compiled_attributes` was called with."""
-    with unlocked(model):
+    with generation().as_compile_sets():
         for name, value in attributes.items():
-            if vars(model).get(name) is not value:
-                if name in vars(model):
-                    delattr(model, name)  # Keras lists metrics until they are deleted
-                setattr(model, name, value)
+            setattr(model, name, value)
 
 
 @functools.cache
@@ -401,11 +397,6 @@ def set_run_limits(epochs: int | None, steps: int | None) -> None:
     if hasattr(config, "max_epochs"):
         config.set_max_epochs(epochs)
         config.set_max_steps_per_epoch(steps)
-
-
-def flat_metrics(model: Any) -> list[Any]:
-    """A model's metrics, in Keras 3 those inside of its container of compiled metrics, too."""
-    return [m for metric in model.metrics for m in (getattr(metric, "metrics", None) or [metric])]
 
 
 def metric_variables(model: Any) -> list[Any]:

@@ -51,7 +51,6 @@ class ModelCall(calls.Call):
         )
         with keras_names.scope_of(model):
             self.build()
-        models.check_rows_are_independent(model)
         if keras_names.computes_in_bfloat16(model):
             processor.warn_of_slow_bfloat16(
                 f"bfloat16, in which the model {model.name!r} computes,"

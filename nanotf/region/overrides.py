@@ -2,9 +2,7 @@
 
 Calls of layers are divided, and what is around them runs as in one process.
 
-For the time of a call nanotf also replaces `tf.print` (`worker.output`), Keras 2's
-`Lambda._serialize_function_to_config` (`Generation.functions_by_name`), `get_config` of
-classes that a model is made of (`shipping.constructors`, `shipping.pickling`). In the user's process
+For the time of a call nanotf also replaces `tf.print` (`worker.output`). In the user's process
 `patch_tensorflow` replaces Keras's classes until `unpatch_tensorflow`.
 """
 

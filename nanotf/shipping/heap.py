@@ -186,7 +186,8 @@ def _attributes(obj: Any) -> dict[str, Any]:
     cls: Any = type(obj)
     left_behind = _made_by_class(cls) if hasattr(cls, "call") else ()
     found = {n: v for n, v in vars(obj).items() if n not in left_behind and _travels(n)}
-    return dict(sorted(generation().for_another_process(obj, found).items()))
+    found = generation().for_another_process(obj, containers.as_new(found))
+    return dict(sorted(found.items()))
 
 
 # -------------------------------------------------------------------------------- the stream
@@ -266,7 +267,7 @@ def _set_factory(cache: Any, factory: Any) -> None:
 def _replaced(obj: Any) -> Any:
     """What a pickler's `reducer_override` returns for an object that has to be made anew."""
     tf = require_tensorflow()
-    cls = type(obj)
+    cls: Any = type(obj)
     if cls in _LOCKS:
         return _LOCKS[cls], ()
     if isinstance(obj, threading.local):
@@ -281,6 +282,8 @@ def _replaced(obj: Any) -> Any:
     if isinstance(obj, tf.keras.optimizers.schedules.LearningRateSchedule):
         # Keras 3 would pickle it through a saved model, which loses local classes.
         return copyreg.__newobj__, (cls,), vars(obj)  # type: ignore[attr-defined]
+    if isinstance(obj, tf.Module) and cls.__reduce_ex__ is object.__reduce_ex__:
+        return copyreg.__newobj__, (cls,), containers.as_new(vars(obj))  # type: ignore[attr-defined]
     if isinstance(obj, tf.DType):
         return tf.as_dtype, (obj.name,)
     if tf.is_tensor(obj) and not hasattr(obj, "assign"):

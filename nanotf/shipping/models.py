@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from nanotf.compat import keras_names
-from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import ModelError
 from nanotf.shipping import classes
 
 
@@ -37,19 +35,3 @@ def needs_call(model: Any) -> bool:
         return not model.built or not model.variables
     # Keras 2 has no list of variables before.
     return not all(v.built for v in keras_names.layers_below(model)) or not model.variables
-
-
-def check_rows_are_independent(model: Any) -> None:
-    """Refuses layers that go on, in the next batch, from where each row of the last one stood.
-
-    Raises:
-        ModelError: A recurrent layer is stateful; names it and the remedy.
-    """
-    recurrent = require_tensorflow().keras.layers.RNN
-    for layer in keras_names.flat_layers(model):
-        if isinstance(layer, recurrent) and layer.stateful:
-            raise ModelError(
-                "A recurrent layer with stateful=True keeps a state for every row of a batch, and "
-                f"workers share the rows. Received: layer {layer.name!r} with stateful=True. Leave "
-                "num_processes out, or make the layer with stateful=False."
-            )

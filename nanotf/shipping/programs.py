@@ -164,7 +164,7 @@ class _KeyPickler(_CallPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
-        if reduced is NotImplemented and mutables.is_instance(obj):
+        if mutables.is_instance(obj):
             attributes = _without_data(mutables.attributes_of(obj)) or {}
             return copyreg.__newobj__, (type(obj),), attributes  # type: ignore[attr-defined]
         # A function of TensorFlow's goes by its name.

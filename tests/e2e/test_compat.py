@@ -26,7 +26,6 @@ from nanotf.compat import (
     functions,
     handles,
     keras_callbacks,
-    keras_compiled,
     keras_names,
     keras_optimizers,
     pipelines,
@@ -422,14 +421,6 @@ def test_names_of_evaluate_and_predict() -> None:
     assert keras_names.step_count(model, "predict") == (None if IS_KERAS_3 else 3)
 
 
-@pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's names")
-def test_containers_that_track_variables() -> None:
-    tracking = keras_names.source_module("utils.tracking")
-    plain = generation().untracked(tracking.TrackedList([1, 2]))
-    assert (type(plain), plain) == (list, [1, 2])
-    assert generation().untracked([1]) is None
-
-
 def test_names_of_embedding_and_adam() -> None:
     assert callable(keras_optimizers.adam_class()._clip_gradients)
     assert IS_KERAS_3 or callable(keras_optimizers.adam_class()._deduplicate_sparse_grad)
@@ -641,28 +632,9 @@ def test_keras_2_names_of_losses_and_metrics() -> None:
     assert callable(losses._losses[0].fn)
     assert callable(losses._total_loss_mean.update_state)
     assert losses._per_output_metrics == [None]
-    assert callable(L.Lambda(abs)._serialize_function_to_config)
     scaled = tf.keras.mixed_precision.LossScaleOptimizer(tf.keras.optimizers.SGD())
     assert len(keras_optimizers.optimizer_variables(scaled)) >= 3
     assert L.BatchNormalization(synchronized=True).synchronized is True
-
-
-def test_names_of_adapted_layers() -> None:
-    lookup = L.StringLookup()
-    assert lookup.input_vocabulary is None
-    lookup.adapt(tf.constant(["a", "b"]))
-    model = tf.keras.Sequential([L.Input((1,), dtype="string"), lookup])
-    with keras_names.with_vocabularies(model):
-        assert sorted(lookup.get_config()["vocabulary"]) == ["a", "b"]
-    assert lookup.input_vocabulary is None
-    weigh = L.StringLookup(output_mode="tf_idf")
-    weigh.adapt(tf.constant([["a"], ["b"]]))
-    assert weigh.input_idf_weights is None
-    with keras_names.with_vocabularies(weigh):
-        assert len(weigh.get_config()["idf_weights"]) == 2
-    normalise = L.Normalization()
-    normalise.adapt(tf.constant([[1.0], [3.0]]))
-    assert set(keras_names.adapted_state(normalise)) == {"adapt_mean", "adapt_variance"}
 
 
 def test_names_of_compiled_models() -> None:
@@ -716,8 +688,8 @@ def test_what_an_optimizer_was_built_with() -> None:
         assert [id(v) for v in found] == [id(v) for v in reversed(ours)]
 
 
-def test_containers_of_a_compiled_model_can_be_put_back() -> None:
-    """What two outputs' losses and metrics are once they are built, in another, unbuilt model."""
+def test_what_compile_has_made_can_be_put_elsewhere() -> None:
+    """Two outputs' losses and metrics, which are built, in another model, where they are not."""
 
     def make() -> Any:
         inputs = L.Input((3,))
@@ -728,11 +700,9 @@ def test_containers_of_a_compiled_model_can_be_put_back() -> None:
     model, other = make(), make()
     x, targets = np.ones((4, 3)), [np.ones((4, 1)), np.ones((4, 2))]
     expected = model.evaluate(x, targets, return_dict=True, verbose=0)
-    state = keras_compiled.built_state(model)
-    assert set(state) == {"losses", "metrics"}
-    assert keras_compiled.built_state(other) == {}
-    keras_compiled.set_built_state(other, state)
-    assert len(keras_names.flat_metrics(other)) == len(keras_names.flat_metrics(model)) == 6
+    assert not any(c.built for c in keras_names.compile_containers(other) if hasattr(c, "built"))
+    keras_names.set_compiled_attributes(other, keras_names.compiled_attributes(model))
+    assert other.metrics_names == model.metrics_names
     other.set_weights(model.get_weights())
     found = other.evaluate(x, targets, return_dict=True, verbose=0)
     assert found == pytest.approx(expected)

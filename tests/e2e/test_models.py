@@ -189,9 +189,9 @@ def test_attributes_that_are_set_after_init(float64: None) -> None:
         models.append(model)
     for ours, theirs in zip(models[1].get_weights(), models[0].get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)
-    before, _ = heap.dump(models[1])
+    before, _ = heap.dump_model(models[1])
     models[1].predict(x[:1], verbose=0)
-    assert heap.dump(models[1])[0] == before, "or workers would not know the model again"
+    assert heap.dump_model(models[1])[0] == before, "or workers would not know the model again"
 
 
 def test_plain_fit_drops_iterators_without_waiting() -> None:
