@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nanotf.compat.versions import is_keras_3
@@ -97,8 +96,8 @@ class Generation(Protocol):
     def is_compiled(self, model: Any) -> bool:
         """Whether `model.compile` was called."""
 
-    def as_compile_sets(self) -> AbstractContextManager[Any]:
-        """In this context attributes of a model are set as `compile` sets them."""
+    def set_as_compile(self, model: Any, attributes: dict[str, Any]) -> None:
+        """Sets attributes of a model as `compile` sets them, which tracks some."""
 
     def builds_optimizer_first(self, model: Any) -> bool:
         """Whether `fit` builds the optimizer before a step of the user's own may."""

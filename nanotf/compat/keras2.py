@@ -29,10 +29,10 @@ Versions seen: 2.15, tf_keras 2.15-2.21.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import random
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -163,8 +163,13 @@ def is_compiled(model: Any) -> bool:
     return bool(model._is_compiled)
 
 
-def as_compile_sets() -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext()
+def set_as_compile(model: Any, attributes: dict[str, Any]) -> None:
+    untracked = (require_tensorflow().Variable, weakref.WeakKeyDictionary)
+    for name, value in attributes.items():
+        if isinstance(value, untracked):
+            vars(model)[name] = value
+        else:
+            setattr(model, name, value)
 
 
 def builds_optimizer_first(model: Any) -> bool:

@@ -29,7 +29,6 @@ Versions seen: 3.10-3.15.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -155,11 +154,10 @@ def is_compiled(model: Any) -> bool:
     return bool(model.compiled)
 
 
-def as_compile_sets() -> contextlib.AbstractContextManager[Any]:
-    scope: contextlib.AbstractContextManager[Any] = source_module(
-        "utils.tracking"
-    ).DotNotTrackScope()
-    return scope
+def set_as_compile(model: Any, attributes: dict[str, Any]) -> None:
+    with source_module("utils.tracking").DotNotTrackScope():
+        for name, value in attributes.items():
+            setattr(model, name, value)
 
 
 def builds_optimizer_first(model: Any) -> bool:

@@ -138,9 +138,7 @@ def compile_containers(model: Any) -> list[Any]:
 
 def set_compiled_attributes(model: Any, attributes: dict[str, Any]) -> None:
     """Makes a model compiled as the one that `compiled_attributes` was called with."""
-    with generation().as_compile_sets():
-        for name, value in attributes.items():
-            setattr(model, name, value)
+    generation().set_as_compile(model, attributes)
 
 
 @functools.cache

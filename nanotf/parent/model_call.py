@@ -56,7 +56,7 @@ class ModelCall(calls.Call):
                 f"bfloat16, in which the model {model.name!r} computes,"
             )
         with pickling.naming(f"The model {model.name!r}"):
-            self.recipe, self.numbered = heap.dump_model(model)
+            self.heap, self.numbered = heap.dump_model(model)
         own = self.variables_to_send()
         self.captured = heap.captured_beside(self.numbered, own + self.variables_apart())
         self.held = [self.numbered[number] for number in self.captured]
@@ -119,7 +119,7 @@ class ModelCall(calls.Call):
     def common(self) -> dict[str, Any]:
         """The fields of `jobs.ModelJob`."""
         return {
-            "recipe": self.recipe,
+            "heap": self.heap,
             "settings": jobs.KerasSettings.taken(),
             "specs": self.data.specs,
             "layout": self.layout,

@@ -25,6 +25,7 @@ import copyreg
 import dataclasses
 import enum
 import functools
+import importlib
 import io
 import pickle
 import sys
@@ -42,6 +43,7 @@ from nanotf.region.decorators import is_tf_function
 from nanotf.shipping import classes, objects, optimizers, pickling, user_modules
 
 _LOCKS = {type(threading.Lock()): threading.Lock, type(threading.RLock()): threading.RLock}
+_ATOMS = frozenset({bool, int, float, str, bytes, type(None), types.CodeType})
 _BY_VALUE = (
     type,
     enum.Enum,
@@ -217,6 +219,8 @@ class Pickler(pickling.Pickler):
         self._written = 0
 
     def persistent_id(self, obj: Any) -> Any:
+        if type(obj) in _ATOMS:
+            return None
         found = self._ids.get(id(obj))
         if found is None and (maker := self.maker(obj)) is not None:
             number = self._ids[id(obj)] = len(self.numbered)
@@ -266,8 +270,12 @@ def _set_factory(cache: Any, factory: Any) -> None:
 
 def _replaced(obj: Any) -> Any:
     """What a pickler's `reducer_override` returns for an object that has to be made anew."""
+    if isinstance(obj, types.FunctionType):
+        return _library_function(obj)
     tf = require_tensorflow()
     cls: Any = type(obj)
+    if cls is type:
+        return None
     if cls in _LOCKS:
         return _LOCKS[cls], ()
     if isinstance(obj, threading.local):
@@ -292,11 +300,25 @@ def _replaced(obj: Any) -> Any:
             return _none, ()
     if is_tf_function(obj) and keras_names.is_keras_own(obj.python_function):
         return _none, ()
-    if isinstance(obj, types.FunctionType) and (obj.__module__ or "").startswith("tensorflow"):
-        name = containers.public_name(obj)
-        if name is not None:
-            return containers.by_public_name, (name,)
     return None
+
+
+def _library_function(function: types.FunctionType) -> Any:
+    """What a pickler returns for a function of TensorFlow's or Keras's that needs more than a name.
+
+    One that is defined in another is made of its code and of the receiver's module.
+    """
+    if (function.__module__ or "").startswith("tensorflow"):
+        name = containers.public_name(function)
+        return None if name is None else (containers.by_public_name, (name,))
+    if keras_names.is_keras_own(function) and "<locals>" in function.__qualname__:
+        options = function.__name__, function.__defaults__, function.__closure__
+        return _local_function, (function.__module__, function.__code__, *options)
+    return None
+
+
+def _local_function(module: str, code: types.CodeType, *options: Any) -> types.FunctionType:
+    return types.FunctionType(code, vars(importlib.import_module(module)), *options)
 
 
 class Unpickler(pickle.Unpickler):

@@ -80,12 +80,12 @@ class ModelJob:
     """What every job of a model's method consists of.
 
     Args:
-        recipe: bytes, what `shipping.heap.dump_model` has made of the model. Equal bytes mean that
+        heap: bytes, what `shipping.heap.dump_model` has made of the model. Equal bytes mean that
             a worker can go on with the model that it has, and with its traced functions.
         settings: `KerasSettings`.
         specs: nested structure of `tf.TensorSpec`, of one global batch.
         layout: `StateLayout` of the model's variables, then, in `FitJob`, the optimizer's.
-        captured: tuple of int, the numbers in the recipe of the variables that come last there.
+        captured: tuple of int, the numbers in the heap of the variables that come last there.
         state_block: int, which of the job's blocks holds the state.
         events: frozenset of str, hooks that rank 0 reports.
         waits: frozenset of str, hooks at which all ranks wait for the parent's answer.
@@ -94,7 +94,7 @@ class ModelJob:
         quiet: bool, whether what rank 0 prints stays out of it.
     """
 
-    recipe: bytes
+    heap: bytes
     settings: KerasSettings
     specs: Any
     layout: StateLayout

@@ -156,7 +156,7 @@ def _attributes_that_differ(optimizer: Any, twin: Any) -> dict[str, Any]:
         name: value
         for name, value in vars(optimizer).items()
         if _is_plain(value)
-        and name not in ("name", "built")
+        and name not in ("name", "built", "_built")
         and name not in keras_optimizers.own_attributes()
         # Lists of slots are empty in an optimizer that needs none of that kind.
         and (_differs(value, theirs[name]) if name in theirs else value not in ([], ()))

@@ -69,17 +69,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if original is not obj:  # made by `accelerate`; workers make their own
                 return _same, (original,)
             return self._by_name_or_value(obj)
+        if isinstance(obj, types.FunctionType):
+            reduced = self._by_name_or_value(obj)
+            if isinstance(reduced, tuple):
+                reduced[2][1]["__globals__"].update(_for_autograph(obj))
+            return reduced
+        if isinstance(obj, types.CellType):
+            # Not as cloudpickle has it: functions that share a variable go on sharing it.
+            return _empty_cell, (), self.contents_of_cell(obj), None, None, _fill_cell
         if self._tf.is_tensor(obj) and hasattr(obj, "numpy") and not hasattr(obj, "assign"):
             return _rebuild_tensor, (obj.numpy(),)
         if is_tf_function(obj):
             return rebuild_function, (obj.python_function, functions.options_of(obj))
-        if isinstance(obj, types.CellType):
-            # Not as cloudpickle has it: functions that share a variable go on sharing it.
-            return _empty_cell, (), self.contents_of_cell(obj), None, None, _fill_cell
-        reduced = self._by_name_or_value(obj)
-        if isinstance(obj, types.FunctionType) and isinstance(reduced, tuple):
-            reduced[2][1]["__globals__"].update(_for_autograph(obj))
-        return reduced
+        return super().reducer_override(obj)
 
     def contents_of_cell(self, cell: types.CellType) -> tuple[Any, ...]:
         """A tuple of the value of a closure's variable, empty if it has none."""

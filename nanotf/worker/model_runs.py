@@ -92,7 +92,7 @@ class _ModelRun:
         job, session = self.job, self.session
         job.settings.put()
         self._put_random_states()
-        kept = session.model(job.recipe, job.specs, job.chance, **parts)
+        kept = session.model(job.heap, job.specs, job.chance, **parts)
         self._put_random_states()  # making a model draws
         self.model = kept.model
         # Variables that this worker has as a whole and, of a divided update, parts of others.

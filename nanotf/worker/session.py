@@ -136,14 +136,14 @@ class Session:
 
     def model(
         self,
-        recipe: bytes,
+        data: bytes,
         specs: Any,
         chance: Chance,
         metrics: bool = True,
         built: dict[int, Any] | None = None,
         shards: OptimizerShards | None = None,
     ) -> KeptModel:
-        """The model of a recipe, built now or by an earlier job.
+        """The model that `heap.dump_model` has pickled, made now or by an earlier job.
 
         Metrics and optimizers are built by the first job that needs them.
 
@@ -151,11 +151,11 @@ class Session:
         TensorFlow forget every function that it has prepared, which takes seconds.
         """
         # Functions that were traced keep the settings of that time.
-        key = hashlib.sha256(recipe + repr(jobs.KerasSettings.taken()).encode()).digest()
+        key = hashlib.sha256(data + repr(jobs.KerasSettings.taken()).encode()).digest()
         kept = self._models.get(key)
         if kept is None or (built is not None and kept.has_optimizer and kept.shards != shards):
             eager_context.put_seeds(chance.tensorflow)
-            model, numbered = heap.load_model(recipe)
+            model, numbered = heap.load_model(data)
             replica.become_replica(model, self.stopwatch)
             kept = self._models[key] = KeptModel(model, numbered)
         self._models.move_to_end(key)
