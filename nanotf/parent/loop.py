@@ -417,7 +417,7 @@ class _LoopCall(calls.Call):
                 self.size,
             )
         mutables.put(manifest.shipped, changed)
-        if compiled or built.variables or any(n < manifest.held for n in changed):
+        if compiled or built.layers or any(number < manifest.held for number in changed):
             manifest.forget()
         return value
 

@@ -136,15 +136,19 @@ class _KeptProgram:
         self.run: LoopRun  # the call; set for each
         with distribute.single_process(), _current(self):
             self.program = programs.Program(job.shipment, self.source.open)
-            optimizers.build_optimizers(self.program.numbered, job.optimizers)
-            self.variables = objects.distinct_variables(self.program.numbered)
 
     def begin(self, run: LoopRun, arrays: Block | None) -> None:
         """Begins a call; `arrays` holds the arrays of its pickle."""
         self.run, self.likeness = run, Likeness(self.strategy)
         self.source.begin(run.reader)
         with distribute.single_process():
+            optimizers.build_optimizers(self.program.numbered, run.job.optimizers)
             self.program.begin(run.job.shipment.call, arrays)
+        self.variables = objects.distinct_variables(self.program.numbered)
+
+    def fits(self, built: dict[int, Any]) -> bool:
+        """Whether no optimizer is built that is not in the parent, or with other variables."""
+        return optimizers.built_optimizers(self.program.numbered).items() <= built.items()
 
     # What `context.Loop` asks for.
     def once(self, what: str, write: Callable[[], Any]) -> Any:
@@ -246,8 +250,8 @@ class LoopRun:
         job.settings.put()
         arrays = None if job.array_block is None else self.blocks[job.array_block]
         kept = self._program()
-        self._load(kept)
         kept.begin(self, arrays)
+        self._load(kept)
         program = kept.program
         compilations = [keras_names.compilation(obj) for obj in program.numbered]
         before = mutables.Snapshot(program.mutables if session.rank == 0 else ())
@@ -278,6 +282,8 @@ class LoopRun:
         """The program of this call, as an earlier one has left it if it is the same."""
         job, kept = self.job, self.session.programs
         key = job.shipment.key, repr((job.data, job.settings))
+        if key in kept and not kept[key].fits(job.optimizers):
+            del kept[key]  # the user has made an optimizer anew
         if key not in kept:
             kept[key] = _KeptProgram(job, self.session)
         kept.move_to_end(key)

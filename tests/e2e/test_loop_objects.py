@@ -174,6 +174,46 @@ def test_what_the_loop_has_filled_makes_no_new_graphs() -> None:
         assert traced == {"number": 1}
 
 
+@pytest.mark.both_generations
+def test_an_optimizer_that_the_first_call_builds_makes_no_new_graphs() -> None:
+    model, optimizer, traced = dense(), tf.keras.optimizers.Adam(0.1), {"number": 0}
+
+    @tf.function
+    def step(inputs: Any) -> Any:
+        traced["number"] += 1
+        return plain_step(inputs, model, cross_entropy(), optimizer)
+
+    @two
+    def train(data: Any) -> int:
+        for inputs in data:
+            step(inputs)
+        return int(optimizer.iterations)
+
+    data, after = loops.dataset(32, 16), []
+    for _ in range(3):
+        assert train(data) == int(optimizer.iterations)
+        after.append(traced["number"])
+    assert after[0] == after[1] == after[2]
+    assert int(optimizer.iterations) == 6
+
+
+@pytest.mark.both_generations
+def test_an_optimizer_that_is_made_anew() -> None:
+    model = dense()
+
+    @two
+    def train(data: Any, optimizer: Any) -> int:
+        for inputs in data:
+            plain_step(inputs, model, cross_entropy(), optimizer)
+        return int(optimizer.iterations)
+
+    data = loops.dataset(32, 16)
+    first, other = (tf.keras.optimizers.Adam(0.1) for _ in range(2))
+    assert [train(data, first) for _ in range(2)] == [2, 4]
+    assert [train(data, other) for _ in range(2)] == [2, 4], "of the same code as the first"
+    assert int(first.iterations) == int(other.iterations) == 4
+
+
 def test_contents_that_cannot_come_back() -> None:
     kept: list[Any] = []
 
