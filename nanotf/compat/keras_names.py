@@ -5,8 +5,6 @@
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
 | `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
 | `backend.tensorflow.trainer.potentially_ragged_concat`, `engine.training.` | 3 / 2 | how `predict` joins batches whose outputs differ in shape |
-| `MultiHeadAttention._build_from_signature` | 2; 2.15, tf_keras 2.15-2.21 | see `build_config` |
-| `Layer.build._is_default` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `build_alone` |
 | `Layer._metrics` | 2 and 3 | see `all_variables` |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
@@ -197,45 +195,6 @@ def computes_in_bfloat16(obj: Any) -> bool:
 
 
 WHOLE = "_nanotf_whole"  # of a layer whose calls are not divided
-
-
-_SIGNATURE = "signature"
-
-
-def build_config(layer: Any) -> Any:
-    """What `build_from_config` needs to build another layer like this one.
-
-    In Keras 2.15 a layer of which `build()` was called, and not the layer itself, does not know
-    the shape any more. What inputs it asks for tells it. Keras 2's `MultiHeadAttention` makes its
-    layers of the shapes of its inputs, in its first call.
-    """
-    if hasattr(layer, "_build_from_signature"):
-        given = layer.get_config()
-        shapes = {name: given[f"{name}_shape"] for name in ("query", "value", "key")}
-        return None if shapes["query"] is None else {_SIGNATURE: shapes}
-    config = layer.get_build_config()
-    spec = getattr(layer, "input_spec", None)
-    if config or not isinstance(spec, require_tensorflow().keras.layers.InputSpec):
-        return config
-    shape = [None] * (spec.ndim or spec.min_ndim or 0) if spec.shape is None else [*spec.shape]
-    for axis, size in (spec.axes or {}).items():
-        shape[axis] = size
-    return {"input_shape": tuple(shape)} if shape else config
-
-
-def build_alone(layer: Any, config: dict[str, Any]) -> None:
-    """Builds a layer as `build_config` says another was built, but not the layers inside of it.
-
-    Args:
-        layer: a layer or model that is not built.
-        config: dict, which is not empty.
-    """
-    if _SIGNATURE in config:
-        layer._build_from_signature(**config[_SIGNATURE])
-    # Keras's would call the layer; that of a Sequential of Keras 2 is one of its own.
-    elif not hasattr(layer.build, "_is_default") or isinstance(layer, sequential_class()):
-        layer.build_from_config(config)
-    layer.built = True  # which the user's `build` may not say
 
 
 def callback_list_class() -> type:
@@ -525,29 +484,3 @@ def _is_known(layer: Any) -> bool:
 def keeps_state_of_rows(layer: Any) -> bool:
     """Whether a layer keeps a state for each row of the batch, as a stateful RNN does."""
     return any(getattr(v, "stateful", False) for v in flat_layers(layer))
-
-
-def build_symbolically(
-    layer: Any, call: Callable[..., Any], args: Any, kwargs: Any, is_data: Callable[[Any], bool]
-) -> None:
-    """Builds a layer by a call that computes shapes alone, if such a call can be made.
-
-    Args:
-        layer: a layer that is not built.
-        call: function, the stock `__call__`.
-        args, kwargs: what it is about to be called with.
-        is_data: callable, whether a leaf of them is a tensor or array.
-    """
-    tf = require_tensorflow()
-
-    def symbol(leaf: Any) -> Any:
-        if not is_data(leaf):
-            return leaf
-        sparse, ragged = isinstance(leaf, tf.SparseTensor), isinstance(leaf, tf.RaggedTensor)
-        shape, dtype = tuple(leaf.shape[1:]), leaf.dtype
-        options = {"sparse": True} if sparse else {"ragged": True} if ragged else {}
-        return tf.keras.Input(shape, dtype=tf.as_dtype(dtype), **options)
-
-    args, kwargs = tf.nest.map_structure(symbol, (args, kwargs))
-    with contextlib.suppress(Exception), tf.init_scope():
-        call(layer, *args, **kwargs)

@@ -12,7 +12,7 @@ import inspect
 import json
 from typing import Any
 
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import keras_build, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping import classes
@@ -38,9 +38,9 @@ def description_of(model: Any) -> Any:
             layer.compute_dtype,
             layer.trainable,
             # The shapes of inputs say what strides and the like have made of the layer before.
-            keras_names.build_config(layer) if layer.built else None,
+            keras_build.build_config(layer) if layer.built else None,
         )
-        for layer in classes.with_layers(model)
+        for layer in keras_build.with_layers(model)
     ]
     variables = [(tuple(v.shape), v.dtype) for v in generation().model_variables(model)]
     compiled = keras_names.compile_arguments(model)

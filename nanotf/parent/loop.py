@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import keras_build, keras_names, keras_optimizers
 from nanotf.compat.chance import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
@@ -48,7 +48,6 @@ from nanotf.pool.transports import check_transport
 from nanotf.region import context, likeness
 from nanotf.shipping import (
     jobs,
-    models,
     mutables,
     objects,
     optimizers,
@@ -424,7 +423,7 @@ class _LoopCall(calls.Call):
     def build(self, objs: list[Any], built: jobs.Built, compiled: dict[int, Any]) -> None:
         """Builds what the workers have built, and gives it its values."""
         for number, configs in built.layers.items():
-            models.build_layers(objs[number], configs)
+            keras_build.build_layers(objs[number], configs)
         for number, attributes in compiled.items():
             keras_names.set_compiled_attributes(objs[number], attributes)
         kinds = keras_optimizers.optimizer_classes()

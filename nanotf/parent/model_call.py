@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanotf.compat import keras_names
+from nanotf.compat import keras_build, keras_names
 from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
 from nanotf.errors import ModelError
@@ -12,7 +12,7 @@ from nanotf.machine import processor
 from nanotf.parent import calls, rejections
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.fit_data import FitArguments, FitData, Stream
-from nanotf.shipping import heap, jobs, models, pickling
+from nanotf.shipping import heap, jobs, pickling
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
@@ -67,7 +67,7 @@ class ModelCall(calls.Call):
     def build(self) -> None:
         """Builds the user's model, as the first step in a single process would."""
         model, (specs, method) = self.model, self.first_step()
-        if not models.needs_call(model):
+        if not keras_build.needs_call(model):
             return
         step = f"{rejections.STEPS[method]}_step"
         if keras_names.has_own_step(model, step) and not model.run_eagerly:
@@ -75,7 +75,7 @@ class ModelCall(calls.Call):
             keras_names.trace_step(model, step, specs)
             return
         self._call_model(specs[0] if isinstance(specs, tuple) else specs)
-        if models.needs_call(model) and not model.built:
+        if keras_build.needs_call(model) and not model.built:
             raise ModelError(
                 "A model must be built before workers can get its weights. Received: model "
                 f"{model.name!r}, which is not after a call on data {specs}."

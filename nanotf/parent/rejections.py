@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nanotf.compat import keras_names, keras_optimizers
+from nanotf.compat import keras_build, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
-from nanotf.shipping import inputs, models
+from nanotf.shipping import inputs
 
 # The parts of the names of a model's functions, by the method that calls them.
 STEPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
@@ -131,7 +131,7 @@ def trace_step(
                 keras_optimizers.build_optimizers(model, specs)
         counters = [optimizer.iterations for optimizer in keras_optimizers.optimizers_of(model)]
         variables = counters
-        if not models.needs_call(model):
+        if not keras_build.needs_call(model):
             variables = [*keras_optimizers.training_variables(model), *counters]
         kept = [(v, v.numpy()) for v in variables]
     if shapes is not None:

@@ -69,12 +69,7 @@ TABLE: tuple[Override, ...] = (
     *(
         Override(target, "random numbers are those of the whole batch", draws.drawing)
         for kind in ("normal", "uniform", "truncated_normal")
-        for target in (
-            f"tensorflow:random.{kind}",
-            f"tensorflow:random.stateless_{kind}",
-            f"tensorflow.python.ops.random_ops:{kind if kind[0] == 't' else 'random_' + kind}",
-            f"tensorflow.python.ops.stateless_random_ops:stateless_{kind if kind[0] == 't' else 'random_' + kind}",
-        )
+        for target in (f"tensorflow:random.{kind}", f"tensorflow:random.stateless_{kind}")
     ),
     *(
         Override(f"tensorflow:random.Generator.{kind}", "random numbers are those of the whole batch", draws.drawing)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import eager_context, keras_names
+from nanotf.compat import eager_context, keras_build, keras_names
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.region import compiled, rows, scope, variables
@@ -243,7 +243,7 @@ def _division_for(
     division = _division_of(scope.exchange, data[0])
     if division is not None and not layer.built and isinstance(layer, keras_names.model_class()):
         with scope.dividing(None):
-            keras_names.build_symbolically(layer, stock, args, kwargs, is_data)
+            keras_build.build_symbolically(layer, stock, args, kwargs, is_data)
     return division if layer.built else None
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanotf.compat import keras_names
-
 _KERAS_PACKAGES = ("keras", "tf_keras", "tensorflow", "nanotf")
 
 
@@ -25,17 +23,3 @@ def has_own_get_config(cls: type) -> bool:
     """Whether `get_config` is the user's."""
     owner = next(c for c in cls.__mro__ if "get_config" in vars(c))
     return is_foreign(owner)
-
-
-def plain(value: Any) -> Any:
-    """Lists and dicts without Keras's tracking, which cannot be unpickled."""
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    return tuple(map(plain, value)) if isinstance(value, tuple) else value
-
-
-def with_layers(model: Any) -> list[Any]:
-    """A model, and the layers below it, in the order of both sides."""
-    return [model, *keras_names.layers_below(model)]

@@ -273,7 +273,7 @@ class Built:
     """What a `@nano` function has built; sent by rank 0, objects by their numbers.
 
     Args:
-        layers: dict of int to tuple, the `models.build_configs` of layers and models.
+        layers: dict of int to tuple, the `keras_build.build_configs` of layers and models.
         optimizers: as in `LoopJob`, afterwards.
         variables: tuple of tuples of int, of each variable that is new, what holds it and its
             place there; see `objects.variables_of`.

@@ -14,13 +14,12 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.collectives.tally import Progress
-from nanotf.compat import distribute, keras_names, keras_optimizers
+from nanotf.compat import distribute, keras_build, keras_names, keras_optimizers
 from nanotf.compat.chance import Chance
 from nanotf.region import context, scope
 from nanotf.region.likeness import Likeness, held
 from nanotf.shipping import (
     jobs,
-    models,
     mutables,
     objects,
     optimizers,
@@ -384,7 +383,7 @@ class LoopRun:
             if not isinstance(objs[number], kinds):
                 look(number)
         layers = {
-            number: models.build_configs(objs[number])
+            number: keras_build.build_configs(objs[number])
             for number in {number for number, _ in places}
             if isinstance(objs[number], tf.keras.layers.Layer)
         }

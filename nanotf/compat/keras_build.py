@@ -1,0 +1,120 @@
+"""How layers are built: by the shapes that others were built with, or by a call of symbols.
+
+| name | generation, versions seen | why |
+| --- | --- | --- |
+| `MultiHeadAttention._build_from_signature` | 2; 2.15, tf_keras 2.15-2.21 | see `build_config` |
+| `Layer.build._is_default` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `_build_alone` |
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from nanotf.compat.keras_names import has_call, layers_below, sequential_class
+from nanotf.compat.versions import require_tensorflow
+
+_SIGNATURE = "signature"
+
+
+def build_config(layer: Any) -> Any:
+    """What `build_from_config` needs to build another layer like this one.
+
+    In Keras 2.15 a layer of which `build()` was called, and not the layer itself, does not know
+    the shape any more. What inputs it asks for tells it. Keras 2's `MultiHeadAttention` makes its
+    layers of the shapes of its inputs, in its first call.
+    """
+    if hasattr(layer, "_build_from_signature"):
+        given = layer.get_config()
+        shapes = {name: given[f"{name}_shape"] for name in ("query", "value", "key")}
+        return None if shapes["query"] is None else {_SIGNATURE: shapes}
+    config = layer.get_build_config()
+    spec = getattr(layer, "input_spec", None)
+    if config or not isinstance(spec, require_tensorflow().keras.layers.InputSpec):
+        return config
+    shape = [None] * (spec.ndim or spec.min_ndim or 0) if spec.shape is None else [*spec.shape]
+    for axis, size in (spec.axes or {}).items():
+        shape[axis] = size
+    return {"input_shape": tuple(shape)} if shape else config
+
+
+def _build_alone(layer: Any, config: dict[str, Any]) -> None:
+    """Builds a layer as `build_config` says another was built, but not the layers inside of it.
+
+    Args:
+        layer: a layer or model that is not built.
+        config: dict, which is not empty.
+    """
+    if _SIGNATURE in config:
+        layer._build_from_signature(**config[_SIGNATURE])
+    # Keras's would call the layer; that of a Sequential of Keras 2 is one of its own.
+    elif not hasattr(layer.build, "_is_default") or isinstance(layer, sequential_class()):
+        layer.build_from_config(config)
+    layer.built = True  # which the user's `build` may not say
+
+
+def _plain(value: Any) -> Any:
+    """Lists and dicts without Keras's tracking, which cannot be unpickled."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
+
+
+def with_layers(model: Any) -> list[Any]:
+    """A model, and the layers below it, in the order of both sides."""
+    return [model, *layers_below(model)]
+
+
+def build_configs(layer: Any) -> tuple[dict[str, Any] | None, ...]:
+    """The input shapes that a layer or model, and those below it, were built with."""
+    return tuple(_plain(build_config(each)) if each.built else None for each in with_layers(layer))
+
+
+def build_layers(model: Any, configs: tuple[dict[str, Any] | None, ...]) -> None:
+    """Builds a layer or model, and the layers below it, each as that of another was built.
+
+    So it matters neither what calls them nor of which types the inputs are: a configuration has
+    shapes alone.
+    """
+    layers = with_layers(model)
+    for place, config in enumerate(configs):
+        if place < len(layers) and config and not layers[place].built:
+            _build_alone(layers[place], config)
+            layers = with_layers(model)  # those that it has made come after it
+
+
+def needs_call(model: Any) -> bool:
+    """Whether a model has to be called before all its variables exist."""
+    if has_call(model):
+        return not model.built or not model.variables
+    # Keras 2 has no list of variables before.
+    return not all(v.built for v in layers_below(model)) or not model.variables
+
+
+def build_symbolically(
+    layer: Any, call: Callable[..., Any], args: Any, kwargs: Any, is_data: Callable[[Any], bool]
+) -> None:
+    """Builds a layer by a call that computes shapes alone, if such a call can be made.
+
+    Args:
+        layer: a layer that is not built.
+        call: function, the stock `__call__`.
+        args, kwargs: what it is about to be called with.
+        is_data: callable, whether a leaf of them is a tensor or array.
+    """
+    tf = require_tensorflow()
+
+    def symbol(leaf: Any) -> Any:
+        if not is_data(leaf):
+            return leaf
+        sparse, ragged = isinstance(leaf, tf.SparseTensor), isinstance(leaf, tf.RaggedTensor)
+        shape, dtype = tuple(leaf.shape[1:]), leaf.dtype
+        options = {"sparse": True} if sparse else {"ragged": True} if ragged else {}
+        return tf.keras.Input(shape, dtype=tf.as_dtype(dtype), **options)
+
+    args, kwargs = tf.nest.map_structure(symbol, (args, kwargs))
+    with contextlib.suppress(Exception), tf.init_scope():
+        call(layer, *args, **kwargs)
