@@ -161,6 +161,12 @@ def own_attributes() -> frozenset[str]:
     return frozenset(of_loops).union(*map(vars, bare))
 
 
+def users_attributes(layer: Any) -> dict[str, Any]:
+    """The attributes of a layer or model that are not Keras's, nor nanotf's."""
+    theirs = own_attributes()
+    return {n: v for n, v in vars(layer).items() if n not in theirs and n[:7] != "_nanotf"}
+
+
 def all_variables(layer: Any) -> list[Any]:
     """The `tf.Variable`s of a layer, and of metrics in it and in the layers inside of it."""
     found = [tf_variable(v) for v in layer.variables]

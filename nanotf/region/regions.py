@@ -14,7 +14,7 @@ from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.region import compiled, rows, scope, variables
 from nanotf.region.rows import Division
-from nanotf.region.trial import facts_of
+from nanotf.region.trial import facts_of, noting, users_layers
 
 
 class Region:
@@ -208,11 +208,12 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     region.admit(tf.nest.flatten((args, kwargs), expand_composites=True))
     used = variables.used_by(layer, facts.variables)
     checking = region.checking() if facts.reads_behind else contextlib.nullcontext()
+    call = noting(layer, stock) if facts.leaves_notes else stock
     with variables.used_by_rows(division.exchange, layer, used), scope.entered(region), checking:
         if scope.compiles and region.graph is not None:
-            out = compiled.call(layer, stock, args, kwargs)
+            out = compiled.call(layer, call, args, kwargs)
         else:
-            out = stock(layer, *args, **kwargs)
+            out = call(layer, *args, **kwargs)
     region.leave_losses(before, facts.losses)
     for variable, kind, value in held:
         combine = division.mean if kind == "mean" else division.sum
@@ -227,9 +228,15 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             f"{layer.name}, which has returned {len(factors)} when it was tried and {len(flat)} "
             "now. Wrap it: nanotf.whole(layer)."
         )
-    return tf.nest.pack_sequence_as(
-        out, [region.leave(leaf, factor) for leaf, factor in zip(flat, factors, strict=True)]
-    )
+    left = [region.leave(leaf, factor) for leaf, factor in zip(flat, factors, strict=True)]
+    out = tf.nest.pack_sequence_as(out, left)
+    if not facts.leaves_notes:
+        return out
+    out, notes = out
+    layers = users_layers(layer)
+    for (place, name), value in notes.items():
+        vars(layers[place])[name] = value
+    return out
 
 
 def _division_for(

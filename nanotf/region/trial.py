@@ -43,6 +43,8 @@ class Facts:
         assigned: tuple of pairs of a `tf.Variable` that the call assigns and what its change is,
             "mean" or "sum" over rows; those are left out whose change is the same for any rows.
         reads_behind: bool, whether it uses tensors that are no arguments.
+        leaves_notes: bool, whether it leaves tensors in attributes, see `noting`; then `factors`
+            has theirs behind those of the outputs.
     """
 
     runs_whole: bool = False
@@ -52,6 +54,35 @@ class Facts:
     variables: tuple[Any, ...] = ()
     assigned: tuple[tuple[Any, str], ...] = ()
     reads_behind: bool = False
+    leaves_notes: bool = False
+
+
+def users_layers(layer: Any) -> list[Any]:
+    """A layer and those inside of it whose classes are the user's."""
+    return [v for v in keras_names.flat_layers(layer) if not keras_names.is_keras_own(type(v))]
+
+
+def noting(layer: Any, stock: Any) -> Any:
+    """Makes a call return, next to the outputs, what it leaves in attributes of users' layers.
+
+    Returns:
+        A function that returns a tuple of the outputs and a dict of tensors, by the layer's place
+        among `users_layers` and the attribute.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        layers = users_layers(layer)
+        before = [keras_names.users_attributes(v) for v in layers]
+        out = stock(*args, **kwargs)
+        notes = {
+            (place, name): value
+            for place, (v, known) in enumerate(zip(layers, before, strict=True))
+            for name, value in keras_names.users_attributes(v).items()
+            if value is not known.get(name) and isinstance(value, tf.Tensor)
+        }
+        return out, notes
+
+    return call
 
 
 class Trial:
@@ -151,6 +182,8 @@ def _try(
         for v, value in zip(variables, before, strict=True)
     ]
     results, left = [], []
+    layers = users_layers(layer)
+    attributes = [keras_names.users_attributes(v) for v in layers]
     try:
         for first, end in _PARTS:
             _assign(variables, moved)
@@ -162,13 +195,19 @@ def _try(
         return Facts(runs_whole=True)
     finally:
         _assign(variables, before)
-    facts = _compared(results)
+        for users, values in zip(layers, attributes, strict=True):
+            _forget_notes(users, values)
+    facts = _compared([result for *result, _ in results])
     kinds = [_kind_of_change(*parts) for parts in zip(moved, *left, strict=True)]
     if facts.runs_whole or "coupled" in kinds:
         return Facts(runs_whole=True)
     assigned = tuple((v, kind) for v, kind in zip(variables, kinds, strict=True) if kind)
     return dataclasses.replace(
-        facts, variables=tuple(used()), assigned=assigned, reads_behind=bool(behind)
+        facts,
+        variables=tuple(used()),
+        assigned=assigned,
+        reads_behind=bool(behind),
+        leaves_notes=any(len(notes) for *_, notes in results),
     )
 
 
@@ -207,19 +246,30 @@ def _stand_in(
 def _call(
     layer: Any, stock: Any, made: Sequence[tuple[Any, bool]], like: Any, first: int, end: int
 ) -> Any:
-    """Outputs, losses, and the lengths of draws of a call on some of the rows."""
+    """Outputs and notes, losses, the lengths of draws of a call on some of the rows; the notes."""
     leaves = [_tensor(v[first:end] if has_rows else v) for v, has_rows in made]
     args, kwargs = tf.nest.pack_sequence_as(like, leaves)
     running = Trial(first, end)
     with scope.trying(running), contextlib.redirect_stdout(io.StringIO()):
-        out = [np.asarray(v) for v in tf.nest.flatten(stock(layer, *args, **kwargs))]
+        found = noting(layer, stock)(layer, *args, **kwargs)
+        out = [np.asarray(v) for v in tf.nest.flatten(found)]
         losses = [
             float(loss)
             for found in keras_names.lists_of_losses(layer)
             for loss in found
             if isinstance(loss, tf.Tensor) and hasattr(loss, "numpy")
         ]
-    return out, losses, running.lengths
+    return out, losses, running.lengths, found[1]
+
+
+def _forget_notes(layer: Any, before: dict[str, Any]) -> None:
+    """Takes numbers, texts and tensors out of a layer's attributes that a trial has left there."""
+    for name, value in keras_names.users_attributes(layer).items():
+        if value is not before.get(name) and isinstance(value, (int, float, str, tf.Tensor)):
+            if name in before:
+                vars(layer)[name] = before[name]
+            else:
+                del vars(layer)[name]
 
 
 def _tensor(value: Any) -> Any:

@@ -112,9 +112,8 @@ def _put_attributes(instance: Any, values: Mapping[str, Any]) -> None:
 
 
 def _users_attributes(obj: Any) -> dict[str, Any]:
-    layer = require_tensorflow().keras.layers.Layer
-    theirs = keras_names.own_attributes() if isinstance(obj, layer) else frozenset()
-    return {n: v for n, v in vars(obj).items() if n not in theirs and n[:7] != "_nanotf"}
+    is_layer = isinstance(obj, require_tensorflow().keras.layers.Layer)
+    return keras_names.users_attributes(obj) if is_layer else dict(vars(obj))
 
 
 def _put_users_attributes(obj: Any, values: Mapping[str, Any]) -> None:

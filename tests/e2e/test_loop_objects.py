@@ -458,3 +458,39 @@ def test_what_the_loop_notes_on_a_model() -> None:
         return model.calls, list(model.seen), dict(model.best["epoch"]), model.note
 
     assert program(two) == program(lambda f: f)
+
+
+class Attending(tf.keras.layers.Layer):  # type: ignore[misc]
+    """Keeps the scores of its last call, as tutorials plot them, and counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.scores, self.calls = tf.keras.layers.Dense(3), None, 0
+
+    def call(self, x: Any) -> Any:
+        self.scores = tf.nn.softmax(self.dense(x))
+        self.calls += 1
+        return tf.reduce_sum(self.scores * x[:, :3], -1, keepdims=True)
+
+
+@pytest.mark.both_generations
+def test_what_a_call_leaves_in_attributes(float64: None) -> None:
+    def program(run: Any) -> Any:
+        tf.keras.utils.set_random_seed(1)
+        model = tf.keras.Sequential([tf.keras.layers.Dense(4), Attending()])
+        x = loops.rows(7)[0]
+        model(x)
+
+        @run
+        def outputs() -> Any:
+            before = model.layers[1].calls
+            model(x)
+            return model.layers[1].scores, model.layers[1].calls - before
+
+        scores, calls = outputs()
+        np.testing.assert_array_equal(model.layers[1].scores, scores)
+        return scores, calls, model.layers[1].calls
+
+    (ours, *counted), (theirs, *expected) = program(two), program(lambda f: f)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    assert counted == expected
