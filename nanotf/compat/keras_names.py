@@ -149,7 +149,7 @@ def own_attributes() -> frozenset[str]:
 
     model = Plain(name="nanotf")
     model.compile(tf.keras.optimizers.SGD(name="nanotf"), "mse", metrics=["mse"], run_eagerly=True)
-    model(tf.zeros([1, 1]))
+    model.build((None, 1))
     for name in ("train", "test", "predict"):
         getattr(model, f"make_{name}_function")()
     given = tf.keras.Input((1,), name="nanotf")
