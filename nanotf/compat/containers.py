@@ -2,7 +2,7 @@
 
 | private name | versions | why |
 | --- | --- | --- |
-| `tensorflow.python.trackable.data_structures`: `ListWrapper`, `_DictWrapper`, `_TupleWrapper` | 2.15-2.21 | what they hold, and what they note of it, travels |
+| `tensorflow.python.trackable.data_structures`: `ListWrapper`, `_DictWrapper` (`OF_WRAPPERS`), `_TupleWrapper` | 2.15-2.21 | what they hold, and what they note of it, travels |
 | `Trackable._self_update_uid` | 2.15-2.21 | a checkpoint restores nothing that has been restored from a later one |
 | `StaticHashTable._initializer`, `MutableHashTable._default_value` | 2.15-2.21 | what makes another table of the same content |
 | `tensorflow.python.util.tf_export.get_canonical_name_for_symbol`, `get_symbol_from_name` | 2.15-2.21 | functions of TensorFlow's, which dispatch, travel by their public names |
@@ -19,13 +19,28 @@ from tensorflow.python.util import tf_export
 from nanotf.compat.keras_common import is_keras_own
 
 _RESTORED = "_self_update_uid"
+# The attributes of a `_DictWrapper` itself, which shows those of what it wraps.
+OF_WRAPPERS = (
+    "_self_attribute_sentinel",
+    "_self_external_modification",
+    "_self_extra_variables",
+    "_self_last_wrapped_dict_snapshot",
+    "_self_name_based_restores",
+    "_self_non_string_key",
+    "_self_saveable_object_factories",
+    "_self_setattr_tracking",
+    "_self_trainable",
+    "_self_unconditional_checkpoint_dependencies",
+    "_self_unconditional_deferred_dependencies",
+    "_self_unconditional_dependency_names",
+    _RESTORED,
+)
 
 
 def described(value: Any) -> tuple[Any, ...] | None:
     """What a pickler's `reducer_override` returns for such a container; None for another object."""
     if isinstance(value, data_structures._DictWrapper):
-        own = object.__getattribute__(value, "__dict__")  # which others get of what it wraps
-        attributes = as_new({name: own[name] for name in own if name.startswith("_self_")})
+        attributes = as_new({n: getattr(value, n) for n in OF_WRAPPERS if hasattr(value, n)})
         state = value.__wrapped__, attributes
         return data_structures._DictWrapper, (), state, None, None, _fill_proxy
     if isinstance(value, data_structures._TupleWrapper):

@@ -9,6 +9,7 @@ import dataclasses
 import gc
 import importlib
 import inspect
+import io
 import sys
 import types
 from typing import Any
@@ -21,6 +22,7 @@ from nanotf import errors
 from nanotf.compat import (
     autograph,
     build_facts,
+    containers,
     distribute,
     eager_context,
     functions,
@@ -36,6 +38,7 @@ from nanotf.compat.generation import generation
 from nanotf.compat.overrides import Override
 from nanotf.keras import nano
 from nanotf.region import overrides
+from nanotf.shipping import heap
 
 pytestmark = pytest.mark.both_generations
 
@@ -686,6 +689,23 @@ def test_what_an_optimizer_was_built_with() -> None:
         generation().build_for(optimizer, list(reversed(model.trainable_variables)))
         found = keras_optimizers.built_with(optimizer, ours)
         assert [id(v) for v in found] == [id(v) for v in reversed(ours)]
+
+
+def test_attributes_of_wrapped_dicts() -> None:
+    module = tf.Module()
+    module.held = {"a": 1}
+    assert all(hasattr(module.held, name) for name in containers.OF_WRAPPERS)
+    copy = heap_of(module.held)
+    assert copy == module.held == {"a": 1}
+    assert copy._self_last_wrapped_dict_snapshot == {"a": 1}
+    copy["a"] = 2
+    assert module.held == {"a": 1}
+
+
+def heap_of(value: Any) -> Any:
+    """What comes out of a heap that holds a value."""
+    data, _ = heap.dump(value, heap.Pickler)
+    return heap.load(heap.Unpickler(io.BytesIO(data)))
 
 
 def test_what_compile_has_made_can_be_put_elsewhere() -> None:
