@@ -157,6 +157,8 @@ class ShardedUpdate:
         self.part = generation().make_variable(
             tf.zeros([self.bounds[1] - self.bounds[0]], dtype), "part"
         )
+        # In a variable: what is multiplied by a constant zero, TensorFlow does not read.
+        self._adds_whole = tf.Variable(float(strategy.rank == 0), trainable=False)
         optimizer.build([self.part, *self._whole(trainable)])
         generation().apply_through(optimizer, self._apply)
 
@@ -213,7 +215,7 @@ class ShardedUpdate:
         if part is None:
             # All ranks read it: what one does not, it does not exchange either.
             part = tf.convert_to_tensor(gradient)
-            part *= tf.cast(self.strategy.rank == 0, part.dtype)
+            part *= tf.cast(self._adds_whole, part.dtype)
         # Some gradients, of layer normalisation for one, do not know their shape when traced.
         return tf.ensure_shape(part, variable.shape)
 
