@@ -400,9 +400,13 @@ class _LoopCall(calls.Call):
         assert self.returned is not None
         message, block = self.returned.message, self.returned.block
         manifest = self.manifest
-        known = {"object": manifest.numbered, "mutable": manifest.shipped}
-        (value, changed, compiled), made = load_result(message.value, block, known)
         (built,), _ = load_result(message.built, block, {})
+        known = {
+            "built": self.build_layers(built),
+            "object": manifest.numbered,
+            "mutable": manifest.shipped,
+        }
+        (value, changed, compiled), made = load_result(message.value, block, known)
         self.build([*manifest.numbered, *made], built, compiled)
         seeded = Chance.taken().tensorflow is not None
         (built.chance if seeded else built.chance._replace(tensorflow=None)).put()
@@ -420,8 +424,19 @@ class _LoopCall(calls.Call):
             manifest.forget()
         return value
 
+    def build_layers(self, built: jobs.Built) -> list[Any]:
+        """Builds the layers that the workers have built; returns what is inside of them."""
+        objs = self.manifest.numbered
+        numbers = [number for number in built.layers if number < len(objs)]
+        for number in numbers:
+            keras_build.build_layers(objs[number], built.layers[number])
+        for place in built.variables:
+            if place[0] in numbers:
+                _variable(objs, place)  # or an error, if others were made here
+        return objects.parts_of(objs[number] for number in numbers)
+
     def build(self, objs: list[Any], built: jobs.Built, compiled: dict[int, Any]) -> None:
-        """Builds what the workers have built, and gives it its values."""
+        """Builds the rest of what the workers have built, and gives all of it its values."""
         for number, configs in built.layers.items():
             keras_build.build_layers(objs[number], configs)
         for number, attributes in compiled.items():

@@ -24,7 +24,7 @@ import copyreg
 import random
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -61,7 +61,10 @@ def _same_names(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
     return list(one) == list(other) and _same_items(list(one.values()), list(other.values()))
 
 
-def _put_items(target: Any, items: Iterable[Any]) -> None:
+def _put_items(target: Any, items: Collection[Any]) -> None:
+    # A list of a layer's, which has built the layer's parts here, takes none.
+    if isinstance(target, list) and _same_items(target, list(items)):
+        return
     target.clear()
     (target.update if hasattr(target, "update") else target.extend)(items)
 
@@ -126,15 +129,6 @@ def _put_users_attributes(obj: Any, values: Mapping[str, Any]) -> None:
                 setattr(obj, name, value)
 
 
-def _as_built(obj: Any) -> tuple[Any, dict[str, Any]]:
-    return getattr(obj, "built", None), _users_attributes(obj)
-
-
-def _same_unless_built(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
-    """What building a layer has set, building it here sets, too."""
-    return one[0] != other[0] or _same_names(one[1], other[1])
-
-
 def _take_both(container: Any) -> tuple[Any, Any]:
     return _base_of(container)(container), attributes_of(container)
 
@@ -164,7 +158,7 @@ _LIST = _Kind(list, _put_items, _same_items)
 _DICT = _Kind(dict, _put_items, _same_names)
 _INSTANCE = _Kind(attributes_of, _put_attributes, _same_names)
 _CONTAINER = _Kind(_take_both, _put_both, _same_both)
-_OF_KERAS = _Kind(_users_attributes, _put_users_attributes, _same_unless_built, _as_built)
+_OF_KERAS = _Kind(_users_attributes, _put_users_attributes, _same_names)
 _FUNCTION = _Kind(_globals_of, lambda f, values: f.__globals__.update(values), _same_names)
 _CELL = _Kind(_value_of, _put_value, _same_items)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
@@ -72,6 +72,15 @@ def variables_of(holder: Any) -> list[Any]:
             return []
     whole = ((v, generation().cast_by(v)) for v in found if hasattr(v, "assign"))
     return [v for v in (v if inner is None else inner for v, inner in whole) if has_value(v)]
+
+
+def parts_of(layers: Iterable[Any]) -> list[Any]:
+    """The layers and metrics inside of layers, and their variables, in a fixed order."""
+    found: list[Any] = []
+    for layer in layers:
+        for part in keras_names.flat_layers(layer):
+            found += [part, *getattr(part, "_metrics", ()), *part.variables]
+    return found
 
 
 def distinct_variables(numbered: Sequence[Any]) -> list[Any]:

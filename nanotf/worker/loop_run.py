@@ -342,6 +342,9 @@ class LoopRun:
                 found[number] = keras_names.compiled_attributes(obj)
         return found
 
+    def _has_built(self, obj: Any) -> bool:
+        return isinstance(obj, tf.keras.layers.Layer) and self._has_new(obj)
+
     def _has_new(self, holder: Any) -> bool:
         return any(id(variable) not in self.known for variable in objects.variables_of(holder))
 
@@ -350,12 +353,14 @@ class LoopRun:
         packer = packing.Packer()
         models_ = [program.numbered[number] for number in parts["compiles"]]
         anew = {id(c) for model in models_ for c in keras_names.compile_containers(model)}
+        new = [number for number, obj in enumerate(program.numbered) if self._has_built(obj)]
         known = {
+            "built": objects.parts_of(program.numbered[number] for number in new),
             "object": [None if id(obj) in anew else obj for obj in program.numbered],
             "mutable": program.mutables,
         }
         pickled, made = dump_result(parts, known, packer)
-        built = self._built([*program.numbered, *made], made)
+        built = self._built([*program.numbered, *made], made, new)
         pickled_built, _ = dump_result({"builds": built}, {}, packer)
         block = Block(packer.nbytes)
         packer.write(block)
@@ -364,8 +369,14 @@ class LoopRun:
         self.session.channel.send(message, [block.fd])
         block.close_fd()
 
-    def _built(self, objs: list[Any], made: list[Any]) -> jobs.Built:
-        """What the function has built of objects; `made` are those that are sent as they are."""
+    def _built(self, objs: list[Any], made: list[Any], layers: list[int]) -> jobs.Built:
+        """What the function has built of objects.
+
+        Args:
+            objs: list of objects, those of the heap and those that it has made.
+            made: list of the latter, which are sent with their values.
+            layers: list of int, the former that are layers and have variables that are new.
+        """
         kinds = keras_optimizers.optimizer_classes()
         known = self.known | set(map(id, made))
         new: list[Any] = []
@@ -382,18 +393,16 @@ class LoopRun:
         for number in holders:
             if not isinstance(objs[number], kinds):
                 look(number)
-        layers = {
-            number: keras_build.build_configs(objs[number])
-            for number in {number for number, _ in places}
-            if isinstance(objs[number], tf.keras.layers.Layer)
-        }
+        holding = {number for number, _ in places}
+        layers += [n for n in holding - {*layers} if isinstance(objs[n], tf.keras.layers.Layer)]
+        configs = {number: keras_build.build_configs(objs[number]) for number in layers}
         built = optimizers.built_optimizers([*objs, *new])
         for number in holders:
             # What an optimizer has of variables that the function alone has, stays with them.
             if isinstance(objs[number], kinds) and built.get(number, ()) is not None:
                 look(number)
         values = [variable.numpy() for variable in new]
-        return jobs.Built(layers, built, tuple(places), values, Chance.taken())
+        return jobs.Built(configs, built, tuple(places), values, Chance.taken())
 
     def _end(self, kept: _KeptProgram) -> jobs.LoopEnd:
         self.state.store_rank(1, self.session.rank)

@@ -494,3 +494,87 @@ def test_what_a_call_leaves_in_attributes(float64: None) -> None:
     (ours, *counted), (theirs, *expected) = program(two), program(lambda f: f)
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
     assert counted == expected
+
+
+@dataclasses.dataclass
+class Best:
+    loss: float
+    epoch: int
+
+
+class Blocks(tf.keras.layers.Layer):
+    """Makes its layers when it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[Any] = []
+
+    def build(self, shape: Any) -> None:
+        for _ in range(2):
+            self.blocks.append(tf.keras.layers.Dense(shape[-1]))
+            self.blocks[-1].build(shape)
+        self.shift = np.linspace(0.0, 1.0, shape[-1])
+        self.relu = lambda x: tf.maximum(x, 0)
+        super().build(shape)
+
+    def call(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = self.relu(block(x))
+        return x + tf.cast(self.shift, x.dtype)
+
+
+class Counting(tf.keras.Model):
+    """Unbuilt, with attributes that a loop fills."""
+
+    def __init__(self, first: Any) -> None:
+        super().__init__()
+        self.parts = [first, Blocks(), tf.keras.layers.Dense(1)]
+        self.epochs, self.best, self.totals = 0, None, []
+
+    def call(self, x: Any) -> Any:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+@pytest.mark.both_generations
+@pytest.mark.parametrize("decorate", [tf.function, lambda step: step], ids=["graph", "eager"])
+def test_attributes_of_models_that_the_call_builds(float64: None, decorate: Any) -> None:
+    def program(run: Any) -> Any:
+        tf.keras.utils.set_random_seed(1)
+        first = tf.keras.layers.Dense(4)
+        models = [Counting(first), Counting(first)]
+        optimizers = [tf.keras.optimizers.SGD(0.01) for _ in models]
+        x = loops.rows(7)[0]
+
+        def step(model: Any, optimizer: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(x) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+            return loss
+
+        steps = [decorate(step) for _ in models]
+
+        @run
+        def train() -> Any:
+            for model, optimizer, one_step in zip(models, optimizers, steps, strict=True):
+                model.last = one_step(model, optimizer)
+                model.totals.append(float(model.last))
+                model.epochs += 1
+                if model.best is None or model.best.loss > model.totals[-1]:
+                    model.best = Best(model.totals[-1], model.epochs)
+            return models[0].parts, models[0].trainable_variables
+
+        for _ in range(2):
+            parts, weights = train()
+            assert all(map(lambda a, b: a is b, parts, models[0].parts))
+            assert all(map(lambda a, b: a is b, weights, models[0].trainable_variables))
+        noted = [(m.epochs, len(m.totals), m.best.epoch, len(m.parts[1].blocks)) for m in models]
+        numbers = [(m.totals, m.best.loss, m.last, m.parts[1].shift, m(x)) for m in models]
+        return noted, tf.nest.flatten(numbers)
+
+    (noted, ours), (expected, theirs) = program(two), program(lambda f: f)
+    assert noted == expected == [(2, 2, 2, 2)] * 2
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9)
