@@ -6,7 +6,7 @@ import dataclasses
 import os
 import time
 
-from benchmarks.clock import make_clock
+from benchmarks.clock import Processor, make_clock, own_processor
 from benchmarks.models import Model, share
 
 
@@ -51,11 +51,19 @@ class ByFit:
         """Makes the data of an epoch of `steps` steps."""
         self.x, self.y = self.spec.data(steps * self.batch_size, self.rank)
 
+    def _processor(self) -> Processor:
+        """Of the workers, or of this process if it computes the steps itself."""
+        if not self.extra:
+            return own_processor()
+        import psutil
+
+        return Processor(child.pid for child in psutil.Process().children(recursive=True))
+
     def run(self, steps: int, epochs: int) -> dict:  # type: ignore[type-arg]
         """Trains, and says when what happened, as `timeline.read` takes it."""
         rows = steps * self.batch_size
         x, y = self.x[:rows], self.y[:rows]
-        clock = make_clock(self.keras)
+        clock = make_clock(self.keras, self._processor())
         call = time.monotonic()
         self.model.fit(
             x,

@@ -40,13 +40,13 @@ class Setting:
     Args:
         num_processes: int.
         logs: path of a directory for logs.
-        optimizer: str, one of `models.OPTIMIZERS`.
+        optimizer: str, one of `models.OPTIMIZERS`, "" for each model's own.
         batch_size: int, 0 for each model's own.
     """
 
     num_processes: int
     logs: pathlib.Path
-    optimizer: str = "adam"
+    optimizer: str = ""
     batch_size: int = 0
 
 

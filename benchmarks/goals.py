@@ -17,7 +17,7 @@ class Ratio:
 
     Args:
         title: str, for the table.
-        above, below: tuple of a contestant and what counts, "steps" or "epochs".
+        above, below: tuple of a contestant and what counts, "steps", "epochs" or "processor".
     """
 
     title: str
@@ -27,6 +27,10 @@ class Ratio:
 
 RATIOS = {
     "ideal": Ratio("steps / ideal", ("shm", "steps"), ("ideal", "steps")),
+    # Of rates: the processor time of a step in the other order.
+    "processor": Ratio(
+        "worker's / ideal's processor", ("ideal", "processor"), ("shm", "processor")
+    ),
     "epochs": Ratio("epochs / plain epochs", ("shm", "epochs"), ("plain", "epochs")),
     "epochs_to_steps": Ratio("epochs / plain steps", ("shm", "epochs"), ("plain", "steps")),
     "steps": Ratio("steps / plain steps", ("shm", "steps"), ("plain", "steps")),
@@ -40,11 +44,11 @@ RATIOS = {
 
 
 def seconds_per_step(contestant: Mapping[str, Any] | None, kind: str) -> list[Maybe]:
-    """Seconds per step in each round: of steps alone, or of whole epochs."""
+    """Seconds per step in each round: of steps alone, of their processor time, of whole epochs."""
     if contestant is None:
         return []
-    if kind == "steps":
-        return [block["step"] for block in contestant["blocks"]]
+    if kind != "epochs":
+        return [block[{"steps": "step"}.get(kind, kind)] for block in contestant["blocks"]]
     epochs = [block["epoch"] for block in contestant["blocks"]]
     return [None if epoch is None else epoch / contestant["steps"] for epoch in epochs]
 
@@ -122,12 +126,20 @@ def goals(result: Mapping[str, Any]) -> list[Goal]:
 
     small, large = _all_reduce(result, 1 << 10), _all_reduce(result, 94 << 20)
     ideal, ideal_where = worst(lambda m: ratio(m, "ideal"), min)
+    dear, dear_where = worst(lambda m: ratio(m, "processor"), max)
     strict, strict_where = worst(lambda m: ratio(m, "epochs_to_steps"), min)
     first, first_where = worst(waited, max)
     boundary, boundary_where = worst(lambda m: of_blocks(m, "shm", "boundary"), max)
     return [
         Goal("steps against ideal, geometric mean", 0.90, True, mean("ideal")),
         Goal("steps against ideal, worst model", 0.80, True, ideal, where=ideal_where),
+        Goal(
+            "processor time of a step, worker's against ideal's",
+            1.05,
+            False,
+            dear,
+            where=dear_where,
+        ),
         Goal("epochs against plain Keras's epochs, geometric mean", 1.25, True, mean("epochs")),
         Goal(
             "epochs against plain Keras's steps alone, geometric mean",

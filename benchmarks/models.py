@@ -67,8 +67,7 @@ class Model:
         inputs, outputs = self._built(keras)
         model = model_class(inputs=inputs, outputs=outputs)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        optimizer = self.adam(keras) if self.optimizer == "adam" else self.optimizer
-        model.compile(optimizer=optimizer, loss=loss, metrics=["accuracy"])
+        model.compile(optimizer=self.made_optimizer(keras), loss=loss, metrics=["accuracy"])
         return model
 
     def _built(self, keras: Any) -> Any:
@@ -81,8 +80,10 @@ class Model:
         finally:
             policies.set_global_policy("float32")
 
-    def adam(self, keras: Any) -> Any:
-        """A new Adam, of the kind that the model is trained with."""
+    def made_optimizer(self, keras: Any) -> Any:
+        """A new optimizer, of the kind that the model is trained with."""
+        if self.optimizer == "sgd":
+            return keras.optimizers.SGD()
         return _sparse_classes()[1]() if self.sparse else keras.optimizers.Adam()
 
 
@@ -133,6 +134,11 @@ def _lstm(keras: Any) -> Any:
     return inputs, keras.layers.Dense(10)(keras.layers.LSTM(128)(inputs))
 
 
+def _lstm100(keras: Any) -> Any:
+    inputs = keras.Input((100, 16))
+    return inputs, keras.layers.Dense(10)(keras.layers.LSTM(64)(inputs))
+
+
 def _mobilenetv2(keras: Any) -> Any:
     made = keras.applications.MobileNetV2(
         input_shape=(96, 96, 3), weights=None, classes=10, classifier_activation=None
@@ -175,12 +181,24 @@ def _transformer(keras: Any) -> Any:
 
 MODELS: Dict[str, Model] = {  # noqa: UP006 - Python 3.8
     "mlp": Model("MLP 784-512-512-10", 64, _mlp, (784,)),
+    "mlp128": Model("MLP, batch 128, SGD", 128, _mlp, (784,), optimizer="sgd"),
     "cnn": Model("CNN 32x32", 64, _cnn, (32, 32, 3)),
     "cnn180": Model("CNN 180x180", 32, _cnn180, (180, 180, 3), classes=5, scale=255.0),
     "lstm": Model("LSTM 50x32", 64, _lstm, (50, 32)),
+    "lstm100": Model("LSTM 100x16, SGD", 64, _lstm100, (100, 16), optimizer="sgd"),
     "mobilenetv2": Model("MobileNetV2 96x96", 32, _mobilenetv2, (96, 96, 3)),
     "resnet50": Model("ResNet-50 64x64", 32, _resnet50, (64, 64, 3)),
     "text": Model("text 20000x128", 64, _text, (200,), classes=2, scale=20_000, tokens=True),
+    "text_sgd": Model(
+        "text, SGD",
+        64,
+        _text,
+        (200,),
+        classes=2,
+        scale=20_000,
+        tokens=True,
+        optimizer="sgd",
+    ),
     "text_sparse": Model(
         "text, SparseAdam",
         64,
@@ -196,10 +214,12 @@ MODELS: Dict[str, Model] = {  # noqa: UP006 - Python 3.8
 
 
 def chosen(name: str, optimizer: str, batch_size: int) -> Model:
-    """The model of that name, trained as the options say; a batch size of 0 is its own."""
+    """The model of that name; "" and 0 are its own optimizer and batch size."""
     model = MODELS[name]
     return dataclasses.replace(
-        model, optimizer=optimizer, batch_size=batch_size or model.batch_size
+        model,
+        optimizer=optimizer or model.optimizer,
+        batch_size=batch_size or model.batch_size,
     )
 
 

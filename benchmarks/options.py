@@ -25,7 +25,7 @@ class Options:
         contestants: tuple of str, of `CONTESTANTS`, and "peer" if there is an interpreter.
         parts: tuple of str, of `PARTS`.
         num_processes: int, at least 2.
-        optimizer: str, one of `OPTIMIZERS`.
+        optimizer: str, one of `OPTIMIZERS`, "" for each model's own.
         batch_size: int, 0 for each model's own.
         rounds: int.
         epoch_seconds: float, about how long an epoch of plain Keras shall take.
@@ -38,7 +38,7 @@ class Options:
     contestants: tuple[str, ...] = CONTESTANTS
     parts: tuple[str, ...] = PARTS
     num_processes: int = 2
-    optimizer: str = "adam"
+    optimizer: str = ""
     batch_size: int = 0
     rounds: int = 5
     epoch_seconds: float = 1.0
@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         help=f"of {', '.join(PARTS)}; all, quick: without start-up",
     )
     add("--num-processes", type=_whole(2), default=2, metavar="N", help="default 2")
-    add("--optimizer", choices=OPTIMIZERS, default="adam", help="default adam")
+    add("--optimizer", choices=OPTIMIZERS, help="of all; default: each model's own")
     add("--batch-size", type=_whole(2), metavar="N", help="of all; default: each model's own")
     add("--rounds", type=_whole(1), metavar="N", help="of each model; default 5, quick 2")
     add("--quick", action="store_true", help="shorter and fewer rounds; rough figures")
@@ -100,7 +100,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         contestants=(*names, "peer") if given.peer_python else names,
         parts=given.parts or (QUICK_PARTS if given.quick else PARTS),
         num_processes=given.num_processes,
-        optimizer=given.optimizer,
+        optimizer=given.optimizer or "",
         batch_size=given.batch_size or 0,
         rounds=given.rounds or (2 if given.quick else 5),
         epoch_seconds=0.6 if given.quick else 1.0,

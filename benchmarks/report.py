@@ -51,6 +51,8 @@ def render(result: Mapping[str, Any]) -> str:
             "Ratios (median of ratios within a round, least and most)\n" + _ratios(models),
             "Step alone, ms per global batch\n"
             + _times(models, [n for n in names if n != "peer"], "step", 1e3),
+            "Processor time of a step, ms per process that computes it\n"
+            + _times(models, [n for n in names if n != "peer"], "processor", 1e3),
             "Epoch boundary, ms\n"
             + _times(models, _with(names, "plain shm grpc"), "boundary", 1e3),
             "First batch on a warm start: call to end of the first step, s\n"
@@ -81,11 +83,12 @@ def render(result: Mapping[str, Any]) -> str:
 
 def _heading(result: Mapping[str, Any]) -> str:
     machine, options = result.get("machine", {}), result.get("options", {})
+    optimizer = options.get("optimizer") or "each model's own optimizer"
     return (
         f"nanotf {machine.get('nanotf', '?')}, TensorFlow {machine.get('tensorflow', '?')}, "
         f"Keras {machine.get('keras') or '?'}; {machine.get('cpu', '?')}, "
         f"{machine.get('cores', '?')} cores; num_processes={options.get('num_processes', '?')}, "
-        f"{options.get('optimizer', '?')}, rounds={options.get('rounds', '?')}\n{_quiet(result)}"
+        f"{optimizer}, rounds={options.get('rounds', '?')}\n{_quiet(result)}"
     )
 
 

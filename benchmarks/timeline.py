@@ -15,6 +15,7 @@ class Block:
 
     Args:
         step: of a training step at its steady rate.
+        processor: processor time of a step, the mean over the processes that compute it.
         epoch: of a whole epoch, from the end of one to the end of the next.
         boundary: between epochs, beyond the steps.
         first_batch: from the call to the end of the first step.
@@ -22,6 +23,7 @@ class Block:
     """
 
     step: float | None = None
+    processor: float | None = None
     epoch: float | None = None
     boundary: float | None = None
     first_batch: float | None = None
@@ -33,23 +35,31 @@ def read(noted: dict[str, Any], steps: int) -> Block:
 
     Args:
         noted: dict with `call` and `done` (float, seconds), `ends` (list of float) and `steps`
-            (list of `[epoch, step, seconds]`).
+            (list of `[epoch, step, seconds, processor time or None]`).
         steps: int, of an epoch.
     """
     ends = noted["ends"]
-    epochs = [[(n, at) for e, n, at in noted["steps"] if e == epoch] for epoch in range(len(ends))]
-    seconds = sum(epoch[-1][1] - epoch[0][1] for epoch in epochs if epoch)
-    count = sum(epoch[-1][0] - epoch[0][0] for epoch in epochs if epoch)
-    step = seconds / count if count else None
+    epochs = [[s[1:] for s in noted["steps"] if s[0] == epoch] for epoch in range(len(ends))]
+    step, processor = _per_step(epochs, 1), _per_step(epochs, 2)
     intervals = [later - sooner for sooner, later in itertools.pairwise(ends)]
     first_batch = noted["steps"][0][2] - noted["call"] if noted["steps"] else None
     return Block(
         step,
+        processor,
         statistics.fmean(intervals) if intervals else None,
         None if step is None else _boundary(epochs, steps, step),
         first_batch,
         noted["done"] - noted["call"],
     )
+
+
+def _per_step(epochs: Sequence[Sequence[Any]], clock: int) -> float | None:
+    """Seconds of a clock from an epoch's first reported step to its last, by the steps between."""
+    ends = [(epoch[0], epoch[-1]) for epoch in epochs if epoch]
+    count = sum(last[0] - first[0] for first, last in ends)
+    if not count or any(None in (first[clock], last[clock]) for first, last in ends):
+        return None
+    return float(sum(last[clock] - first[clock] for first, last in ends) / count)
 
 
 def _boundary(epochs: Sequence[Sequence[Any]], steps: int, step: float) -> float | None:
@@ -76,10 +86,12 @@ def read_calls(calls: Sequence[Sequence[float]]) -> Block:
 
 
 def slowest(blocks: Sequence[Block]) -> Block:
-    """The block of processes that run together and wait for the slowest."""
+    """The block of processes that run together: the slowest's times, the mean of processor time."""
 
-    def worst(name: str) -> float | None:
+    def of_all(name: str) -> float | None:
         values = [getattr(block, name) for block in blocks]
-        return None if None in values else max(values)
+        if None in values:
+            return None
+        return statistics.fmean(values) if name == "processor" else max(values)
 
-    return Block(**{field.name: worst(field.name) for field in dataclasses.fields(Block)})
+    return Block(**{field.name: of_all(field.name) for field in dataclasses.fields(Block)})

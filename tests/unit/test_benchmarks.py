@@ -7,11 +7,12 @@ import dataclasses
 import pathlib
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
 
-from benchmarks import chart, goals, options, ratios, report, rounds, timeline
+from benchmarks import chart, clock, goals, options, ratios, report, rounds, timeline
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.models import MODELS, OPTIMIZERS, share
 
@@ -44,21 +45,27 @@ def test_steps_alone_leave_out_what_happens_between_epochs() -> None:
     # Two epochs of 4 steps of 1 s; the first step of each takes 3 s, the boundary 5 s.
     noted = {
         "call": 10.0,
-        "steps": [[0, n, 13.0 + n] for n in range(4)] + [[1, n, 24.0 + n] for n in range(4)],
+        "steps": [[0, n, 13.0 + n, n / 2] for n in range(4)]
+        + [[1, n, 24.0 + n, 10 + n / 2] for n in range(4)],
         "ends": [16.0, 27.0],
         "done": 28.0,
     }
     assert timeline.read(noted, 4) == timeline.Block(
-        step=1.0, epoch=11.0, boundary=7.0, first_batch=3.0, call=18.0
+        step=1.0, processor=0.5, epoch=11.0, boundary=7.0, first_batch=3.0, call=18.0
     )
 
 
 def test_steps_that_were_not_reported_are_counted() -> None:
-    noted = {"call": 0.0, "steps": [[0, 0, 1.0], [0, 8, 5.0]], "ends": [6.0], "done": 6.0}
+    noted = {
+        "call": 0.0,
+        "steps": [[0, 0, 1.0, None], [0, 8, 5.0, None]],
+        "ends": [6.0],
+        "done": 6.0,
+    }
     block = timeline.read(noted, 10)
-    assert block.step == 0.5
+    assert block.step == 0.5 and block.processor is None
     assert block.epoch is None and block.boundary is None
-    noted["steps"] += [[1, 0, 8.0], [1, 9, 12.5]]
+    noted["steps"] += [[1, 0, 8.0, None], [1, 9, 12.5, None]]
     noted["ends"] += [12.5]
     # From 5.0 to 8.0, less step 9 of the first epoch and step 0 of the second.
     assert timeline.read(noted, 10).boundary == 2.0
@@ -69,8 +76,19 @@ def test_calls_without_a_clock_are_timed_by_difference() -> None:
 
 
 def test_processes_together_are_as_fast_as_the_slowest() -> None:
-    blocks = [timeline.Block(step=1.0, call=5.0), timeline.Block(step=2.0, call=4.0)]
-    assert timeline.slowest(blocks) == timeline.Block(step=2.0, call=5.0)
+    blocks = [timeline.Block(step=1.0, processor=2.0, call=5.0), timeline.Block(2.0, 1.0, call=4.0)]
+    assert timeline.slowest(blocks) == timeline.Block(step=2.0, processor=1.5, call=5.0)
+
+
+def test_processor_time_of_a_process() -> None:
+    processor = clock.own_processor()
+    before = processor.seconds()
+    if before is None:
+        pytest.skip("this system has no clocks of other processes")
+    while time.process_time() - before < 0.01:
+        pass
+    assert processor.seconds() >= before + 0.01
+    assert clock.Processor([]).seconds() is None
 
 
 # ------------------------------------------------------------------------------- options
@@ -94,7 +112,7 @@ def test_a_peer_is_one_more_contestant() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--models", "mlp,vgg"], r"--models: unknown: vgg. Choose from mlp, cnn"),
+        (["--models", "mlp,vgg"], r"--models: unknown: vgg. Choose from mlp, mlp128, cnn"),
         (["--models", ","], "no name given"),
         (["--contestants", "horovod"], "Choose from plain, ideal, shm, grpc, stock"),
         (["--parts", "all"], "Choose from models, start-up, collectives, memory"),
@@ -167,6 +185,7 @@ def test_data_are_the_same_in_every_process(name: str) -> None:
 # ---------------------------------------------------------------------------- the report
 def _contestant(step: float | None, epoch: float | None = None) -> dict[str, Any]:
     block = {"step": step, "epoch": epoch, "boundary": None, "first_batch": 0.1, "call": 1.0}
+    block["processor"] = step and 0.9 * step
     if epoch is not None and step is not None:
         block["boundary"] = epoch - 10 * step
     return {
@@ -217,6 +236,7 @@ def test_ratios_of_contestants() -> None:
     assert goals.ratio(model, "epochs") == pytest.approx(2.0)
     assert goals.ratio(model, "epochs_to_steps") == pytest.approx(0.2 / 0.15)
     assert goals.ratio(model, "stock") == pytest.approx(4.0)
+    assert goals.ratio(model, "processor") == pytest.approx(1.25)
     assert goals.ratio(model, "grpc") is None
 
 
