@@ -28,7 +28,6 @@ class ByFit:
         self.precision = "mixed_bfloat16" if bf16 else "float32"
         self.role = role
         self.rank = rank
-        self.size = size
         self.model_class = tf.keras.Model
         self.extra: dict = {}  # type: ignore[type-arg]
         if role in ("shm", "grpc"):
@@ -36,15 +35,17 @@ class ByFit:
 
             os.environ["NANOTF_IDLE_SECONDS"] = "86400"  # the others' blocks take long
             self.model_class = NanoModel
-            self.extra = {"num_processes": size, "transport": role}
-        self.use(spec)
+            self.extra = {"transport": role}
+        self.use(spec, size)
 
-    def use(self, spec: Model) -> None:
-        """Makes another model the one that is trained."""
+    def use(self, spec: Model, size: int) -> None:
+        """Makes another model the one that is trained, by `size` processes."""
+        if self.extra:
+            self.extra["num_processes"] = size
         self.spec = dataclasses.replace(spec, precision=self.precision)
         self.batch_size = self.spec.batch_size
         if self.role == "ideal":
-            self.batch_size = share(self.batch_size, self.rank, self.size)
+            self.batch_size = share(self.batch_size, self.rank, size)
         self.model = self.spec.compiled(self.keras, self.model_class)
 
     def prepare(self, steps: int) -> None:

@@ -56,7 +56,7 @@ def measure(chosen: options.Options, say: Callable[[str], None]) -> dict[str, An
     problems: list[str] = []
     result: dict[str, Any] = {
         "options": {**dataclasses.asdict(chosen), "output": str(chosen.output)},
-        "machine": _machine(),
+        "machine": machine(),
         "models": {},
         "problems": problems,
     }
@@ -97,7 +97,8 @@ def measure(chosen: options.Options, say: Callable[[str], None]) -> dict[str, An
     return result
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """This machine, as results name it."""
     cpu = platform.processor()
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.exists():

@@ -127,21 +127,34 @@ class Contestant:
         model: str, a key of `models.MODELS`.
         setting: `Setting`.
         python: str, the interpreter; "" for this one.
+        cores: tuple of int, what plain Keras gets; those of the workers if it is empty.
 
     Attributes:
         ready: dict, what the first process said about its start.
     """
 
-    def __init__(self, name: str, model: str, setting: Setting, python: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        model: str,
+        setting: Setting,
+        python: str = "",
+        cores: tuple[int, ...] = (),
+    ) -> None:
         self.name = name
         self.processes: list[Process] = []
         self.setting = setting
         setting.logs.mkdir(parents=True, exist_ok=True)
         plan = nanotf.plan(setting.num_processes)
         try:
-            for rank, variables, cores in _places(name, plan):
+            for rank, variables, its_cores in _places(name, plan):
                 log = setting.logs / f"{model}-{name}-{rank}.log"
-                setup = {"role": name, "rank": rank, "cores": cores, **self._model(model)}
+                setup = {
+                    "role": name,
+                    "rank": rank,
+                    "cores": cores or its_cores,
+                    **self._model(model),
+                }
                 setup["size"] = setting.num_processes
                 self.processes.append(Process(python or sys.executable, setup, variables, log))
             self.ready = self._answers()[0]
@@ -149,9 +162,13 @@ class Contestant:
             self.end()
             raise
 
-    def change_model(self, model: str) -> None:
-        """Makes all processes go on with another model; not for "stock" and "peer"."""
-        self._command({"do": "use", **self._model(model)})
+    def change(self, model: str, num_processes: int = 0) -> None:
+        """Makes all processes go on with another model, and nanotf with as many workers.
+
+        Not for "stock" and "peer"; 0 workers are those of the setting.
+        """
+        size = num_processes or self.setting.num_processes
+        self._command({"do": "use", "size": size, **self._model(model)})
 
     def _model(self, model: str) -> dict[str, Any]:
         setting = self.setting

@@ -55,23 +55,23 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--models", type=_names(MODELS), metavar="A,B", help=f"of {', '.join(MODELS)}; all")
+    add("--models", type=names(MODELS), metavar="A,B", help=f"of {', '.join(MODELS)}; all")
     add(
         "--contestants",
-        type=_names(CONTESTANTS),
+        type=names(CONTESTANTS),
         metavar="A,B",
         help=f"of {', '.join(CONTESTANTS)}; all",
     )
     add(
         "--parts",
-        type=_names(PARTS),
+        type=names(PARTS),
         metavar="A,B",
         help=f"of {', '.join(PARTS)}; all, quick: without start-up",
     )
-    add("--num-processes", type=_whole(2), default=2, metavar="N", help="default 2")
+    add("--num-processes", type=whole(2), default=2, metavar="N", help="default 2")
     add("--optimizer", choices=OPTIMIZERS, help="of all; default: each model's own")
-    add("--batch-size", type=_whole(2), metavar="N", help="of all; default: each model's own")
-    add("--rounds", type=_whole(1), metavar="N", help="of each model; default 5, quick 2")
+    add("--batch-size", type=whole(2), metavar="N", help="of all; default: each model's own")
+    add("--rounds", type=whole(1), metavar="N", help="of each model; default 5, quick 2")
     add("--quick", action="store_true", help="shorter and fewer rounds; rough figures")
     add(
         "--output",
@@ -94,10 +94,10 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
             "--batch-size must be at least --num-processes, so that every process has a row. "
             f"Received: --batch-size {given.batch_size} --num-processes {given.num_processes}."
         )
-    names = given.contestants or CONTESTANTS
+    contestants = given.contestants or CONTESTANTS
     return Options(
         models=given.models or tuple(MODELS),
-        contestants=(*names, "peer") if given.peer_python else names,
+        contestants=(*contestants, "peer") if given.peer_python else contestants,
         parts=given.parts or (QUICK_PARTS if given.quick else PARTS),
         num_processes=given.num_processes,
         optimizer=given.optimizer or "",
@@ -110,22 +110,25 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     )
 
 
-def _names(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+def names(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """A type of argparse's: names of those that are known, separated by commas."""
     choices = tuple(known)
 
     def parse_names(text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-        unknown = [name for name in names if name not in choices]
-        if unknown or not names:
+        given = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+        unknown = [name for name in given if name not in choices]
+        if unknown or not given:
             what = f"unknown: {', '.join(unknown)}" if unknown else "no name given"
             raise argparse.ArgumentTypeError(f"{what}. Choose from {', '.join(choices)}.")
         # In the benchmark's order, whatever order they were asked for in.
-        return tuple(choice for choice in choices if choice in names)
+        return tuple(choice for choice in choices if choice in given)
 
     return parse_names
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def whole(least: int) -> Callable[[str], int]:
+    """A type of argparse's: a whole number of at least `least`."""
+
     def parse_whole(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
             raise argparse.ArgumentTypeError(

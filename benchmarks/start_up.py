@@ -32,7 +32,7 @@ def measure(name: str, setting: Setting) -> dict[str, Any]:
         contestant.prepare(STEPS)
         cold = contestant.run(STEPS, 1)
         warm = [contestant.run(STEPS, 1).first_batch for _ in range(WARM_CALLS)]
-        contestant.change_model("cnn")
+        contestant.change("cnn")
         contestant.prepare(STEPS)
         new_model = contestant.run(STEPS, 1)
     finally:

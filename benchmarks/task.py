@@ -6,7 +6,7 @@ does, so it does not outlive the benchmark.
 
 | command | what it does |
 | --- | --- |
-| `{"do": "use", "model": NAME, ...}` | goes on with another model |
+| `{"do": "use", "model": NAME, "size": N, ...}` | goes on with another model, and N workers |
 | `{"do": "prepare", "steps": S}` | makes the data |
 | `{"do": "run", "steps": S, "epochs": E, "at": T}` | trains, from `time.monotonic() == T` on |
 
@@ -42,7 +42,7 @@ def _model(setup: Any) -> Any:
 
 def _obey(contestant: Any, command: Any) -> Any:
     if command["do"] == "use":
-        contestant.use(_model(command))
+        contestant.use(_model(command), command["size"])
         return {}
     if command["do"] == "prepare":
         contestant.prepare(command["steps"])

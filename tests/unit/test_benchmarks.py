@@ -12,7 +12,18 @@ from typing import Any
 
 import pytest
 
-from benchmarks import chart, clock, goals, options, ratios, report, rounds, timeline
+from benchmarks import (
+    chart,
+    clock,
+    forecast,
+    goals,
+    options,
+    ratios,
+    report,
+    rounds,
+    scaling,
+    timeline,
+)
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.models import MODELS, OPTIMIZERS, share
 
@@ -335,3 +346,51 @@ def test_the_chart_is_drawn(parts: tuple[str, ...], tmp_path: pathlib.Path) -> N
     result = {key: value for key, value in _result().items() if key in (*parts, "options")}
     chart.draw(result, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ---------------------------------------------------------------------- scaling, forecast
+def test_numbers_of_workers_are_powers_of_two_and_all_cores() -> None:
+    assert scaling.numbers_of_workers(1) == ()
+    assert scaling.numbers_of_workers(2) == (2,)
+    assert scaling.numbers_of_workers(16) == (2, 4, 8, 16)
+    assert scaling.numbers_of_workers(56) == (2, 4, 8, 16, 32, 56)
+
+
+def test_scaling_options(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = scaling.parse(["--quick", "--processes", "2", "4", "--batch-size", "64"])
+    assert chosen.models == scaling.QUICK_MODELS and chosen.processes == (2, 4)
+    with pytest.raises(SystemExit):
+        scaling.parse(["--processes", "8", "--batch-size", "4"])
+    assert "Received: --batch-size 4 and 8 workers" in capsys.readouterr().err
+
+
+def test_scaling_report() -> None:
+    by_round = [
+        {"plain": {"step": 0.2}, "nanotf": {"step": 0.1}},
+        {"plain": {"step": 0.6}, "nanotf": {"step": 0.2}},
+        {"plain": {"step": 0.1}, "nanotf": {"step": None}},
+    ]
+    assert scaling.speed_up(by_round) == pytest.approx(2.5)
+    result = {
+        "options": {"processes": [2, 4], "batch_size": 64, "rounds": 3},
+        "machine": {"nanotf": "0.1.0", "cpu": "a CPU", "cores": 4},
+        "models": {"mlp": {"title": "MLP", "batch_size": 64, "workers": {"2": by_round}}},
+        "all_reduce": {"2": [{"bytes": n, "seconds": 1e-9 * n} for n in scaling.SIZES]},
+        "problems": ["mlp: it ended"],
+    }
+    text = scaling.render(result)
+    (row,) = (line for line in text.splitlines() if line.startswith("MLP"))
+    assert row.split() == ["MLP", "320", "2.50", "-"]
+    assert "1,048.6 us, 1.0 GB/s" in text and "mlp: it ended" in text
+
+
+def test_forecast() -> None:
+    # A step of 2 ms and 0.1 ms a row, of which threads shorten nine tenths.
+    facts = forecast.Facts.of(100, 0.012, 0.002 + 1e-4 * 100 / forecast.FEW, 0.0066, 2, 0.001)
+    assert facts.fixed == pytest.approx(0.002) and facts.per_row == pytest.approx(1e-4)
+    assert facts.serial == pytest.approx(0.1)
+    assert facts.plain(8) == pytest.approx(0.012 * (0.1 + 0.9 / 8))
+    assert facts.nanotf(8, 2) == pytest.approx(0.007 * (0.1 + 0.9 / 4) + 0.001)
+    speed_up, workers = facts.best(8)
+    assert speed_up == pytest.approx(max(facts.plain(8) / facts.nanotf(8, n) for n in (2, 4, 8)))
+    assert speed_up == facts.plain(8) / facts.nanotf(8, workers)
