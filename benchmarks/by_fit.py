@@ -58,7 +58,8 @@ class ByFit:
             return own_processor()
         import psutil
 
-        return Processor(child.pid for child in psutil.Process().children(recursive=True))
+        pids = [child.pid for child in psutil.Process().children(recursive=True)]
+        return Processor(pids, self.extra["num_processes"])
 
     def run(self, steps: int, epochs: int) -> dict:  # type: ignore[type-arg]
         """Trains, and says when what happened, as `timeline.read` takes it."""

@@ -9,15 +9,17 @@ from typing import Any
 
 
 class Processor:
-    """Processor time of processes that compute steps, as the kernel's clocks of them show it.
+    """Processor time that steps take in each of the processes that compute them.
 
     See `clock_getcpuclockid(3)`.
 
     Args:
-        pids: sequence of int.
+        pids: sequence of int, all processes whose time counts.
+        size: int, how many of them compute. The others' time is divided among these.
     """
 
-    def __init__(self, pids: Any) -> None:
+    def __init__(self, pids: Any, size: int = 1) -> None:
+        self._size = size
         library = ctypes.CDLL(None)
         self._clocks: list = []  # type: ignore[type-arg]
         for pid in pids if hasattr(library, "clock_getcpuclockid") else ():
@@ -26,10 +28,10 @@ class Processor:
                 self._clocks.append(found.value)
 
     def seconds(self) -> Any:
-        """The mean of all of them since their start; None where there is none."""
+        """Of each process that computes, since its start; None where none can be read."""
         if not self._clocks:
             return None
-        return sum(map(time.clock_gettime, self._clocks)) / len(self._clocks)
+        return sum(map(time.clock_gettime, self._clocks)) / self._size
 
 
 def own_processor() -> Processor:
