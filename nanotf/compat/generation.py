@@ -113,6 +113,9 @@ class Generation(Protocol):
     def steps_per_execution(self, model: Any) -> int:
         """How many steps one execution of a compiled model's step function is."""
 
+    def makes_one_step(self, model: Any) -> bool:
+        """Whether one execution is one step, now and later."""
+
     def steps_at_once(self, model: Any) -> int:
         """The steps that an execution makes whatever is left of the epoch."""
 

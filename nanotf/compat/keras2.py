@@ -200,6 +200,10 @@ def steps_per_execution(model: Any) -> int:
     return int(given.numpy() if hasattr(given, "numpy") else given)
 
 
+def makes_one_step(model: Any) -> bool:
+    return steps_per_execution(model) == 1 and not model.autotune_steps_per_execution
+
+
 def steps_at_once(model: Any) -> int:
     return 1  # it knows where the epoch ends
 

@@ -188,6 +188,10 @@ def steps_per_execution(model: Any) -> int:
     return int(given.numpy() if hasattr(given, "numpy") else given)
 
 
+def makes_one_step(model: Any) -> bool:
+    return steps_per_execution(model) == 1
+
+
 def steps_at_once(model: Any) -> int:
     return steps_per_execution(model)  # beyond the end of the epoch, too
 

@@ -331,6 +331,20 @@ def without_unused_losses(model: Any, results: dict[str, Any]) -> dict[str, Any]
     return {name: value for name, value in results.items() if name not in unused}
 
 
+def step_on_batch(model: Any) -> Callable[[Any], Any]:
+    """Keras's step of training, as a function of one batch that is not in a graph yet.
+
+    What `make_train_function` makes of a model that runs eagerly takes any iterator of Python's.
+    """
+    model.run_eagerly = True
+    try:
+        model_class().make_train_function(model, force=True)
+    finally:
+        model.run_eagerly = False
+    step, model.train_function = model.train_function, None
+    return lambda batch: step(iter([batch]))
+
+
 def forget_validation_data(model: Any) -> None:
     """Drops what a `fit` that was left by an exception keeps of its `validation_data`.
 

@@ -470,9 +470,10 @@ class _Trial(training._FitCall):
     def reported(self) -> None:
         pass
 
-    def step_times(self) -> list[tuple[int, int]]:
-        """Begin and end of the executions of rank 0, which all ranks do together."""
-        return [(row[1], row[2]) for row in report_timeline.rows_of_steps(self.times[0])]
+    def step_times(self) -> list[tuple[int, int, int]]:
+        """Begin and end of what rank 0 executes, as all ranks do, and how often Keras asked."""
+        rows = report_timeline.rows_of_steps(self.times[0])
+        return [(began, ended, calls) for _, began, ended, _, _, _, calls in rows]
 
 
 def _tried(
@@ -629,8 +630,8 @@ def _endless_copy(dataset: Any) -> Any:
 
 def _seconds_per_execution(first: _Trial, workers: pool.Pool, budget: _Budget) -> float:
     """By some more executions, if there is time for them; else by the second one."""
-    began, ended = first.step_times()[-1]
-    seconds = report_timeline.NS * (ended - began)
+    began, ended, calls = first.step_times()[-1]
+    seconds = report_timeline.NS * (ended - began) / calls
     count = int(min(MOST_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))
     if count < 2:
         return seconds
@@ -639,5 +640,6 @@ def _seconds_per_execution(first: _Trial, workers: pool.Pool, budget: _Budget) -
         more.run(workers)
     except _OutOfTime:
         return seconds
-    ends = [end for _, end in more.step_times()]
-    return report_timeline.NS * (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else seconds
+    (_, begin, _), *others = more.step_times()
+    calls = sum(calls for _, _, calls in others)
+    return report_timeline.NS * (others[-1][1] - begin) / calls if others else seconds

@@ -157,9 +157,9 @@ def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array
         rows = np.array(times.steps, np.float64).reshape(-1, timing.STEP_COLUMNS)
     else:  # nobody has looked at steps: each pass is one, and not a first one
         whole = timeline.outer_passes(times)
-        rows = np.array([[0, p.began, p.ended, 0, p.in_calls, p.waited] for p in whole], float)
+        rows = np.array([[0, p.began, p.ended, 0, p.in_calls, p.waited, 1] for p in whole], float)
         rows = rows.reshape(-1, timing.STEP_COLUMNS)
-    kind, began, ended, waiting, in_calls, waited = rows.T
+    kind, began, ended, waiting, in_calls, waited, _ = rows.T
     first = np.zeros(len(rows), bool)
     if times.steps:
         first[[np.flatnonzero(kind == k)[0] for k in np.unique(kind)]] = True

@@ -156,8 +156,9 @@ def slices_of_worker(times: timing.WorkerTimes) -> Iterator[Slice]:
         yield Slice(name, one.began, one.ended, numbers)
     for begin in range(0, len(times.hooks), timing.HOOK_COLUMNS):
         yield Slice("hook", times.hooks[begin], times.hooks[begin + 1])
-    for kind, began, ended, waiting, in_calls, waited in rows_of_steps(times):
-        numbers = _numbers(times, waiting, in_calls, waited)
+    for kind, began, ended, waiting, in_calls, waited, calls in rows_of_steps(times):
+        numbers = {"executions": float(calls)} if calls > 1 else {}
+        numbers |= _numbers(times, waiting, in_calls, waited)
         yield Slice(f"{timing.KINDS[kind]} step", began, ended, numbers)
         if waiting:
             yield Slice("input", began, began + waiting)

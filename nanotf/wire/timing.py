@@ -20,7 +20,7 @@ HOOKS_KEPT = 2000
 
 TRAIN, TEST, PREDICT = "train", "test", "predict"
 KINDS = (TRAIN, TEST, PREDICT)
-STEP_COLUMNS = 6  # of `WorkerTimes.steps`: kind, begin, end, input, in calls, waited
+STEP_COLUMNS = 7  # of `WorkerTimes.steps`: kind, begin, end, input, in calls, waited, calls
 HOOK_COLUMNS = 2  # of `WorkerTimes.hooks`: begin, end
 
 now: Callable[[], int] = time.monotonic_ns
@@ -36,7 +36,8 @@ class Pass:
         kind: str, one of `KINDS`.
         index: int or None, the epoch.
         began, ended: int.
-        executions: int, how many, all of them; each is one step, or `steps_per_execution`.
+        executions: int, how many Keras has asked for; each is one step, or
+            `steps_per_execution`.
         inside: int, time in them.
         input: int, of that, waiting for data.
         in_calls: int, of that, in collectives.
@@ -72,7 +73,7 @@ class WorkerTimes:
         knows_input: bool, whether waiting for data was.
         passes: list of `Pass`.
         steps: `array.array` of int, `STEP_COLUMNS` for each of the first executions: the place
-            in `KINDS`, begin, end, and the times of a `Pass`.
+            in `KINDS`, begin, end, the times of a `Pass`, and how often Keras asked.
         hooks: `array.array` of int, `HOOK_COLUMNS` for each of the first hooks in passes.
     """
 
@@ -207,8 +208,14 @@ class Stopwatch:
         }
         return type("TimesPasses", (base,), hooks)()
 
-    def timed(self, kind: str, step: Any) -> Any:
-        """A Keras step function that notes its executions; None stays None."""
+    def timed(self, kind: str, step: Any, answered: Callable[[], int] = lambda: 1) -> Any:
+        """A Keras step function that notes its executions; None stays None.
+
+        Args:
+            kind: str, one of `KINDS`.
+            step: function of an iterator, or None.
+            answered: callable, how many of Keras's calls an execution that ends has answered.
+        """
         if step is None or hasattr(step, "_nanotf_timed"):
             return step
 
@@ -218,7 +225,7 @@ class Stopwatch:
             with self.stepping() as began:
                 before = self._counted(steps_begin=True)
                 result = step(iterator)
-            self._note(kind, began, now(), before)
+            self._note(kind, answered(), began, now(), before)
             return result
 
         # What else was hung on the function, see `iterators.keeping`.
@@ -257,7 +264,7 @@ class Stopwatch:
     def _counted(self, steps_begin: bool = False) -> Any:
         return None if self._group is None else self._group.times(steps_begin)
 
-    def _note(self, kind: str, began: int, ended: int, before: Any) -> None:
+    def _note(self, kind: str, answered: int, began: int, ended: int, before: Any) -> None:
         after = self._counted()
         waiting = in_calls = waited = 0
         if after is not None:
@@ -271,11 +278,11 @@ class Stopwatch:
             )
         steps = self._times.steps
         if len(steps) < STEPS_KEPT * STEP_COLUMNS:
-            steps.extend((KINDS.index(kind), began, ended, waiting, in_calls, waited))
+            steps.extend((KINDS.index(kind), began, ended, waiting, in_calls, waited, answered))
         if not self._open:
             return
         current = self._open[-1]
-        current.executions += 1
+        current.executions += answered
         if kind not in self._begun:
             self._begun.add(kind)
             current.first += ended - began

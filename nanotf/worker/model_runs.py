@@ -94,7 +94,7 @@ class _ModelRun:
         self._put_random_states()
         kept = session.model(job.heap, job.specs, job.chance, **parts)
         self._put_random_states()  # making a model draws
-        self.model = kept.model
+        self.model, self.ahead = kept.model, kept.ahead
         # Variables that this worker has as a whole and, of a divided update, parts of others.
         update = kept.update if isinstance(job, jobs.FitJob) else None
         held = [] if update is None else [state.Part(*part) for part in update.variables()]
@@ -214,7 +214,7 @@ class FitRun(_ModelRun):
 
     job: jobs.FitJob
     stop_flag = "stop_training"
-    own_hooks = frozenset({"on_train_begin"})
+    own_hooks = frozenset({"on_train_begin", "on_epoch_begin"})
 
     def _run(self) -> None:
         job = self.job
@@ -270,11 +270,23 @@ class FitRun(_ModelRun):
     def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
         if name == "on_train_begin":
             self.model.stop_training = self.job.stop  # Keras has just set it to False
+        if name == "on_epoch_begin":
+            self.ahead.begin_epoch(*self._steps_ahead(*arguments))
         if name == "on_epoch_end":
             epoch, logs = jobs.index_and_logs(name, *arguments, **named)
             values = list((logs or {}).values())
             self.likeness.compare(f"epoch {epoch}", values, self.state.variables)
         super()._hear(name, *arguments, **named)
+
+    def _steps_ahead(self, epoch: int, *_: Any) -> tuple[int | None, int | None]:
+        """The arguments of `Ahead.begin_epoch`."""
+        job = self.job
+        steps = job.steps_per_epoch or job.train.steps
+        looked_at = job.stop or not job.waits.isdisjoint(jobs.BATCH_HOOKS)
+        if steps is None or looked_at or self.session.group is None:
+            return None, None
+        begun = job.initial_step if epoch == job.initial_epoch else 0
+        return steps - begun, steps * (job.epochs - epoch - 1)
 
     def _is_stored(self, name: str) -> bool:
         """Whether nothing has changed since the state was stored.

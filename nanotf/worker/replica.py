@@ -9,9 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat import keras_names
+from nanotf.compat.generation import generation
 from nanotf.region import scope
 from nanotf.region.rows import Division
 from nanotf.wire import timing
+from nanotf.worker.ahead import Ahead
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
@@ -28,6 +30,7 @@ class ReplicaMixin:
     _nanotf_outputs: Any
     _nanotf_data_end: Any
     _nanotf_stopwatch: timing.Stopwatch
+    _nanotf_ahead: Ahead
     _nanotf_compiles: bool
     _nanotf_own_steps: frozenset[str]
 
@@ -46,11 +49,20 @@ class ReplicaMixin:
         return _own_outputs(outputs, data)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """As in Keras; the function notes its executions."""
-        super().make_train_function(force=force)  # type: ignore[misc]
-        train_function: Any = self.train_function  # type: ignore[has-type]
-        step = _telling_of_end(self, timing.TRAIN, train_function)
-        self.train_function = self._nanotf_stopwatch.timed(timing.TRAIN, step)
+        """As in Keras; the function notes its executions, and may run ahead of Keras's loop."""
+        if self.train_function is not None and not force:  # type: ignore[has-type]
+            return self.train_function  # type: ignore[has-type]
+        ahead, stopwatch = self._nanotf_ahead, self._nanotf_stopwatch
+        if _may_run_ahead(self):
+            step = _telling_of_end(
+                self, timing.TRAIN, ahead.executes(keras_names.step_on_batch(self))
+            )
+            timed = stopwatch.timed(timing.TRAIN, step, lambda: ahead.count)
+            self.train_function = ahead.answers(timed)
+        else:
+            super().make_train_function(force=force)  # type: ignore[misc]
+            step = _telling_of_end(self, timing.TRAIN, self.train_function)
+            self.train_function = stopwatch.timed(timing.TRAIN, step)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
@@ -133,25 +145,42 @@ def _telling_of_end(model: Any, kind: str, step: Any) -> Any:
     return telling
 
 
-def become_replica(model: Any, stopwatch: timing.Stopwatch) -> None:
+def become_replica(model: Any, stopwatch: timing.Stopwatch) -> Ahead:
     """Turns a model into one whose steps take `(data, extent)`; it stays the same object.
 
     Args:
         model: a built model.
         stopwatch: `timing.Stopwatch`, which hears of its steps.
+
+    Returns:
+        What its training is told by how far it may run ahead.
     """
     cls = type(model)
+    ahead = Ahead()
     steps = [name for name in _STEPS if keras_names.has_own_step(model, name)]
     body = {
         "__module__": cls.__module__,
         "_nanotf_outputs": None,
         "_nanotf_data_end": None,
         "_nanotf_stopwatch": stopwatch,
+        "_nanotf_ahead": ahead,
         "_nanotf_compiles": bool(model.jit_compile),
         "_nanotf_own_steps": frozenset(steps),
     }
     model.jit_compile = False  # of the whole step
     object.__setattr__(model, "__class__", type(cls.__name__, (ReplicaMixin, cls), body))
+    return ahead
+
+
+def _may_run_ahead(model: Any) -> bool:
+    """Whether nothing of the user's own stands between Keras's loop and a step in a graph."""
+    makers = [cls for cls in type(model).__mro__ if "make_train_function" in vars(cls)]
+    own = [c for c in makers if not (keras_names.is_keras_own(c) or _is_nanotf(c))]
+    return not (own or model.run_eagerly) and generation().makes_one_step(model)
+
+
+def _is_nanotf(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.failures import Failure
 from nanotf.worker import replica, watch
+from nanotf.worker.ahead import Ahead
 from nanotf.worker.loop_run import LoopRun
 from nanotf.worker.model_runs import Abandoned, EvaluateRun, FitRun, PredictRun
 
@@ -59,7 +60,7 @@ class Session:
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
         overrides.install(self.strategy)
-        self._group = group
+        self.group = group
         self.stopwatch = timing.Stopwatch(rank, group)
         self.reader: streams.StreamReader  # of the job that runs
         self.watched: Callable[[], None] = lambda: None  # what a `Watch` calls at every look
@@ -132,7 +133,7 @@ class Session:
             gc.collect()
 
     def _failures(self) -> tuple[int, Failure | None]:
-        return (0, None) if self._group is None else self._group.failures()
+        return (0, None) if self.group is None else self.group.failures()
 
     def model(
         self,
@@ -156,8 +157,8 @@ class Session:
         if kept is None or (built is not None and kept.has_optimizer and kept.shards != shards):
             eager_context.put_seeds(chance.tensorflow)
             model, numbered = heap.load_model(data)
-            replica.become_replica(model, self.stopwatch)
-            kept = self._models[key] = KeptModel(model, numbered)
+            ahead = replica.become_replica(model, self.stopwatch)
+            kept = self._models[key] = KeptModel(model, numbered, ahead)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
             self._drop(self._models.popitem(last=False)[1])
@@ -205,11 +206,13 @@ class KeptModel:
     Args:
         model: the model.
         numbered: list of the objects that it consists of; see `shipping.heap`.
+        ahead: `Ahead`, of its training.
         update: `ShardedUpdate`, or None where this worker makes the whole update.
     """
 
     model: Any
     numbered: list[Any]
+    ahead: Ahead
     update: ShardedUpdate | None = None
     has_metrics: bool = False
     has_optimizer: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import base64
 import dataclasses
 import importlib.util
@@ -35,7 +34,8 @@ def _worker(rank: int, slower: int = 0) -> timing.WorkerTimes:
     times.passes += [train, test]
     rows = [(0, 14, 22, 0, 0, 0), (0, 22, 27, 1, 2, 1), (0, 27, 33, 1, 2, 1)]
     rows += [(1, 41, 44, 0, 0, 0), (1, 44, 46, 0, 0, 0)]
-    times.steps = array.array("q", [v if i == 0 else v * S for r in rows for i, v in enumerate(r)])
+    for kind, *seconds in rows:
+        times.steps.extend((kind, *(value * S for value in seconds), 1))
     return times
 
 
@@ -339,7 +339,7 @@ def test_parts_of_a_step_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
     times = stopwatch.finish()
     rows = list(report_timeline.rows_of_steps(times))
     # What the system took before the step counts as waiting for data, and is inside of the step.
-    assert [(ended - began, *parts) for _, began, ended, *parts in rows] == [
+    assert [(ended - began, *parts) for _, began, ended, *parts, _ in rows] == [
         (45, 35, 0, 0),
         (45, 35, 4, 3),
         (45, 35, 10, 10),

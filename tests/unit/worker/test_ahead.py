@@ -1,0 +1,113 @@
+"""How far the steps of `fit` run ahead of Keras's loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+from nanotf.worker import ahead
+from nanotf.worker.ahead import Ahead
+
+
+class Loop:
+    """Keras's loop over the numbers 1 to `size`, of which each step returns the sum so far."""
+
+    def __init__(self, size: int, result: Any = None) -> None:
+        self.ahead = Ahead()
+        self.sum = tf.Variable(0)
+        self.executions: list[int] = []
+        self.iterator = iter(tf.data.Dataset.range(1, size + 1).map(lambda i: tf.cast(i, tf.int32)))
+        execute = self.ahead.executes(self._step if result is None else result)
+
+        def noting(iterator: Any) -> Any:
+            found = execute(iterator)
+            self.executions.append(self.ahead.count)
+            return found
+
+        self._answer = self.ahead.answers(noting)
+
+    def _step(self, number: Any) -> Any:
+        return {"sum": self.sum.assign_add(number)}
+
+    def run(self, steps: int) -> Any:
+        """What the last of so many steps returns."""
+        for _ in range(steps):
+            found = self._answer(self.iterator)
+        return found
+
+
+@pytest.fixture(autouse=True)
+def quick_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step counts as quick, however busy the machine is."""
+    monkeypatch.setattr(ahead, "MOST_SECONDS", 1e6)
+
+
+def test_every_step_is_made_once_and_none_of_the_next_epoch() -> None:
+    loop = Loop(1000)
+    loop.ahead.begin_epoch(100, 900)
+    assert int(loop.run(100)["sum"]) == 5050
+    assert int(loop.sum) == 5050
+    assert sum(loop.executions) == 100
+    assert loop.executions[: ahead.STEPS_BEFORE] == [1] * ahead.STEPS_BEFORE
+    assert max(loop.executions) == ahead.MOST_STEPS
+    loop.ahead.begin_epoch(3, 0)
+    assert int(loop.run(3)["sum"]) == 5050 + 101 + 102 + 103
+    assert loop.executions[-1] == 3
+
+
+def test_data_that_end_early() -> None:
+    loop = Loop(30)
+    loop.ahead.begin_epoch(1000, 0)
+    assert int(loop.run(30)["sum"]) == 465
+    with pytest.raises(tf.errors.OutOfRangeError):
+        loop.run(1)
+    assert int(loop.sum) == 465
+
+
+@pytest.mark.parametrize(("left", "to_come"), [(None, None), (100, 0)])
+def test_one_step_at_a_time(left: int | None, to_come: int | None) -> None:
+    """Where somebody looks between steps, and where few are left."""
+    loop = Loop(1000)
+    loop.ahead.begin_epoch(left, to_come)
+    loop.run(100)
+    assert set(loop.executions) == {1}
+
+
+def test_a_short_fit_after_a_long_one() -> None:
+    """The graph is there."""
+    loop = Loop(2000)
+    loop.ahead.begin_epoch(500, 0)
+    loop.run(500)
+    loop.ahead.begin_epoch(20, 0)
+    assert int(loop.run(20)["sum"]) == 520 * 521 // 2
+    assert loop.executions[-2:] == [16, 4]
+
+
+def test_slow_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "MOST_SECONDS", 1e-9)
+    loop = Loop(1000)
+    loop.ahead.begin_epoch(500, 0)
+    loop.run(100)
+    assert set(loop.executions) == {1}
+
+
+def test_results_that_may_differ_in_shape() -> None:
+    loop = Loop(1000, lambda number: {"numbers": tf.range(number)})
+    loop.ahead.begin_epoch(500, 0)
+    assert loop.run(40)["numbers"].shape == (40,)
+    assert set(loop.executions) == {1}
+
+
+def test_random_numbers_of_a_state_that_the_operation_keeps() -> None:
+    """Two graphs would draw the same numbers twice."""
+
+    @tf.function
+    def drawn() -> Any:
+        return {"number": tf.random.uniform([], seed=3)}
+
+    loop = Loop(1000, lambda _: drawn())
+    loop.ahead.begin_epoch(500, 0)
+    loop.run(40)
+    assert set(loop.executions) == {1}
