@@ -11,7 +11,7 @@ import dataclasses
 
 from nanotf.wire.failures import Failure, Kind
 
-MAGIC = 0x6E616E6F74663033  # "nanotf03": changes with the layout
+MAGIC = 0x6E616E6F74663034  # "nanotf04": changes with the layout
 SLOTS = 16  # collectives that one rank may have in flight
 BUFFERS = 4  # rounds of one collective that may be under way
 DESCRIBING = 1 << 62  # the first round in which ranks say in what they differ
@@ -33,6 +33,7 @@ SLOT_HEADERS = PAGE
 SLOT_HEADER_BYTES = 512
 POSTED = 0
 REDUCED = 64
+COMBINED = 72
 SIGNATURE = 128
 ROWS = 136
 TEXT_LENGTH = 144
@@ -85,15 +86,17 @@ class Layout:
     Args:
         size: int, number of ranks.
         chunk_bytes: int, what one round moves; a multiple of `LINE`.
+        nodes: int, see `GroupSpec`.
     """
 
     size: int
     chunk_bytes: int
+    nodes: int = 1
 
     @property
     def part_bytes(self) -> int:
-        """A rank's share of a chunk in an all-reduce of two steps."""
-        return _round_up(-(-self.chunk_bytes // self.size), LINE)
+        """A rank's share of a chunk in an all-reduce of two steps, among those of its node."""
+        return _round_up(-(-self.chunk_bytes // (self.size // self.nodes)), LINE)
 
     @property
     def buffers(self) -> int:
@@ -103,7 +106,7 @@ class Layout:
     @property
     def slot_bytes(self) -> int:
         """The buffers of one slot."""
-        return BUFFERS * (self.chunk_bytes + self.part_bytes)
+        return BUFFERS * (self.chunk_bytes + (2 if self.nodes > 1 else 1) * self.part_bytes)
 
     @property
     def region_bytes(self) -> int:

@@ -50,6 +50,7 @@ class NativeEngine(Engine):
             spec.nonce,
             spec.size,
             spec.chunk_bytes,
+            spec.nodes,
             spec.symmetric_bytes,
             spec.spin_seconds,
             spec.deadline,

@@ -25,6 +25,7 @@ class Config(ctypes.Structure):
         ("nonce", ctypes.c_uint64),
         ("size", ctypes.c_uint64),
         ("chunk_bytes", ctypes.c_uint64),
+        ("nodes", ctypes.c_uint64),
         ("symmetric_bytes", ctypes.c_uint64),
         ("spin_seconds", ctypes.c_double),
         ("deadline_seconds", ctypes.c_double),
@@ -107,7 +108,7 @@ def load() -> ctypes.CDLL:
         "abort": (ctypes.c_int, [handle, ctypes.c_char_p]),
         "failures": (ctypes.c_int64, [handle, failure]),
         "close": (ctypes.c_int, [handle]),
-        "layout": (ctypes.c_int, [size, size, ctypes.POINTER(size)]),
+        "layout": (ctypes.c_int, [size, size, size, ctypes.POINTER(size)]),
         "vectors": (ctypes.c_char_p, []),
     }
     for name, (result, arguments) in signatures.items():
@@ -116,10 +117,10 @@ def load() -> ctypes.CDLL:
     return library
 
 
-def native_layout(size: int, chunk_bytes: int) -> list[int]:
+def native_layout(size: int, chunk_bytes: int, nodes: int = 1) -> list[int]:
     """The numbers of `native/layout.h`, in the order of `nanotf_layout`."""
     numbers = (ctypes.c_uint64 * 64)()
-    return list(numbers[: load().nanotf_layout(size, chunk_bytes, numbers)])
+    return list(numbers[: load().nanotf_layout(size, chunk_bytes, nodes, numbers)])
 
 
 class NativeUnusable(Exception):

@@ -72,8 +72,8 @@ class SharedView:
         self._halves = memoryview(self._map).cast("I")
         self.bytes = memoryview(self._map)
         self.closed = False
-        expected = [layout.MAGIC, spec.nonce, spec.size, spec.chunk_bytes]
-        if [self._words[i] for i in range(4)] != expected:
+        expected = [layout.MAGIC, spec.nonce, spec.size, spec.chunk_bytes, spec.nodes]
+        if [self._words[i] for i in range(5)] != expected:
             raise self.misused(
                 "the descriptor belongs to another group than the specification",
                 "Pass the descriptor that came with it.",

@@ -50,6 +50,9 @@ class GroupSpec:
         chunk_bytes: int, what one round of the protocol moves; a multiple of 64.
         symmetric_bytes: int, all-reduces above this take two steps: each rank reduces a part,
             then all copy the results (native implementation).
+        nodes: int, on how many NUMA nodes the ranks are: the first `size // nodes` of them on one,
+            and so on. All-reduces of two steps then cross from node to node once. 1 where nodes
+            have unlike numbers of ranks.
         spin_seconds: float, how long a rank spins before it sleeps in the kernel.
         deadline: float, seconds that one wait for other ranks may take.
     """
@@ -59,13 +62,14 @@ class GroupSpec:
     implementation: str
     chunk_bytes: int
     symmetric_bytes: int
+    nodes: int
     spin_seconds: float
     deadline: float
 
     @property
     def layout(self) -> layout.Layout:
         """The offsets in the shared memory."""
-        return layout.Layout(self.size, self.chunk_bytes)
+        return layout.Layout(self.size, self.chunk_bytes, self.nodes)
 
 
 def write_abort_record(memory: mmap.mmap, offset: int, failure: Failure) -> None:
@@ -111,7 +115,14 @@ class GroupOwner:
         # touched there would lie on its NUMA node.
         self._common = mmap.mmap(self.fd, layout.PAGE)
         struct.pack_into(
-            "<QQQQ", self._common, 0, layout.MAGIC, spec.nonce, spec.size, spec.chunk_bytes
+            "<5Q",
+            self._common,
+            0,
+            layout.MAGIC,
+            spec.nonce,
+            spec.size,
+            spec.chunk_bytes,
+            spec.nodes,
         )
 
     def abort(self, text: str) -> None:
@@ -173,6 +184,7 @@ class GroupOwner:
 def create_group(
     size: int,
     *,
+    nodes: int = 1,
     deadline: float = DEFAULT_DEADLINE,
     implementation: str | None = None,
     chunk_bytes: int | None = None,
@@ -183,6 +195,7 @@ def create_group(
 
     Args:
         size: int, number of ranks.
+        nodes: int, as in `GroupSpec`, of which the Python implementation makes nothing.
         deadline: float, default 600 seconds, for each wait for other ranks.
         implementation: str or None, one of `IMPLEMENTATIONS`. `None` takes "native" where the
             library was built and `NANOTF_NATIVE` is not 0, else "python", with one line in the
@@ -206,6 +219,13 @@ def create_group(
             f"deadline must be positive. Received: deadline={deadline}. Pass seconds."
         )
     implementation = _choose(implementation)
+    if nodes < 1 or size % nodes:
+        raise InvalidArgumentError(
+            f"nodes must divide size, since each has as many ranks. Received: nodes={nodes}, "
+            f"size={size}. Leave it out for ranks that are on unlike nodes."
+        )
+    if implementation == "python" or size == nodes:
+        nodes = 1
     if chunk_bytes is None:
         chunk_bytes = _CHUNK_BYTES[implementation]
     if chunk_bytes < layout.LINE * size or chunk_bytes % layout.LINE:
@@ -225,6 +245,7 @@ def create_group(
             implementation=implementation,
             chunk_bytes=chunk_bytes,
             symmetric_bytes=symmetric_bytes,
+            nodes=nodes,
             spin_seconds=spin_seconds,
             deadline=deadline,
         )

@@ -85,6 +85,14 @@ class Plan:
         """The logical CPUs of all workers."""
         return tuple(core for placement in self.placements for core in placement.cores)
 
+    def like_nodes(self) -> int:
+        """How many NUMA nodes the workers are on if each has as many of them, in order; else 1."""
+        nodes = [placement.numa_node for placement in self.placements]
+        found = list(dict.fromkeys(nodes))
+        each = len(nodes) // len(found)
+        alike = nodes == [node for node in found for _ in range(each)]
+        return len(found) if alike and None not in found else 1
+
     def straddles(self) -> bool:
         """Whether a worker has cores of several NUMA nodes, or may run on any."""
         return any(placement.numa_node is None for placement in self.placements)

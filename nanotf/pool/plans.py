@@ -19,5 +19,9 @@ class RayPlan:
     size: int
     cores_per_process: int | None = None
 
+    def like_nodes(self) -> int:
+        """As `Plan.like_nodes`: 1, since nobody knows the cores before the workers run."""
+        return 1
+
 
 AnyPlan = topology.Plan | RayPlan

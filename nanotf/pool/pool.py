@@ -96,7 +96,9 @@ class Pool:
         try:
             with explaining_few_descriptors(self.size):
                 if transport != "grpc":  # before the workers: its limits are known at once
-                    self.group = collectives.create_group(self.size, deadline=self.stall_seconds)
+                    self.group = collectives.create_group(
+                        self.size, nodes=plan.like_nodes(), deadline=self.stall_seconds
+                    )
                 self._crew.start()
                 deadline = time.monotonic() + START_SECONDS
                 for worker in self.workers:

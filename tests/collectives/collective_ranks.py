@@ -111,6 +111,16 @@ def expected_reduction(inputs: list[Any], op: str) -> Any:
         return total.astype(dtype)
 
 
+def expected_of_nodes(spec: Any, inputs: list[Any], op: str, nbytes: int) -> Any:
+    """Same, but what the ranks of a node give is reduced first, in all-reduces of two steps."""
+    if nbytes <= spec.symmetric_bytes or inputs[0].dtype.itemsize == 2:
+        return expected_reduction(inputs, op)
+    here = spec.size // spec.nodes
+    firsts = range(0, spec.size, here)
+    of_nodes = [expected_reduction(inputs[first : first + here], op) for first in firsts]
+    return expected_reduction(of_nodes, op)
+
+
 def same(a: Any, b: Any) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
@@ -128,10 +138,31 @@ def reduce_everything(spec: Any, rank: int, fd: int) -> str:
                 for count in lengths(dtype.itemsize) if op == "sum" else (0, 1, 1025, 9 * CHUNK):
                     inputs = [sample(dtype, (count,), count + r) for r in range(spec.size)]
                     (result,) = engine.all_reduce([inputs[rank]], 1, op)
-                    assert same(result, expected_reduction(inputs, op)), (dtype, op, count)
+                    expected = expected_of_nodes(spec, inputs, op, result.nbytes)
+                    assert same(result, expected), (dtype, op, count)
                     digest.update(result.tobytes())
             scalar = np.asarray(rank + 1).astype(dtype)
             assert engine.all_reduce([scalar], 2)[0].shape == ()
+    return digest.hexdigest()
+
+
+def take_turns(spec: Any, rank: int, fd: int) -> str:
+    """Small and large collectives of every kind one after the other, without a pause."""
+    digest = hashlib.sha256()
+    with engine_of(spec, rank, fd) as engine:
+        for repeat in range(6):
+            for count in (1, 17 * CHUNK // 4 + repeat):
+                inputs = [sample(np.dtype("f4"), (count,), repeat + r) for r in range(spec.size)]
+                (total,) = engine.all_reduce([inputs[rank]], 1)
+                expected = expected_of_nodes(spec, inputs, "sum", total.nbytes)
+                assert same(total, expected)
+                gathered = engine.all_gather(inputs[rank], 2)
+                assert same(gathered, np.concatenate(inputs))
+                part = engine.reduce_scatter([inputs[rank]], 3)
+                begin, end = part_of(rank, spec.size, count)
+                assert same(part, expected_reduction(inputs, "sum")[begin:end])
+                digest.update(total.tobytes())
+            engine.barrier(4)
     return digest.hexdigest()
 
 
@@ -157,8 +188,9 @@ def reduce_many(spec: Any, rank: int, fd: int) -> None:
                 for i, shape in enumerate(shapes)
             ]
             results = engine.all_reduce([values[rank] for values in inputs], 9)
+            nbytes = sum(result.nbytes for result in results)
             for result, values in zip(results, inputs, strict=True):
-                assert same(result, expected_reduction(values, "sum"))
+                assert same(result, expected_of_nodes(spec, values, "sum", nbytes))
 
 
 def scatter_and_gather(spec: Any, rank: int, fd: int) -> None:

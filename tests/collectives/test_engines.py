@@ -83,6 +83,25 @@ def test_all_reduce_with_other_vector_instructions(vectors):
     assert len(set(digests)) == 1
 
 
+@pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
+@pytest.mark.parametrize(("size", "nodes"), [(4, 2), (6, 2), (6, 3)])
+def test_all_reduce_of_several_nodes(size, nodes):
+    """What the ranks of a node give is reduced first."""
+    with group(size, "native", nodes=nodes) as owner:
+        digests = values(run_ranks(owner, ranks.reduce_everything))
+    assert len(set(digests)) == 1
+    with group(size, "native", nodes=nodes) as owner:
+        values(run_ranks(owner, ranks.reduce_many))
+
+
+@BOTH
+@pytest.mark.parametrize(("size", "nodes"), [(8, 1), (8, 2)])
+def test_more_ranks_than_cores(implementation, size, nodes):
+    with group(size, implementation, nodes=nodes) as owner:
+        digests = values(run_ranks(owner, ranks.take_turns))
+    assert len(set(digests)) == 1
+
+
 @BOTH
 @pytest.mark.parametrize("size", [3, 5])
 def test_16_bit_floats_are_summed_in_float32(implementation, size):

@@ -14,11 +14,11 @@ needs_native = pytest.mark.skipif(not native_status()[0], reason=native_status()
 
 
 @needs_native
-@pytest.mark.parametrize("size", [1, 2, 3, 64])
+@pytest.mark.parametrize(("size", "nodes"), [(1, 1), (2, 1), (3, 1), (64, 1), (6, 3), (64, 2)])
 @pytest.mark.parametrize("chunk_bytes", [64, 4096, 131072])
-def test_both_layouts_agree(size, chunk_bytes):
-    sizes = layout.Layout(size, chunk_bytes)
-    assert native_library.native_layout(size, chunk_bytes) == [
+def test_both_layouts_agree(size, nodes, chunk_bytes):
+    sizes = layout.Layout(size, chunk_bytes, nodes)
+    assert native_library.native_layout(size, chunk_bytes, nodes) == [
         layout.MAGIC,
         layout.SLOTS,
         layout.BUFFERS,
@@ -38,6 +38,7 @@ def test_both_layouts_agree(size, chunk_bytes):
         layout.SLOT_HEADERS,
         layout.SLOT_HEADER_BYTES,
         layout.REDUCED,
+        layout.COMBINED,
         layout.SIGNATURE,
         layout.ROWS,
         layout.TEXT_LENGTH,

@@ -57,6 +57,7 @@ Call::Call(Group& group, const NanotfCall& what, uint64_t rows)
   SlotHeader& own = group_.slot(group_.rank(), slots_[group_.rank()]);
   own.posted.store(0, std::memory_order_relaxed);
   own.reduced.store(0, std::memory_order_relaxed);
+  own.combined.store(0, std::memory_order_relaxed);
   own.signature = Signature(what_);
   own.rows = rows;
   own.text_length = static_cast<uint32_t>(std::min(summary_.size(), sizeof(own.text)));
@@ -107,6 +108,12 @@ void Call::PostProduced(uint64_t rounds) {
 void Call::PostReduced(uint64_t rounds) {
   group_.slot(group_.rank(), slots_[group_.rank()])
       .reduced.store(rounds, std::memory_order_release);
+  group_.Announce();
+}
+
+void Call::PostCombined(uint64_t rounds) {
+  group_.slot(group_.rank(), slots_[group_.rank()])
+      .combined.store(rounds, std::memory_order_release);
   group_.Announce();
 }
 
@@ -174,11 +181,19 @@ void Call::AwaitProduced(uint64_t rounds) {
 }
 
 void Call::AwaitReduced(uint64_t rounds) {
-  for (int peer = 0; peer < group_.size(); ++peer) {
-    if (peer == group_.rank()) continue;
-    const auto& reduced = group_.slot(peer, slots_[peer]).reduced;
-    Await(peer, [&] { return reduced.load(std::memory_order_acquire) >= rounds; });
-  }
+  for (int peer = 0; peer < group_.size(); ++peer) AwaitReducedBy(peer, rounds);
+}
+
+void Call::AwaitReducedBy(int peer, uint64_t rounds) {
+  if (peer == group_.rank()) return;
+  const auto& reduced = group_.slot(peer, slots_[peer]).reduced;
+  Await(peer, [&] { return reduced.load(std::memory_order_acquire) >= rounds; });
+}
+
+void Call::AwaitCombinedBy(int peer, uint64_t rounds) {
+  if (peer == group_.rank()) return;
+  const auto& combined = group_.slot(peer, slots_[peer]).combined;
+  Await(peer, [&] { return combined.load(std::memory_order_acquire) >= rounds; });
 }
 
 template <typename Ready>

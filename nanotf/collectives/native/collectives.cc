@@ -177,6 +177,66 @@ void ReduceTwoStep(Group& group, Call& call, const Stream& stream, NanotfType ty
   copy_results(rounds - 1);
 }
 
+// Each rank reduces a part of what its node's ranks give, then the results for that part of all
+// nodes, and all copy from the ranks of their node: steps 5a to 5c of several nodes.
+void ReduceByNodes(Group& group, Call& call, const Stream& stream, NanotfType type,
+                   NanotfReduction reduction) {
+  const uint64_t size_of_chunk = group.config().chunk_bytes;
+  const uint64_t rounds = Rounds(stream.bytes(), size_of_chunk);
+  const int here = group.ranks_of_node();
+  const int own_part = group.rank() % here;
+  const int first = group.rank() - own_part;  // of this node's ranks
+  std::vector<const void*> inputs(std::max(here, group.nodes()));
+  const ReduceFunction reduce = BestReduce().function;
+  auto chunk_of = [&](uint64_t round) { return ChunkOf(round, size_of_chunk, stream.bytes()); };
+  auto part_of = [&](int part, const Chunk& chunk) {
+    return ChunkOf(part, RoundUp((chunk.bytes() + here - 1) / here, kLine), chunk.bytes());
+  };
+  auto reduce_of_node = [&](uint64_t round) {
+    const Chunk part = part_of(own_part, chunk_of(round));
+    for (int i = 0; i < here; ++i) inputs[i] = call.input(first + i, round) + part.begin;
+    reduce(type, reduction, inputs.data(), here, call.result(group.rank(), round), part.bytes());
+    call.PostReduced(round + 1);
+  };
+  auto combine = [&](uint64_t round) {
+    const Chunk part = part_of(own_part, chunk_of(round));
+    for (int node = 0; node < group.nodes(); ++node) {
+      const int peer = node * here + own_part;
+      call.AwaitReducedBy(peer, round + 1);
+      inputs[node] = call.result(peer, round);
+    }
+    reduce(type, reduction, inputs.data(), group.nodes(), call.total(group.rank(), round),
+           part.bytes());
+    call.PostCombined(round + 1);
+  };
+  auto copy_totals = [&](uint64_t round) {
+    const Chunk chunk = chunk_of(round);
+    // Beginning with the own part, so that the ranks do not all read from the same one.
+    for (int i = 0; i < here; ++i) {
+      const int index = (own_part + i) % here;
+      const Chunk part = part_of(index, chunk);
+      call.AwaitCombinedBy(first + index, round + 1);
+      const char* total = call.total(first + index, round);
+      stream.ForEach(chunk.begin + part.begin, chunk.begin + part.end,
+                     [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
+                       memcpy(static_cast<char*>(f.out) + inside, total + at, n);
+                     });
+    }
+  };
+  RunRounds(
+      call, rounds,
+      [&](uint64_t round) { CopyIn(call, stream, group.rank(), round, chunk_of(round)); },
+      [&] { return rounds; },
+      [&](uint64_t round) {
+        reduce_of_node(round);
+        if (round > 0) combine(round - 1);
+        if (round > 1) copy_totals(round - 2);
+      });
+  combine(rounds - 1);
+  if (rounds > 1) copy_totals(rounds - 2);
+  copy_totals(rounds - 1);
+}
+
 uint64_t ElementBytes(NanotfType type) {
   switch (type) {
     case kNanotfFloat64:
@@ -211,10 +271,12 @@ void AllReduce(Group& group, const NanotfCall& what, NanotfType type, NanotfRedu
   const IeeeArithmetic arithmetic;
   Call call(group, what);
   // With two ranks both ways read as much from the peer, and one waits half as often.
-  if (stream.bytes() > group.config().symmetric_bytes) {
-    ReduceTwoStep(group, call, stream, type, reduction);
-  } else {
+  if (stream.bytes() <= group.config().symmetric_bytes) {
     ReduceSymmetric(group, call, stream, type, reduction);
+  } else if (group.nodes() > 1 && ElementBytes(type) > 2) {  // 16-bit floats are rounded once
+    ReduceByNodes(group, call, stream, type, reduction);
+  } else {
+    ReduceTwoStep(group, call, stream, type, reduction);
   }
 }
 

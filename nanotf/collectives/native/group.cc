@@ -22,7 +22,7 @@ Failure MakeFailure(NanotfFailureKind kind, int rank, const std::string& text,
 }
 
 Group::Group(const NanotfConfig& config, int fd, int rank)
-    : config_(config), layout_{config.size, config.chunk_bytes}, rank_(rank) {
+    : config_(config), layout_{config.size, config.chunk_bytes, config.nodes}, rank_(rank) {
   struct stat file;
   if (fstat(fd, &file) != 0 || static_cast<size_t>(file.st_size) < layout_.total_bytes()) {
     // Mapping beyond the end would kill the process with SIGBUS at the first access.
@@ -39,7 +39,7 @@ Group::Group(const NanotfConfig& config, int fd, int rank)
   }
   base_ = static_cast<char*>(base);
   if (common().magic != kMagic || common().nonce != config.nonce || common().size != config.size ||
-      common().chunk_bytes != config.chunk_bytes) {
+      common().chunk_bytes != config.chunk_bytes || common().nodes != config.nodes) {
     munmap(base, layout_.total_bytes());
     throw MakeFailure(kNanotfMisused, rank,
                       "the descriptor belongs to another group than the specification",

@@ -78,6 +78,8 @@ class Group {
   Times& times() { return times_; }
   int size() const { return static_cast<int>(layout_.size); }
   int rank() const { return rank_; }
+  int nodes() const { return static_cast<int>(layout_.nodes); }
+  int ranks_of_node() const { return static_cast<int>(layout_.ranks_of_node()); }
 
   RankHeader& header(int rank) const { return *At<RankHeader>(rank, 0); }
   SlotHeader& slot(int rank, int index) const {
@@ -95,6 +97,10 @@ class Group {
     return At<char>(rank, layout_.buffers() + index * layout_.slot_bytes() +
                               kBuffers * layout_.chunk_bytes +
                               (round % kBuffers) * layout_.part_bytes());
+  }
+  // Where there are several nodes.
+  char* total_buffer(int rank, int index, uint64_t round) const {
+    return result_buffer(rank, index, round) + kBuffers * layout_.part_bytes();
   }
 
   // Announces that this rank has posted something.
@@ -159,15 +165,22 @@ class Call {
   char* result(int rank, uint64_t round) const {
     return group_.result_buffer(rank, slots_[rank], round);
   }
+  char* total(int rank, uint64_t round) const {
+    return group_.total_buffer(rank, slots_[rank], round);
+  }
   uint64_t rows(int rank) const { return group_.slot(rank, slots_[rank]).rows; }
 
   void PostProduced(uint64_t rounds);
   void PostReduced(uint64_t rounds);
+  void PostCombined(uint64_t rounds);
   // Step 4 for the first round: finds the peers' slots, compares the calls.
   void Meet();
   // Waits until every peer has posted `rounds` rounds.
   void AwaitProduced(uint64_t rounds);
   void AwaitReduced(uint64_t rounds);
+  // Same, for one of them.
+  void AwaitReducedBy(int peer, uint64_t rounds);
+  void AwaitCombinedBy(int peer, uint64_t rounds);
 
  private:
   template <typename Ready>

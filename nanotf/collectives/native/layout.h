@@ -53,6 +53,22 @@
 // reduced k - 2 and reads older inputs no more. Results: reducing k comes after every peer has
 // posted k, so it has finished its iteration k - 2, which copied the results of round k - 3.
 //
+// Where the ranks are on several NUMA nodes, as many on each, these steps have three waits, so that
+// a chunk crosses from node to node once instead of once for every other rank:
+//
+//   5a. Reduce the own part, of as many as the node has ranks, of what the ranks of this node gave
+//       for chunk k, to result buffer k mod 4; post `reduced`.
+//   5b. Wait until the ranks of that part on the other nodes have posted `reduced` for k - 1;
+//   reduce
+//       their results in the order of nodes, to total buffer (k - 1) mod 4; post `combined`.
+//   5c. Wait until this node's ranks have posted `combined` for k - 2; copy their totals.
+//
+// The same four buffers do, once more. Results: reducing k comes after every peer has posted k, so
+// it has finished its iteration k - 2, which combined the results of round k - 3; those of k - 4
+// are what is overwritten. Totals: combining k - 1 comes in iteration k, when every peer has
+// finished its iteration k - 2, which copied the totals of round k - 4; those of k - 5 are what is
+// overwritten.
+//
 // The wait: a rank bumps its own `event` after everything that it posts; a peer that has spun in
 // vain adds itself to `sleepers` and sleeps in a futex on `event`. Both are sequentially
 // consistent, so either the sleeper sees the new event or the poster sees the sleeper. A sleeper
@@ -69,7 +85,7 @@
 
 namespace nanotf {
 
-constexpr uint64_t kMagic = 0x6e616e6f74663033;  // "nanotf03": changes with the layout
+constexpr uint64_t kMagic = 0x6e616e6f74663034;  // "nanotf04": changes with the layout
 constexpr int kSlots = 16;
 constexpr int kBuffers = 4;
 constexpr uint64_t kDescribing = uint64_t{1} << 62;  // the first round of step 4a
@@ -89,6 +105,7 @@ struct Common {
   uint64_t nonce;
   uint64_t size;
   uint64_t chunk_bytes;
+  uint64_t nodes;
   alignas(kLine) std::atomic<uint32_t> aborted;  // 1 for ever, by anyone, after an AbortRecord
   alignas(1024) AbortRecord record;              // by the parent
 };
@@ -105,6 +122,7 @@ struct RankHeader {
 struct SlotHeader {
   std::atomic<uint64_t> posted;                  // rounds produced; 0 before the tag is posted
   alignas(kLine) std::atomic<uint64_t> reduced;  // rounds reduced (two-step all-reduce)
+  std::atomic<uint64_t> combined;                // rounds combined (of several nodes)
   alignas(kLine) uint64_t signature;             // equal on all ranks, else the call is an error
   uint64_t rows;  // all-gather: what this rank gives; in step 4a: bytes of its description
   uint32_t text_length;
@@ -123,15 +141,21 @@ constexpr size_t RoundUp(size_t value, size_t unit) { return (value + unit - 1) 
 struct Layout {
   size_t size;         // ranks
   size_t chunk_bytes;  // a multiple of kLine
+  size_t nodes;        // NUMA nodes, the first `size / nodes` ranks on the first of them
 
   static constexpr size_t kSlotHeaders = kPage;
   static constexpr size_t kAcknowledgements = kSlotHeaders + kSlots * sizeof(SlotHeader);
 
-  size_t part_bytes() const { return RoundUp((chunk_bytes + size - 1) / size, kLine); }
+  size_t ranks_of_node() const { return size / nodes; }
+  size_t part_bytes() const {
+    return RoundUp((chunk_bytes + ranks_of_node() - 1) / ranks_of_node(), kLine);
+  }
   size_t buffers() const {
     return RoundUp(kAcknowledgements + size * kSlots * sizeof(uint64_t), kPage);
   }
-  size_t slot_bytes() const { return kBuffers * (chunk_bytes + part_bytes()); }
+  size_t slot_bytes() const {
+    return kBuffers * (chunk_bytes + (nodes > 1 ? 2 : 1) * part_bytes());
+  }
   size_t region_bytes() const { return RoundUp(buffers() + kSlots * slot_bytes(), kPage); }
   size_t total_bytes() const { return kPage + size * region_bytes(); }
 };

@@ -190,9 +190,9 @@ int nanotf_stamp(int64_t handle, NanotfFailure* failure) {
   return Guard(failure, [&] { Groups().Get(handle)->times().Stamp(); });
 }
 
-int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t* numbers) {
+int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t nodes, uint64_t* numbers) {
   using nanotf::Layout;
-  const Layout layout{size, chunk_bytes};
+  const Layout layout{size, chunk_bytes, nodes};
   const uint64_t values[] = {
       nanotf::kMagic,
       nanotf::kSlots,
@@ -213,6 +213,7 @@ int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t* numbers) {
       Layout::kSlotHeaders,
       sizeof(nanotf::SlotHeader),
       offsetof(nanotf::SlotHeader, reduced),
+      offsetof(nanotf::SlotHeader, combined),
       offsetof(nanotf::SlotHeader, signature),
       offsetof(nanotf::SlotHeader, rows),
       offsetof(nanotf::SlotHeader, text_length),

@@ -49,6 +49,7 @@ struct NanotfConfig {
   uint64_t nonce;
   uint64_t size;             // ranks
   uint64_t chunk_bytes;      // a multiple of 64
+  uint64_t nodes;            // NUMA nodes that the ranks are on, as many on each, in order
   uint64_t symmetric_bytes;  // all-reduces of more than 2 ranks above this take two steps
   double spin_seconds;       // how long to spin before sleeping
   double deadline_seconds;   // how long one wait may take
@@ -115,7 +116,8 @@ NANOTF_EXPORT int nanotf_begin_steps(int64_t handle, int64_t* numbers);
 // Says that the data of a step are there.
 NANOTF_EXPORT int nanotf_stamp(int64_t handle, NanotfFailure* failure);
 // Writes the numbers that layout.py must agree with; returns how many.
-NANOTF_EXPORT int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t* numbers);
+NANOTF_EXPORT int nanotf_layout(uint64_t size, uint64_t chunk_bytes, uint64_t nodes,
+                                uint64_t* numbers);
 // The name of the vector instructions in use: "avx512", "avx2" or "baseline".
 NANOTF_EXPORT const char* nanotf_vectors(void);
 

@@ -67,6 +67,14 @@ def test_workers_spread_over_nodes_and_neighbours_share_one() -> None:
     assert [p.cores[0] for p in placements] == [0, 4, 28, 32]
 
 
+@pytest.mark.parametrize(
+    ("num_processes", "nodes"), [(2, 2), (3, 1), (4, 2), (5, 1), (14, 2), (56, 2)]
+)
+def test_nodes_with_as_many_workers_each(num_processes: int, nodes: int) -> None:
+    assert plan(num_processes, machine=two_sockets()).like_nodes() == nodes
+    assert plan(num_processes, machine=flat(56)).like_nodes() == 1
+
+
 def test_an_odd_core_count_leaves_the_rest_to_the_parent() -> None:
     assert cores_of(flat(7), 2) == [(0, 1, 2), (3, 4, 5)]
     assert cores_of(flat(7), 3) == [(0, 1), (2, 3), (4, 5)]
