@@ -10,6 +10,7 @@
 #   make test-fast           unit tests alone
 #   make soak                load and faults many times over: 200 warm jobs, 100 random kills
 #   make bench               compare with plain Keras and others; results in benchmarks/results
+#   make scaling             compare with plain Keras for 2, 4, 8, ... workers
 #   make clean               remove what these commands made
 #
 # PYTHON=python3.11 chooses the interpreter, ARGS="-k parity -x" goes to pytest.
@@ -93,3 +94,9 @@ soak: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet 'matplotlib>=3.8'
 	$(BIN)/python -m benchmarks $(ARGS)
+
+# Trains with 2, 4, 8, ... workers, up to one for each core; under 20 minutes. ARGS="--quick" takes 5.
+.PHONY: scaling
+scaling: $(STAMP)
+	$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/pip install --quiet 'matplotlib>=3.8'
+	$(BIN)/python -m benchmarks.scaling $(ARGS)

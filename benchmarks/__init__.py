@@ -6,6 +6,8 @@ Contestants, each on the same data, batch size, optimizer and model:
 - `ideal`: N processes, pinned and set up as nanotf's workers are, each with its share of the batch
   and no communication: what no exchange of gradients can beat.
 - `shm`, `grpc`: nanotf, `fit(num_processes=N, transport=...)`.
+- `auto`: nanotf, `fit(num_processes="auto")`, with workers that are there already: a block takes
+  less time than their start, for which alone it would choose one process.
 - `stock`: stock `MultiWorkerMirroredStrategy` over gRPC, N processes. Its `fit` fails with Keras 3,
   so it runs a custom loop (`strategy.run`, `apply_gradients`), pinned and with the threads of
   nanotf's workers, without callbacks and metrics: better than users get it.
@@ -42,6 +44,10 @@ when that is too much. The spread over the rounds stands behind each ratio.
 
 **Memory** is the sum of the proportional set sizes (PSS) of all processes of a contestant, which
 counts shared pages once. It is sampled in an extra block that is not timed.
+
+**More cores** are the subject of two programs of their own: `python -m benchmarks.scaling` trains with
+2, 4, 8, ... workers, up to one for each core, and `python -m benchmarks.forecast` computes from
+measurements on this machine what to expect of larger ones.
 
 Modules: `cli` puts it together. `options`, `models`, `contestants` (start and command processes),
 `rounds` (who runs when), `timeline` and `ratios` (arithmetic), `goals`; in the contestants'

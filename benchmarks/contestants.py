@@ -20,10 +20,10 @@ from benchmarks import timeline
 from nanotf.machine import environment
 
 # One process; nanotf and the peer start their own.
-ALONE = ("plain", "shm", "grpc", "peer", "plain_bf16", "shm_bf16")
+ALONE = ("plain", "shm", "auto", "grpc", "peer", "plain_bf16", "shm_bf16")
 TOGETHER = ("ideal", "stock")  # N processes, started by the driver
 # In the order of a round; peer is extra.
-CONTESTANTS = ("plain", "ideal", "shm", "grpc", "stock", "plain_bf16", "shm_bf16")
+CONTESTANTS = ("plain", "ideal", "shm", "auto", "grpc", "stock", "plain_bf16", "shm_bf16")
 HEAD_START = 0.05  # seconds between a command and the agreed start, for pipes and wake-ups
 DEADLINE = 600.0  # seconds for one command
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -33,6 +33,7 @@ RATIOS = {
     ),
     "epochs": Ratio("epochs / plain epochs", ("shm", "epochs"), ("plain", "epochs")),
     "epochs_to_steps": Ratio("epochs / plain steps", ("shm", "epochs"), ("plain", "steps")),
+    "auto": Ratio("auto's epochs / plain epochs", ("auto", "epochs"), ("plain", "epochs")),
     "steps": Ratio("steps / plain steps", ("shm", "steps"), ("plain", "steps")),
     "stock": Ratio("steps / stock", ("shm", "steps"), ("stock", "steps")),
     "grpc": Ratio("steps / nanotf grpc", ("shm", "steps"), ("grpc", "steps")),
@@ -128,6 +129,7 @@ def goals(result: Mapping[str, Any]) -> list[Goal]:
     ideal, ideal_where = worst(lambda m: ratio(m, "ideal"), min)
     dear, dear_where = worst(lambda m: ratio(m, "processor"), max)
     strict, strict_where = worst(lambda m: ratio(m, "epochs_to_steps"), min)
+    auto, auto_where = worst(lambda m: ratio(m, "auto"), min)
     first, first_where = worst(waited, max)
     boundary, boundary_where = worst(lambda m: of_blocks(m, "shm", "boundary"), max)
     return [
@@ -154,6 +156,7 @@ def goals(result: Mapping[str, Any]) -> list[Goal]:
             strict,
             where=strict_where,
         ),
+        Goal('"auto" against plain Keras, epochs, worst model', 0.97, True, auto, where=auto_where),
         Goal("steps against stock gRPC, geometric mean", 2.0, True, mean("stock")),
         Goal("warm pool: the first batch begins after", 0.5, False, first, "s", first_where),
         Goal("epoch boundary", 20.0, False, _times(boundary, 1e3), "ms", boundary_where),

@@ -12,6 +12,7 @@ TITLES = {
     "plain": "plain",
     "ideal": "ideal",
     "shm": "nanotf shm",
+    "auto": "nanotf auto",
     "grpc": "nanotf grpc",
     "stock": "stock gRPC",
     "plain_bf16": "plain bf16",
@@ -54,7 +55,7 @@ def render(result: Mapping[str, Any]) -> str:
             "Processor time of a step, ms per process that computes it\n"
             + _times(models, [n for n in names if n != "peer"], "processor", 1e3),
             "Epoch boundary, ms\n"
-            + _times(models, _with(names, "plain shm grpc"), "boundary", 1e3),
+            + _times(models, _with(names, "plain shm auto grpc"), "boundary", 1e3),
             "First batch on a warm start: call to end of the first step, s\n"
             + _times(models, _with(names, "plain ideal shm grpc"), "first_batch", 1.0),
             "First batch on a cold start: import, build, call to end of the first step, s\n"
@@ -126,7 +127,7 @@ def rate(model: Mapping[str, Any], name: str, kind: str) -> Maybe:
 
 def _rates(models: Mapping[str, Any], names: Sequence[str]) -> str:
     columns = [(name, "steps") for name in names if name != "peer"]
-    columns += [(name, "epochs") for name in _with(names, "plain shm peer")]
+    columns += [(name, "epochs") for name in _with(names, "plain shm auto peer")]
     header = ["model", *(f"{TITLES[name]} {kind}" for name, kind in columns)]
     rows = [
         [model["title"], *(number(rate(model, name, kind), 0) for name, kind in columns)]

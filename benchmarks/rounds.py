@@ -16,7 +16,12 @@ WARM_UP_STEPS = 4
 WARM_UP_SECONDS = 0.3  # of the epoch that tells about how long a step takes
 MIN_STEPS = 6
 MAX_DATA_BYTES = 512 << 20  # of one contestant's copy of an epoch
-SAME_EPOCHS = ("plain", "shm", "peer")  # whole epochs are compared, so all have the same length
+SAME_EPOCHS = (
+    "plain",
+    "shm",
+    "auto",
+    "peer",
+)  # whole epochs are compared, so all have the same length
 Say = Callable[[str], None]
 
 

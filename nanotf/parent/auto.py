@@ -62,7 +62,7 @@ MEASURED_SECONDS = 1.0  # of steps after the first two, in each trial
 MOST_STEPS = 50
 PATIENCE = 3.0  # the first workers may take so many times what one process did, in any case
 START_UP = 5.0  # seconds, what workers are thought to need until they were seen to start
-WORTH = 0.95  # several processes have to take less than this part of one process's time
+WORTH = 0.97  # several processes have to take less than this part of one process's time
 
 _now = time.monotonic  # of the time for trials
 
@@ -258,6 +258,16 @@ def _say(given: Mapping[str, Any], text: str, chosen: int) -> int:
 
 
 def _table(measured: Sequence[Measured], steps: int | None, chosen: int, seconds: float) -> str:
+    others = [m for m in measured if m.num_processes > 1 and m.step is not None]
+    one = measured[0].step
+    if chosen == 1 and one is not None and others:
+        best = min(others, key=lambda m: m.seconds(steps))
+        return (
+            f"1, measured in {seconds:.1f} s: {best.num_processes} processes take "
+            f"{1000 * (best.step or 0.0):.2f} ms per step, one takes {1000 * one:.2f}"
+            + ("" if steps is None else f", and {best.start_up:.1f} s to start")
+            + "."
+        )
     lines = [f"{chosen}, measured in {seconds:.1f} s:"]
     lines.append("  processes   ms per step   start-up, s   this job, s")
     for m in measured:

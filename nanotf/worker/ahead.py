@@ -26,6 +26,7 @@ class Ahead:
 
     Attributes:
         count: int, how many of Keras's calls the execution under way answers.
+        made: int, steps that were made, and that Keras has not asked for.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class Ahead:
             to_come: int, steps of the epochs after it.
         """
         self._left, self._to_come = left, to_come
-        self._made = 0  # steps whose results Keras has not asked for
+        self.made = 0
 
     def executes(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """A function of an iterator that makes `count` steps, or as many as there are data for.
@@ -96,15 +97,15 @@ class Ahead:
         def next_step(iterator: Any) -> Any:
             if self._left is not None:
                 self._left -= 1
-            if self._made:
-                self._made -= 1
+            if self.made:
+                self.made -= 1
                 return self._result
             self.count = self._wanted()
             began = time.perf_counter()
             result = execute(iterator)
             self._seconds = (time.perf_counter() - began) / self.count
             self._seen += 1
-            self._made = self.count - 1
+            self.made = self.count - 1
             self._result = result
             return result
 

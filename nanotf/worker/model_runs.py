@@ -94,7 +94,7 @@ class _ModelRun:
         self._put_random_states()
         kept = session.model(job.heap, job.specs, job.chance, **parts)
         self._put_random_states()  # making a model draws
-        self.model, self.ahead = kept.model, kept.ahead
+        self.model, self.kept = kept.model, kept
         # Variables that this worker has as a whole and, of a divided update, parts of others.
         update = kept.update if isinstance(job, jobs.FitJob) else None
         held = [] if update is None else [state.Part(*part) for part in update.variables()]
@@ -170,10 +170,16 @@ class _ModelRun:
             self._send(name, index, logs)
             return
         self._held[name] = (index, logs)
+        if self._is_ahead():  # the logs are those of a later batch
+            return
         now = time.monotonic()
         if now - self._last_progress >= PROGRESS_SECONDS:
             self._last_progress = now
             self._send_held()
+
+    def _is_ahead(self) -> bool:
+        """Whether batches after this one were trained on already."""
+        return False
 
     def _send_held(self) -> None:
         for name, (index, logs) in self._held.items():
@@ -225,6 +231,7 @@ class FitRun(_ModelRun):
             built=job.optimizers,
             shards=job.shards,
         )
+        self.ahead = self.kept.ahead
         self.likeness = Likeness(self.session.strategy)
         self.metrics = self._metrics_state()
         self.metrics.load(0)
@@ -287,6 +294,9 @@ class FitRun(_ModelRun):
             return None, None
         begun = job.initial_step if epoch == job.initial_epoch else 0
         return steps - begun, steps * (job.epochs - epoch - 1)
+
+    def _is_ahead(self) -> bool:
+        return self.ahead.made > 0
 
     def _is_stored(self, name: str) -> bool:
         """Whether nothing has changed since the state was stored.

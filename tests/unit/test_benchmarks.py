@@ -125,7 +125,7 @@ def test_a_peer_is_one_more_contestant() -> None:
     [
         (["--models", "mlp,vgg"], r"--models: unknown: vgg. Choose from mlp, mlp128, cnn"),
         (["--models", ","], "no name given"),
-        (["--contestants", "horovod"], "Choose from plain, ideal, shm, grpc, stock"),
+        (["--contestants", "horovod"], "Choose from plain, ideal, shm, auto, grpc, stock"),
         (["--parts", "all"], "Choose from models, start-up, collectives, memory"),
         (["--rounds", "0"], "--rounds: must be a whole number of at least 1. Received: '0'"),
         (["--num-processes", "1"], "at least 2. Received: '1'"),
