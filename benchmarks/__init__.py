@@ -45,9 +45,9 @@ when that is too much. The spread over the rounds stands behind each ratio.
 **Memory** is the sum of the proportional set sizes (PSS) of all processes of a contestant, which
 counts shared pages once. It is sampled in an extra block that is not timed.
 
-**More cores** are the subject of two programs of their own: `python -m benchmarks.scaling` trains with
-2, 4, 8, ... workers, up to one for each core, and `python -m benchmarks.forecast` computes from
-measurements on this machine what to expect of larger ones.
+**More cores** are the subject of two programs of their own: `python -m benchmarks.scaling` trains
+with 2, 4, 8, ... workers, up to one for each core, and `python -m benchmarks.forecast` computes
+from measurements on this machine what to expect of larger ones.
 
 Modules: `cli` puts it together. `options`, `models`, `contestants` (start and command processes),
 `rounds` (who runs when), `timeline` and `ratios` (arithmetic), `goals`; in the contestants'
