@@ -8,7 +8,6 @@
 | `Layer._metrics` | 2 and 3 | see `all_variables` |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
-| `models.model.Model`'s `inject_functional_model_class` | 2 and 3 | see `make_functional` |
 | `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
 | `layers.core.embedding.Embedding` | 2 and 3 | same |
 | `Embedding._embeddings` | 3; 3.10-3.15 | see `look_up` |
@@ -78,9 +77,23 @@ def functional_class() -> type:
 
 
 def make_functional(cls: Any) -> None:
-    """Makes a class of models one of those of inputs and outputs, as its first such model does."""
-    if not issubclass(cls, functional_class()):
-        source_module(generation().MODEL).inject_functional_model_class(cls)
+    """Makes a class of models one of those of inputs and outputs, as its first such model does.
+
+    Keras would put its `Functional` in the bases of every class between, nanotf's `Model` included,
+    for all later subclasses.
+    """
+    if issubclass(cls, functional_class()):
+        return
+    bases = []
+    for base in cls.__bases__:
+        if base is model_class():
+            base = functional_class()
+        elif "_nanotf_functional" in vars(base):
+            base = base._nanotf_functional
+        elif issubclass(base, model_class()):
+            make_functional(base)
+        bases.append(base)
+    cls.__bases__ = tuple(bases)
 
 
 def compilation(model: Any) -> Any:

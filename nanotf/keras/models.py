@@ -265,16 +265,16 @@ class Model(Accelerated, _KerasModel, metaclass=Kind):  # type: ignore[misc]
     Functional (`Model(inputs, outputs)`) and subclassed models work as in Keras.
     """
 
+    _nanotf_functional: type  # see `keras_names.make_functional`
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if _is_functional_call(args, kwargs) and cls is Model:
             return _KerasModel.__new__(Functional)
         return super().__new__(cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if _is_functional_call(args, kwargs) and not isinstance(self, _KerasFunctional):
-            # A subclass that passes inputs and outputs on. Keras would put its Functional in
-            # the bases of every class between, this one included, for all later subclasses.
-            _make_functional(type(self))
+        if _is_functional_call(args, kwargs):  # a subclass that passes inputs and outputs on
+            keras_names.make_functional(type(self))
         super().__init__(*args, **kwargs)
 
 
@@ -283,6 +283,9 @@ class Functional(Model, _KerasFunctional):  # type: ignore[misc]
 
     # Keras compares this signature to tell a functional model from a subclassed one.
     __init__ = _KerasFunctional.__init__
+
+
+Model._nanotf_functional = Functional
 
 
 class Sequential(Model, _KerasSequential):  # type: ignore[misc]
@@ -304,18 +307,6 @@ def _is_functional_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         or (len(args) == 1 and "outputs" in kwargs)
         or ("inputs" in kwargs and "outputs" in kwargs)
     )
-
-
-def _make_functional(cls: type) -> None:
-    """Puts `Functional` in place of `Model` in the bases of a class and those between."""
-    bases = []
-    for base in cls.__bases__:
-        if base is Model:
-            base = Functional
-        elif Model in base.__mro__:
-            _make_functional(base)
-        bases.append(base)
-    cls.__bases__ = tuple(bases)
 
 
 @functools.cache

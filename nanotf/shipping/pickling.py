@@ -51,6 +51,10 @@ def _rebuild_tensor(value: Any) -> Any:
     return require_tensorflow().constant(value)
 
 
+def _rebuild_code(path: str, make: Any, args: tuple[Any, ...]) -> Any:
+    return make(*args).replace(co_filename=path)
+
+
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """A cloudpickle that knows tensors and `tf.function`s.
 
@@ -74,6 +78,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if isinstance(reduced, tuple):
                 reduced[2][1]["__globals__"].update(_for_autograph(obj))
             return reduced
+        if isinstance(obj, types.CodeType):
+            # cloudpickle drops the file's name from 3.1.3 on, and AutoGraph needs it. As with other
+            # names, a new object each time makes for equal bytes.
+            path = "".join(obj.co_filename)
+            return _rebuild_code, (path, *self.dispatch_table[types.CodeType](obj))
         if isinstance(obj, types.CellType):
             # Not as cloudpickle has it: functions that share a variable go on sharing it.
             return _empty_cell, (), self.contents_of_cell(obj), None, None, _fill_cell

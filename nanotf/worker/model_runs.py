@@ -296,7 +296,7 @@ class FitRun(_ModelRun):
         return steps - begun, steps * (job.epochs - epoch - 1)
 
     def _is_ahead(self) -> bool:
-        return self.ahead.made > 0
+        return bool(self.ahead.made)
 
     def _is_stored(self, name: str) -> bool:
         """Whether nothing has changed since the state was stored.

@@ -131,6 +131,22 @@ class TwoSizes(Model):
         return self.out(self.hidden(self.flatten(x)))
 
 
+class OfInputs(Model):  # type: ignore[misc]
+    """Workers import it, and find no model of inputs and outputs yet."""
+
+
+@pytest.mark.both_generations
+def test_a_subclass_of_inputs_and_outputs_changes_no_other_class() -> None:
+    x, y = digits(20)
+    inputs = tf.keras.Input(x.shape[1:])
+    outputs = tf.keras.layers.Dense(10)(tf.keras.layers.Flatten()(inputs))
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    for model in (OfInputs(inputs, outputs), TwoSizes(8, tf.nn.relu)):
+        model.compile("sgd", loss)
+        model.fit(x, y, verbose=0, num_processes=2)
+        assert np.isfinite(model.history.history["loss"]).all()
+
+
 @pytest.mark.both_generations
 def test_subclass_remembers_the_arguments_of_its_init() -> None:
     x, y = digits(100)
