@@ -8,7 +8,8 @@ et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 
     2. the optimizer updates that part of the variables, and keeps that part of its slots
     3. gather: each worker gets all updated variables
 
-Variables whose gradients may be sparse stay whole (`UNDIVIDED_LAYERS`).
+The table of an embedding, whose gradient is sparse, is divided by rows: each worker gets all rows
+of the gradient, and updates those of its part of the table.
 
 This moves as many bytes as an all-reduce of the gradients. The optimizer does an N-th of the
 work and takes an N-th of the memory; and its ten or so operations run once, on one long vector,
@@ -33,31 +34,44 @@ from nanotf.region import rows
 # Adagrad and Ftrl have cheap sparse updates of their own; Keras 2's Nadam counts its calls in
 # Python.
 ELEMENTWISE = ("Adadelta", "Adam", "AdamW", "Adamax", "Lion", "RMSprop", "SGD", "SparseAdam")
-# Keras's layers whose variables stay whole. Embedding: its gradients are sparse, and Keras 3
-# squares the rows of a sparse gradient before it adds up those of one index, so that a dense one
-# would not give what one process gets. SpectralNormalization assigns to the variables.
-UNDIVIDED_LAYERS = ("Embedding", "SpectralNormalization")
+# Updates the touched rows alone, for which a table is not worth its way to all workers.
+OF_TOUCHED_ROWS = ("SparseAdam",)
+# Keras's layers whose variables stay whole, since they assign to them.
+UNDIVIDED_LAYERS = ("SpectralNormalization",)
 _SMALLEST = 1024  # elements; below this the update takes no time
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerShards:
-    """Which variables a divided update is about.
+class Divided:
+    """Variables that are divided, and where the job's state has them.
 
     Args:
-        divided: tuple of int, which of the model's trainable variables are divided, by their
-            places among these; each worker updates the others as a whole.
+        trainable: tuple of int, their places among the model's trainable variables.
         places: tuple of int, their places in the job's state.
-        slots: tuple of pairs, an attribute of the optimizer and the places of its slots for the
-            divided variables.
-        elements: int, of all divided variables.
+        slots: tuple of pairs, an attribute of the optimizer and the places of its slots for them.
+    """
+
+    trainable: tuple[int, ...]
+    places: tuple[int, ...]
+    slots: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def of(self, values: Sequence[Any]) -> list[Any]:
+        """Those of the values of all trainable variables that are theirs."""
+        return [values[i] for i in self.trainable]
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerShards:
+    """Which variables a divided update is about; each worker updates the others as a whole.
+
+    Args:
+        dense: `Divided`, those that are divided as one vector.
+        tables: `Divided`, those of which each is divided by rows.
         refresh: bool, whether something other than the optimizer may change them.
     """
 
-    divided: tuple[int, ...]
-    places: tuple[int, ...]
-    slots: tuple[tuple[str, tuple[int, ...]], ...]
-    elements: int
+    dense: Divided
+    tables: Divided
     refresh: bool
 
     @classmethod
@@ -81,16 +95,29 @@ class OptimizerShards:
         }
         if not slots or not _are_understood(optimizer, slots, trainable, variables):
             return None
-        divisible = _divisible_variables(model)
-        divided = [i for i, v in enumerate(trainable) if id(v) in divisible]
-        elements = sum(int(trainable[i].shape.num_elements()) for i in divided)
-        if elements < _SMALLEST or len({trainable[i].dtype for i in divided}) > 1:
+
+        def divided(ids: set[int]) -> Divided:
+            found = tuple(i for i, v in enumerate(trainable) if id(v) in ids)
+            return Divided(
+                found,
+                tuple(place[id(trainable[i])] for i in found),
+                tuple((name, tuple(slots[name][i] for i in found)) for name in sorted(slots)),
+            )
+
+        divisible, of_embeddings = _divisible_variables(model)
+        dense = divided(divisible)
+        # All in one vector, with whose part the optimizer is built.
+        if not dense.trainable or len({v.dtype for v in dense.of(trainable)}) > 1:
+            return None
+        touches = type(optimizer).__name__ in OF_TOUCHED_ROWS
+        large = {id(v) for v in trainable if v.shape.num_elements() >= _SMALLEST}
+        tables = divided(set() if touches else of_embeddings & large)
+        elements = sum(int(v.shape.num_elements()) for v in dense.of(trainable))
+        if elements < _SMALLEST and not tables.trainable:
             return None
         return cls(
-            tuple(divided),
-            tuple(place[id(trainable[i])] for i in divided),
-            tuple((name, tuple(slots[name][i] for i in divided)) for name in sorted(slots)),
-            elements,
+            dense,
+            tables,
             not all(
                 keras_names.is_keras_own(type(layer))
                 for layer in [model, *keras_names.layers_below(model)]
@@ -116,9 +143,10 @@ def _are_understood(
     )
 
 
-def _divisible_variables(model: Any) -> set[int]:
-    """The ids of variables that belong to Keras's own layers and have dense gradients."""
+def _divisible_variables(model: Any) -> tuple[set[int], set[int]]:
+    """The ids of variables of Keras's own layers: with dense gradients, and of embeddings."""
     divisible: set[int] = set()
+    tables: set[int] = set()
     whole: set[int] = set()
     for layer in keras_names.layers_below(model):
         variables = layer.trainable_variables
@@ -127,8 +155,11 @@ def _divisible_variables(model: Any) -> set[int]:
             whole |= ids
         elif keras_names.is_keras_own(type(layer)) and not keras_names.layers_below(layer):
             constrained = any(getattr(v, "constraint", None) for v in variables)
-            (whole if constrained else divisible).update(ids)
-    return divisible - whole
+            is_table = isinstance(layer, keras_names.embedding_class())
+            (whole if constrained else tables if is_table else divisible).update(ids)
+        elif isinstance(layer, keras_names.embedding_class()):  # the user's, whose gradient may be
+            whole |= ids  # sparse
+    return divisible - whole - tables, tables - whole - divisible
 
 
 class ShardedUpdate:
@@ -152,14 +183,15 @@ class ShardedUpdate:
         self.strategy = strategy
         self.optimizer = optimizer
         self.shards = shards
-        self.bounds = strategy.part_of(shards.elements)
-        dtype = keras_names.tf_variable(trainable[shards.divided[0]]).dtype
+        dense = [keras_names.tf_variable(v) for v in shards.dense.of(trainable)]
+        self.bounds = strategy.part_of(sum(int(v.shape.num_elements()) for v in dense))
         self.part = generation().make_variable(
-            tf.zeros([self.bounds[1] - self.bounds[0]], dtype), "part"
+            tf.zeros([self.bounds[1] - self.bounds[0]], dense[0].dtype), "part"
         )
+        self._tables = [_TablePart(strategy, v) for v in shards.tables.of(trainable)]
         # In a variable: what is multiplied by a constant zero, TensorFlow does not read.
         self._adds_whole = tf.Variable(float(strategy.rank == 0), trainable=False)
-        optimizer.build([self.part, *self._whole(trainable)])
+        optimizer.build([self.part, *(t.part for t in self._tables), *self._whole(trainable)])
         generation().apply_through(optimizer, self._apply)
 
     def variables(self) -> list[tuple[Any, tuple[int, ...], tuple[int, int], bool]]:
@@ -170,17 +202,20 @@ class ShardedUpdate:
             part of; its bounds; whether nothing else in this process holds those elements.
         """
         slots = keras_optimizers.optimizer_slots(self.optimizer)
-        found = [(self.part, self.shards.places, False)]
-        found += [(slots[name][0], places, True) for name, places in self.shards.slots]
-        return [
-            (keras_names.tf_variable(v), places, self.bounds, only) for v, places, only in found
-        ]
-
-    def _divided(self, values: Sequence[Any]) -> list[Any]:
-        return [values[i] for i in self.shards.divided]
+        dense, tables = self.shards.dense, self.shards.tables
+        found = [(self.part, dense.places, self.bounds, False)]
+        found += [(slots[name][0], places, self.bounds, True) for name, places in dense.slots]
+        for i, table in enumerate(self._tables):
+            found.append((table.part, tables.places[i : i + 1], table.elements, False))
+            found += [
+                (slots[name][1 + i], places[i : i + 1], table.elements, True)
+                for name, places in tables.slots
+            ]
+        return [(keras_names.tf_variable(v), *others) for v, *others in found]
 
     def _whole(self, values: Sequence[Any]) -> list[Any]:
-        return [v for i, v in enumerate(values) if i not in self.shards.divided]
+        divided = {*self.shards.dense.trainable, *self.shards.tables.trainable}
+        return [v for i, v in enumerate(values) if i not in divided]
 
     def _apply(self, update: Any, gradients: Sequence[Any], trainable: Sequence[Any]) -> None:
         """Makes one step; called in replica context, where Keras would apply the gradients.
@@ -191,20 +226,29 @@ class ShardedUpdate:
             trainable: list of the model's trainable variables.
         """
         tf = require_tensorflow()
-        variables = [keras_names.tf_variable(v) for v in self._divided(trainable)]
-        found = self._divided(gradients)
+        variables = [keras_names.tf_variable(v) for v in self.shards.dense.of(trainable)]
+        tables = [keras_names.tf_variable(v) for v in self.shards.tables.of(trainable)]
+        found = self.shards.dense.of(gradients)
         parts = [self._own_part(g, v) for g, v in zip(found, variables, strict=True)]
         part = keras_names.tf_variable(self.part)
         if self.shards.refresh:
             part.assign(self._part_of(variables))
+            for own, table in zip(self._tables, tables, strict=True):
+                own.take(table)
         kept = self._without_gradient([g is None for g in found], variables)
         summed = self.strategy.reduce_scatter(parts)
-        update([summed, *self._whole(gradients)], [self.part, *self._whole(trainable)])
+        of_tables = zip(self._tables, self.shards.tables.of(gradients), strict=True)
+        update(
+            [summed, *(own.of(g) for own, g in of_tables), *self._whole(gradients)],
+            [self.part, *(own.part for own in self._tables), *self._whole(trainable)],
+        )
         for variable, value, mask in kept:
             variable.assign(tf.where(mask, value, variable))
         updated = self.strategy.gather_parts(part.read_value(), parts)
         for variable, value in zip(variables, updated, strict=True):
             variable.assign(value)
+        for own, table in zip(self._tables, tables, strict=True):
+            table.assign(own.of_all_ranks())
 
     def _own_part(self, gradient: Any, variable: Any) -> Any:
         """What this worker adds to a gradient; of one that is no sum over workers, rank 0 all."""
@@ -239,8 +283,63 @@ class ShardedUpdate:
             return []
         flags = [tf.fill(v.shape, gone) for gone, v in zip(absent, locals_, strict=True)]
         mask = self._part_of(flags)
-        parts = [variable for variable, *_ in self.variables()]
+        slots = keras_optimizers.optimizer_slots(self.optimizer)
+        own = [self.part, *(slots[name][0] for name, _ in self.shards.dense.slots)]
+        parts = [keras_names.tf_variable(v) for v in own]
         return [(variable, variable.read_value(), mask) for variable in parts]
+
+
+class _TablePart:
+    """This worker's rows of the table of an embedding.
+
+    Args:
+        strategy: `strategy.WorkerStrategy` with a group.
+        table: Keras variable.
+
+    Attributes:
+        part: the Keras variable that holds them.
+        elements: tuple of int, the first of its elements in the table, and the one after its last.
+    """
+
+    def __init__(self, strategy: Any, table: Any) -> None:
+        tf = require_tensorflow()
+        self._strategy = strategy
+        variable = keras_names.tf_variable(table)
+        rows_of_table, *self._rest = variable.shape
+        self._shape = variable.shape
+        self._bounds = strategy.part_of(rows_of_table)
+        row = variable.shape.num_elements() // rows_of_table
+        self.elements = (self._bounds[0] * row, self._bounds[1] * row)
+        count = self._bounds[1] - self._bounds[0]
+        self.part = generation().make_variable(
+            tf.zeros([count, *self._rest], variable.dtype), "rows"
+        )
+
+    def take(self, table: Any) -> None:
+        """Sets them from the table."""
+        keras_names.tf_variable(self.part).assign(table[self._bounds[0] : self._bounds[1]])
+
+    def of(self, gradient: Any) -> Any:
+        """What of the table's gradient, sparse or not, is about them; None stays None."""
+        tf = require_tensorflow()
+        first, end = self._bounds
+        if gradient is None:
+            return None
+        if not isinstance(gradient, tf.IndexedSlices):  # the table is read otherwise, too
+            return tf.convert_to_tensor(gradient)[first:end]
+        indices = gradient.indices
+        own = tf.where((indices >= first) & (indices < end))[:, 0]
+        return tf.IndexedSlices(
+            tf.gather(gradient.values, own),
+            tf.gather(indices, own) - tf.cast(first, indices.dtype),
+            tf.constant([end - first, *self._rest], tf.int64),
+        )
+
+    def of_all_ranks(self) -> Any:
+        """The whole table, of all ranks' rows."""
+        tf = require_tensorflow()
+        own = keras_names.tf_variable(self.part).read_value()
+        return tf.ensure_shape(self._strategy.gather_rows(own), self._shape)
 
 
 def pieces_of(bounds: tuple[int, int], shapes: Sequence[Any]) -> list[tuple[int, int, int]]:

@@ -98,7 +98,7 @@ class Part:
     """A variable that holds a part of others, seen as one vector.
 
     Args:
-        variable: `tf.Variable` of one dimension.
+        variable: `tf.Variable`, whose elements in order are the part.
         places: tuple of int, the places in the layout of what it is a part of.
         bounds: its first element in that vector, and the element after its last.
         only: bool, whether no other variable of this process holds those elements.
@@ -149,8 +149,9 @@ class State:
         for place, variable in zip(self.places, self.variables, strict=True):
             variable.assign(values[place])
         for part in self.parts:
-            pieces = _pieces(part, values)
-            part.variable.assign(np.concatenate([piece for piece, _ in pieces]))
+            pieces = [piece for piece, _ in _pieces(part, values)]
+            if pieces:
+                part.variable.assign(np.concatenate(pieces).reshape(part.variable.shape))
 
     def store(self, turn: int) -> None:
         """Writes all variables to the block's values of `turn`, which no process uses yet."""

@@ -161,18 +161,20 @@ class Session:
             kept = self._models[key] = KeptModel(model, numbered, ahead)
         self._models.move_to_end(key)
         while len(self._models) > MODELS_KEPT:
-            self._drop(self._models.popitem(last=False)[1])
+            self._drop_oldest()
         if metrics and not kept.has_metrics:
             self._build_metrics(kept, specs, "test_step" if built is None else "train_step")
         if built is not None and not kept.has_optimizer:
             self._build_optimizers(kept, specs, built, shards)
         return kept
 
-    def _drop(self, kept: KeptModel) -> None:
+    def _drop_oldest(self) -> None:
+        _, kept = self._models.popitem(last=False)
         variables = keras_optimizers.training_variables(kept.model)
         self._dropped += sum(v.shape.num_elements() * v.dtype.size for v in variables)
         if self._dropped > DROPPED_BYTES:
-            self._dropped, kept.model = 0, None
+            self._dropped = 0
+            del kept, variables
             gc.collect()
 
     def _build_metrics(self, kept: KeptModel, specs: Any, step: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from parity import fit_both
+from parity import assert_same_state, fit_both
 
 import nanotf
 from nanotf.collectives.engine import part_of
@@ -46,13 +46,15 @@ def data(inputs: int = 6) -> tuple[np.ndarray, np.ndarray]:
     return random.integers(0, 9, (ROWS, inputs)), random.normal(size=ROWS)
 
 
-def model_of(optimizer: Any, *, wrap: Callable[[Any], Any] = lambda layer: layer) -> Any:
-    """An embedding, whose gradients are sparse, and dense layers: 1,340 weights and 153."""
+def model_of(
+    optimizer: Any, *, wrap: Callable[[Any], Any] = lambda layer: layer, tokens: int = 9
+) -> Any:
+    """An embedding of 17 weights a token, whose gradients are sparse; dense layers of 1,340."""
     tf.keras.utils.set_random_seed(5)
     model = Sequential(
         [
             L.Input((6,), dtype="int64"),
-            L.Embedding(9, 17),
+            L.Embedding(tokens, 17),
             L.Flatten(),
             wrap(L.Dense(13, activation="tanh")),
             L.Dense(1),
@@ -74,9 +76,72 @@ def test_divided(float64: None, name: str) -> None:
         return model_of(DIVIDED[name]())
 
     shards = shards_of(make())
-    assert shards is not None and shards.divided == (1, 2, 3, 4) and not shards.refresh
+    assert shards is not None and shards.dense.trainable == (1, 2, 3, 4) and not shards.refresh
     x, y = data()
     fit_both(make, x=x, y=y, batch_size=16)
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.both_generations
+def test_tables_of_embeddings(float64: None, name: str) -> None:
+    """Divided by rows, of which there is an odd number; some are never looked up."""
+
+    def make() -> Any:
+        return model_of(DIVIDED[name](), tokens=91)
+
+    shards = shards_of(make())
+    assert shards is not None and shards.tables.trainable == (0,)
+    x, y = data()
+    fit_both(make, x=x * 10, y=y, batch_size=16, epochs=3)
+
+
+class Tied(Model):  # type: ignore[misc]
+    """Reads the table of its embedding otherwise, too, so that its gradient is not sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = L.Embedding(91, 17)
+        self.dense = L.Dense(17, activation="tanh")
+
+    def call(self, inputs: Any) -> Any:
+        found = tf.reduce_mean(self.dense(self.embedding(inputs)), 1)
+        return tf.matmul(found, tf.convert_to_tensor(self.embedding.embeddings), transpose_b=True)
+
+
+@pytest.mark.both_generations
+def test_table_that_is_read_otherwise(float64: None) -> None:
+    def make() -> Any:
+        tf.keras.utils.set_random_seed(5)
+        model = Tied()
+        loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(O.Adam(0.01), loss)
+        model.build((None, 6))
+        return model
+
+    x, _ = data()
+    fit_both(make, x=x, y=x[:, 0], batch_size=16)
+
+
+@pytest.mark.both_generations
+def test_callback_that_changes_a_table(float64: None) -> None:
+    """Workers go on with its values; slots are kept over two calls of `fit`."""
+
+    class Halves(tf.keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            layer = self.model.layers[0]
+            layer.set_weights([0.5 * w for w in layer.get_weights()])
+
+    x, y = data()
+    models = []
+    for processes in (None, 2):
+        model = model_of(O.Adam(0.01), tokens=91)
+        for _ in range(2):
+            model.fit(
+                x * 10, y, batch_size=16, epochs=2, shuffle=False, verbose=0,
+                callbacks=[Halves()], num_processes=processes,
+            )  # fmt: skip
+        models.append(model)
+    assert_same_state(models[1], models[0])
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -148,7 +213,7 @@ def test_weights_that_something_else_changes_are_looked_at_before_each_update() 
     model = Sequential([L.Input((90,)), Normed(13), L.Dense(1)])
     model.compile("adam", "mse")
     shards = shards_of(model)
-    assert shards is not None and shards.refresh and len(shards.divided) == 4
+    assert shards is not None and shards.refresh and len(shards.dense.trainable) == 4
 
 
 @pytest.mark.both_generations
@@ -194,7 +259,7 @@ def test_gradients_of_unknown_shape(float64: None) -> None:
         return model
 
     shards = shards_of(make())
-    assert shards is not None and len(shards.divided) == 16
+    assert shards is not None and len(shards.dense.trainable) == 16
     random = np.random.default_rng(3)
     fit_both(make, x=random.normal(size=(ROWS, 5, 16)), y=random.normal(size=ROWS), batch_size=16)
 

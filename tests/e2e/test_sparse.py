@@ -274,7 +274,7 @@ def test_the_update_of_dense_layers_is_divided(float64: None) -> None:
     keras_optimizers.build_optimizer(model)
     shards = OptimizerShards.of(model, keras_optimizers.training_variables(model))
     assert shards is not None
-    assert shards.divided == (1, 2, 3, 4)  # the embedding stays whole
+    assert shards.dense.trainable == (1, 2, 3, 4)  # the embedding stays whole
     assert not shards.refresh
     x, y = data()
     fit_both(make, x=x, y=y, batch_size=16)
