@@ -224,8 +224,8 @@ def choose(
         known = {number: m for number, m in known.items() if number in plans}
         if len(known) == len(plans):
             chosen = decide(_with_warm_pool(known.values(), plans, transport), steps)
-            notes = "".join(f" ({m.num_processes}: {m.note})" for m in known.values() if m.note)
-            return _say(given, f"{chosen}, by what was measured on {entry['date']}{notes}.", chosen)
+            notes = _notes(known.values())
+            return _say(given, f"{chosen}, by what was measured on {entry['date']}.{notes}", chosen)
         measured = _tried(trial, plans, transport, budget, known)
     found = [dataclasses.asdict(m) for m in measured if m.step is not None or m.stopped]
     if auto_cache.decides(found):
@@ -257,6 +257,10 @@ def _say(given: Mapping[str, Any], text: str, chosen: int) -> int:
     return chosen
 
 
+def _notes(measured: Iterable[Measured]) -> str:
+    return "".join(f" ({m.num_processes}: {m.note})" for m in measured if m.note)
+
+
 def _table(measured: Sequence[Measured], steps: int | None, chosen: int, seconds: float) -> str:
     others = [m for m in measured if m.num_processes > 1 and m.step is not None]
     one = measured[0].step
@@ -267,6 +271,7 @@ def _table(measured: Sequence[Measured], steps: int | None, chosen: int, seconds
             f"{1000 * (best.step or 0.0):.2f} ms per step, one takes {1000 * one:.2f}"
             + ("" if steps is None else f", and {best.start_up:.1f} s to start")
             + "."
+            + _notes(measured)
         )
     lines = [f"{chosen}, measured in {seconds:.1f} s:"]
     lines.append("  processes   ms per step   start-up, s   this job, s")

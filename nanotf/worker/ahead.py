@@ -55,7 +55,8 @@ class Ahead:
             step: function of one batch, in a graph.
         """
 
-        @tf.function(reduce_retracing=True)
+        # As in Keras, AutoGraph converts neither this function nor Keras's own around the user's.
+        @tf.function(reduce_retracing=True, autograph=False)
         def on_data(data: Any) -> Any:
             self._graph = tf.compat.v1.get_default_graph()
             return step(data)

@@ -315,7 +315,7 @@ def test_no_time_left_is_made_up_for_later(
     model = small_cnn()
     model.fit(x, y, verbose=2, num_processes="auto")
     assert tried == [1, 2], "fewer decide nothing"
-    assert "4   not tried: no time left" in capsys.readouterr().out
+    assert "(4: not tried: no time left)" in capsys.readouterr().out
     monkeypatch.setattr(auto, "TRIAL_SECONDS", 1000.0)
     model.fit(x, y, verbose=0, num_processes="auto")
     assert tried == [1, 2, 4]
