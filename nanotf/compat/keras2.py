@@ -38,7 +38,12 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat.keras_common import flat_layers, has_own_step, source_module
+from nanotf.compat.keras_common import (
+    flat_layers,
+    has_own_step,
+    source_module,
+    without_dependencies,
+)
 from nanotf.compat.keras_epochs import (
     UNKNOWN_CARDINALITY,
     Arrays,
@@ -115,6 +120,9 @@ _LEFT_BEHIND = (*_FUNCTIONS, "history", "_cluster_coordinator")
 
 def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     found = attributes | {name: None for name in _LEFT_BEHIND if name in attributes}
+    found = without_dependencies(found, _LEFT_BEHIND)
+    if "_called" in found:  # `register_call_context_args` alone asks for it
+        found["_called"] = False
     # Counted by identity, and a metric's last result.
     for name in ("_obj_reference_counts_dict", "_call_result"):
         found.pop(name, None)

@@ -38,6 +38,7 @@ from nanotf.compat.keras_common import (
     holds_numbers,
     source_module,
     tf_variable,
+    without_dependencies,
 )
 from nanotf.compat.keras_epochs import (
     UNKNOWN_CARDINALITY,
@@ -111,11 +112,15 @@ def variables_of_metric(metric: Any) -> list[Any]:
 
 
 # ----------------------------------------------------------------------------------- models
-_LEFT_BEHIND = ("train_function", "test_function", "predict_function", "history")
+_LEFT_BEHIND = ("train_function", "test_function", "predict_function")
+# A model has them after the first call of a loop, and must be the same in another process before.
+_OF_LOOPS = ("history", "stop_evaluating", "stop_predicting", "_eval_epoch_iterator")
 
 
 def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     found = attributes | {name: None for name in _LEFT_BEHIND if name in attributes}
+    found = {name: value for name, value in found.items() if name not in _OF_LOOPS}
+    found = without_dependencies(found, _LEFT_BEHIND)
     if isinstance(obj, _tracker_class()):
         del found["stored_ids"]  # see `mend`
     elif hasattr(obj, "add_loss"):

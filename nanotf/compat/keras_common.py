@@ -3,14 +3,18 @@
 | name | generation, versions seen | why |
 | --- | --- | --- |
 | `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
+| `Trackable._self_unconditional_checkpoint_dependencies`, `_self_unconditional_dependency_names` | 2 and 3 | a model depends on the functions of its loops after they were made |
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 from nanotf.compat.versions import keras_module_name, require_tensorflow
+
+_DEPENDENCIES = ("checkpoint_dependencies", "dependency_names")
 
 
 def source_module(path: str) -> Any:
@@ -27,6 +31,17 @@ def is_keras_own(value: Any) -> bool:
 def flat_layers(obj: Any) -> list[Any]:
     """A layer or model and all layers inside of it; another object alone."""
     return list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else [obj]
+
+
+def without_dependencies(attributes: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Returns the attributes of a trackable object, without its dependencies of these names."""
+    found = dict(attributes)
+    references, by_name = (f"_self_unconditional_{kind}" for kind in _DEPENDENCIES)
+    if references in found:
+        found[references] = [r for r in found[references] if r.name not in names]
+    if by_name in found:
+        found[by_name] = {n: v for n, v in found[by_name].items() if n not in names}
+    return found
 
 
 def has_own_step(model: Any, name: str = "train_step") -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,34 @@ def test_attributes_that_are_set_after_init(float64: None) -> None:
     before, _ = heap.dump_model(models[1])
     models[1].predict(x[:1], verbose=0)
     assert heap.dump_model(models[1])[0] == before, "or workers would not know the model again"
+
+
+@pytest.mark.both_generations
+def test_workers_know_a_used_model_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that each call would trace the model anew."""
+    x, y = np.ones((8, 4, 4, 1), "f4"), np.ones((8, 1), "f4")
+    inputs = L.Input((4, 4, 1))
+    hidden = L.Dropout(0.1)(L.BatchNormalization()(L.Conv2D(2, 2)(inputs)))
+    model = Model(inputs, L.Dense(1)(L.Flatten()(hidden)))
+    model.compile("adam", "mse", metrics=["mae"])
+    sent, dump = [], heap.dump_model
+
+    def noting(model: Any) -> Any:
+        found = dump(model)
+        sent.append(found[0])
+        return found
+
+    monkeypatch.setattr(heap, "dump_model", noting)
+    calls: list[Callable[..., Any]] = [
+        lambda **how: model.fit(x, y, validation_data=(x, y), verbose=0, **how),
+        lambda **how: model.evaluate(x, y, verbose=0, **how),
+        lambda **how: model.predict(x, verbose=0, **how),
+    ]
+    for how in ({"num_processes": 2}, {}, {"num_processes": 2}):
+        for call in calls:
+            call(**how)
+    assert len(sent) == 6
+    assert [sent.index(data) for data in sent] == [0] * 6
 
 
 def test_plain_fit_drops_iterators_without_waiting() -> None:
