@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nanotf.collectives.engine import part_of
+from nanotf.compat.values import read, write
 from nanotf.errors import ModelError
 from nanotf.region.sharded_update import pieces_of
 from nanotf.shipping.arrays import ArrayRef, lay_out, numpy_dtype, view
@@ -147,11 +148,11 @@ class State:
         """Sets the variables from the block's values of `turn`."""
         values = self._values(turn)
         for place, variable in zip(self.places, self.variables, strict=True):
-            variable.assign(values[place])
+            write(variable, values[place])
         for part in self.parts:
             pieces = [piece for piece, _ in _pieces(part, values)]
             if pieces:
-                part.variable.assign(np.concatenate(pieces).reshape(part.variable.shape))
+                write(part.variable, np.concatenate(pieces).reshape(part.variable.shape))
 
     def store(self, turn: int) -> None:
         """Writes all variables to the block's values of `turn`, which no process uses yet."""
@@ -224,7 +225,7 @@ class State:
 
 def _array(variable: Any) -> np.ndarray[Any, Any]:
     """The value of a variable, without a copy; to be let go before the variable changes."""
-    tensor = variable.read_value()
+    tensor = read(variable)
     dtype = numpy_dtype(tensor.dtype.name)
     if tensor.shape.num_elements() == 0:
         return np.empty(tensor.shape, dtype)

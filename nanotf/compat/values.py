@@ -1,0 +1,29 @@
+"""Values of variables, read and written by one operation each.
+
+`tf.Variable.read_value` and `assign` open name scopes, copy handles and run further operations: at
+an epoch's end, for the hundreds of variables of a large model, that takes longer than the copies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanotf.compat.versions import require_tensorflow
+
+
+def read(variable: Any) -> Any:
+    """Returns the value of a `tf.Variable` as an eager tensor, which shares the variable's memory."""
+    tf = require_tensorflow()
+    if isinstance(variable, tf.distribute.DistributedValues):  # has a handle in replicas alone
+        return variable.read_value()
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def write(variable: Any, value: Any) -> None:
+    """Sets a `tf.Variable` to an array of its shape and dtype, of which it takes a copy."""
+    tf = require_tensorflow()
+    if isinstance(variable, tf.distribute.DistributedValues):
+        variable.assign(value)
+        return
+    value = tf.constant(value, variable.dtype)
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
