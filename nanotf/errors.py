@@ -74,7 +74,7 @@ class WorkerError(NanoError, RuntimeError):
         log_tail: str = "",
         what: str = "",
     ) -> None:
-        Exception.__init__(self, message)  # not that of a class that `also` has mixed in
+        Exception.__init__(self, message)  # not that of a class that `catchable_as` has mixed in
         self.message = message
         self.rank = rank
         self.pid = pid
@@ -111,7 +111,7 @@ class WorkerError(NanoError, RuntimeError):
         return "\n\n".join(parts)
 
 
-def also(error: WorkerError, original: BaseException | None, message: str) -> WorkerError:
+def catchable_as(error: WorkerError, original: BaseException | None, message: str) -> WorkerError:
     """A `WorkerError` that `except` clauses for the exception behind it catch, too.
 
     Its class derives from both classes. It has the attributes of `original`, except where those of

@@ -14,7 +14,7 @@ class Chance(NamedTuple):
     Args:
         states: `random_states.States`.
         tensorflow: tuple or None, see `eager_context.seeds`.
-        keras: object or None, see `Generation.taken_seeds`.
+        keras: object or None, see `Generation.capture_seeds`.
     """
 
     states: random_states.States
@@ -22,12 +22,12 @@ class Chance(NamedTuple):
     keras: Any
 
     @classmethod
-    def taken(cls) -> Chance:
+    def capture(cls) -> Chance:
         """That of this process."""
-        return cls(random_states.take(), eager_context.seeds(), generation().taken_seeds())
+        return cls(random_states.capture(), eager_context.seeds(), generation().capture_seeds())
 
-    def put(self) -> None:
+    def restore(self) -> None:
         """Makes it that of this process."""
-        generation().put_seeds(self.keras)
-        eager_context.put_seeds(self.tensorflow)
-        random_states.put(self.states)
+        generation().restore_seeds(self.keras)
+        eager_context.restore_seeds(self.tensorflow)
+        random_states.restore(self.states)

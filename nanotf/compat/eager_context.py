@@ -30,7 +30,7 @@ def seeds() -> tuple[int, Any] | None:
     return None if given is None or operations is None else (given, operations.getstate())
 
 
-def put_seeds(taken: tuple[int, Any] | None) -> None:
+def restore_seeds(taken: tuple[int, Any] | None) -> None:
     """Sets what `seeds` returned.
 
     Where that is another state than the present one, prepared operations are forgotten, as by

@@ -64,11 +64,11 @@ class Generation(Protocol):
     def seed_variables(self, model: Any) -> list[Any]:
         """The seeds of a model's random layers, among `model_variables`."""
 
-    def taken_seeds(self) -> Any:
+    def capture_seeds(self) -> Any:
         """Where Keras's own generator of seeds stands; None if it has none yet."""
 
-    def put_seeds(self, taken: Any) -> None:
-        """Puts it where `taken_seeds` found one; it may use random numbers of Python's."""
+    def restore_seeds(self, taken: Any) -> None:
+        """Puts it where `capture_seeds` found one; it may use random numbers of Python's."""
 
     def variables_of_metric(self, metric: Any) -> list[Any]:
         """A metric's `tf.Variable`s, in a fixed order, those included of which Keras does not know."""
@@ -80,7 +80,7 @@ class Generation(Protocol):
     def operation_config(self, obj: Any) -> dict[str, Any] | None:
         """The configuration of a layer that is an operation of TensorFlow's; None of others."""
 
-    def mend(self, objects: Sequence[Any]) -> None:
+    def restore_identities(self, objects: Sequence[Any]) -> None:
         """Mends what objects note by the identity of others, after they came from elsewhere."""
 
     def cast_by(self, variable: Any) -> Any:

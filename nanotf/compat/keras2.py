@@ -8,13 +8,13 @@ Versions seen: 2.15, tf_keras 2.15-2.21.
 | `Model._train_counter`, `_test_counter`, `_predict_counter` | step counts that the progress bar reads |
 | `Model._steps_per_execution` | steps of one execution |
 | `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | metrics exist before the first step |
-| `Node.flat_input_ids`, `flat_output_ids`, `_keras_inputs_ids_and_indices`, `Functional._tensor_usage_count`, `_compute_tensor_usage_count`, `Layer._obj_reference_counts_dict`, `Metric._call_result`, `Layer._losses` | what they note by identity, or of the last call, see `mend` |
+| `Node.flat_input_ids`, `flat_output_ids`, `_keras_inputs_ids_and_indices`, `Functional._tensor_usage_count`, `_compute_tensor_usage_count`, `Layer._obj_reference_counts_dict`, `Metric._call_result`, `Layer._losses` | what they note by identity, or of the last call, see `restore_identities` |
 | `autocast_variable.AutoCastVariable._variable`, `create_autocast_variable` | variables of mixed precision cast those of others |
 | `Optimizer._learning_rate`, legacy `_hyper`; `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | state outside `variables` |
 | `Optimizer._index_dict`, legacy `_slots`, `tf.Variable._unique_id` | which variables an optimizer was built for |
 | `engine.training.flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
 | `Layer._non_trainable_weights` | what every replica updates by itself |
-| `backend._SEED_GENERATOR` | see `taken_seeds` |
+| `backend._SEED_GENERATOR` | see `capture_seeds` |
 | `mixed_precision.policy._global_policy` | None as long as the policy follows `floatx` |
 | `saving.object_registration._GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
 | `TensorBoard._implements_train_batch_hooks` | whether it does anything at batches |
@@ -90,13 +90,13 @@ def seed_variables(model: Any) -> list[Any]:
     return [generator.state for generator in generators if generator is not None]
 
 
-def taken_seeds() -> Any:
+def capture_seeds() -> Any:
     # Initial weights draw from it if `set_random_seed` was called, and otherwise from Python's.
     generator = getattr(source_module("backend")._SEED_GENERATOR, "generator", None)
     return None if generator is None else generator.getstate()
 
 
-def put_seeds(taken: Any) -> None:
+def restore_seeds(taken: Any) -> None:
     holder = source_module("backend")._SEED_GENERATOR
     holder.generator = None
     if taken is not None:
@@ -129,7 +129,7 @@ def operation_config(obj: Any) -> dict[str, Any] | None:
     return config
 
 
-def mend(objects: Sequence[Any]) -> None:
+def restore_identities(objects: Sequence[Any]) -> None:
     tf = require_tensorflow()
     node, tensor = (source_module(f"engine.{n}") for n in ("node", "keras_tensor"))
     for obj in objects:

@@ -11,10 +11,10 @@ Versions seen: 3.10-3.15.
 | `Metric._metrics` | the metrics in a metric |
 | `Layer._non_trainable_variables` | what every replica updates by itself |
 | `Layer._seed_generators` | the seeds of random layers |
-| `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` | see `taken_seeds` |
+| `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` | see `capture_seeds` |
 | `backend.compute_output_spec` | see `call_on_specs` |
 | `utils.tracking.DotNotTrackScope` | layers do not list what `compile` sets |
-| `utils.tracking.Tracker`, its `config`, `stored_ids`; `Layer._losses`, `_loss_ids` | what they note by identity, or of the last call, see `mend` |
+| `utils.tracking.Tracker`, its `config`, `stored_ids`; `Layer._losses`, `_loss_ids` | what they note by identity, or of the last call, see `restore_identities` |
 | `saving.object_registration.GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
 | `TensorBoard._start_batch`, `_stop_batch` | whether it profiles batches |
 | `Model._initial_epoch` | where `BackupAndRestore` resumes |
@@ -84,13 +84,13 @@ def seed_variables(model: Any) -> list[Any]:
     return [tf_variable(generator.state) for generator in generators]
 
 
-def taken_seeds() -> Any:
+def capture_seeds() -> Any:
     # Random operations without a seed draw from it.
     generator = source_module("backend.common.global_state").get_global_attribute(_GENERATOR)
     return None if generator is None else generator.state.numpy()
 
 
-def put_seeds(taken: Any) -> None:
+def restore_seeds(taken: Any) -> None:
     tracker = source_module("backend.common.global_state")
     if taken is None:
         tracker.set_global_attribute(_GENERATOR, None)
@@ -117,7 +117,7 @@ _LEFT_BEHIND = ("train_function", "test_function", "predict_function", "history"
 def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     found = attributes | {name: None for name in _LEFT_BEHIND if name in attributes}
     if isinstance(obj, _tracker_class()):
-        del found["stored_ids"]  # see `mend`
+        del found["stored_ids"]  # see `restore_identities`
     elif hasattr(obj, "add_loss"):
         found |= {"_losses": [], "_loss_ids": set()}  # of the last call
     return found
@@ -127,7 +127,7 @@ def operation_config(obj: Any) -> dict[str, Any] | None:
     return None
 
 
-def mend(objects: Sequence[Any]) -> None:
+def restore_identities(objects: Sequence[Any]) -> None:
     for obj in objects:
         if isinstance(obj, _tracker_class()):
             kept = obj.config.items()

@@ -115,9 +115,9 @@ class Epochs:
         self, number: int, epoch: Iterator[tuple[Any, Any]]
     ) -> Iterator[tuple[Any, Any]]:
         if self._states is not None:
-            random_states.put(self._states)
+            random_states.restore(self._states)
             self._states = None
-        self.begun = (number, random_states.take())
+        self.begun = (number, random_states.capture())
         yield from epoch
 
     def _epochs(self) -> Iterator[Iterator[tuple[Any, Any]]]:

@@ -459,11 +459,11 @@ def set_step_count(model: Any, method: str, steps: int | None) -> None:
 @contextlib.contextmanager
 def kept_random_states() -> Iterator[None]:
     """Whatever draws numbers in this context, later ones are those that would have come."""
-    chance = Chance.taken()
+    chance = Chance.capture()
     try:
         yield
     finally:
-        chance.put()
+        chance.restore()
 
 
 def mask_of(value: Any) -> Any:

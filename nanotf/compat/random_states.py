@@ -14,12 +14,12 @@ import numpy as np
 States = tuple[Any, Any]  # of `random`, of `numpy.random`
 
 
-def take() -> States:
+def capture() -> States:
     """The states of Python's and NumPy's global generators; to be pickled."""
     return random.getstate(), np.random.get_state()
 
 
-def put(states: States) -> None:
-    """Puts the generators where they were at `take`."""
+def restore(states: States) -> None:
+    """Puts the generators where they were at `capture`."""
     random.setstate(states[0])
     np.random.set_state(states[1])

@@ -25,7 +25,7 @@ from nanotf.errors import (
     InvalidArgumentTypeError,
     NanoError,
     WorkerError,
-    also,
+    catchable_as,
 )
 from nanotf.machine import topology
 from nanotf.parent import gpu, report
@@ -214,7 +214,7 @@ class Call:
             original = pickle.loads(message.exception) if message.exception else None
         except Exception:
             original = None
-        return also(error, original, f"{original}\n\n{who} {type(original).__name__}.")
+        return catchable_as(error, original, f"{original}\n\n{who} {type(original).__name__}.")
 
     def collect(self) -> None:
         """Called when all workers have ended the job, and its blocks are still there."""

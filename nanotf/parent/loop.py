@@ -144,7 +144,7 @@ def nano(
 
 def _chance() -> Chance:
     """Where random numbers stand; TensorFlow's are alike on all workers though no seed was set."""
-    chance, seed = Chance.taken(), calls.seed_of_user(0)
+    chance, seed = Chance.capture(), calls.seed_of_user(0)
     if chance.tensorflow is not None:
         return chance
     return chance._replace(tensorflow=(seed, random.Random(seed).getstate()))
@@ -286,12 +286,12 @@ class _LoopCall(calls.Call):
             shipment=self.shipment,
             array_block=1 if self.packer.nbytes else None,
             data=tuple(source.data for source in self.sources),
-            settings=jobs.KerasSettings.taken(),
+            settings=jobs.KerasSettings.capture(),
             layout=self.layout,
             optimizers=self.optimizers,
             state_block=calls.STATE_BLOCK,
             chance=_chance(),
-            terminal=jobs.Terminal.taken(),
+            terminal=jobs.Terminal.capture(),
         )
 
     def hear(self, message: Any) -> None:
@@ -408,8 +408,8 @@ class _LoopCall(calls.Call):
         }
         (value, changed, compiled), made = load_result(message.value, block, known)
         self.build([*manifest.numbered, *made], built, compiled)
-        seeded = Chance.taken().tensorflow is not None
-        (built.chance if seeded else built.chance._replace(tensorflow=None)).put()
+        seeded = Chance.capture().tensorflow is not None
+        (built.chance if seeded else built.chance._replace(tensorflow=None)).restore()
         self.partings.check()
         self.check_alike(results)
         if not results[0].divides:

@@ -120,15 +120,15 @@ class ModelCall(calls.Call):
         """The fields of `jobs.ModelJob`."""
         return {
             "heap": self.heap,
-            "settings": jobs.KerasSettings.taken(),
+            "settings": jobs.KerasSettings.capture(),
             "specs": self.data.specs,
             "layout": self.layout,
             "captured": self.captured,
             "state_block": calls.STATE_BLOCK,
             "events": self.callbacks.events,
             "waits": self.callbacks.waits,
-            "chance": Chance.taken(),
-            "terminal": jobs.Terminal.taken(),
+            "chance": Chance.capture(),
+            "terminal": jobs.Terminal.capture(),
             "quiet": self.quiet,
         }
 

@@ -377,7 +377,7 @@ class Unpickler(pickle.Unpickler):
                     obj.assign(value)
             else:
                 vars(obj).update(attributes)
-        generation().mend(self.numbered[begin:])
+        generation().restore_identities(self.numbered[begin:])
         for checkpoint, attributes in checkpoints:
             checkpoint.__init__(**attributes)  # which looks at what it saves
 

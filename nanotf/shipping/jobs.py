@@ -53,7 +53,7 @@ class KerasSettings:
     limits: tuple[int | None, int | None]
 
     @classmethod
-    def taken(cls) -> KerasSettings:
+    def capture(cls) -> KerasSettings:
         """Those of this process."""
         keras = require_tensorflow().keras
         return cls(
@@ -64,7 +64,7 @@ class KerasSettings:
             keras_names.run_limits(),
         )
 
-    def put(self) -> None:
+    def restore(self) -> None:
         """Makes them those of this process."""
         keras = require_tensorflow().keras
         keras.backend.set_floatx(self.floatx)
@@ -232,7 +232,7 @@ class Terminal:
     columns: int
 
     @classmethod
-    def taken(cls) -> Terminal:
+    def capture(cls) -> Terminal:
         """That of this process."""
         # A daemon's streams are None, a notebook's may be anything.
         streams = {"stdout": sys.stdout, "stderr": sys.stderr}

@@ -246,7 +246,7 @@ class LoopRun:
     def run(self) -> jobs.LoopEnd:
         """Calls the user's function; returns how it ended."""
         job, session = self.job, self.session
-        job.settings.put()
+        job.settings.restore()
         arrays = None if job.array_block is None else self.blocks[job.array_block]
         kept = self._program()
         kept.begin(self, arrays)
@@ -257,7 +257,7 @@ class LoopRun:
         session.stopwatch.ready()
         # Alike on all ranks: what a loop decides by chance, all must decide alike.
         with distribute.single_process():
-            job.chance.put()
+            job.chance.restore()
         prints = output.to_parent(session, self.number, self.job.terminal)
         divided, alone = scope.dividing(session.strategy), distribute.single_process()
         with prints, _current(kept), alone, divided, self._counted():
@@ -402,7 +402,7 @@ class LoopRun:
             if isinstance(objs[number], kinds) and built.get(number, ()) is not None:
                 look(number)
         values = [variable.numpy() for variable in new]
-        return jobs.Built(configs, built, tuple(places), values, Chance.taken())
+        return jobs.Built(configs, built, tuple(places), values, Chance.capture())
 
     def _end(self, kept: _KeptProgram) -> jobs.LoopEnd:
         self.state.store_rank(1, self.session.rank)
