@@ -54,6 +54,15 @@ def compiler() -> list[str]:
     )
 
 
+def target_macros(command: list[str]) -> set[str]:
+    """The names of a compiler's predefined macros, which tell what it compiles for.
+
+    Not `-dumpmachine`: zig refuses it with a target that names a version of glibc.
+    """
+    lines = _run([*command, "-E", "-dM", "-x", "c++", os.devnull]).splitlines()
+    return {line.split()[1] for line in lines if line.startswith("#define ")}
+
+
 def build(target: Path | None = None) -> tuple[Path, Path]:
     """Compiles both files.
 
@@ -68,10 +77,10 @@ def build(target: Path | None = None) -> tuple[Path, Path]:
     """
     target = target or Path(__file__).parent
     command = compiler()
-    machine = _run([*command, "-dumpmachine"])
+    macros = target_macros(command)
     flags = _FLAGS + shlex.split(os.environ.get("CXXFLAGS", ""))
     extra: dict[str, list[str]] = {}
-    if machine.startswith(("x86_64", "amd64")):
+    if "__x86_64__" in macros:
         flags = [*flags, "-DNANOTF_X86_VARIANTS"]
         extra = _X86_VARIANTS
     with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -86,7 +95,7 @@ def build(target: Path | None = None) -> tuple[Path, Path]:
         shm_objects = pool.map(compile_one, (*_SHM, *extra))
         ops_objects = pool.map(compile_one, _OPS)
         shm, ops = directory / "_shm.so", directory / "_ops.so"
-        mac = "apple" in machine
+        mac = "__APPLE__" in macros
         # The ops find the protocol beside them, wherever the package is installed.
         own_name = "-Wl,-install_name,@rpath/_shm.so" if mac else "-Wl,-soname,_shm.so"
         origin = "@loader_path" if mac else "$ORIGIN"

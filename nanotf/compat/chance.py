@@ -1,4 +1,4 @@
-"""Where all random numbers of this process stand: Python's, NumPy's, TensorFlow's and Keras's."""
+"""The state of all random number generators: Python's, NumPy's, TensorFlow's and Keras's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nanotf.compat.generation import generation
 
 
 class Chance(NamedTuple):
-    """Where all of a process's random numbers stand.
+    """The state of all of a process's random number generators.
 
     Args:
         states: `random_states.States`.
@@ -23,11 +23,11 @@ class Chance(NamedTuple):
 
     @classmethod
     def capture(cls) -> Chance:
-        """That of this process."""
+        """Captures the state of this process."""
         return cls(random_states.capture(), eager_context.seeds(), generation().capture_seeds())
 
     def restore(self) -> None:
-        """Makes it that of this process."""
+        """Restores the state in this process."""
         generation().restore_seeds(self.keras)
         eager_context.restore_seeds(self.tensorflow)
         random_states.restore(self.states)
