@@ -35,8 +35,8 @@ DEFAULT_DEADLINE = 600.0  # s
 
 # Measured with benchmarks/latency.py; see there.
 _CHUNK_BYTES = {"native": 128 << 10, "python": 1 << 20}
-_SYMMETRIC_BYTES = 256 << 10
 _SPIN_SECONDS = 50e-6
+_READ_DURING_A_WAIT = 50 << 10  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +188,7 @@ def create_group(
     deadline: float = DEFAULT_DEADLINE,
     implementation: str | None = None,
     chunk_bytes: int | None = None,
-    symmetric_bytes: int = _SYMMETRIC_BYTES,
+    symmetric_bytes: int | None = None,
     spin_seconds: float | None = None,
 ) -> GroupOwner:
     """Creates the shared memory of a group, in the parent.
@@ -200,7 +200,8 @@ def create_group(
         implementation: str or None, one of `IMPLEMENTATIONS`. `None` takes "native" where the
             library was built and `NANOTF_NATIVE` is not 0, else "python", with one line in the
             log that says why.
-        chunk_bytes, symmetric_bytes: see `GroupSpec`; the defaults were measured.
+        chunk_bytes: int or None, see `GroupSpec`; the default was measured.
+        symmetric_bytes: int or None, see `GroupSpec`; for the default see `_symmetric_bytes`.
         spin_seconds: float or None. `None` spins 50 us, and not at all if there are more ranks
             than cores: a spinning rank would keep the one it waits for from running.
 
@@ -235,9 +236,8 @@ def create_group(
         )
     if spin_seconds is None:
         spin_seconds = _SPIN_SECONDS if size <= _cores() else 0.0
-    # Two ranks read as much from each other either way, and wait half as often in one step.
-    if size == 2 and symmetric_bytes == _SYMMETRIC_BYTES:
-        symmetric_bytes = 1 << 62
+    if symmetric_bytes is None:
+        symmetric_bytes = _symmetric_bytes(size)
     return GroupOwner(
         GroupSpec(
             size=size,
@@ -250,6 +250,17 @@ def create_group(
             deadline=deadline,
         )
     )
+
+
+def _symmetric_bytes(size: int) -> int:
+    """Returns the size up to which an all-reduce is faster in one step than in two.
+
+    In one step a rank reads `N - 1` messages from its peers, in two steps `2 (N - 1) / N`, after
+    one more wait. A wait takes as long as reading some 50 KB (5 us at 10 GB/s), so one step is
+    faster up to about `50 KB / ((N - 1) (1 - 2 / N))`: 33 KB for 4 ranks, 1 KB for 56. Two ranks
+    read as much either way.
+    """
+    return 1 << 62 if size <= 2 else _READ_DURING_A_WAIT * size // ((size - 1) * (size - 2))
 
 
 def _choose(implementation: str | None) -> str:

@@ -293,7 +293,7 @@ class LoopEnd:
     """The end of a `@nano` function on one rank.
 
     Args:
-        held: tuple of tuple of str and float, the variables' names and sums of magnitudes.
+        held: tuple of tuple of str and float, the variables' names and norms.
         divides: bool, whether a call of a layer in the program was divided.
     """
 

@@ -111,14 +111,20 @@ def expected_reduction(inputs: list[Any], op: str) -> Any:
         return total.astype(dtype)
 
 
-def expected_of_nodes(spec: Any, inputs: list[Any], op: str, nbytes: int) -> Any:
-    """Same, but what the ranks of a node give is reduced first, in all-reduces of two steps."""
-    if nbytes <= spec.symmetric_bytes or inputs[0].dtype.itemsize == 2:
+def expected_by_nodes(spec: Any, inputs: list[Any], op: str) -> Any:
+    """Reduces what the ranks of each node give, then the results; 16-bit floats as above."""
+    if inputs[0].dtype.itemsize == 2:
         return expected_reduction(inputs, op)
     here = spec.size // spec.nodes
     firsts = range(0, spec.size, here)
     of_nodes = [expected_reduction(inputs[first : first + here], op) for first in firsts]
     return expected_reduction(of_nodes, op)
+
+
+def expected_all_reduce(spec: Any, inputs: list[Any], op: str, nbytes: int) -> Any:
+    """Goes by nodes in two steps alone, which small messages do not take."""
+    in_one_step = nbytes <= spec.symmetric_bytes
+    return expected_reduction(inputs, op) if in_one_step else expected_by_nodes(spec, inputs, op)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -138,7 +144,7 @@ def reduce_everything(spec: Any, rank: int, fd: int) -> str:
                 for count in lengths(dtype.itemsize) if op == "sum" else (0, 1, 1025, 9 * CHUNK):
                     inputs = [sample(dtype, (count,), count + r) for r in range(spec.size)]
                     (result,) = engine.all_reduce([inputs[rank]], 1, op)
-                    expected = expected_of_nodes(spec, inputs, op, result.nbytes)
+                    expected = expected_all_reduce(spec, inputs, op, result.nbytes)
                     assert same(result, expected), (dtype, op, count)
                     digest.update(result.tobytes())
             scalar = np.asarray(rank + 1).astype(dtype)
@@ -154,13 +160,15 @@ def take_turns(spec: Any, rank: int, fd: int) -> str:
             for count in (1, 17 * CHUNK // 4 + repeat):
                 inputs = [sample(np.dtype("f4"), (count,), repeat + r) for r in range(spec.size)]
                 (total,) = engine.all_reduce([inputs[rank]], 1)
-                expected = expected_of_nodes(spec, inputs, "sum", total.nbytes)
+                expected = expected_all_reduce(spec, inputs, "sum", total.nbytes)
                 assert same(total, expected)
                 gathered = engine.all_gather(inputs[rank], 2)
                 assert same(gathered, np.concatenate(inputs))
                 part = engine.reduce_scatter([inputs[rank]], 3)
                 begin, end = part_of(rank, spec.size, count)
-                assert same(part, expected_reduction(inputs, "sum")[begin:end])
+                assert same(part, expected_by_nodes(spec, inputs, "sum")[begin:end])
+                (back,) = engine.gather_parts(part, [total], 5)
+                assert same(back[begin:end], part)
                 digest.update(total.tobytes())
             engine.barrier(4)
     return digest.hexdigest()
@@ -190,7 +198,7 @@ def reduce_many(spec: Any, rank: int, fd: int) -> None:
             results = engine.all_reduce([values[rank] for values in inputs], 9)
             nbytes = sum(result.nbytes for result in results)
             for result, values in zip(results, inputs, strict=True):
-                assert same(result, expected_of_nodes(spec, values, "sum", nbytes))
+                assert same(result, expected_all_reduce(spec, values, "sum", nbytes))
 
 
 def scatter_and_gather(spec: Any, rank: int, fd: int) -> None:
@@ -204,7 +212,8 @@ def scatter_and_gather(spec: Any, rank: int, fd: int) -> None:
                     for r in range(spec.size)
                 ]
                 sums = [
-                    expected_reduction(list(values), "sum") for values in zip(*inputs, strict=True)
+                    expected_by_nodes(spec, list(values), "sum")
+                    for values in zip(*inputs, strict=True)
                 ]
                 whole = np.concatenate([array.reshape(-1) for array in sums])
                 begin, end = part_of(rank, spec.size, whole.size)

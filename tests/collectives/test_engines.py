@@ -90,12 +90,16 @@ def test_all_reduce_of_several_nodes(size, nodes):
     with group(size, "native", nodes=nodes) as owner:
         digests = values(run_ranks(owner, ranks.reduce_everything))
     assert len(set(digests)) == 1
-    with group(size, "native", nodes=nodes) as owner:
-        values(run_ranks(owner, ranks.reduce_many))
+    for function in (ranks.reduce_many, ranks.scatter_and_gather):
+        with group(size, "native", nodes=nodes) as owner:
+            values(run_ranks(owner, function))
 
 
 @BOTH
-@pytest.mark.parametrize(("size", "nodes"), [(8, 1), (8, 2)])
+@pytest.mark.parametrize(
+    ("size", "nodes"),
+    [(8, 1), (8, 2), pytest.param(56, 2, marks=[pytest.mark.thorough, pytest.mark.timeout(900)])],
+)
 def test_more_ranks_than_cores(implementation, size, nodes):
     with group(size, implementation, nodes=nodes) as owner:
         digests = values(run_ranks(owner, ranks.take_turns))

@@ -263,6 +263,127 @@ void CheckPart(const Chunk& part, uint64_t given) {
                         " bytes instead of " + std::to_string(part.bytes()));
 }
 
+// Where the ranks of several nodes meet: rank `peer(k)` does on node k what this rank does here.
+class Nodes {
+ public:
+  explicit Nodes(const Group& group)
+      : ranks(group.ranks_of_node()),
+        count(group.nodes()),
+        index(group.rank() % ranks),
+        own(group.rank() / ranks),
+        first(group.rank() - index) {}
+  int peer(int node) const { return node * ranks + index; }
+
+  const int ranks;  // of a node
+  const int count;
+  const int index;  // of this rank among those of its node
+  const int own;    // this rank's node
+  const int first;  // rank of this node
+};
+
+// The parts of a vector that ranks get, and the piece of each that moves in a round.
+struct Parts {
+  // In round j the j-th piece of a rank's part.
+  Chunk piece_of(int rank, uint64_t round) const {
+    const Chunk whole = part(rank);
+    const Chunk found = ChunkOf(round, piece, whole.bytes());
+    return {whole.begin + found.begin, whole.begin + found.end};
+  }
+  Chunk part(int rank) const { return PartOf(rank, size, bytes, element); }
+  uint64_t rounds() const { return Rounds(part(0).bytes(), piece); }
+
+  int size;          // ranks
+  uint64_t bytes;    // of the vector
+  uint64_t element;  // bytes
+  uint64_t piece;    // bytes
+};
+
+// So that a buffer holds a piece for every rank.
+uint64_t PieceForEach(const Group& group) {
+  return group.config().chunk_bytes / group.size() / kLine * kLine;
+}
+
+constexpr int kNoRank = -1;
+
+// Puts a piece for every rank but `except` into this rank's buffer, that for rank r at r * piece.
+void GivePieces(const Group& group, Call& call, const Stream& stream, const Parts& parts,
+                uint64_t round, int except) {
+  for (int reader = 0; reader < group.size(); ++reader) {
+    if (reader == except) continue;
+    const Chunk given = parts.piece_of(reader, round);
+    char* buffer = call.input(group.rank(), round) + reader * parts.piece;
+    stream.ForEach(given.begin, given.end,
+                   [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
+                     memcpy(buffer + at, static_cast<const char*>(f.in) + inside, n);
+                   });
+  }
+}
+
+// Every rank reads from all others at any time, and reduces equally much.
+void ReduceScatterFlat(Group& group, Call& call, const Stream& stream, const Parts& parts,
+                       NanotfType type, char* out) {
+  const int size = group.size();
+  std::vector<const void*> inputs(size);
+  const ReduceFunction reduce = BestReduce().function;
+  RunRounds(
+      call, parts.rounds(),
+      [&](uint64_t round) { GivePieces(group, call, stream, parts, round, group.rank()); },
+      [&] { return parts.rounds(); },
+      [&](uint64_t round) {
+        const Chunk own = parts.piece_of(group.rank(), round);
+        char* target = out + (own.begin - parts.part(group.rank()).begin);
+        stream.ForEach(own.begin, own.end,
+                       [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
+                         for (int rank = 0; rank < size; ++rank) {
+                           inputs[rank] =
+                               rank == group.rank()
+                                   ? static_cast<const char*>(f.in) + inside
+                                   : call.input(rank, round) + group.rank() * parts.piece + at;
+                         }
+                         reduce(type, kNanotfSum, inputs.data(), size, target + at, n);
+                       });
+      });
+}
+
+// Steps 5a and 5b of several nodes: a rank reduces what its node gives for its own part, and for
+// those of its peers on other nodes. Then it reduces the results for its own.
+void ReduceScatterByNodes(Group& group, Call& call, const Stream& stream, const Parts& parts,
+                          NanotfType type, char* out) {
+  const Nodes nodes(group);
+  std::vector<const void*> inputs(std::max(nodes.ranks, nodes.count));
+  const ReduceFunction reduce = BestReduce().function;
+  auto reduce_of_node = [&](uint64_t round) {
+    for (int node = 0; node < nodes.count; ++node) {
+      const int owner = nodes.peer(node);
+      for (int i = 0; i < nodes.ranks; ++i) {
+        inputs[i] = call.input(nodes.first + i, round) + owner * parts.piece;
+      }
+      reduce(type, kNanotfSum, inputs.data(), nodes.ranks,
+             call.result(group.rank(), round) + node * parts.piece,
+             parts.piece_of(owner, round).bytes());
+    }
+    call.PostReduced(round + 1);
+  };
+  auto combine = [&](uint64_t round) {
+    for (int node = 0; node < nodes.count; ++node) {
+      call.AwaitReducedBy(nodes.peer(node), round + 1);
+      inputs[node] = call.result(nodes.peer(node), round) + nodes.own * parts.piece;
+    }
+    const Chunk own = parts.piece_of(group.rank(), round);
+    reduce(type, kNanotfSum, inputs.data(), nodes.count,
+           out + (own.begin - parts.part(group.rank()).begin), own.bytes());
+  };
+  RunRounds(
+      call, parts.rounds(),
+      [&](uint64_t round) { GivePieces(group, call, stream, parts, round, kNoRank); },
+      [&] { return parts.rounds(); },
+      [&](uint64_t round) {
+        reduce_of_node(round);
+        if (round > 0) combine(round - 1);
+      });
+  combine(parts.rounds() - 1);
+}
+
 }  // namespace
 
 void AllReduce(Group& group, const NanotfCall& what, NanotfType type, NanotfReduction reduction,
@@ -280,85 +401,74 @@ void AllReduce(Group& group, const NanotfCall& what, NanotfType type, NanotfRedu
   }
 }
 
-// In round j every rank reads the j-th piece of its own part from all others, so that all reduce
-// equally much at any time.
 void ReduceScatter(Group& group, const NanotfCall& what, NanotfType type,
                    const NanotfFragment* fragments, int64_t count, void* out, uint64_t out_bytes) {
   const Stream stream(fragments, count);
   const IeeeArithmetic arithmetic;
-  const int size = group.size();
-  const uint64_t element = ElementBytes(type);
-  const uint64_t piece = group.config().chunk_bytes / size / kLine * kLine;
-  auto part = [&](int rank) { return PartOf(rank, size, stream.bytes(), element); };
-  auto piece_of = [&](int rank, uint64_t round) {
-    const Chunk whole = part(rank);
-    const Chunk found = ChunkOf(round, piece, whole.bytes());
-    return Chunk{whole.begin + found.begin, whole.begin + found.end};
-  };
-  CheckPart(part(group.rank()), out_bytes);
-  std::vector<const void*> inputs(size);
-  const ReduceFunction reduce = BestReduce().function;
+  const Parts parts{group.size(), stream.bytes(), ElementBytes(type), PieceForEach(group)};
+  CheckPart(parts.part(group.rank()), out_bytes);
   Call call(group, what);
-  const uint64_t rounds = Rounds(part(0).bytes(), piece);
-  RunRounds(
-      call, rounds,
-      [&](uint64_t round) {
-        for (int reader = 0; reader < size; ++reader) {
-          if (reader == group.rank()) continue;
-          const Chunk given = piece_of(reader, round);
-          char* buffer = call.input(group.rank(), round) + reader * piece;
-          stream.ForEach(given.begin, given.end,
-                         [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
-                           memcpy(buffer + at, static_cast<const char*>(f.in) + inside, n);
-                         });
-        }
-      },
-      [&] { return rounds; },
-      [&](uint64_t round) {
-        const Chunk own = piece_of(group.rank(), round);
-        char* target = static_cast<char*>(out) + (own.begin - part(group.rank()).begin);
-        stream.ForEach(own.begin, own.end,
-                       [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
-                         for (int rank = 0; rank < size; ++rank) {
-                           inputs[rank] = rank == group.rank()
-                                              ? static_cast<const char*>(f.in) + inside
-                                              : call.input(rank, round) + group.rank() * piece + at;
-                         }
-                         reduce(type, kNanotfSum, inputs.data(), size, target + at, n);
-                       });
-      });
+  const bool by_nodes = group.nodes() > 1 && ElementBytes(type) > 2;  // as in AllReduce
+  (by_nodes ? ReduceScatterByNodes : ReduceScatterFlat)(group, call, stream, parts, type,
+                                                        static_cast<char*>(out));
 }
 
+// A piece crosses from node to node once: the rank that is its owner's peer here reads it there,
+// and this node's ranks from that rank, a round later. Without other nodes there is no such rank.
 void GatherParts(Group& group, const NanotfCall& what, const void* part, uint64_t part_bytes,
                  uint64_t element_bytes, const NanotfFragment* fragments, int64_t count) {
   const Stream stream(fragments, count);
-  const int size = group.size();
-  const uint64_t size_of_chunk = group.config().chunk_bytes;
-  auto part_of = [&](int rank) { return PartOf(rank, size, stream.bytes(), element_bytes); };
-  CheckPart(part_of(group.rank()), part_bytes);
+  const Nodes nodes(group);
+  const bool relays = nodes.count > 1;
+  const uint64_t piece = relays ? PieceForEach(group) : group.config().chunk_bytes;
+  const Parts parts{group.size(), stream.bytes(), element_bytes, piece};
+  CheckPart(parts.part(group.rank()), part_bytes);
   Call call(group, what);
-  const uint64_t rounds = Rounds(part_of(0).bytes(), size_of_chunk);
+  auto give = [&](uint64_t round) {
+    const Chunk chunk = ChunkOf(round, parts.piece, part_bytes);
+    if (chunk.bytes() == 0) return;
+    memcpy(call.input(group.rank(), round), static_cast<const char*>(part) + chunk.begin,
+           chunk.bytes());
+  };
+  auto put = [&](int owner, uint64_t round, const char* source) {
+    const Chunk chunk = parts.piece_of(owner, round);
+    stream.ForEach(chunk.begin, chunk.end,
+                   [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
+                     memcpy(static_cast<char*>(f.out) + inside, source + at, n);
+                   });
+  };
+  auto take_of_node = [&](uint64_t round) {
+    for (int i = 0; i < nodes.ranks; ++i) {
+      put(nodes.first + i, round, call.input(nodes.first + i, round));
+    }
+  };
+  auto relay = [&](uint64_t round) {
+    for (int node = 0; node < nodes.count; ++node) {
+      const Chunk chunk = parts.piece_of(nodes.peer(node), round);
+      if (node == nodes.own || chunk.bytes() == 0) continue;
+      memcpy(call.result(group.rank(), round) + node * parts.piece,
+             call.input(nodes.peer(node), round), chunk.bytes());
+    }
+    call.PostReduced(round + 1);
+  };
+  auto take_relayed = [&](uint64_t round) {
+    for (int i = 0; i < nodes.ranks; ++i) {
+      call.AwaitReducedBy(nodes.first + i, round + 1);
+      for (int node = 0; node < nodes.count; ++node) {
+        if (node == nodes.own) continue;
+        put(node * nodes.ranks + i, round,
+            call.result(nodes.first + i, round) + node * parts.piece);
+      }
+    }
+  };
   RunRounds(
-      call, rounds,
+      call, parts.rounds(), give, [&] { return parts.rounds(); },
       [&](uint64_t round) {
-        const Chunk chunk = ChunkOf(round, size_of_chunk, part_bytes);
-        if (chunk.bytes() == 0) return;
-        memcpy(call.input(group.rank(), round), static_cast<const char*>(part) + chunk.begin,
-               chunk.bytes());
-      },
-      [&] { return rounds; },
-      [&](uint64_t round) {
-        for (int rank = 0; rank < size; ++rank) {
-          const Chunk whole = part_of(rank);
-          const Chunk chunk = ChunkOf(round, size_of_chunk, whole.bytes());
-          const char* source = rank == group.rank() ? static_cast<const char*>(part) + chunk.begin
-                                                    : call.input(rank, round);
-          stream.ForEach(whole.begin + chunk.begin, whole.begin + chunk.end,
-                         [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
-                           memcpy(static_cast<char*>(f.out) + inside, source + at, n);
-                         });
-        }
+        take_of_node(round);
+        if (relays) relay(round);
+        if (relays && round > 0) take_relayed(round - 1);
       });
+  if (relays) take_relayed(parts.rounds() - 1);
 }
 
 void AllGather(Group& group, const NanotfCall& what, const void* in, uint64_t rows,
