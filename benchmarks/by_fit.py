@@ -15,9 +15,9 @@ class ByFit:
     """A contestant that calls `fit`.
 
     Args:
-        role: str, "plain", "ideal", "shm", "grpc" or "auto"; with "_bf16" behind it, in
-            mixed_bfloat16. "auto" is nanotf with `num_processes="auto"`, and with workers that are
-            there already, since a block takes less time than their start.
+        role: str, "plain", "ideal", "shm", "grpc" or "auto"; with the suffix "_bf16", in
+            mixed_bfloat16. "auto" is nanotf with `num_processes="auto"`, and with workers
+            already started, since a block takes less time than starting them.
         spec: `Model`.
         rank, size: int, of this process among those of "ideal"; `size` is the number of workers
             of nanotf.
@@ -41,11 +41,11 @@ class ByFit:
             self.extra = {"transport": "grpc" if role == "grpc" else "shm"}
         if role == "auto":
             self._cache = tempfile.TemporaryDirectory(prefix="nanotf-benchmark-")
-            os.environ["XDG_CACHE_HOME"] = self._cache.name  # what earlier runs measured is old
+            os.environ["XDG_CACHE_HOME"] = self._cache.name  # no measurements of earlier runs
         self.use(spec, size)
 
     def use(self, spec: Model, size: int) -> None:
-        """Makes another model the one that is trained, by `size` processes."""
+        """Switches to another model, trained by `size` processes."""
         if self.extra:
             self.extra["num_processes"] = "auto" if self.role == "auto" else size
         self.size = size
@@ -60,11 +60,11 @@ class ByFit:
         self.x, self.y = self.spec.data(steps * self.batch_size, self.rank)
 
     def _processor(self) -> Processor:
-        """Of the workers, or of this process if it computes the steps itself."""
+        """Returns the clock of the workers, or of this process if it computes the steps itself."""
         if not self.extra:
             return own_processor()
         if self.role == "auto":
-            return Processor([])  # it may be either
+            return Processor([])  # "auto" may use either
         import psutil
 
         pids = [child.pid for child in psutil.Process().children(recursive=True)]
@@ -79,7 +79,7 @@ class ByFit:
             time.sleep(0.01)
 
     def run(self, steps: int, epochs: int) -> dict:  # type: ignore[type-arg]
-        """Trains, and says when what happened, as `timeline.read` takes it."""
+        """Trains, and returns timestamped events for `timeline.read`."""
         if self.role == "auto":
             self._warm_up()
         rows = steps * self.batch_size

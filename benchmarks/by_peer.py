@@ -1,7 +1,7 @@
 """Trains by BigDL-Nano's `fit(num_processes=N)`, in an interpreter that has it.
 
-Its callbacks run in processes that it starts for each call, so epochs are timed by the
-difference of a longer and a shorter call.
+Its callbacks run in processes that it starts for each call. Epochs are therefore timed as the
+difference between a longer and a shorter call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from benchmarks.models import Model
 
 
 class ByPeer:
-    """The peer. Arguments as of `by_fit.ByFit`."""
+    """The peer. Takes the arguments of `by_fit.ByFit`."""
 
     def __init__(self, role: str, spec: Model, rank: int, size: int) -> None:
         import tensorflow as tf

@@ -1,7 +1,7 @@
 """Trains under the stock `MultiWorkerMirroredStrategy`, in a custom loop.
 
-Keras 3's own `fit` fails under that strategy. The loop has no callbacks and no metrics, and its
-data come from memory without shuffling, so it does less than `fit` would.
+Keras 3's own `fit` fails under that strategy. The loop has no callbacks and no metrics. Its data
+come from memory, unshuffled. It does less than `fit` would.
 
 Environment variables: `TF_CONFIG` is set by `contestants` and read by TensorFlow.
 """
@@ -16,7 +16,7 @@ from benchmarks.models import Model, share
 
 
 class ByStrategy:
-    """One rank of the stock contestant. Arguments as of `by_fit.ByFit`."""
+    """One rank of the stock contestant. Takes the arguments of `by_fit.ByFit`."""
 
     def __init__(self, role: str, spec: Model, rank: int, size: int) -> None:
         import tensorflow as tf
@@ -25,7 +25,7 @@ class ByStrategy:
         self.spec = spec
         self.rank = rank
         self.batch_size = share(self.spec.batch_size, rank, size)
-        # Connects to the other ranks; must come before anything else of TensorFlow.
+        # Connects to the other ranks, so it must precede all other TensorFlow calls.
         self.strategy = tf.distribute.MultiWorkerMirroredStrategy()
         with self.strategy.scope():
             self.model = self.spec.compiled(tf.keras, tf.keras.Model)
@@ -72,7 +72,7 @@ class ByStrategy:
         )
 
     def run(self, steps: int, epochs: int) -> dict:  # type: ignore[type-arg]
-        """Trains, and says when what happened, as `timeline.read` takes it."""
+        """Trains, and returns timestamped events for `timeline.read`."""
         processor = own_processor()
         call = time.monotonic()
         ends, times = [], []

@@ -1,4 +1,4 @@
-"""The picture of a result."""
+"""Chart of a result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import goals, ratios, report
 
-# Contestant and what counts, colour. Plain Keras's steps alone are the line at 1.
+# Contestant and measure, color. Plain Keras's steps alone are the line at 1.
 _BARS = (
     (("plain", "epochs"), "#b8b8b8"),
     (("stock", "steps"), "#d1843c"),

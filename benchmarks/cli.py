@@ -21,7 +21,7 @@ from nanotf.machine import processor
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the benchmark. Returns 0, 1 if something did not work, 2 if an option is wrong."""
+    """Runs the benchmark. Returns 0, 1 if a measurement failed, 2 if an option is invalid."""
     chosen = options.parse(arguments)
     try:
         nanotf.plan(chosen.num_processes)
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(chosen: options.Options, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measures all that was chosen. Returns what is written to `results.json`."""
+    """Runs the chosen measurements. Returns the content of `results.json`."""
     problems: list[str] = []
     result: dict[str, Any] = {
         "options": {**dataclasses.asdict(chosen), "output": str(chosen.output)},
@@ -98,7 +98,7 @@ def measure(chosen: options.Options, say: Callable[[str], None]) -> dict[str, An
 
 
 def machine() -> dict[str, Any]:
-    """This machine, as results name it."""
+    """Describes this machine for the results."""
     cpu = platform.processor()
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -117,7 +117,7 @@ def machine() -> dict[str, Any]:
 
 
 def _bfloat16() -> str | None:
-    """The instructions for bfloat16, "" where there are none, None where that is not known."""
+    """Returns the bfloat16 instructions, "" if there are none, None if unknown."""
     found = processor.read_processor()
     if not found.flags:
         return None

@@ -9,13 +9,13 @@ from typing import Any
 
 
 class Processor:
-    """Processor time that steps take in each of the processes that compute them.
+    """Processor time of steps, per process that computes them.
 
     See `clock_getcpuclockid(3)`.
 
     Args:
         pids: sequence of int, all processes whose time counts.
-        size: int, how many of them compute. The others' time is divided among these.
+        size: int, how many of them compute. The others' time is divided among those.
     """
 
     def __init__(self, pids: Any, size: int = 1) -> None:
@@ -28,29 +28,29 @@ class Processor:
                 self._clocks.append(found.value)
 
     def seconds(self) -> Any:
-        """Of each process that computes, since its start; None where none can be read."""
+        """Returns seconds per computing process, since its start; None if they cannot be read."""
         if not self._clocks:
             return None
         return sum(map(time.clock_gettime, self._clocks)) / self._size
 
 
 def own_processor() -> Processor:
-    """The processor time of this process."""
+    """Returns the processor time of this process."""
     return Processor([os.getpid()])
 
 
 def make_clock(keras: Any, processor: Any) -> Any:
-    """A Keras callback that notes when epochs and steps end.
+    """Returns a Keras callback that notes when epochs and steps end.
 
-    It tells nanotf that workers need not wait for it; see the top of the package.
+    It tells nanotf that workers need not wait for it; see the package's docstring.
 
     Args:
         keras: the module.
         processor: `Processor`.
 
-    Attributes of what is returned:
+    Attributes of the callback:
         ends: list of float, `time.monotonic()` at the end of each epoch.
-        steps: list of `[epoch, step, time, processor time]`, of those steps whose end was
+        steps: list of `[epoch, step, time, processor time]`, for each step whose end was
             reported; times in seconds.
     """
 

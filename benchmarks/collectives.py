@@ -1,8 +1,7 @@
-"""All-reduce through shared memory, against one memcpy of the message: no TensorFlow involved.
+"""Measures all-reduce through shared memory against one memcpy of the message, without TensorFlow.
 
-The ranks are pinned to the cores that workers would have, and measure with
-`benchmarks.latency`: buffers are reused, the memcpy is timed on rank 0 between the
-all-reduces while the other ranks wait.
+The ranks are pinned like workers, and measure with `benchmarks.latency`. Buffers are reused. Rank 0
+times the memcpy between the all-reduces while the other ranks wait.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ DEADLINE = 300.0  # seconds
 
 
 def measure(num_processes: int, sizes: tuple[int, ...] = SIZES) -> list[dict[str, float]]:
-    """Latency by message size.
+    """Measures latency by message size.
 
     Returns:
         A list of dicts of `bytes`, `seconds` (median of an all-reduce) and `memcpy_seconds`.

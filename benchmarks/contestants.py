@@ -1,4 +1,4 @@
-"""The driver's side of contestants: start their processes, command them, end them."""
+"""Starts, commands and ends the contestants' processes, from the driver."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import nanotf
 from benchmarks import timeline
 from nanotf.machine import environment
 
-# One process; nanotf and the peer start their own.
+# One process each; nanotf and the peer start their own workers.
 ALONE = ("plain", "shm", "auto", "grpc", "peer", "plain_bf16", "shm_bf16")
 TOGETHER = ("ideal", "stock")  # N processes, started by the driver
-# In the order of a round; peer is extra.
+# In the order of a round; the peer is optional.
 CONTESTANTS = ("plain", "ideal", "shm", "auto", "grpc", "stock", "plain_bf16", "shm_bf16")
 HEAD_START = 0.05  # seconds between a command and the agreed start, for pipes and wake-ups
 DEADLINE = 600.0  # seconds for one command
@@ -35,7 +35,7 @@ class ContestantError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What holds for all contestants.
+    """Settings shared by all contestants.
 
     Args:
         num_processes: int.
@@ -57,7 +57,7 @@ class Process:
         python: str, its interpreter.
         setup: dict, for `task`.
         variables: dict, its whole environment.
-        log: path, takes what it prints.
+        log: path, receives its output.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Process:
 
     def send(self, command: dict[str, Any]) -> None:
         assert self.popen.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended; `answer` tells
+        with contextlib.suppress(BrokenPipeError):  # the process has ended; `answer` reports it
             self.popen.stdin.write(json.dumps(command).encode() + b"\n")
             self.popen.stdin.flush()
 
@@ -103,13 +103,13 @@ class Process:
         return answer
 
     def end(self) -> None:
-        """Ends the process and what it started."""
+        """Ends the process and its children."""
         assert self.popen.stdin is not None and self.popen.stdout is not None
         with contextlib.suppress(OSError):
             self.popen.stdin.close()
         try:
-            # A moment for nanotf to stop its workers, which have sessions of their own. They
-            # would notice the end of their parent anyway.
+            # Gives nanotf a moment to stop its workers, which run in their own sessions. They would
+            # notice the end of their parent anyway.
             self.popen.wait(5)
         except subprocess.TimeoutExpired:
             pass
@@ -120,17 +120,17 @@ class Process:
 
 
 class Contestant:
-    """A contestant on one model: its processes, and their time as one.
+    """A contestant on one model: its processes, timed as one.
 
     Args:
         name: str, one of `ALONE` or `TOGETHER`.
         model: str, a key of `models.MODELS`.
         setting: `Setting`.
         python: str, the interpreter; "" for this one.
-        cores: tuple of int, what plain Keras gets; those of the workers if it is empty.
+        cores: tuple of int, cores of plain Keras; the workers' cores if empty.
 
     Attributes:
-        ready: dict, what the first process said about its start.
+        ready: dict, what the first process reported at its start.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class Contestant:
             raise
 
     def change(self, model: str, num_processes: int = 0) -> None:
-        """Makes all processes go on with another model, and nanotf with as many workers.
+        """Switches all processes to another model, and nanotf to `num_processes` workers.
 
-        Not for "stock" and "peer"; 0 workers are those of the setting.
+        Not for "stock" and "peer"; with 0 workers, the setting's number is used.
         """
         size = num_processes or self.setting.num_processes
         self._command({"do": "use", "size": size, **self._model(model)})
@@ -183,7 +183,7 @@ class Contestant:
         self._command({"do": "prepare", "steps": steps})
 
     def run(self, steps: int, epochs: int) -> timeline.Block:
-        """Runs one block, on all processes from the same moment on."""
+        """Runs one block, started on all processes at the same moment."""
         answers = self._command(
             {"do": "run", "steps": steps, "epochs": epochs, "at": time.monotonic() + HEAD_START}
         )
@@ -192,7 +192,7 @@ class Contestant:
         return timeline.slowest([timeline.read(answer, steps) for answer in answers])
 
     def pids(self) -> list[int]:
-        """The processes started by the driver; others are their children."""
+        """Returns the processes started by the driver; others are their children."""
         return [process.popen.pid for process in self.processes]
 
     def end(self) -> None:
@@ -211,7 +211,7 @@ class Contestant:
 
 
 def _places(name: str, plan: Any) -> list[tuple[int, dict[str, str], tuple[int, ...]]]:
-    """Rank, environment and cores of each process that the driver starts."""
+    """Returns rank, environment and cores of each process that the driver starts."""
     base = dict(os.environ)
     paths = [str(ROOT), *(p for p in base.get("PYTHONPATH", "").split(os.pathsep) if p)]
     base["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))

@@ -1,11 +1,11 @@
 """Measures the collectives: `python -m benchmarks.latency [--help]`.
 
-Spawns the ranks, pins each to cores of its own, and prints for each size the time of an
-all-reduce, the bandwidth (message size over that time), and the ratio to one `memcpy` of the
-message, timed by one rank alone between the all-reduces of the same run; as medians, and the
-best, which is what a machine shared with others can still tell. Buffers are reused and results are
-written over the inputs, as in a training step, where TensorFlow lends the op its inputs' memory.
-No TensorFlow is involved.
+Spawns the ranks, pins each to cores of its own, and prints for each size the time of an all-reduce,
+the bandwidth (message size over that time), and the ratio to one `memcpy` of the message. One rank
+alone times the memcpy between the all-reduces of the same run. The table has medians and best
+times; the best are meaningful even on a shared machine. Buffers are reused and results overwrite
+the inputs, as in a training step, where TensorFlow lends the op its inputs' memory. No TensorFlow
+is involved.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Row = tuple[int, list[float], list[float]]
 
 
 def measure(spec: GroupSpec, rank: int, fd: int, sizes: Sequence[int]) -> list[Row]:
-    """One rank's part.
+    """Runs one rank's part.
 
     Returns:
-        For each size: its bytes, the times of all-reduces, the times of memcpys, in seconds.
+        For each size: its bytes, the times of the all-reduces and of the memcpys, in seconds.
     """
     engine: Any
     if spec.implementation == "native":
@@ -65,7 +65,7 @@ def measure(spec: GroupSpec, rank: int, fd: int, sizes: Sequence[int]) -> list[R
             engine.barrier(2)
             reduces.append(_seconds(reduce))
             engine.barrier(2)
-            if rank == 0:  # alone: what the ratio is against is one memcpy on an idle machine
+            if rank == 0:  # alone: the ratio compares with one memcpy on an idle machine
                 copies.append(_seconds(lambda c=copy, v=values: np.copyto(c, v)))  # type: ignore[misc]
         engine.barrier(2)
         rows.append((nbytes, reduces, copies))
@@ -80,7 +80,7 @@ def _seconds(function: Callable[[], object]) -> float:
 
 
 def _reducer(engine: Any, values: np.ndarray[Any, Any]) -> Callable[[], object]:
-    """An all-reduce of `values` in place, with as little Python around it as possible."""
+    """Returns a function that all-reduces `values` in place, with as little Python as possible."""
     if not isinstance(engine, NativeEngine):
         return lambda: engine.all_reduce([values], 1)
     shapes = (ctypes.c_int64 * 2)(1, values.size)
@@ -141,7 +141,7 @@ def run(size: int, implementation: str | None, sizes: Sequence[int], **options: 
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--implementation", choices=IMPLEMENTATIONS)

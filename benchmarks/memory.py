@@ -1,12 +1,12 @@
-"""Memory of all processes of a contestant, and the price of a 1 GB array.
+"""Measures memory of all processes of a contestant, and the price of a 1 GB array.
 
-The sum of proportional set sizes counts a page once however many processes map it. It is read
-from `/proc/PID/smaps_rollup`, which holds up a process for some milliseconds, so nothing is
-timed meanwhile.
+The sum of proportional set sizes counts a page once, however many processes map it. It is read from
+`/proc/PID/smaps_rollup`, which holds up a process for some milliseconds, so nothing is timed
+meanwhile.
 
-The 1 GB array: a fresh process trains a small model on 16 MB and then on 1 GB of rows, with
-nanotf. What the second takes beyond the first is the array as the user holds it, and what nanotf
-adds; both calls run on the same warm workers.
+The 1 GB array: a fresh process trains a small model on 16 MB and then on 1 GB of rows, with nanotf.
+The difference is the user's own array plus what nanotf adds; both calls run on the same warm
+workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAMPLING_SECONDS = 0.05
 
 
 def used_bytes(pids: Sequence[int]) -> int:
-    """The sum of the proportional set sizes of processes and all their descendants."""
+    """Returns the summed proportional set sizes of processes and all their descendants."""
     processes = []
     for pid in pids:
         with contextlib.suppress(psutil.Error):
@@ -47,10 +47,10 @@ def used_bytes(pids: Sequence[int]) -> int:
 
 @contextlib.contextmanager
 def _at_rest(processes: Sequence[psutil.Process]) -> Iterator[None]:
-    """Stops processes, other than this one, for a moment.
+    """Stops processes, except this one, for a moment.
 
-    A page that a second process maps between the readings of the two would be counted one and a
-    half times: 0.3 GB of a 1 GB array that two workers begin to read.
+    A page that a second process maps between the readings of the two would count one and a half
+    times: 0.3 GB of a 1 GB array that two workers begin to read.
     """
     others = [process for process in processes if process.pid != os.getpid()]
     try:
@@ -65,7 +65,7 @@ def _at_rest(processes: Sequence[psutil.Process]) -> Iterator[None]:
 
 
 class Sampler:
-    """Within `with`, samples the memory of processes; `peak` is the most, in bytes.
+    """Context manager that samples the memory of processes; `peak` is the maximum, in bytes.
 
     Args:
         pids: sequence of int; their descendants count too.
@@ -92,7 +92,7 @@ class Sampler:
 
 
 def measure(num_processes: int, nbytes: int = 1 << 30) -> dict[str, Any]:
-    """What training on an array costs beyond the parent's own copy.
+    """Measures the memory and time of training on an array, beyond the parent's own copy.
 
     Returns:
         A dict of `array_bytes`, `extra_bytes` (at the peak, beyond the user's array) and

@@ -1,4 +1,4 @@
-"""The models, and data for them. Runs in every contestant's process, a peer's old one included."""
+"""Models and their data. Runs in every contestant's process, including a peer's old interpreter."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Model:
     """A model of the benchmark.
 
     Args:
-        title: str, for people.
+        title: str, for display.
         batch_size: int, rows of a global batch.
         build: function of the `keras` module that returns `(inputs, outputs)`; outputs are
             logits.
-        shape: tuple of int, of one sample.
+        shape: tuple of int, one sample's shape.
         classes: int.
         scale: float, samples are uniform in [0, scale).
         tokens: bool, whether samples are integers below `scale`.
@@ -42,14 +42,14 @@ class Model:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a sample and its label."""
+        """Returns the bytes of a sample and its label."""
         size = 4
         for dimension in self.shape:
             size *= dimension
         return size + 8
 
     def data(self, rows: int, rank: int = 0) -> Arrays:
-        """`rows` samples and labels, the same for the same arguments."""
+        """Returns `rows` samples and labels, deterministic for given arguments."""
         import numpy as np
 
         random = np.random.default_rng((SEED, rank))
@@ -62,7 +62,7 @@ class Model:
         return x, random.integers(0, self.classes, rows)
 
     def compiled(self, keras: Any, model_class: Any) -> Any:
-        """The compiled model, as an object of `model_class`."""
+        """Returns the compiled model, an instance of `model_class`."""
         keras.utils.set_random_seed(SEED)
         inputs, outputs = self._built(keras)
         model = model_class(inputs=inputs, outputs=outputs)
@@ -81,17 +81,17 @@ class Model:
             policies.set_global_policy("float32")
 
     def made_optimizer(self, keras: Any) -> Any:
-        """A new optimizer, of the kind that the model is trained with."""
+        """Returns a new optimizer, of the kind that trains the model."""
         if self.optimizer == "sgd":
             return keras.optimizers.SGD()
         return _sparse_classes()[1]() if self.sparse else keras.optimizers.Adam()
 
 
 def _sparse_classes() -> Tuple[Any, Any]:  # noqa: UP006 - Python 3.8
-    """`Embedding` and `SparseAdam`, nanotf's or the peer's."""
+    """Returns `Embedding` and `SparseAdam`, nanotf's or the peer's."""
     try:
         return _classes("nanotf.keras.layers", "nanotf.optimizers")
-    except (ImportError, SyntaxError):  # the peer's interpreter is too old for it
+    except (ImportError, SyntaxError):  # the peer's interpreter is too old for nanotf
         return _classes("bigdl.nano.tf.keras.layers", "bigdl.nano.tf.optimizers")
 
 
@@ -214,7 +214,7 @@ MODELS: Dict[str, Model] = {  # noqa: UP006 - Python 3.8
 
 
 def chosen(name: str, optimizer: str, batch_size: int) -> Model:
-    """The model of that name; "" and 0 are its own optimizer and batch size."""
+    """Returns the named model; "" and 0 select its own optimizer and batch size."""
     model = MODELS[name]
     return dataclasses.replace(
         model,
@@ -224,5 +224,5 @@ def chosen(name: str, optimizer: str, batch_size: int) -> Model:
 
 
 def share(batch_size: int, rank: int, size: int) -> int:
-    """The rows of a batch that a rank of `size` ranks gets."""
+    """Returns the rows of a batch for one rank of `size` ranks."""
     return batch_size // size + (rank < batch_size % size)

@@ -1,4 +1,4 @@
-"""The options of `python -m benchmarks`."""
+"""Options of `python -m benchmarks`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_OUTPUT = pathlib.Path(__file__).resolve().parent / "results"
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """Options of a run.
 
     Args:
         models: tuple of str, keys of `MODELS`.
@@ -28,8 +28,8 @@ class Options:
         optimizer: str, one of `OPTIMIZERS`, "" for each model's own.
         batch_size: int, 0 for each model's own.
         rounds: int.
-        epoch_seconds: float, about how long an epoch of plain Keras shall take.
-        quick: bool, whether the other parts are shortened too.
+        epoch_seconds: float, approximate length of an epoch of plain Keras.
+        quick: bool, whether to shorten the other parts, too.
         output: path of a directory.
         peer_python: str, path of an interpreter, or "".
     """
@@ -48,7 +48,7 @@ class Options:
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Parses the command line; a wrong one ends the program with a line that says what is wrong."""
+    """Parses the command line; an invalid one ends the program with a one-line error."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Trains models with plain Keras, nanotf and others, interleaved, and compares.",
@@ -111,7 +111,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
 
 
 def names(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """A type of argparse's: names of those that are known, separated by commas."""
+    """Returns an argparse type: known names, separated by commas."""
     choices = tuple(known)
 
     def parse_names(text: str) -> tuple[str, ...]:
@@ -120,14 +120,14 @@ def names(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
         if unknown or not given:
             what = f"unknown: {', '.join(unknown)}" if unknown else "no name given"
             raise argparse.ArgumentTypeError(f"{what}. Choose from {', '.join(choices)}.")
-        # In the benchmark's order, whatever order they were asked for in.
+        # In the benchmark's order, whatever order the user gave.
         return tuple(choice for choice in choices if choice in given)
 
     return parse_names
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """A type of argparse's: a whole number of at least `least`."""
+    """Returns an argparse type: a whole number of at least `least`."""
 
     def parse_whole(text: str) -> int:
         if not text.isdecimal() or int(text) < least:

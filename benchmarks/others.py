@@ -1,4 +1,4 @@
-"""How much of the machine other programs used meanwhile: figures taken under load mean little."""
+"""Measures how much of the machine other programs use: figures taken under load mean little."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import psutil
 
 
 class Others:
-    """Within `with`, watches who uses the cores; `share` is what others used of all, 0 to 1.
+    """Context manager that measures the share of all cores used by other programs.
 
     Args:
         pids: sequence of int; these, their descendants and this process are not others. A
             process that ends meanwhile counts as another.
+
+    Attributes:
+        share: float, 0 to 1.
     """
 
     def __init__(self, pids: Sequence[int]) -> None:
@@ -34,7 +37,7 @@ class Others:
 
 
 def _busy() -> float:
-    """CPU seconds used since the machine started."""
+    """Returns CPU seconds used since the machine started."""
     times = psutil.cpu_times()
     return float(times.user + times.system + getattr(times, "irq", 0.0))
 

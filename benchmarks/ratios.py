@@ -10,22 +10,22 @@ Maybe = float | None
 
 
 def median(values: Iterable[Maybe]) -> Maybe:
-    """The median of the values that are there; None if there is none."""
+    """Returns the median of the values that are not None; None if there is none."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 
 
 def median_ratio(above: Sequence[Maybe], below: Sequence[Maybe]) -> Maybe:
-    """The median over rounds of `above[round] / below[round]`.
+    """Returns the median over rounds of `above[round] / below[round]`.
 
-    A round in which one is missing does not count. Both have one value per round.
+    A round in which either is missing does not count. Both have one value per round.
     """
     pairs = zip(above, below, strict=True)
     return median(a / b if a is not None and b else None for a, b in pairs)
 
 
 def geometric_mean(values: Iterable[Maybe]) -> Maybe:
-    """The geometric mean of the values that are there; None if there is none.
+    """Returns the geometric mean of the values that are not None; None if there is none.
 
     Raises:
         ValueError: A value is not above 0.

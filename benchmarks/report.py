@@ -1,4 +1,4 @@
-"""The tables that are printed. Pure functions of a result."""
+"""Tables that the benchmark prints. Pure functions of a result."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TITLES = {
     "peer": "BigDL-Nano",
 }
 
-GAIN = 1.05  # less is noise
-QUIET_SHARE = 0.03  # of all cores; what other programs may use while nothing is disturbed
+GAIN = 1.05  # below is noise
+QUIET_SHARE = 0.03  # of all cores; other programs may use this much without disturbing
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of text, the first column flush left, the others flush right."""
+    """Returns a text table, the first column left-aligned, the others right-aligned."""
     lines = [list(header), *map(list, rows)]
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
 
@@ -37,12 +37,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def number(value: Maybe, digits: int = 2) -> str:
-    """A number for a cell; `-` for none."""
+    """Formats a number for a cell; `-` for None."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """The whole report."""
+    """Returns the whole report."""
     parts = [_heading(result)]
     models = result.get("models", {})
     if models:
@@ -94,7 +94,7 @@ def _heading(result: Mapping[str, Any]) -> str:
 
 
 def _quiet(result: Mapping[str, Any]) -> str:
-    """Whether the figures can be trusted."""
+    """Reports the load of other programs, and warns if it makes the figures unreliable."""
     shares = [
         share
         for model in result.get("models", {}).values()
@@ -120,7 +120,7 @@ def _with(names: Sequence[str], wanted: str) -> list[str]:
 
 
 def rate(model: Mapping[str, Any], name: str, kind: str) -> Maybe:
-    """Median samples per second of a contestant, by steps alone or by whole epochs."""
+    """Returns the median samples per second of a contestant, by steps alone or by whole epochs."""
     seconds = ratios.median(goals.seconds_per_step(model["contestants"].get(name), kind))
     return model["batch_size"] / seconds if seconds else None
 
@@ -152,7 +152,7 @@ def _ratios(models: Mapping[str, Any]) -> str:
 
 
 def bfloat16(result: Mapping[str, Any]) -> str:
-    """What mixed_bfloat16 gains, and what the processor has for it."""
+    """Reports the gain of mixed_bfloat16, and the processor's bfloat16 instructions."""
     lines = ["mixed_bfloat16 against float32, steps alone"]
     for key, who in (("plain_bf16", "Plain Keras"), ("shm_bf16", "nanotf")):
         found = {m["title"]: goals.ratio(m, key) for m in result["models"].values()}

@@ -13,7 +13,7 @@ from benchmarks.others import Others
 from benchmarks.timeline import Block
 
 WARM_UP_STEPS = 4
-WARM_UP_SECONDS = 0.3  # of the epoch that tells about how long a step takes
+WARM_UP_SECONDS = 0.3  # length of the epoch that gives a rough time per step
 MIN_STEPS = 6
 MAX_DATA_BYTES = 512 << 20  # of one contestant's copy of an epoch
 SAME_EPOCHS = (
@@ -35,7 +35,7 @@ class Track:
         steps, epochs: int, of a block.
         cold: `Block`, the first `fit` of its processes.
         blocks: list of `Block`, one per round.
-        others: list of float, per round the share of all cores that other programs used.
+        others: list of float, the share of all cores used by other programs, per round.
         peak_bytes: int or None, peak memory.
     """
 
@@ -50,17 +50,17 @@ class Track:
 
 
 def steps_of_epoch(step: float, seconds: float, spec: Model) -> int:
-    """Steps of an epoch that takes about `seconds` at `step` seconds each."""
+    """Returns the steps of an epoch of about `seconds`, at `step` seconds each."""
     most = max(MIN_STEPS, MAX_DATA_BYTES // (spec.row_bytes * spec.batch_size))
     return min(max(MIN_STEPS, round(seconds / step)), most)
 
 
 def lay_out(tracks: Mapping[str, Track], epoch_seconds: float, spec: Model) -> None:
-    """Decides how many steps and epochs a block of each contestant has.
+    """Sets the number of steps and epochs of each contestant's block.
 
     Args:
         tracks: mapping of contestants' names to `Track`, warmed up.
-        epoch_seconds: float, about how long an epoch of plain Keras shall take; of the first
+        epoch_seconds: float, approximate length of an epoch of plain Keras, or of the first
             contestant if there is no plain.
         spec: `Model`.
     """
@@ -69,7 +69,7 @@ def lay_out(tracks: Mapping[str, Track], epoch_seconds: float, spec: Model) -> N
     same = steps_of_epoch(step, epoch_seconds, spec)
     for name, track in tracks.items():
         if name in SAME_EPOCHS:
-            # The first epoch has no end of another before it, so two of three are timed.
+            # The first epoch has no preceding epoch end, so two of three are timed.
             track.steps, track.epochs = same, 3 if same * step <= 1.3 * epoch_seconds else 2
         elif name == "ideal":
             track.steps, track.epochs = 2 * same, 1
@@ -98,7 +98,7 @@ class ModelRun:
         self.failed: dict[str, str] = {}
 
     def run(self, names: Sequence[str], rounds: int, epoch_seconds: float) -> dict[str, Any]:
-        """Runs `rounds` rounds of the contestants `names`. Returns what `json` can write."""
+        """Runs `rounds` rounds of the contestants `names`. Returns a JSON-serializable result."""
         try:
             for name in names:
                 self.say(f"{self.model}: {name} starts and warms up")
@@ -125,7 +125,7 @@ class ModelRun:
             self._attempt(name, action)
 
     def _attempt(self, name: str, action: Callable[[str], None]) -> None:
-        """Runs `action(name)`. Who fails is left out from then on; the others go on."""
+        """Runs `action(name)` for each contestant, and drops those that fail."""
         try:
             action(name)
         except ContestantError as error:
@@ -140,7 +140,7 @@ class ModelRun:
         track = self.tracks[name] = Track(contestant)
         contestant.prepare(WARM_UP_STEPS)
         track.cold = contestant.run(WARM_UP_STEPS, 1)
-        if track.cold.step is None:  # the peer's calls are as long as they are, and tell nothing
+        if track.cold.step is None:  # the peer's calls cannot be shortened, and tell nothing
             return
         steps = max(WARM_UP_STEPS, round(WARM_UP_SECONDS / track.cold.step))
         contestant.prepare(steps)

@@ -1,7 +1,7 @@
-"""How long it takes until the first batch is done, as someone who runs a script meets it.
+"""Measures the time until the first batch is done, as a user's script sees it.
 
-A fresh process imports, builds the MLP and calls `fit` (cold); calls it again (warm); and trains
-the CNN, which its workers do not know yet (new model on warm workers). Plain Keras does the same.
+A fresh process imports, builds the MLP and calls `fit` (cold), calls it again (warm), and trains
+the CNN, which is new to its workers (new model on warm workers). Plain Keras does the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMES = ("plain", "shm", "grpc")
 
 
 def measure(name: str, setting: Setting) -> dict[str, Any]:
-    """The start of one contestant.
+    """Measures the start of one contestant.
 
     Args:
         name: str, one of `NAMES`.

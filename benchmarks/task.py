@@ -1,12 +1,12 @@
 """A contestant's process: `python -m benchmarks.task SETUP`, a JSON object.
 
-Reads commands from standard input, one JSON object per line, and answers each with one on
-standard output. What libraries print goes to standard error. The process ends when its input
-does, so it does not outlive the benchmark.
+Reads commands from standard input, one JSON object per line, and answers each with one on standard
+output. Library output goes to standard error. The process ends when its input does, so it does not
+outlive the benchmark.
 
 | command | what it does |
 | --- | --- |
-| `{"do": "use", "model": NAME, "size": N, ...}` | goes on with another model, and N workers |
+| `{"do": "use", "model": NAME, "size": N, ...}` | switches to another model, and N workers |
 | `{"do": "prepare", "steps": S}` | makes the data |
 | `{"do": "run", "steps": S, "epochs": E, "at": T}` | trains, from `time.monotonic() == T` on |
 
@@ -57,7 +57,7 @@ def main(arguments: list) -> int:  # type: ignore[type-arg]
     started = time.monotonic()
     setup = json.loads(arguments[0])
     if setup["cores"] and hasattr(os, "sched_setaffinity"):
-        # Before TensorFlow comes, which sizes its thread pools by what it finds.
+        # Before TensorFlow is imported, which sizes its thread pools by the environment.
         os.sched_setaffinity(0, setup["cores"])
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with os.fdopen(os.dup(1), "w") as answers:

@@ -1,4 +1,4 @@
-"""From what a contestant's clock noted to times of a block: plain arithmetic."""
+"""Computes a block's times from the events of a contestant's clock: plain arithmetic."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Times of one block of one contestant, in seconds; None for what it cannot tell.
+    """Times of one block of one contestant, in seconds; None where unknown.
 
     Args:
         step: of a training step at its steady rate.
-        processor: processor time of a step, the mean over the processes that compute it.
+        processor: processor time of a step, the mean over the processes that compute.
         epoch: of a whole epoch, from the end of one to the end of the next.
         boundary: between epochs, beyond the steps.
         first_batch: from the call to the end of the first step.
@@ -31,7 +31,7 @@ class Block:
 
 
 def read(noted: dict[str, Any], steps: int) -> Block:
-    """A block of a contestant that has a clock.
+    """Returns the block of a contestant that has a clock.
 
     Args:
         noted: dict with `call` and `done` (float, seconds), `ends` (list of float) and `steps`
@@ -54,7 +54,7 @@ def read(noted: dict[str, Any], steps: int) -> Block:
 
 
 def _per_step(epochs: Sequence[Sequence[Any]], clock: int) -> float | None:
-    """Seconds of a clock from an epoch's first reported step to its last, by the steps between."""
+    """Returns seconds of a clock per step, from an epoch's first reported step to its last."""
     ends = [(epoch[0], epoch[-1]) for epoch in epochs if epoch]
     count = sum(last[0] - first[0] for first, last in ends)
     if not count or any(None in (first[clock], last[clock]) for first, last in ends):
@@ -63,9 +63,9 @@ def _per_step(epochs: Sequence[Sequence[Any]], clock: int) -> float | None:
 
 
 def _boundary(epochs: Sequence[Sequence[Any]], steps: int, step: float) -> float | None:
-    """From the end of an epoch's last step to the end of the next one's first, less that step.
+    """Returns seconds from an epoch's last step to the end of the next first one, less that step.
 
-    Where the last step was not reported, the time since the last reported one is steps, too.
+    If the last step was not reported, the time since the last reported one counts as steps.
     """
     gaps = [
         later[0][1] - sooner[-1][1] - (steps - sooner[-1][0] + later[0][0]) * step
@@ -76,7 +76,7 @@ def _boundary(epochs: Sequence[Sequence[Any]], steps: int, step: float) -> float
 
 
 def read_calls(calls: Sequence[Sequence[float]]) -> Block:
-    """A block of a contestant that tells no more than how long two calls took.
+    """Returns the block of a contestant that reports only the length of two calls.
 
     Args:
         calls: two pairs of epochs and seconds.
@@ -86,7 +86,7 @@ def read_calls(calls: Sequence[Sequence[float]]) -> Block:
 
 
 def slowest(blocks: Sequence[Block]) -> Block:
-    """The block of processes that run together: the slowest's times, the mean of processor time."""
+    """Returns the block of processes that run together: slowest times, mean processor time."""
 
     def of_all(name: str) -> float | None:
         values = [getattr(block, name) for block in blocks]

@@ -1,4 +1,4 @@
-"""A custom training loop on two processes: two lines more.
+"""A custom training loop on two processes, by adding two lines.
 
 python examples/custom_loop.py [digits]
 """

@@ -1,9 +1,9 @@
-"""TensorFlow's own pattern for custom training with tf.distribute, inside of `@nano`.
+"""TensorFlow's own pattern for custom training with tf.distribute, inside `@nano`.
 
 python examples/custom_loop_strategy.py [digits]
 
-The text is that of the guide (https://www.tensorflow.org/tutorials/distribute/custom_training);
-the strategy comes from `nanotf.get_strategy()`.
+The code is the guide's (https://www.tensorflow.org/tutorials/distribute/custom_training); the
+strategy comes from `nanotf.get_strategy()`.
 """
 
 from __future__ import annotations

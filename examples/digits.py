@@ -22,7 +22,7 @@ layers = tf.keras.layers
 
 
 def make_model() -> Sequential:
-    """The model, with the same initial weights every time."""
+    """Returns the model, with the same initial weights every time."""
     tf.keras.utils.set_random_seed(0)
     model = Sequential(
         [
@@ -58,7 +58,7 @@ single.fit(x_train, y_train, batch_size=64, epochs=options.epochs, verbose=2)
 single_seconds = time.perf_counter() - begin
 
 print(f"\n{options.processes} worker processes:")
-# The first call starts the workers, which import TensorFlow; they stay for the calls after it.
+# The first call starts the workers, which import TensorFlow. Later calls reuse them.
 begin = time.perf_counter()
 make_model().fit(x_train[:64], y_train[:64], verbose=0, num_processes=options.processes)
 start_seconds = time.perf_counter() - begin

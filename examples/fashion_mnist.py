@@ -1,4 +1,4 @@
-"""Fashion-MNIST: the Keras program that everybody knows, with one argument more.
+"""Fashion-MNIST: the well-known Keras program, plus one argument.
 
     python examples/fashion_mnist.py [digits]
 
@@ -36,6 +36,6 @@ model.fit(
     epochs=3,
     validation_split=0.1,
     callbacks=[tf.keras.callbacks.EarlyStopping("val_accuracy", patience=1)],
-    num_processes=2,  # the argument more
+    num_processes=2,  # the only new argument
 )
 print("accuracy on the test images:", model.evaluate(x_test, y_test, verbose=0)[1])

@@ -1,4 +1,4 @@
-"""The images of the examples: Fashion-MNIST, or scikit-learn's digits where there is no network."""
+"""Images for the examples: Fashion-MNIST, or scikit-learn's digits without a network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Images = tuple[np.ndarray, np.ndarray]
 
 
 def load(name: str = "fashion_mnist") -> tuple[Images, Images]:
-    """Training and test images, (rows, height, width, 1) in [0, 1], each with labels.
+    """Returns training and test images, (rows, height, width, 1) in [0, 1], each with labels.
 
     Args:
         name: str, "fashion_mnist" (28x28, downloads 30 MB the first time) or "digits" (8x8).
@@ -19,7 +19,7 @@ def load(name: str = "fashion_mnist") -> tuple[Images, Images]:
     if name == "fashion_mnist":
         try:
             (x, y), (x_test, y_test) = tf.keras.datasets.fashion_mnist.load_data()
-        except Exception as error:  # Keras raises what urllib does, and an Exception of its own
+        except Exception as error:  # Keras raises urllib's errors, and a bare Exception of its own
             reason = str(error).splitlines()[0]
             print(f"Fashion-MNIST cannot be downloaded ({reason}); digits it is.", file=sys.stderr)
             return load("digits")

@@ -1,7 +1,7 @@
 """Multi-instance CPU acceleration for TensorFlow.
 
-Importing this package imports neither TensorFlow nor anything else that takes time, and
-changes nothing; the names below are imported when they are first used.
+Importing this package is fast, does not import TensorFlow, and changes nothing. The names below
+are imported when they are first used.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The lines that nanotf prints unasked: each begins with "nanotf: ".
+"""Lines that nanotf prints unasked. Each begins with "nanotf: ".
 
-So a reader tells them from the program's own and from TensorFlow's. There are two ways to print
-one, `say` and `logger`. What a user has asked for (a report, a table, `--help`, the output of a
-command) has no such prefix, and neither have exceptions.
+The prefix tells them from the program's own lines and from TensorFlow's. There are two ways to
+print one, `say` and `logger`. Requested output (a report, a table, `--help`, the output of a
+command) has no prefix, and neither have exceptions.
 
-Where the program has configured logging, its handlers and formats say who speaks. Where it has
-not, Python prints the bare text of a warning (`logging.lastResort`); a filter on nanotf's own
-logger then adds the prefix. No handler is ever installed.
+If the program has configured logging, its handlers and formats name the logger. If it has not,
+Python prints the bare text of a warning (`logging.lastResort`), and a filter on nanotf's own
+logger adds the prefix. No handler is ever installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger("nanotf")
 
 
 def prefixed(text: str) -> str:
-    """A text, which may have several lines, with the prefix before each of them."""
+    """Puts the prefix before each line of a text."""
     return "\n".join(f"{PREFIX}{line}".rstrip() for line in text.split("\n"))
 
 

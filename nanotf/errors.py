@@ -20,7 +20,7 @@ class NanoError(Exception):
 
 
 class InvalidArgumentError(NanoError, ValueError):
-    """An argument has the right type and a value that cannot be used."""
+    """An argument has the right type but a value that cannot be used."""
 
 
 class InvalidArgumentTypeError(NanoError, TypeError):
@@ -32,7 +32,7 @@ class PlacementError(InvalidArgumentError):
 
 
 class ModelError(InvalidArgumentError):
-    """A model is not in a state in which workers could train it."""
+    """Workers cannot train a model in its present state."""
 
 
 class ShippingError(InvalidArgumentError):
@@ -59,7 +59,7 @@ class WorkerError(NanoError, RuntimeError):
         signal: int or None, the number of the signal that ended it.
         remote_traceback: str, the traceback in the worker, empty if there is none.
         log_tail: str, the last lines of the worker's log.
-        what: str, what happened, without what comes of it; empty for `message`.
+        what: str, the event alone, without its consequences; empty for `message`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class WorkerError(NanoError, RuntimeError):
         log_tail: str = "",
         what: str = "",
     ) -> None:
-        Exception.__init__(self, message)  # not that of a class that `also` has mixed in
+        Exception.__init__(self, message)  # not the one of a class mixed in by `catchable_as`
         self.message = message
         self.rank = rank
         self.pid = pid
@@ -86,7 +86,7 @@ class WorkerError(NanoError, RuntimeError):
         self.what = what or message
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        # Exception's own __reduce__ would keep the message alone.
+        # Exception's own __reduce__ would keep only the message.
         return type(self), self._arguments()
 
     def _arguments(self) -> tuple[Any, ...]:
@@ -111,11 +111,11 @@ class WorkerError(NanoError, RuntimeError):
         return "\n\n".join(parts)
 
 
-def also(error: WorkerError, original: BaseException | None, message: str) -> WorkerError:
-    """A `WorkerError` that `except` clauses for the exception behind it catch, too.
+def catchable_as(error: WorkerError, original: BaseException | None, message: str) -> WorkerError:
+    """Makes a `WorkerError` that can also be caught as the class of the worker's exception.
 
-    Its class derives from both classes. It has the attributes of `original`, except where those of
-    `WorkerError` have the same names, and its `args`; `original` is its `__cause__`.
+    Its class derives from both classes. It has the `args` and attributes of `original`; attributes
+    of `WorkerError` win where names are equal. `original` is its `__cause__`.
 
     Args:
         error: `WorkerError`.
@@ -123,11 +123,11 @@ def also(error: WorkerError, original: BaseException | None, message: str) -> Wo
         message: str, the error's new message.
 
     Returns:
-        The new error, or `error` where no class can derive from both: where Python lays out their
-        objects differently, `original` is no `Exception`, or its class allows no other.
+        The new error, or `error` if no class can derive from both: Python lays out their objects
+        differently, `original` is no `Exception`, or its class does not allow it.
     """
     error.__cause__ = original
-    # Python gives the two excluded a meaning of their own, as soon as a generator raises them.
+    # A generator that raises StopIteration or StopAsyncIteration gives it a special meaning.
     if not isinstance(original, Exception) or isinstance(
         original, (StopIteration, StopAsyncIteration, WorkerError)
     ):
@@ -146,13 +146,13 @@ def _both(kind: type[WorkerError], original: Exception, arguments: tuple[Any, ..
         "__doc__": f"A worker raised {cls.__name__}.",
         "__new__": lambda new, *_: cls.__new__(new),
         "__reduce__": lambda self: (_both, (kind, original, arguments)),
-        # Properties of the same names (TensorFlow's errors have `message`) could not be set.
+        # Hides properties of the same names (`message` of TensorFlow's errors): they are read-only.
         **dict.fromkeys(vars(kind(*arguments))),
     }
     made: WorkerError = type(f"{cls.__name__}InWorker", (kind, cls), body)(*arguments)
     made.__dict__.update({n: v for n, v in vars(original).items() if n not in vars(made)})
     for base in cls.__mro__[: cls.__mro__.index(Exception)]:
-        for name, member in vars(base).items():  # what builtin exceptions keep, like `errno`
+        for name, member in vars(base).items():  # attributes of builtin exceptions: `errno`
             if isinstance(member, (types.MemberDescriptorType, types.GetSetDescriptorType)):
                 with contextlib.suppress(AttributeError, TypeError):
                     setattr(made, name, getattr(original, name))
@@ -166,15 +166,15 @@ class WorkerDied(WorkerError):
 
 
 class WorkerStuck(WorkerError):
-    """A worker has not gone on for longer than the set time, while others waited for it."""
+    """A worker made no progress for longer than the timeout, while others waited for it."""
 
 
 class DivergedError(WorkerError):
-    """Workers that run one program have come to different numbers."""
+    """Workers that run the same program have computed different numbers."""
 
 
 def describe_exit(returncode: int | None) -> tuple[str, int | None, int | None]:
-    """Names the way in which a process ended.
+    """Describes how a process ended.
 
     Args:
         returncode: int or None, as in `subprocess.Popen.returncode`: negative for a signal.
@@ -184,9 +184,9 @@ def describe_exit(returncode: int | None) -> tuple[str, int | None, int | None]:
     """
     if returncode is None:
         return "is still running but closed its channel", None, None
-    # Nobody is told then how a child ended, and `subprocess` makes a 0 of that.
+    # The kernel then reports no exit status of children, and `subprocess` returns 0.
     if returncode == 0 and signals.getsignal(signals.SIGCHLD) == signals.SIG_IGN:
-        return "has ended (how is unknown: this process ignores SIGCHLD)", None, None
+        return "has ended (exit status unknown: this process ignores SIGCHLD)", None, None
     if returncode >= 0:
         return f"exited with code {returncode}", returncode, None
     number = -returncode
@@ -201,15 +201,15 @@ def describe_exit(returncode: int | None) -> tuple[str, int | None, int | None]:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Refuses a value that is none of those that an argument takes.
+    """Rejects a value that an argument does not accept.
 
     Args:
-        name: str, the argument's.
-        value: what was given for it.
-        choices: sequence of str.
+        name: str, the argument's name.
+        value: the argument's value.
+        choices: sequence of str, the accepted values.
 
     Raises:
-        InvalidArgumentError: It is none of them.
+        InvalidArgumentError: The value is not one of the choices.
     """
     if value not in choices:
         raise InvalidArgumentError(

@@ -1,10 +1,10 @@
 """The command line: `nanotf doctor`, `env`, `run`, `tune`. A thin parser over library functions.
 
-Called by users' shells, and by `nanotf-init` for what it exports.
+Called by users' shells, and by `nanotf-init` to get the variables to export.
 May import everything below it.
 
 Exit codes: 0 done, 1 `doctor` found an error, 2 wrong arguments or a request that this machine
-cannot meet. `run` ends with the script's own.
+cannot meet. `run` exits with the script's own code.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _Done = TypeVar("_Done")
 
 _INIT_ABOUT = """\
 Exports the best known environment for TensorFlow on this machine, and prints it.
-`source nanotf-unset` puts back what was there before. Works in bash and zsh.
+`source nanotf-unset` restores the previous environment. Works in bash and zsh.
 
-Variables that you have set yourself are left alone, and listed as yours. What is done is
-recorded in NANOTF_ENV."""
+Variables that you have set yourself are kept, and listed as yours. NANOTF_ENV records the
+changes."""
 
 _INIT_NOTES = """\
-A script that has arguments of its own must write `source nanotf-init --`: a sourced file
-that is given no arguments sees those of the script."""
+A script with arguments of its own must write `source nanotf-init --`. Without `--`, the
+sourced file receives the script's arguments."""
 
 
 class _ArgumentError(Exception):
@@ -49,22 +49,22 @@ class _ArgumentError(Exception):
 
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell says of a command whose reader has gone
+BROKEN_PIPE = 128 + signal.SIGPIPE  # the code that shells report after the reader has exited
 
 
 class _NotHere(argparse.Action):
     """A short option that means something else in `nanotf doctor`, `env` and `run`."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """Refuses it."""
+        """Rejects the option."""
         parser.error(
-            "-n is the number of processes in all commands, which this one does not take. "
+            "-n is the number of processes in all commands; this one does not take it. "
             "Received: -n. Write --disable-onednn to switch oneDNN off"
         )
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises instead of printing the usage and exiting: a sourced script says one clear line."""
+    """A parser that raises instead of printing its usage: sourced scripts print one clear line."""
 
     def error(self, message: str) -> NoReturn:
         raise _ArgumentError(f"{message} (see {self.prog} --help)")
@@ -80,14 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # What the sourced scripts call. Their options are parsed apart from those of `nanotf env`.
+    # The sourced scripts call these. Their options are parsed separately from `nanotf env`'s.
     scripts = {"init": _init, "unset": _unset}
     if arguments[:2] == ["env", "--shell"] and arguments[2:3] and arguments[2] in scripts:
         function = scripts[arguments[2]]
         return _report(lambda: _write_code(function(arguments[3:], os.environ)))
     done = _report(lambda: _nanotf(arguments))
     if isinstance(done, Script):
-        done.run()  # what it raises is the script's, also a `NanoError`
+        done.run()  # any exception is the script's own, even a `NanoError`
         return 0
     return done
 
@@ -95,10 +95,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(command: Callable[[], _Done]) -> _Done | int:
     try:
         done = command()
-        if sys.stdout is not None:  # closed by who has started this process
+        if sys.stdout is not None:  # None if the parent process has closed it
             sys.stdout.flush()
         return done
-    except BrokenPipeError:  # as of `nanotf doctor | head`
+    except BrokenPipeError:  # for instance in `nanotf doctor | head`
         _drop_output()
         return BROKEN_PIPE
     except OSError as error:
@@ -113,12 +113,12 @@ def _report(command: Callable[[], _Done]) -> _Done | int:
 
 
 def _drop_output() -> None:
-    """Python flushes once more when it ends."""
+    """Redirects stdout to /dev/null: Python flushes it once more when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _write_code(code: str) -> int:
-    # Old values may be any bytes; they come back as they were.
+    # Old values may be any bytes; they are restored unchanged.
     sys.stdout.buffer.write(os.fsencode(code))
     sys.stdout.buffer.flush()
     return 0
@@ -130,7 +130,7 @@ def _init(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     _add_options(parser)
     parser.add_argument("-n", action=_NotHere, nargs=0, help=argparse.SUPPRESS)
     parser.add_argument("-q", "--quiet", action="store_true", help="print warnings only")
-    parser.add_argument("-d", "--debug", action="store_true", help="say what was found, on stderr")
+    parser.add_argument("-d", "--debug", action="store_true", help="print what was found to stderr")
     parsed = _parse_script(parser, arguments)
     if parsed.help:
         return shell.say(parser.format_help().rstrip()) + "\n"
@@ -145,7 +145,7 @@ def _init(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def _unset(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
-    about = "Puts back the environment variables that `source nanotf-init` has changed."
+    about = "Restores the environment variables that `source nanotf-init` has changed."
     parser = _script_parser("nanotf-unset", about, _INIT_NOTES.replace("-init", "-unset"))
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing")
     parsed = _parse_script(parser, arguments)
@@ -198,9 +198,9 @@ def _nanotf(arguments: Sequence[str]) -> int | Script:
 def _add_doctor(commands: Any) -> None:
     doctor = commands.add_parser(
         "doctor",
-        help="show this machine, what nanotf would do on it, and what could be better",
-        description="Shows this machine as nanotf may use it, TensorFlow and its build, the "
-        "environment, and what it finds wrong, with the mend. Changes nothing. Exits with 1 if "
+        help="show this machine, how nanotf would use it, problems found, and how to fix each",
+        description="Shows this machine, the cores that nanotf may use, the TensorFlow build, the "
+        "environment, problems found, and how to fix each. Changes nothing. Exits with 1 if "
         "something does not work.",
         allow_abbrev=False,
     )
@@ -229,14 +229,14 @@ def _doctor(parsed: argparse.Namespace) -> int:
 def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
-        help="run an unchanged script or module, with several processes in every fit",
+        help="run an unchanged script or module; every fit uses several processes",
         usage="nanotf run [-h] [-n N] [--precision PRECISION] [--sparse] "
         "{script.py | -m MODULE} [arguments ...]",
-        description="Runs a script as `python script.py arguments ...` does, or a module as "
-        "`python -m MODULE arguments ...` does, after "
-        "nanotf.patch_tensorflow(): its Keras models take num_processes, and with -n every fit "
-        "that does not say otherwise uses N processes. TensorFlow is imported before the script "
-        "begins: set its environment variables, such as TF_USE_LEGACY_KERAS, in the shell.",
+        description="Calls nanotf.patch_tensorflow(), then runs a script like "
+        "`python script.py arguments ...`, or a module like `python -m MODULE arguments ...`. "
+        "Its Keras models take num_processes. With -n, every fit without num_processes "
+        "uses N processes. TensorFlow is imported before the script begins: set its environment "
+        "variables, such as TF_USE_LEGACY_KERAS, in the shell.",
         allow_abbrev=False,
     )
     run.add_argument(
@@ -244,7 +244,7 @@ def _add_run(commands: Any) -> None:
         "--num-processes",
         type=_processes,
         metavar="N",
-        help='workers of every fit; "auto" measures for each what is fastest',
+        help='workers of every fit; "auto" measures which number is fastest for each fit',
     )
     run.add_argument(
         "--precision",
@@ -261,11 +261,11 @@ def _add_run(commands: Any) -> None:
         "-m",
         dest="is_module",
         action="store_true",
-        help="what follows is the name of a module or package, as after `python -m`",
+        help="the next argument names a module or package, as in `python -m`",
     )
     run.add_argument("script", help="a Python file, or the module")
     run.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="what the script finds in sys.argv"
+        "arguments", nargs=argparse.REMAINDER, help="the script's arguments, in sys.argv"
     )
     run.set_defaults(run=_run)
 
@@ -298,8 +298,8 @@ def _add_env(commands: Any) -> None:
     env = commands.add_parser(
         "env",
         help="print the environment variables that would be set",
-        description="Prints what `source nanotf-init` would set, or with -n the variables of "
-        "each worker. Changes nothing.",
+        description="Prints the variables that `source nanotf-init` would set, or with -n those "
+        "of each worker. Changes nothing.",
         allow_abbrev=False,
     )
     env.add_argument("--json", action="store_true", help="print JSON")
@@ -313,11 +313,11 @@ def _add_env(commands: Any) -> None:
 def _add_tune(commands: Any) -> None:
     tune = commands.add_parser(
         "tune",
-        help='show or forget what num_processes="auto" has measured',
-        description='Shows what fit(num_processes="auto") has measured and remembered.',
+        help='show or delete the measurements of num_processes="auto"',
+        description='Shows the measurements that fit(num_processes="auto") has stored.',
         allow_abbrev=False,
     )
-    tune.add_argument("--clear", action="store_true", help="forget it, so that it measures anew")
+    tune.add_argument("--clear", action="store_true", help="delete them, to measure again")
     tune.set_defaults(run=_tune)
 
 
@@ -347,7 +347,7 @@ def _env(parsed: argparse.Namespace) -> int:
         title, workers = f"{machine.explain()}.", []
     else:
         topology.check_num_processes(parsed.num_processes)
-        # As if `nanotf-init` had been sourced with these options; the workers follow them.
+        # The workers use these options, as if `nanotf-init` had been sourced with them.
         before = environment.shell_environment(machine, os.environ, options)
         environ = environment.initialised(os.environ, options, before)
         plan = topology.plan(
@@ -396,7 +396,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             dest="allocator",
             action="store_const",
             const=name,
-            help=f"preload {name}; a warning if it is missing"
+            help=f"preload {name}; warn if it is missing"
             + (" (the default if it is installed)" if name == "tcmalloc" else ""),
         )
     allocators.add_argument(

@@ -1,7 +1,7 @@
-"""`nanotf doctor`: what this machine is, what nanotf would do on it, and what could be better.
+"""`nanotf doctor`: this machine, how nanotf would use it, problems found, and how to fix each.
 
-`examine` looks and returns a `Report`, `render` and `as_json` show it. TensorFlow is only
-imported by processes that are started for it.
+`examine` returns a `Report`; `render` and `as_json` show it. Only child processes import
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from nanotf.machine.processor import read_processor
 from nanotf.machine.tensorflow_build import read_build
 
 _WIDTH = 100  # characters of a line, at most
-_NARROWEST = 40  # of a narrower terminal's lines nothing could be read
+_NARROWEST = 40  # shorter lines would be unreadable
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the doctor has to say.
+    """The doctor's report.
 
     Args:
-        facts: `Facts`, what was looked at.
-        plan: `Plan`, the cores of the workers that were asked about.
-        shell: `Environment`, what `nanotf-init` would set.
-        checks: tuple of `trial.Check`, of `--test`; empty without it, and with one core.
+        facts: `Facts`, the examined facts.
+        plan: `Plan`, the cores of the requested workers.
+        shell: `Environment`, the variables that `nanotf-init` would set.
+        checks: tuple of `trial.Check`, the results of `--test`; empty without it or with one core.
         findings: tuple of `Finding`, most important first.
     """
 
@@ -47,12 +47,12 @@ class Report:
     findings: tuple[Finding, ...]
 
     def has_errors(self) -> bool:
-        """Whether something does not work."""
+        """Returns True if something does not work."""
         return any(finding.severity == "error" for finding in self.findings)
 
 
 def gather() -> Facts:
-    """Looks at this machine, and asks TensorFlow; takes as long as TensorFlow's import."""
+    """Gathers the facts about this machine. Takes as long as importing TensorFlow."""
     return Facts(
         machine=topology.describe_machine(),
         processor=read_processor(),
@@ -71,18 +71,18 @@ def examine(
 
     Args:
         num_processes: int or None, the workers whose cores are shown; None for two, or one
-            where there is one core.
-        test: bool, default False; True trains with two workers of this machine.
-        facts: `Facts`, or None to look at this machine.
+            if there is one core.
+        test: bool, default False; True trains with two workers on this machine.
+        facts: `Facts`, or None to examine this machine.
 
     Returns:
         `Report`.
 
     Raises:
-        InvalidArgumentError, PlacementError: There cannot be that many workers.
+        InvalidArgumentError, PlacementError: This machine cannot run that many workers.
     """
     if facts is None:
-        # Refuses what cannot be before TensorFlow is asked, which takes seconds.
+        # Rejects bad requests before TensorFlow is imported, which takes seconds.
         _plan(num_processes, topology.describe_machine(), os.environ)
         facts = gather()
     plan = _plan(num_processes, facts.machine, facts.environ)
@@ -110,12 +110,12 @@ def _plan(
     return topology.plan(num_processes, machine=machine, max_cores=cap)
 
 
-_MEND_OF_TEST = "Mend the other findings first; then report it, with `nanotf doctor --test --json`."
+_MEND_OF_TEST = "Fix the other findings first; then report it, with `nanotf doctor --test --json`."
 
 
 # ----------------------------------------------------------------------------- showing it
 def render(report: Report) -> str:
-    """A report for people, some 40 lines, as wide as the terminal is (or COLUMNS says)."""
+    """Writes a report for people: some 40 lines, as wide as the terminal (or COLUMNS)."""
     facts = report.facts
     parts = [
         "\n".join(_wrapped(f"{name:<12}", text) for name, text in _rows(facts)),
@@ -205,7 +205,7 @@ def _variables(report: Report) -> str:
 
 
 def _shortened(value: str) -> str:
-    """A value on one line; a list of 56 cores is of no use to a reader, and in `nanotf env`."""
+    """Shortens a value to fit on a line; `nanotf env` shows a list of 56 cores in full."""
     text = shell.printable(value)
     most = _width() // 2
     return text if len(text) <= most else text[: most - 3] + "..."
@@ -213,7 +213,7 @@ def _shortened(value: str) -> str:
 
 def _findings(found: tuple[Finding, ...]) -> str:
     if not found:
-        return "findings    none: nothing to mend"
+        return "findings    none: nothing to fix"
     lines = ["findings"]
     for number, finding in enumerate(found, 1):
         lines.append(_wrapped(f"  {number}. ", f"{finding.severity}: {finding.text}"))
@@ -238,7 +238,7 @@ def _wrapped(start: str, text: str) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """A report as plain values, for programs."""
+    """Returns a report as plain values, for programs."""
     facts = report.facts
     environ = facts.environ
     return {

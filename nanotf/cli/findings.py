@@ -1,4 +1,4 @@
-"""What `nanotf doctor` has to say about a machine, and how each of it is mended."""
+"""Problems that `nanotf doctor` finds on a machine, and the fix for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nanotf.machine.topology import Plan, plan
 # Most important first: it does not work; it is slower than it could be; worth knowing.
 SEVERITIES = ("error", "warning", "note")
 
-_OPEN_FILES = 256  # a worker takes about ten, TensorFlow and a dataset's files the others
+_OPEN_FILES = 256  # a worker needs about ten; TensorFlow and a dataset's files need the others
 _PROCESS_BYTES = 600 << 20  # a worker with TensorFlow and a small model
 
 
@@ -29,8 +29,8 @@ class Finding:
 
     Args:
         severity: str, one of `SEVERITIES`.
-        text: str, what it is.
-        fix: str, what to do about it.
+        text: str, the problem.
+        fix: str, how to fix it.
     """
 
     severity: str
@@ -40,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the doctor looks at.
+    """The facts that the doctor examines.
 
     Args:
         machine: `Machine`.
@@ -62,12 +62,12 @@ class Facts:
 
 
 def find(facts: Facts, chosen: Plan, *, skipped: bool = False) -> list[Finding]:
-    """Looks for everything that could be better, most important first.
+    """Finds problems, most important first.
 
     Args:
         facts: `Facts`.
-        chosen: `Plan`, whose workers are asked about.
-        skipped: bool, default False, whether a test was asked for that takes more cores.
+        chosen: `Plan`, the cores of the workers to examine.
+        skipped: bool, default False, whether the requested test needs more cores.
     """
     found = [
         *_of_tensorflow(facts.build),
@@ -86,12 +86,12 @@ def _of_tensorflow(build: TensorFlowBuild) -> Iterator[Finding]:
         yield Finding("error", "No TensorFlow is installed.", f"{install}.")
     elif not build.tensorflow:
         text = f"TensorFlow cannot be imported: the attempt {build.error}."
-        yield Finding("error", text, "See `python -c 'import tensorflow'`, and install it again.")
+        yield Finding("error", text, "Run `python -c 'import tensorflow'`, then reinstall it.")
     if len(build.packages) > 1:
         yield Finding(
             "warning",
-            f"Several packages provide the module tensorflow: {', '.join(build.packages)}. Which "
-            "one's files are there depends on the order in which they were installed.",
+            f"Several packages provide the module tensorflow: {', '.join(build.packages)}. The "
+            "order of installation decides whose files are there.",
             f"pip uninstall {' '.join(p.split()[0] for p in build.packages)}, then install one.",
         )
     version = parse_version(build.keras.partition(" ")[2])
@@ -105,7 +105,7 @@ def _of_tensorflow(build: TensorFlowBuild) -> Iterator[Finding]:
     if build.backend not in ("", "tensorflow"):
         yield Finding(
             "error",
-            f"Keras runs on {build.backend}, and nanotf distributes it on TensorFlow alone.",
+            f"Keras runs on {build.backend}; nanotf supports only TensorFlow.",
             "export KERAS_BACKEND=tensorflow.",
         )
     if build.gpus:
@@ -118,7 +118,7 @@ def _of_tensorflow(build: TensorFlowBuild) -> Iterator[Finding]:
 
 
 def usable_cores(machine: Machine, environ: Mapping[str, str]) -> int:
-    """How many cores workers may have: those that are free, up to what the environment says."""
+    """Counts the cores that workers may use: the free ones, up to the environment's limit."""
     return len(machine.usable_cores()[: shell_state.cores_cap(environ)])
 
 
@@ -129,31 +129,31 @@ def _of_machine(facts: Facts, skipped: bool) -> Iterator[Finding]:
     if usable < 2:
         yield Finding(
             "error" if skipped else "warning",
-            f"Two workers need two cores, and this process has {count(usable, 'core')}"
+            f"Two workers need two cores, but this process has {count(usable, 'core')}"
             + ("; the test was skipped." if skipped else "."),
-            "Give it more: see the next findings; `taskset`, the container's --cpus or "
-            "--cpuset-cpus, or the scheduler's request.",
+            "Give it more cores with `taskset`, the container's --cpus or --cpuset-cpus, or the "
+            "scheduler's request. See the next findings, too.",
         )
     if not machine.can_pin:
-        text = "Workers cannot be pinned to cores here, and may get into each other's way."
+        text = "Workers cannot be pinned to cores here, so they may slow each other down."
         yield Finding("warning", text, "Run on Linux, where sched_setaffinity is allowed.")
     elif machine.notes:
-        text = f"Not everything about the cores is known: {'; '.join(machine.notes)}."
+        text = f"Some facts about the cores are unknown: {'; '.join(machine.notes)}."
         yield Finding("warning", text, "Mount /sys in the container.")
     if cap is not None and cap < free:
         yield Finding(
             "warning",
-            f"{count(cap, 'core')} of {free} are used: OMP_NUM_THREADS or nanotf-init --cores "
-            "says so.",
+            f"nanotf uses {count(cap, 'core')} of {free}, because of OMP_NUM_THREADS or "
+            "nanotf-init --cores.",
             "unset OMP_NUM_THREADS, or source nanotf-init again, without --cores.",
         )
     if machine.is_quota_limited():
         cores = machine.usable_cores()
         yield Finding(
             "note",
-            f"A CPU quota of {machine.quota:g} CPUs grants a number of cores and not particular "
-            "ones, so workers are not pinned, and are paused when the quota is used up.",
-            f"Let the container have cores of its own: --cpuset-cpus={ranges(c.id for c in cores)} "
+            f"A CPU quota of {machine.quota:g} CPUs limits the number of cores, but does not "
+            "reserve any. Workers are not pinned, and pause when the quota is used up.",
+            f"Give the container its own cores: --cpuset-cpus={ranges(c.id for c in cores)} "
             "instead of --cpus (Kubernetes: the static CPU manager policy).",
         )
 
@@ -171,7 +171,7 @@ def _of_plan(facts: Facts, chosen: Plan) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"With -n {size}, worker {', '.join(map(str, astride))} has cores of several NUMA "
-            "nodes; reading the other node's memory slows it down, and every step waits for it.",
+            "nodes. Reading the other node's memory slows it down, and every step waits for it.",
             f"Use another number of workers, such as {better}." if better else "Use fewer workers.",
         )
     slow = [core for core in chosen.cores() if by_id[core].efficiency]
@@ -179,14 +179,14 @@ def _of_plan(facts: Facts, chosen: Plan) -> Iterator[Finding]:
         fast = sum(not core.efficiency for core in machine.usable_cores())
         yield Finding(
             "warning",
-            f"With -n {size}, workers have the efficiency cores {ranges(slow)}; every step waits "
+            f"With -n {size}, workers use the efficiency cores {ranges(slow)}. Every step waits "
             "for the slowest worker.",
-            f"Use up to {fast} workers, which fit on the performance cores.",
+            f"Use up to {fast} workers: they fit on the performance cores.",
         )
 
 
 def _even_sizes(machine: Machine, size: int) -> list[int]:
-    """The numbers of workers next to `size` with which nobody has cores of several nodes."""
+    """Returns up to two numbers of workers, closest to `size`, that keep each on one NUMA node."""
     most = min(len(machine.usable_cores()), 2 * size)
     even = [n for n in range(2, most + 1) if not plan(n, machine=machine).straddles()]
     return sorted(sorted(even, key=lambda n: abs(n - size))[:2])
@@ -196,12 +196,12 @@ def _of_system(system: System, size: int) -> Iterator[Finding]:
     if system.address_space is not None:
         yield Finding(
             "warning",
-            f"The address space is limited to {gigabytes(system.address_space)}; TensorFlow maps "
-            "much more than it uses, and fails to allocate.",
+            f"The address space is limited to {gigabytes(system.address_space)}. TensorFlow maps "
+            "much more than it uses, so its allocations fail.",
             "ulimit -v unlimited.",
         )
     if system.open_files is not None and system.open_files < _OPEN_FILES:
-        text = f"{system.open_files} files may be open at once, which may not do."
+        text = f"The open-file limit is {system.open_files}, which may be too low."
         yield Finding("warning", text, f"ulimit -n {4 * _OPEN_FILES}.")
     memory = system.usable_memory()
     need = (size + 1) * _PROCESS_BYTES
@@ -209,7 +209,7 @@ def _of_system(system: System, size: int) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"{count(size, 'worker')} and your process need about {gigabytes(need)} before any "
-            f"data, and there are {gigabytes(memory)}.",
+            f"data is loaded, but only {gigabytes(memory)} is available.",
             "Use fewer workers, or raise the container's memory limit.",
         )
 
@@ -228,9 +228,9 @@ def _of_environment(facts: Facts, chosen: Plan) -> Iterator[Finding]:
         yield Finding(
             "note",
             f"nanotf-init would set {count(len(missing), 'variable')} for single processes; "
-            "workers have settings of their own."
+            "workers have their own settings."
             if state is None
-            else f"What nanotf-init has set was changed since: {', '.join(missing)}.",
+            else f"Variables of nanotf-init were changed later: {', '.join(missing)}.",
             "source nanotf-init.",
         )
 
@@ -258,7 +258,7 @@ def _of_speed(facts: Facts) -> Iterator[Finding]:
     if facts.installed.allocator("tcmalloc") is None:
         yield Finding(
             "note",
-            "tcmalloc is not installed, an allocator that made convolutional models up to 1.4 "
+            "The allocator tcmalloc is not installed. It made convolutional models up to 1.4 "
             "times as fast.",
             f"Install {ALLOCATORS['tcmalloc'][1]}; workers and nanotf-init then use it.",
         )
@@ -266,10 +266,10 @@ def _of_speed(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "note",
             "The processor has no bfloat16 instructions: mixed_bfloat16 would be slower.",
-            "Stay with float32.",
+            "Keep float32.",
         )
 
 
 def gigabytes(number: int) -> str:
-    """Bytes, for people."""
+    """Writes a number of bytes in GiB, for people."""
     return f"{number / (1 << 30):.1f} GiB"

@@ -1,4 +1,4 @@
-"""A machine as a picture of characters: sockets, NUMA nodes, cores, and who owns them."""
+"""A picture of a machine in characters: sockets, NUMA nodes, cores, and the workers on them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from nanotf.machine.topology import Plan
 
 _RANKS = string.digits + string.ascii_lowercase
 FREE, FORBIDDEN, OFFLINE, MANY = ".", "-", "!", "#"
-_GROUP, _WIDTH = 8, 64  # cores of a group, and of a line
+_GROUP, _WIDTH = 8, 64  # cores per group, and per line
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Numbers as the kernel writes them: {0, 1, 2, 5} is "0-2,5"."""
+    """Writes numbers as the kernel does: {0, 1, 2, 5} is "0-2,5"."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][1] + 1:
@@ -25,12 +25,12 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun: "1 core", "2 cores"."""
+    """Writes a number with its noun: "1 core", "2 cores"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def headline(machine: Machine) -> str:
-    """How much of everything there is."""
+    """Counts a machine's sockets, NUMA nodes, cores and logical CPUs, for people."""
     online = [cpu for cpu in machine.cpus if cpu.online]
     return ", ".join(
         [
@@ -47,11 +47,11 @@ def draw(machine: Machine, plan: Plan | None = None) -> str:
 
     Args:
         machine: `Machine`.
-        plan: `Plan` or None; whose cores are shown by their ranks.
+        plan: `Plan` or None; each worker's cores are shown as its rank.
 
     Returns:
-        str, some lines: a box for each NUMA node, a character for each physical core, and a
-        legend of those that occur.
+        str of several lines: a box for each NUMA node, a character for each physical core, and a
+        legend of the characters used.
     """
     placements = plan.placements if plan else ()
     owners = {cpu: placement.rank for placement in placements for cpu in placement.cores}
@@ -71,7 +71,7 @@ def draw(machine: Machine, plan: Plan | None = None) -> str:
 
 
 def _nodes(machine: Machine) -> dict[tuple[int, int], list[list[LogicalCpu]]]:
-    """The physical cores, each as its logical CPUs, by socket and NUMA node."""
+    """Groups the physical cores by socket and NUMA node; each core is a list of logical CPUs."""
     cores: dict[tuple[int, int], list[LogicalCpu]] = {}
     for cpu in machine.cpus:
         cores.setdefault((cpu.socket, cpu.core), []).append(cpu)
@@ -84,7 +84,7 @@ def _nodes(machine: Machine) -> dict[tuple[int, int], list[list[LogicalCpu]]]:
 def _rows(
     machine: Machine, cores: list[list[LogicalCpu]], owners: Mapping[int, int]
 ) -> Iterator[tuple[str, str]]:
-    """The lines of a node: the characters, and on the first one what they are."""
+    """Yields the lines of a node: the characters, and on the first line a label for them."""
     allowed = {cpu.id for cpu in machine.allowed_cpus()}
     for slow in (False, True):
         of_kind = [cpus for cpus in cores if cpus[0].efficiency == slow]

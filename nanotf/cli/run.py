@@ -1,9 +1,9 @@
-"""`nanotf run -n 4 script.py args...`: an unchanged script, in which every `fit` uses workers.
+"""`nanotf run -n 4 script.py args...` runs an unchanged script; every `fit` in it uses workers.
 
 The script runs as `python /path/to/script.py args...` would run it: as `__main__`, with its own
-`sys.argv`, `sys.path`, exit code and traceback; a module as by `python -m module args...`.
-TensorFlow is imported, and Keras patched, before the script begins. So what TensorFlow and Keras
-read from the environment has to be set before, too: the first `fit` says which variables came late.
+`sys.argv`, `sys.path`, exit code and traceback. A module runs as with `python -m module args...`.
+TensorFlow is imported and Keras patched before the script begins, so their environment variables
+must be set before that, too. The first `fit` names those that were set too late.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
 from nanotf.parent import defaults
 
-# The variables that choose the Keras which has been patched: another one cannot be had any more.
+# These variables choose the Keras that is patched. Once it is, no other one can be used.
 CHOICES_OF_KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
 
 
@@ -33,11 +33,11 @@ class Script:
 
     Args:
         name: str, a path or a module's name, as the user wrote it.
-        arguments: tuple of str, of its command line.
-        num_processes: int, "auto" or None, what a `fit` uses that does not say it; None leaves
-            such a `fit` in one process.
+        arguments: tuple of str, its command-line arguments.
+        num_processes: int, "auto" or None, the default of each `fit`; None keeps a `fit` without
+            `num_processes` in one process.
         precision, sparse: str and bool, as in `patch_tensorflow`.
-        is_module: bool, whether `name` is that of a module or a package.
+        is_module: bool, whether `name` is a module or a package.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Script:
     is_module: bool = False
 
     def prepare(self) -> None:
-        """Imports and patches TensorFlow. Raises a `NanoError` where this cannot be run here."""
+        """Imports and patches TensorFlow. Raises a `NanoError` if the script cannot run here."""
         path = pathlib.Path(self.name)
         if not self.is_module and not path.is_file():
             kind = "a directory" if path.is_dir() else "no such file"
@@ -69,8 +69,8 @@ class Script:
         sys.argv = ["-m" if self.is_module else str(path), *self.arguments]
         if not getattr(sys.flags, "safe_path", False):  # Python 3.11 on; -P, PYTHONSAFEPATH
             sys.path[0] = str(pathlib.Path.cwd() if self.is_module else path.resolve().parent)
-        # Registered ahead of the script's own handlers, it runs after them, and after all threads
-        # that Python waits for: they may call `fit`, too.
+        # Registered before the script's own handlers, it runs after them, and after all threads
+        # that Python waits for. Handlers and threads may call `fit`, too.
         process = os.getpid()
         note = atexit.register(lambda: self._note(default, late, process))
         try:
@@ -81,7 +81,7 @@ class Script:
         except SystemExit:
             raise
         except BaseException as error:
-            atexit.unregister(note)  # it did not come as far as that
+            atexit.unregister(note)  # the script may have failed before its first `fit`
             begin = _begin_of_script(error)
             if self.is_module and isinstance(error, ImportError) and begin is None:
                 say(
@@ -97,7 +97,7 @@ class Script:
             raise
 
     def _note(self, default: defaults.RunDefault, late: _LateVariables, process: int) -> None:
-        if default.fits == 0 and os.getpid() == process:  # no fork of it
+        if default.fits == 0 and os.getpid() == process:  # not in a fork
             late.warn()
             told = f"{self.name} never called fit() of a tf.keras model"
             if self.num_processes is not None:
@@ -106,7 +106,7 @@ class Script:
 
 
 class _LateVariables:
-    """Variables of TensorFlow and Keras that a script sets, made before it begins.
+    """Variables of TensorFlow and Keras that a script sets too late. Created before it begins.
 
     Args:
         script: str, its name, for people.
@@ -114,7 +114,7 @@ class _LateVariables:
 
     def __init__(self, script: str) -> None:
         self._script = script
-        # `patch_tensorflow` takes no other backend, whichever the variable or Keras's file names.
+        # `patch_tensorflow` rejects other backends, whether a variable or Keras's file names them.
         self._in_force = {**os.environ, "KERAS_BACKEND": "tensorflow"}
 
     def _found(self) -> dict[str, str]:
@@ -128,27 +128,27 @@ class _LateVariables:
         received = ", ".join(f"{name}={value!r}" for name, value in found.items())
         shell = " ".join(f"{name}={shlex.quote(value)}" for name, value in found.items())
         return (
-            "`nanotf run` imports TensorFlow before the script begins: what it and Keras read from "
-            f"the environment must be set before. Received: {received}, set by {self._script}. Set "
-            f"it in the shell: `{shell} nanotf run ...`."
+            "`nanotf run` imports TensorFlow before the script begins: environment variables of "
+            f"TensorFlow and Keras must be set earlier. Received: {received}, set by "
+            f"{self._script}. Set them in the shell: `{shell} nanotf run ...`."
         )
 
     def refuse(self) -> None:
-        """Raises `InvalidArgumentError` where the script wants another Keras; warns of the rest."""
+        """Raises `InvalidArgumentError` if the script selects another Keras. Else only warns."""
         found = self._found()
         if found.keys() & set(CHOICES_OF_KERAS):
             raise InvalidArgumentError(self._text(found))
         self.warn()
 
     def warn(self) -> None:
-        """Says which variables came too late, if any did."""
+        """Warns about variables that were set too late, if there are any."""
         found = self._found()
         if found:
             say(f"warning: {self._text(found)}", sys.stderr)
 
 
 def _begin_of_script(error: BaseException) -> types.TracebackType | None:
-    """Where an exception's traceback enters the script; None where it does not."""
+    """Returns the first traceback entry inside the script, or None if there is none."""
     begin = error.__traceback__
     while begin is not None and begin.tb_frame.f_globals.get("__name__") in (__name__, "runpy"):
         begin = begin.tb_next
@@ -156,7 +156,7 @@ def _begin_of_script(error: BaseException) -> types.TracebackType | None:
 
 
 def _show_from(error: BaseException, begin: types.TracebackType | None) -> None:
-    """Makes the traceback that ends this process begin in the script, if that is where it ends."""
+    """Makes the printed traceback begin in the script, if this exception ends the process."""
     show = sys.excepthook  # the script may have set its own
 
     def show_from_script(kind: Any, shown: Any, traceback: Any) -> None:

@@ -1,7 +1,7 @@
-"""What `source nanotf-init` and `source nanotf-unset` evaluate: lines for bash and zsh.
+"""Lines for bash and zsh that `source nanotf-init` and `source nanotf-unset` evaluate.
 
-The scripts do nothing but run `nanotf env --shell init` (or `unset`) and evaluate what it prints,
-if it succeeds. So a shell changes as a whole or not at all.
+The scripts only run `nanotf env --shell init` (or `unset`) and evaluate its output if it
+succeeds. So a shell changes as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def init_code(
     *,
     quiet: bool = False,
 ) -> tuple[str, Environment]:
-    """The lines that export the best known configuration.
+    """Returns the lines that export the best known configuration.
 
     Args:
         machine: `Machine`.
@@ -35,14 +35,14 @@ def init_code(
         quiet: bool, default False; True prints no table.
 
     Returns:
-        The lines, and the `Environment` that they make.
+        The lines, and the `Environment` that they create.
 
     Raises:
         PlacementError: The machine has fewer cores than the options ask for.
     """
     found = shell_environment(machine, environ, options, installed)
     state = initialised(environ, options, found)[STATE_VARIABLE]
-    # What an earlier `nanotf-init` with other options exported goes back first.
+    # First restores the variables that only an earlier `nanotf-init` with other options set.
     lines = [line for name, line in _restoring(environ) if name not in found.variables]
     lines += [_assign(name, value) for name, value in found.variables.items()]
     lines.append(_assign(STATE_VARIABLE, state))
@@ -52,9 +52,9 @@ def init_code(
 
 
 def unset_code(environ: Mapping[str, str], *, quiet: bool = False) -> str:
-    """The lines that put back what was there before `nanotf-init`.
+    """Returns the lines that restore the environment from before `nanotf-init`.
 
-    A variable that was changed since then is the user's, and stays.
+    A variable changed since then belongs to the user, and stays.
 
     Raises:
         InvalidArgumentError: `NANOTF_ENV` is not what `nanotf-init` wrote.
@@ -80,7 +80,7 @@ def unset_code(environ: Mapping[str, str], *, quiet: bool = False) -> str:
 
 
 def table(environment: Environment) -> str:
-    """An environment as a table for people."""
+    """Writes an environment as a table for people."""
     rows = [(name, value, "") for name, value in environment.variables.items()]
     rows += [(name, value, "  (yours, kept)") for name, value in environment.kept.items()]
     width = max((len(name) for name, _, _ in rows), default=0)
@@ -90,17 +90,17 @@ def table(environment: Environment) -> str:
 
 
 def printable(value: str) -> str:
-    """A value of the user's, which may have line ends and control characters, on one line."""
+    """Writes a user's value on one line, even if it has line ends and control characters."""
     return value if value.isprintable() else ascii(value)
 
 
 def say(text: str) -> str:
-    """A line that prints a text in bash and zsh."""
+    """Returns a line that prints a text in bash and zsh."""
     return f"printf '%s\\n' {shlex.quote(text)}"
 
 
 def _restoring(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Names and lines, for each variable that still has the value that `nanotf-init` gave it."""
+    """Returns (name, line) for each variable that still has its value from `nanotf-init`."""
     state = read_state(environ)
     lines = []
     for name, before in state.before.items() if state else ():

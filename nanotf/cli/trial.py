@@ -1,6 +1,6 @@
-"""What `nanotf doctor --test` tries: this module, run, trains, and sums, on two workers.
+"""The checks of `nanotf doctor --test`: run as a program, trains and sums on two workers.
 
-A process of its own, so that a crash of TensorFlow is an answer too.
+Runs in a separate process, so that a crash of TensorFlow is a result, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Check:
     Args:
         name: str.
         passed: bool.
-        text: str, what was seen.
+        text: str, the result in words.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Check:
 
 
 def run_trial() -> tuple[Check, ...]:
-    """Runs the checks in a process of their own."""
+    """Runs the checks in a separate process."""
     process = subprocess.Popen(
         python_command("nanotf.cli.trial"),
         env={
@@ -54,7 +54,7 @@ def run_trial() -> tuple[Check, ...]:
     try:
         out, said = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGKILL)  # its workers end with it
+        process.send_signal(signal.SIGKILL)  # its workers exit with it
         process.communicate()
         return (Check("two workers", False, f"it did not end within {SECONDS:.0f} s"),)
     lines = out.splitlines()
@@ -92,7 +92,7 @@ def _training() -> str:
 
 
 def _sums() -> str:
-    """Adds up numbers of two workers, of each type that gradients have."""
+    """Sums numbers over two workers, in each dtype that gradients have."""
     import numpy as np
     import tensorflow as tf
 

@@ -1,13 +1,12 @@
-"""AutoGraph (seen alike in 2.14 to 2.21).
+"""AutoGraph (identical in TensorFlow 2.14 to 2.21).
 
-**A rule that it lacks** (TensorFlow 2.16 with tf_keras).
+**A missing rule** (TensorFlow 2.16 with tf_keras).
 `tensorflow.python.autograph.core.config.CONVERSION_RULES` names the packages whose code is not
-converted. In 2.16 it names `keras` but not `tf_keras`, so that the first trace of every legacy
-model converts all of tf_keras, which takes 11 to 16 s. Later versions have the rule.
+converted. In 2.16 it names `keras` but not `tf_keras`. The first trace of every legacy model then
+converts all of tf_keras, which takes 11 to 16 s. Later versions have the rule.
 
-**Files that it leaves.** `tensorflow.python.autograph.pyct.loader.load_source` writes each
-function that it has converted to a temporary file, which it removes when Python ends. A worker
-does not end that way.
+**Leftover files.** `tensorflow.python.autograph.pyct.loader.load_source` writes each converted
+function to a temporary file and removes it when Python exits. A worker does not exit that way.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from tensorflow.python.autograph.core import config
 
 
 def leave_tf_keras_alone(rules: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The rules of AutoGraph with the missing one."""
+    """Returns AutoGraph's rules with the missing one added."""
     if any(getattr(rule, "_prefix", None) == "tf_keras" for rule in rules):
         return rules
     return (config.DoNotConvert("tf_keras"), *rules)
@@ -35,7 +34,7 @@ def keep_no_files(load_source: Any) -> Any:
     @functools.wraps(load_source)
     def load(source: str, delete_on_exit: bool) -> Any:
         module, path = load_source(source, False)
-        # For tracebacks; an entry without a time is not looked for on the disk again.
+        # For tracebacks; without a modification time, linecache does not check the disk again.
         linecache.cache[path] = (len(source), None, source.splitlines(True), path)
         for written in (path, importlib.util.cache_from_source(path)):
             with contextlib.suppress(OSError):

@@ -1,11 +1,11 @@
-"""What the installed TensorFlow says about itself.
+"""Facts about the installed TensorFlow.
 
-Run, it prints one line of JSON. A process of its own, since TensorFlow takes seconds to import, and may
-crash on a processor that it was not built for.
+As a script, prints one line of JSON. It runs in its own process because TensorFlow takes seconds to
+import and may crash on a processor that it was not built for.
 
 | name | versions seen | why |
 | --- | --- | --- |
-| `tensorflow.python.util._pywrap_util_port.IsMklEnabled` | TensorFlow 2.15-2.21 | whether its kernels use oneDNN in this process |
+| `tensorflow.python.util._pywrap_util_port.IsMklEnabled` | TensorFlow 2.15-2.21 | tells if its kernels use oneDNN in this process |
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nanotf.compat import versions
 
 
 def build_facts() -> dict[str, Any]:
-    """The versions, by name, and what was built in."""
+    """Returns versions and build features, by name."""
     tf = versions.require_tensorflow()
     package = versions.keras_module_name()
     keras = importlib.import_module(package)
@@ -32,7 +32,7 @@ def build_facts() -> dict[str, Any]:
 
 
 def uses_onednn() -> bool:
-    """Whether TensorFlow's kernels use oneDNN: built with it, and not switched off."""
+    """Returns True if TensorFlow is built with oneDNN and it is not switched off."""
     port = importlib.import_module("tensorflow.python.util._pywrap_util_port")
     return bool(port.IsMklEnabled())
 

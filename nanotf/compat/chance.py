@@ -1,4 +1,4 @@
-"""Where all random numbers of this process stand: Python's, NumPy's, TensorFlow's and Keras's."""
+"""The state of all random number generators: Python's, NumPy's, TensorFlow's and Keras's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from nanotf.compat.generation import generation
 
 
 class Chance(NamedTuple):
-    """Where all of a process's random numbers stand.
+    """The state of all of a process's random number generators.
 
     Args:
         states: `random_states.States`.
         tensorflow: tuple or None, see `eager_context.seeds`.
-        keras: object or None, see `Generation.taken_seeds`.
+        keras: object or None, see `Generation.capture_seeds`.
     """
 
     states: random_states.States
@@ -22,12 +22,12 @@ class Chance(NamedTuple):
     keras: Any
 
     @classmethod
-    def taken(cls) -> Chance:
-        """That of this process."""
-        return cls(random_states.take(), eager_context.seeds(), generation().taken_seeds())
+    def capture(cls) -> Chance:
+        """Captures the state of this process."""
+        return cls(random_states.capture(), eager_context.seeds(), generation().capture_seeds())
 
-    def put(self) -> None:
-        """Makes it that of this process."""
-        generation().put_seeds(self.keras)
-        eager_context.put_seeds(self.tensorflow)
-        random_states.put(self.states)
+    def restore(self) -> None:
+        """Restores the state in this process."""
+        generation().restore_seeds(self.keras)
+        eager_context.restore_seeds(self.tensorflow)
+        random_states.restore(self.states)

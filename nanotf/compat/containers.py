@@ -1,11 +1,11 @@
-"""Lists, dicts, sets and tables of TensorFlow's and Keras's, which pickle does not know.
+"""Lists, dicts, sets and tables of TensorFlow and Keras that pickle cannot handle.
 
 | private name | versions | why |
 | --- | --- | --- |
-| `tensorflow.python.trackable.data_structures`: `ListWrapper`, `_DictWrapper` (`OF_WRAPPERS`), `_TupleWrapper` | 2.15-2.21 | what they hold, and what they note of it, travels |
-| `Trackable._self_update_uid` | 2.15-2.21 | a checkpoint restores nothing that has been restored from a later one |
-| `StaticHashTable._initializer`, `MutableHashTable._default_value` | 2.15-2.21 | what makes another table of the same content |
-| `tensorflow.python.util.tf_export.get_canonical_name_for_symbol`, `get_symbol_from_name` | 2.15-2.21 | functions of TensorFlow's, which dispatch, travel by their public names |
+| `tensorflow.python.trackable.data_structures`: `ListWrapper`, `_DictWrapper` (`OF_WRAPPERS`), `_TupleWrapper` | 2.15-2.21 | their contents and their notes about them are pickled |
+| `Trackable._self_update_uid` | 2.15-2.21 | a checkpoint does not restore an object that a later one has restored |
+| `StaticHashTable._initializer`, `MutableHashTable._default_value` | 2.15-2.21 | needed to copy a table |
+| `tensorflow.python.util.tf_export.get_canonical_name_for_symbol`, `get_symbol_from_name` | 2.15-2.21 | TensorFlow's dispatching functions are pickled by their public names |
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tensorflow.python.util import tf_export
 from nanotf.compat.keras_common import is_keras_own
 
 _RESTORED = "_self_update_uid"
-# The attributes of a `_DictWrapper` itself, which shows those of what it wraps.
+# The attributes of a `_DictWrapper` itself. As a proxy it also shows those of the wrapped dict.
 OF_WRAPPERS = (
     "_self_attribute_sentinel",
     "_self_external_modification",
@@ -38,7 +38,7 @@ OF_WRAPPERS = (
 
 
 def described(value: Any) -> tuple[Any, ...] | None:
-    """What a pickler's `reducer_override` returns for such a container; None for another object."""
+    """Returns the `reducer_override` tuple of such a container, None for any other object."""
     if isinstance(value, data_structures._DictWrapper):
         attributes = as_new({n: getattr(value, n) for n in OF_WRAPPERS if hasattr(value, n)})
         state = value.__wrapped__, attributes
@@ -59,12 +59,12 @@ def described(value: Any) -> tuple[Any, ...] | None:
 
 
 def as_new(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of an object without the number, in this process, of what it was restored from."""
+    """Resets the restore number, which is valid only in this process, in an object's attributes."""
     return {**attributes, _RESTORED: -1} if _RESTORED in attributes else attributes
 
 
 def is_tracking(value: Any) -> bool:
-    """Whether something is a list, dict or set of TensorFlow's or Keras's, which tracks."""
+    """Returns True for TensorFlow's and Keras's tracking lists, dicts and sets."""
     cls = type(value)
     if not isinstance(value, (list, dict, set)) or cls in (list, dict, set):
         return False
@@ -82,7 +82,7 @@ def _bare(cls: Any) -> Any:
 
 
 def _fill(container: Any, state: tuple[Any, dict[str, Any]]) -> None:
-    """Puts items in without the container's own methods, which would track them once more."""
+    """Adds items without the container's own methods, which would track them again."""
     items, attributes = state
     vars(container).update(attributes)
     if isinstance(container, list):
@@ -100,11 +100,11 @@ def _fill_proxy(proxy: Any, state: tuple[Any, dict[str, Any]]) -> None:
 
 
 def public_name(function: Any) -> str | None:
-    """The name by which `by_public_name` finds a function of TensorFlow's; None where it has none."""
+    """Returns a TensorFlow function's public name for `by_public_name`, None if it has none."""
     name = tf_export.get_canonical_name_for_symbol(function, add_prefix_to_v1_names=True)
     return name if name and tf_export.get_symbol_from_name(name) is function else None
 
 
 def by_public_name(name: str) -> Any:
-    """A function of TensorFlow's."""
+    """Returns the TensorFlow function with a public name."""
     return tf_export.get_symbol_from_name(name)

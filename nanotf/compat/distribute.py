@@ -1,22 +1,22 @@
-"""TensorFlow's private names for distribution (seen alike in 2.14 to 2.21).
+"""TensorFlow's private names for distribution (identical in 2.14 to 2.21).
 
-`MultiWorkerMirroredStrategy` has no public way to be told its rank without starting a
-gRPC server, nor one to replace the code that moves the bytes. The names used are:
+`MultiWorkerMirroredStrategy` has no public way to set its rank without starting a gRPC server,
+and none to replace the code that moves the bytes. The names used are:
 
 | name | why |
 | --- | --- |
-| `collective_all_reduce_strategy.CollectiveAllReduceExtended` | base class of the strategy's implementation; overridden so that no server starts |
-| its `_initialize_local`, `_num_workers`, `_id_in_cluster`, `_is_chief`, `_task_type`, `_task_id`, `_cluster_spec` | local mode, then told rank and size |
+| `collective_all_reduce_strategy.CollectiveAllReduceExtended` | base class of the strategy's implementation, overridden so that no server starts |
+| its `_initialize_local`, `_num_workers`, `_id_in_cluster`, `_is_chief`, `_task_type`, `_task_id`, `_cluster_spec` | start in local mode, then set rank and size |
 | its `_cross_device_ops`, `_host_cross_device_ops`, `_collective_keys`, `_communication_options`, `_worker_device` | rebuilt for the real group size |
 | its `_get_variable_creator_initial_value` | variables whose values are known need no broadcast |
 | `cross_device_ops.CollectiveAllReduce`, its `_launchers`, `_devices` | holds the launcher of each device |
 | its `_all_reduce_per_replica_values`, `_all_reduce`, `_lock`, and `distribute_utils.regroup`, `values.Mirrored` | see `reduce_without_semaphores` |
-| `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | the one class through which all collectives pass, reductions through its `all_reduce`, gathers through its `_all_gather` |
-| `trackable.base.CheckpointInitialValue`, its `wrapped_value` | what a variable is made of that a checkpoint restores when it is made |
-| `OwnedIterator._iterator_resource`, `Dataset._variant_tensor` | iterators that begin again |
+| `cross_device_utils.CollectiveReplicaLauncher` and its `_device` | every collective passes through this class: reductions through `all_reduce`, gathers through `_all_gather` |
+| `trackable.base.CheckpointInitialValue`, its `wrapped_value` | initial value of a variable that a checkpoint restores at creation |
+| `OwnedIterator._iterator_resource`, `Dataset._variant_tensor` | restarts iterators |
 | `distribute_lib._push_per_thread_mode`, `_pop_per_thread_mode`, `_get_default_replica_mode`, `Graph._variable_creator_stack` | see `single_process` |
 | `concrete_function._FORWARD_PREFIX`, `_BACKWARD_PREFIX` | see `name_of_function` |
-| `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that a loop's body belongs to |
+| `FuncGraph.is_control_flow_graph`, `outer_graph` | the function that contains a loop's body |
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ Launcher: Any = cross_device_utils.CollectiveReplicaLauncher
 
 
 def empty_cluster() -> Any:
-    """A cluster resolver without a cluster: the strategy starts in its local mode."""
+    """Returns a cluster resolver without a cluster; the strategy then starts in local mode."""
     return cluster_resolver.SimpleClusterResolver(cluster_resolver.ClusterSpec({}))
 
 
 def begin_again(iterator: Any, dataset: Any) -> None:
-    """Makes an iterator of a dataset begin again, in graphs that refer to it as well."""
+    """Restarts an iterator of a dataset, also in graphs that refer to it."""
     tf.raw_ops.MakeIterator(dataset=dataset._variant_tensor, iterator=iterator._iterator_resource)
 
 
 @contextlib.contextmanager
 def single_process() -> Iterator[None]:
-    """In this context TensorFlow knows no strategy but its default one, whatever is around it.
+    """Makes TensorFlow see only its default strategy in this context, whatever is around it.
 
-    Keras's `clear_session` may be called in it, which makes TensorFlow's stacks of scopes anew.
+    Keras's `clear_session` may be called in it. That replaces TensorFlow's stacks of scopes.
     """
     graph = tf.compat.v1.get_default_graph()
     scopes = list(graph._distribution_strategy_stack)
@@ -73,13 +73,13 @@ def single_process() -> Iterator[None]:
 
 
 def in_branch() -> bool:
-    """Whether a branch or a loop of a graph is being traced."""
+    """Returns True while a branch or a loop of a graph is traced."""
     graph = tf.compat.v1.get_default_graph()
     return not tf.executing_eagerly() and bool(getattr(graph, "is_control_flow_graph", False))
 
 
 def function_graph() -> Any:
-    """The graph of the innermost `tf.function` that is being traced; None when eager."""
+    """Returns the graph of the innermost `tf.function` being traced, None when eager."""
     if tf.executing_eagerly():
         return None
     graph = tf.compat.v1.get_default_graph()
@@ -89,10 +89,10 @@ def function_graph() -> Any:
 
 
 def name_of_function(graph: Any) -> str:
-    """The name of a function's graph, the same in every process that traces the same functions.
+    """Returns a function graph's name, equal in every process that traces the same functions.
 
-    TensorFlow names the graphs that it makes of a function to differentiate it by numbers that
-    count all that a process has made.
+    To differentiate a function, TensorFlow makes more graphs. Their names end with a counter of
+    all such graphs in the process, which this drops.
     """
     name = str(graph.name)
     for prefix in (concrete_function._FORWARD_PREFIX, concrete_function._BACKWARD_PREFIX):
@@ -102,14 +102,14 @@ def name_of_function(graph: Any) -> str:
 
 
 def initial_tensor(value: Any, dtype: Any) -> Any:
-    """The tensor of a variable's initial value, which may come from a checkpoint."""
+    """Returns a variable's initial value as a tensor; it may come from a checkpoint."""
     if isinstance(value, trackable.CheckpointInitialValue):
         value = value.wrapped_value
     return tf.convert_to_tensor(value, dtype=dtype)
 
 
 def set_rank(extended: Any, rank: int, size: int) -> None:
-    """Tells a strategy in local mode its place among `size` workers."""
+    """Sets the rank and the number of workers of a strategy in local mode."""
     extended._num_workers = size
     extended._id_in_cluster = rank
     extended._is_chief = rank == 0
@@ -123,7 +123,7 @@ def use_launcher(extended: Any, size: int, make: Callable[[str], Any]) -> None:
     Args:
         extended: the strategy's implementation, in local mode.
         size: int, number of workers.
-        make: callable of a device's name that returns a `Launcher` for it.
+        make: callable that takes a device's name and returns a `Launcher` for it.
     """
     for name, devices in (
         ("_cross_device_ops", extended.worker_devices),
@@ -140,15 +140,15 @@ def use_launcher(extended: Any, size: int, make: Callable[[str], Any]) -> None:
 
 
 def launcher_of(extended: Any) -> Any:
-    """The launcher of the collectives of a worker's one device."""
+    """Returns the collective launcher of a worker's only device."""
     return extended._cross_device_ops._launchers[0]
 
 
 def reduce_without_semaphores(extended: Any) -> None:
     """Makes eager reductions launch their collectives from a plain thread.
 
-    TensorFlow makes a `multiprocessing.pool.ThreadPool` for each of them, which needs semaphores,
-    and those a /dev/shm that can be written (AWS Lambda has none). A worker has one device.
+    TensorFlow makes a `multiprocessing.pool.ThreadPool` for each. The pool needs semaphores, and
+    these need a writable /dev/shm (AWS Lambda has none). A worker has only one device.
 
     Args:
         extended: the strategy's implementation, with its launchers.
@@ -166,17 +166,17 @@ def _reduce_in_thread(
     if not tf.executing_eagerly():
         return stock(reduce_op, per_replica, options)
     mine = [value.values[0] for value in per_replica]
-    # A thread, as TensorFlow's: the caller's gradient tape and device do not reach into it.
+    # A thread, like TensorFlow's: the caller's gradient tape and device do not apply in it.
     with operations._lock, concurrent.futures.ThreadPoolExecutor(1) as thread:
         reduced = thread.submit(operations._all_reduce, reduce_op, mine, 0, options).result()
     return [distribute_utils.regroup((value,), wrap_class=values.Mirrored) for value in reduced]
 
 
 def move_in_float32(extended: Any, size: int) -> None:
-    """Makes TensorFlow's own collectives move 16-bit floats as float32 where they must.
+    """Makes TensorFlow's own collectives move 16-bit floats as float32 where needed.
 
-    They gather no bfloat16. They sum in 16 bits, and so round after every addition: of more than
-    two numbers the sum is wrong then; that of two is rounded once.
+    They cannot gather bfloat16. They sum in 16 bits and round after every addition. A sum of two
+    numbers is rounded once, as it should be; a sum of more is wrong.
 
     Args:
         extended: the strategy's implementation, with its own launchers.
@@ -190,7 +190,7 @@ def move_in_float32(extended: Any, size: int) -> None:
 
 
 def count_collectives(extended: Any, tally: Any) -> None:
-    """Makes TensorFlow's own collectives count what they begin.
+    """Makes a tally count the collectives that TensorFlow's own code begins.
 
     Args:
         extended: the strategy's implementation, with its own launchers.

@@ -1,10 +1,10 @@
-"""TensorFlow's own random numbers in eager code (seen alike in 2.14 to 2.21).
+"""TensorFlow's random numbers, tapes and tensor use in eager code (identical in 2.14 to 2.21).
 
 | name | why |
 | --- | --- |
-| `tensorflow.python.eager.context.context()._seed`, `_rng`, `clear_kernel_cache` | the seed of `tf.random.set_seed`, and the generator of the seeds of eager operations; TensorFlow can set them anew, and cannot say where they stand |
+| `tensorflow.python.eager.context.context()._seed`, `_rng`, `clear_kernel_cache` | the seed of `tf.random.set_seed` and the generator that seeds eager operations; TensorFlow can reset them but cannot report their state |
 | `record.record_operation`, `stop_recording`, `should_record_backprop` | what tapes record |
-| `op_callbacks.add_op_callback` | which tensors eager operations use |
+| `op_callbacks.add_op_callback` | the tensors that eager operations use |
 | `ops.tensor_id`, `ops.uid` | the order in which tensors were made |
 """
 
@@ -21,20 +21,20 @@ from tensorflow.python.framework import op_callbacks, ops
 
 
 def seeds() -> tuple[int, Any] | None:
-    """What was given to `tf.random.set_seed`, and where the seeds of operations stand.
+    """Returns the seed given to `tf.random.set_seed` and the state of the operation seeds.
 
-    None if nothing was given.
+    None if no seed was given.
     """
     here = context.context()
     given, operations = here._seed, getattr(here, "_rng", None)
     return None if given is None or operations is None else (given, operations.getstate())
 
 
-def put_seeds(taken: tuple[int, Any] | None) -> None:
-    """Sets what `seeds` returned.
+def restore_seeds(taken: tuple[int, Any] | None) -> None:
+    """Restores what `seeds` returned.
 
-    Where that is another state than the present one, prepared operations are forgotten, as by
-    `tf.random.set_seed`: one that draws by the same seeds again would go on where it was.
+    If the state changes, cached kernels are dropped, as `tf.random.set_seed` does. A cached kernel
+    that got the same seeds again would continue its old sequence.
     """
     if taken == seeds():
         return
@@ -47,27 +47,27 @@ def put_seeds(taken: tuple[int, Any] | None) -> None:
 
 
 def record(name: str, outputs: Any, inputs: Any, gradient: Any) -> None:
-    """Tells the tapes that record that `outputs` follow from `inputs`.
+    """Records on the active tapes that `outputs` are computed from `inputs`.
 
     Args:
         name: str, of the operation.
         outputs, inputs: lists of tensors.
-        gradient: function of the gradients of the outputs, that returns those of the inputs.
+        gradient: function that takes the outputs' gradients and returns the inputs'.
     """
     recorder.record_operation(name, outputs, inputs, gradient)
 
 
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
-    """In this context no tape records."""
+    """Stops all tapes from recording in this context."""
     with recorder.stop_recording():
         yield
 
 
 def may_have_gradient(tensor: Any) -> bool:
-    """Whether a gradient with respect to a tensor may be asked for.
+    """Returns True if code may ask for the gradient with respect to a tensor.
 
-    In a graph of every one that is no constant; of a tensor with a value where a tape watches it.
+    In a graph that is any tensor that is not a constant; in eager code, one that a tape watches.
     """
     if isinstance(tensor, ops.EagerTensor):
         return bool(recorder.should_record_backprop([tensor]))
@@ -75,16 +75,16 @@ def may_have_gradient(tensor: Any) -> bool:
 
 
 def key_of(tensor: Any) -> int:
-    """A number that no other tensor of this process has; later tensors have greater ones."""
+    """Returns a number unique to a tensor in this process; later tensors have greater ones."""
     return int(ops.tensor_id(tensor))
 
 
 @contextlib.contextmanager
 def earlier_inputs() -> Iterator[dict[int, Any]]:
-    """Notes the floating tensors, made before, that eager operations in this context use.
+    """Collects earlier floating-point tensors that eager operations in this context use.
 
     Yields:
-        A dict of `key_of` to tensor, which fills.
+        A dict of `key_of` to tensor, filled as operations run.
     """
     now, used = ops.uid(), dict[int, Any]()
 

@@ -1,8 +1,8 @@
-"""What a `tf.function` was made with (seen alike in 2.15 to 2.21).
+"""The arguments that a `tf.function` was made with (identical in 2.15 to 2.21).
 
 | name | why |
 | --- | --- |
-| `Function._autograph`, `_reduce_retracing`, `_experimental_autograph_options`, `_jit_compile` | the arguments of `tf.function`, which has no other way to tell them |
+| `Function._autograph`, `_reduce_retracing`, `_experimental_autograph_options`, `_jit_compile` | the arguments of `tf.function`; no public name returns them |
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nanotf.compat.versions import require_tensorflow
 
 
 def options_of(function: Any) -> dict[str, Any]:
-    """The arguments of `tf.function` that a function was made with, those that are not the defaults."""
+    """Returns the arguments that a `tf.function` was made with, except defaults."""
     found = {
         "input_signature": function.input_signature,
         "autograph": function._autograph,
@@ -29,11 +29,11 @@ _COMPILES = "_nanotf_compiles"
 
 
 def for_worker(python_function: Any, options: dict[str, Any]) -> Any:
-    """Makes a `tf.function` of which not all is compiled by XLA, which knows no exchange.
+    """Makes a `tf.function` that XLA does not compile as a whole, since XLA cannot run collectives.
 
     Args:
-        python_function: what it calls.
-        options: dict, the `options_of` another.
+        python_function: the function that it calls.
+        options: dict, the `options_of` another `tf.function`.
     """
     inside = {name: value for name, value in options.items() if name != "jit_compile"}
     made = require_tensorflow().function(python_function, **inside)
@@ -42,5 +42,5 @@ def for_worker(python_function: Any, options: dict[str, Any]) -> Any:
 
 
 def compiles(function: Any) -> bool:
-    """Whether XLA compiles what the layers do that a function of `for_worker` calls."""
+    """Returns True if XLA compiles the layers that a function of `for_worker` calls."""
     return getattr(function, _COMPILES, False)

@@ -1,6 +1,7 @@
-"""What differs between the generations of Keras: `keras2` and `keras3` define the same names.
+"""The differences between Keras generations: `keras2` and `keras3` define the same names.
 
-Callers ask for a fact or an action, never for the generation. To drop a generation, delete its file.
+Callers ask for a fact or an action, never for the generation. To drop a generation, delete its
+file.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ if TYPE_CHECKING:
 
 
 class Generation(Protocol):
-    """The interface of `keras2` and `keras3`, which mypy holds both to.
+    """The interface of `keras2` and `keras3`; mypy checks both against it.
 
     Attributes:
-        MODEL, SEQUENTIAL, FUNCTIONAL: str, the modules of these classes, below `src`.
-        TRAINER: str, the module with what `fit`, `evaluate` and `predict` do.
-        CUSTOM_NAMES: str, the attribute of `saving.object_registration` with names by class.
+        MODEL, SEQUENTIAL, FUNCTIONAL: str, modules of these classes, below `src`.
+        TRAINER: str, module that implements `fit`, `evaluate` and `predict`.
+        CUSTOM_NAMES: str, attribute of `saving.object_registration` with names by class.
         EMBEDDING_READS_WHOLE_TABLE: bool, whether a look-up in an `Embedding` reads all rows.
-        PASSES_ADD_A_HISTORY: bool, whether `evaluate` and `predict` give the model a new one.
+        PASSES_ADD_A_HISTORY: bool, whether `evaluate` and `predict` set a new `model.history`.
         PASSES_CAN_BE_STOPPED: bool, whether `evaluate` and `predict` obey a flag of the model.
         PREDICTS_LISTS_OF_BATCHES: bool, whether the function of `predict` takes a list.
         EACH_PASS_HAS_AN_ITERATOR: bool, whether the loop of `fit` makes an iterator for each pass
-            over the data, and cuts the epoch short in which they run out. Otherwise it keeps one,
-            and training ends when that does.
-        KNOWS_ROWS_OF_BATCHES: bool, whether the specs of batches of arrays have their rows.
-        EXCLUDED_KEYS: type, in which an optimizer keeps the keys of variables without weight decay.
+            over the data and cuts an epoch short if the data run out. Otherwise it keeps one
+            iterator, and training ends when that does.
+        KNOWS_ROWS_OF_BATCHES: bool, whether specs of array batches include the number of rows.
+        EXCLUDED_KEYS: type, container of the keys of variables without weight decay.
     """
 
     MODEL: str
@@ -48,59 +49,59 @@ class Generation(Protocol):
 
     # ------------------------------------------------------------------------ variables
     def variable_classes(self) -> tuple[Any, ...]:
-        """Keras's own classes of variables, beside `tf.Variable`."""
+        """Returns Keras's own variable classes, besides `tf.Variable`."""
 
     def seed_generator_classes(self) -> tuple[Any, ...]:
-        """Keras's classes of objects that draw seeds."""
+        """Returns Keras's classes of seed generators."""
 
     def model_variables(self, model: Any) -> list[Any]:
-        """The variables that training changes in a model, in a fixed order.
+        """Returns the variables of a model that training changes, in a fixed order.
 
         Returns:
-            A list of `tf.Variable`: weights, the seeds of random layers, the counters of steps
-            where Keras counts them. Metrics are not among them.
+            A list of `tf.Variable`: weights, the seeds of random layers and, where Keras counts
+            steps, the step counters. Metrics are not included.
         """
 
     def seed_variables(self, model: Any) -> list[Any]:
-        """The seeds of a model's random layers, among `model_variables`."""
+        """Returns the seeds of a model's random layers; `model_variables` includes them."""
 
-    def taken_seeds(self) -> Any:
-        """Where Keras's own generator of seeds stands; None if it has none yet."""
+    def capture_seeds(self) -> Any:
+        """Returns the state of Keras's own seed generator, None if there is none yet."""
 
-    def put_seeds(self, taken: Any) -> None:
-        """Puts it where `taken_seeds` found one; it may use random numbers of Python's."""
+    def restore_seeds(self, taken: Any) -> None:
+        """Restores what `capture_seeds` returned. May draw from Python's random numbers."""
 
     def variables_of_metric(self, metric: Any) -> list[Any]:
-        """A metric's `tf.Variable`s, in a fixed order, those included of which Keras does not know."""
+        """Returns a metric's `tf.Variable`s in a fixed order, including ones unknown to Keras."""
 
     # --------------------------------------------------------- objects in another process
     def for_another_process(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-        """The attributes of an object of Keras's, without those that mean nothing elsewhere."""
+        """Returns a Keras object's attributes without those that are valid only in this process."""
 
     def operation_config(self, obj: Any) -> dict[str, Any] | None:
-        """The configuration of a layer that is an operation of TensorFlow's; None of others."""
+        """Returns the config of a layer that is a TensorFlow operation, None for other layers."""
 
-    def mend(self, objects: Sequence[Any]) -> None:
-        """Mends what objects note by the identity of others, after they came from elsewhere."""
+    def restore_identities(self, objects: Sequence[Any]) -> None:
+        """Fixes what objects store by the identity of others, after they came from elsewhere."""
 
     def cast_by(self, variable: Any) -> Any:
-        """The `tf.Variable` whose values a variable casts; None for one with values of its own."""
+        """Returns the `tf.Variable` that a variable casts, None if it has its own values."""
 
     def casting(self, variable: Any) -> Any:
-        """A variable that casts another one's values."""
+        """Returns a variable that casts another variable's values."""
 
     # --------------------------------------------------------------------------- models
     def global_policy(self) -> Any:
-        """What `set_global_policy` takes to leave the global dtype policy as it is."""
+        """Returns the argument of `set_global_policy` that keeps the current dtype policy."""
 
     def is_compiled(self, model: Any) -> bool:
-        """Whether `model.compile` was called."""
+        """Returns True if `model.compile` was called."""
 
     def set_as_compile(self, model: Any, attributes: dict[str, Any]) -> None:
-        """Sets attributes of a model as `compile` sets them, which tracks some."""
+        """Sets attributes of a model as `compile` does; it tracks some of them."""
 
     def builds_optimizer_first(self, model: Any) -> bool:
-        """Whether `fit` builds the optimizer before a step of the user's own may."""
+        """Returns True if `fit` builds the optimizer before the user's own step can."""
 
     def call_on_specs(self, model: Any, specs: Any) -> None:
         """Builds a model by a symbolic call.
@@ -111,25 +112,25 @@ class Generation(Protocol):
         """
 
     def steps_per_execution(self, model: Any) -> int:
-        """How many steps one execution of a compiled model's step function is."""
+        """Returns the number of steps in one execution of a compiled model's step function."""
 
     def makes_one_step(self, model: Any) -> bool:
-        """Whether one execution is one step, now and later."""
+        """Returns True if one execution is one step, now and later."""
 
     def steps_at_once(self, model: Any) -> int:
-        """The steps that an execution makes whatever is left of the epoch."""
+        """Returns the steps that an execution makes even if fewer are left in the epoch."""
 
     def pass_counter(self, model: Any, method: str) -> Any:
-        """The variable that counts the batches of `evaluate` or `predict`, or None."""
+        """Returns the variable that counts batches of `evaluate` or `predict`, or None."""
 
     def step_counters(self, model: Any) -> list[Any]:
-        """The variables that count a model's steps, which the progress bar reads."""
+        """Returns a model's step counters, which the progress bar reads."""
 
     def is_symbolic(self, leaves: Sequence[Any]) -> bool:
-        """Whether a call of a layer with such arguments computes shapes alone."""
+        """Returns True if a layer call with such arguments only computes shapes."""
 
     def calls_operations(self, model: Any) -> bool:
-        """Whether a functional model calls anything beside layers."""
+        """Returns True if a functional model calls anything besides layers."""
 
     # -------------------------------------------------------------- losses and metrics
     def build_compiled_metrics(self, model: Any, specs: Any) -> None:
@@ -141,14 +142,14 @@ class Generation(Protocol):
         """
 
     def unused_losses(self, model: Any) -> set[str]:
-        """The metrics of `compile`'s losses that no step has used, by name.
+        """Returns the names of loss metrics of `compile` that no step has used.
 
-        In one process they would not be there, and what the user's own step returns under their
-        names would stand.
+        In one process these metrics would not exist, and values that the user's own step returns
+        under their names would be kept.
         """
 
     def metrics_in_order(self, model: Any, logs: dict[str, Any]) -> Any:
-        """What `evaluate` returns for `logs`: a list, or the only value.
+        """Returns what `evaluate` returns for `logs`: a list, or the only value.
 
         Args:
             model: a model whose metrics are built.
@@ -157,48 +158,48 @@ class Generation(Protocol):
 
     # ----------------------------------------------------------------------- optimizers
     def plain_optimizers(self) -> list[Any]:
-        """New optimizers, one of each kind."""
+        """Returns new optimizers, one of each kind."""
 
     def state_beside(self, optimizer: Any) -> list[Any]:
-        """The `tf.Variable`s of an optimizer that may be missing in its `variables`."""
+        """Returns the `tf.Variable`s of an optimizer that its `variables` may omit."""
 
     def places_by_key(self, optimizer: Any) -> dict[Any, int]:
-        """The places of the variables that an optimizer has slots for, by `_var_key`."""
+        """Returns, by `_var_key`, the index of each variable that an optimizer has slots for."""
 
     def built_with(self, optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
-        """The variables, in order, that an optimizer's slots were made for.
+        """Returns the variables, in order, that an optimizer's slots were made for.
 
         Args:
-            optimizer: an optimizer that holds no other.
-            candidates: sequence of `tf.Variable`, among which they are.
+            optimizer: an optimizer that wraps no other.
+            candidates: sequence of `tf.Variable` that includes them.
         """
 
     def make_variable(self, value: Any, name: str) -> Any:
-        """A trainable variable that optimizers accept."""
+        """Returns a trainable variable that optimizers accept."""
 
     def build_for(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Makes an optimizer's slots for such variables."""
+        """Makes an optimizer's slots for variables."""
 
     def apply_through(self, optimizer: Any, apply: Callable[[Any, Any, Any], None]) -> None:
         """Makes an optimizer hand gradients to a function instead of summing and applying them.
 
         Args:
             optimizer: the model's optimizer, in a worker.
-            apply: function of `update` (the stock function, of lists of summed gradients and of
-                variables), the list of gradients and the list of variables.
+            apply: function that takes `update`, the list of gradients and the list of variables.
+                `update` is the stock function; it takes lists of summed gradients and variables.
         """
 
     # ------------------------------------------------------------------------ callbacks
     def auto_verbose(self) -> int:
-        """What `verbose="auto"` means outside of a parameter-server strategy."""
+        """Returns the value of `verbose="auto"` without a parameter-server strategy."""
 
     def tensorboard_acts_at_batches(self, callback: Any) -> bool:
-        """Whether a `TensorBoard` does anything at batches."""
+        """Returns True if a `TensorBoard` callback does anything at batch hooks."""
 
     def place_to_resume(self, model: Any, initial_epoch: int, steps: int | None) -> tuple[int, int]:
-        """The epoch and the step in it at which training begins, after `on_train_begin`.
+        """Returns the epoch, and the step in it, where training begins after `on_train_begin`.
 
-        `BackupAndRestore` sets them when it has restored something.
+        `BackupAndRestore` sets them when it restores something.
 
         Args:
             model: the user's model.
@@ -212,53 +213,53 @@ class Generation(Protocol):
         Args:
             model: a worker's model.
             epoch: int.
-            step: int, 0 where Keras resumes at the begin of an epoch.
+            step: int, 0 where Keras resumes at the start of an epoch.
         """
 
     # ----------------------------------------------------------------------------- data
     def check_compiled(self, model: Any, method: str) -> None:
-        """Raises what Keras's `fit` or `evaluate` (`method`) raises for a model not compiled."""
+        """Raises what Keras's `fit` or `evaluate` (`method`) raises for an uncompiled model."""
 
     def check_validation(self, model: Any, validation_data: Any, validation_freq: Any) -> None:
-        """Raises what `fit` raises at the end of the first epoch, when it is to validate."""
+        """Raises what `fit` would raise when it validates at the end of the first epoch."""
 
     def split_for_validation(self, data: tuple[Any, ...], fraction: float) -> tuple[Any, Any]:
-        """Keras's `validation_split`: both parts of `data` as `(x, y, sample_weight)`."""
+        """Applies `validation_split`: returns both parts as `(x, y, sample_weight)`."""
 
     def open_data(
         self, model: Any, arguments: keras_epochs.DataArguments
     ) -> keras_epochs.Arrays | keras_epochs.Epochs:
-        """Makes of an argument what Keras makes of it.
+        """Converts the data arguments as Keras does.
 
-        A generator is asked for the one or two batches that Keras looks at.
+        Reads from a generator the one or two batches that Keras looks at.
 
         Args:
             model: the user's model.
             arguments: `DataArguments`.
 
         Raises:
-            ShippingError: Keras takes sparse or ragged arrays, and workers cannot get them.
-            Exception: What Keras raises.
+            ShippingError: An array is sparse or ragged. Keras takes those; workers cannot.
+            Exception: Any exception that Keras raises.
         """
 
     def iterators_per_epoch(self, cardinality: int) -> int:
-        """How many iterators Keras's loop makes of a dataset in an epoch that begins a new one.
+        """Returns how many iterators Keras's loop makes in an epoch that starts a new one.
 
         Args:
             cardinality: int, batches of the dataset, or TensorFlow's code for unknown.
         """
 
     def warn_that_data_ran_out(self, batches: int) -> None:
-        """Says what Keras says when an epoch is cut short.
+        """Logs Keras's warning that the data ran out.
 
         Args:
-            batches: int, how many are needed for all epochs.
+            batches: int, the number needed for all epochs.
         """
 
 
 @functools.cache  # which also keeps AutoGraph from converting it
 def generation() -> Generation:
-    """The module for the generation of Keras that is installed: `keras2` or `keras3`."""
+    """Returns the module for the installed Keras generation: `keras2` or `keras3`."""
     if is_keras_3():
         from nanotf.compat import keras3
 

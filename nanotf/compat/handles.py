@@ -1,12 +1,12 @@
-"""Handles of variables (seen alike in 2.15 to 2.21).
+"""Handles of variables (identical in 2.15 to 2.21).
 
 | name | why |
 | --- | --- |
-| `BaseResourceVariable._handle` | what all operations on a variable get, eager ones written in C too |
+| `BaseResourceVariable._handle` | the input of every operation on a variable, including eager ones written in C |
 | `resource_variable_ops.variable_accessed` | tells tapes that a variable is used |
 | `record.VariableWatcher` | the variables that code uses |
-| `FuncGraph.capture` | what stands for a handle in a graph |
-| `auto_control_deps.register_acd_resource_resolver` | which handles name the same variable; else a read and a write through two of them have no order |
+| `FuncGraph.capture` | a handle's placeholder in a graph |
+| `auto_control_deps.register_acd_resource_resolver` | declares that two handles name the same variable; otherwise a read through one and a write through the other are unordered |
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tensorflow.python.ops import resource_variable_ops
 
 from nanotf.compat import distribute
 
-_SAME = "_nanotf_same_as"  # of a copy, the handle in the same graph that it is a copy of
+_SAME = "_nanotf_same_as"  # attribute of a copy: the original handle in the same graph
 _copies: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()  # by graph
 
 
 def note_use(variables: Sequence[Any]) -> None:
-    """Tells tapes that variables are used."""
+    """Tells the tapes that variables are used."""
     for variable in variables:
         if variable.trainable:
             resource_variable_ops.variable_accessed(variable)
 
 
 def handle_of(variable: Any) -> Any:
-    """A variable's handle."""
+    """Returns a variable's handle."""
     return variable.handle
 
 
@@ -46,9 +46,9 @@ def set_handle(variable: Any, handle: Any) -> None:
 
 @contextlib.contextmanager
 def in_function() -> Iterator[None]:
-    """In this context operations stand in the function whose loop or branch is being traced.
+    """Adds operations to the function that contains the loop or branch being traced.
 
-    TensorFlow can differentiate no loop that makes a handle in its body.
+    TensorFlow cannot differentiate a loop that makes a handle in its body.
     """
     graph = distribute.function_graph()
     with contextlib.nullcontext() if graph is None else graph.as_default():
@@ -56,7 +56,7 @@ def in_function() -> Iterator[None]:
 
 
 def name_same(handle: Any, other: Any) -> None:
-    """Says that two handles name the same memory."""
+    """Declares that two handles name the same memory."""
     handle._handle_data = getattr(other, "_handle_data", None)
     if not tf.executing_eagerly():
         here = tf.compat.v1.get_default_graph().capture(other)
@@ -66,13 +66,13 @@ def name_same(handle: Any, other: Any) -> None:
 
 @contextlib.contextmanager
 def watching() -> Iterator[Callable[[], Sequence[Any]]]:
-    """In this context the trainable variables that code uses are noted; yields a list of them."""
+    """Records the trainable variables that code in this context uses; yields a getter."""
     with record.VariableWatcher() as watcher:
         yield watcher.watched_variables
 
 
 def _resolve(op: Any, reads: Any, writes: Any) -> bool:
-    """Makes operations on copies of a handle count as operations on the variable."""
+    """Treats operations on copies of a handle as operations on the original."""
     changed = False
     same = _same_in(op.graph)
     for found in (reads, writes):
@@ -88,7 +88,7 @@ def _resolve(op: Any, reads: Any, writes: Any) -> bool:
     return changed
 
 
-# Of a graph: how many handles it had captured, and what each handle that is a copy stands for.
+# By graph: the number of handles it had captured, and the original of each copy.
 _known: weakref.WeakKeyDictionary[Any, tuple[int, dict[int, Any]]] = weakref.WeakKeyDictionary()
 
 

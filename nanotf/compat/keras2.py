@@ -4,26 +4,26 @@ Versions seen: 2.15, tf_keras 2.15-2.21.
 
 | name | why |
 | --- | --- |
-| `Model._is_compiled` | whether `compile` was called |
-| `Model._train_counter`, `_test_counter`, `_predict_counter` | step counts that the progress bar reads |
+| `Model._is_compiled` | tells if `compile` was called |
+| `Model._train_counter`, `_test_counter`, `_predict_counter` | step counters, which the progress bar reads |
 | `Model._steps_per_execution` | steps of one execution |
-| `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | metrics exist before the first step |
-| `Node.flat_input_ids`, `flat_output_ids`, `_keras_inputs_ids_and_indices`, `Functional._tensor_usage_count`, `_compute_tensor_usage_count`, `Layer._obj_reference_counts_dict`, `Metric._call_result`, `Layer._losses` | what they note by identity, or of the last call, see `mend` |
-| `autocast_variable.AutoCastVariable._variable`, `create_autocast_variable` | variables of mixed precision cast those of others |
+| `Model.compiled_loss.build`, its `_user_losses`, `compiled_metrics.build`, `_conform_to_outputs` | builds metrics before the first step |
+| `Node.flat_input_ids`, `flat_output_ids`, `_keras_inputs_ids_and_indices`, `Functional._tensor_usage_count`, `_compute_tensor_usage_count`, `Layer._obj_reference_counts_dict`, `Metric._call_result`, `Layer._losses` | state keyed by identity or left by the last call, see `restore_identities` |
+| `autocast_variable.AutoCastVariable._variable`, `create_autocast_variable` | mixed-precision variables that cast other variables |
 | `Optimizer._learning_rate`, legacy `_hyper`; `LossScaleOptimizer._loss_scale`, its `_current_loss_scale`, `_counter` | state outside `variables` |
-| `Optimizer._index_dict`, legacy `_slots`, `tf.Variable._unique_id` | which variables an optimizer was built for |
+| `Optimizer._index_dict`, legacy `_slots`, `tf.Variable._unique_id` | the variables that an optimizer was built for |
 | `engine.training.flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
-| `Layer._non_trainable_weights` | what every replica updates by itself |
-| `backend._SEED_GENERATOR` | see `taken_seeds` |
-| `mixed_precision.policy._global_policy` | None as long as the policy follows `floatx` |
+| `Layer._non_trainable_weights` | weights that every replica updates by itself |
+| `backend._SEED_GENERATOR` | see `capture_seeds` |
+| `mixed_precision.policy._global_policy` | None while the policy follows `floatx` |
 | `saving.object_registration._GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
-| `TensorBoard._implements_train_batch_hooks` | whether it does anything at batches |
+| `TensorBoard._implements_train_batch_hooks` | tells if it does anything at batch hooks |
 | `Model._maybe_load_initial_counters_from_ckpt`, `_training_state` | where `BackupAndRestore` resumes |
 | `engine.data_adapter.DataHandler`, its `_adapter`, `_dataset`, `_insufficient_data` | the loop over epochs and batches |
-| `engine.data_adapter.select_data_adapter` and the adapters' `_handle_multiprocessing`, `_standardize_batch`, `_enqueuer` | which kind of input it is; its batches, before TensorFlow gets them |
+| `engine.data_adapter.select_data_adapter` and the adapters' `_handle_multiprocessing`, `_standardize_batch`, `_enqueuer` | the kind of input; its batches before they reach TensorFlow |
 | `engine.data_adapter.train_validation_split`, `_check_data_cardinality`, `_make_class_weight_map_fn`, `pack_x_y_sample_weight`, `_is_pandas_series` | arrays |
-| `engine.training_utils.handle_partial_sample_weights` | same |
-| `Model._assert_compile_was_called` | says that `compile` was not called |
+| `engine.training_utils.handle_partial_sample_weights` | arrays |
+| `Model._assert_compile_was_called` | raises if `compile` was not called |
 | `Model._should_eval` | checks `validation_freq` |
 """
 
@@ -78,30 +78,30 @@ def seed_generator_classes() -> tuple[Any, ...]:
 
 
 def model_variables(model: Any) -> list[Any]:
-    # Lookup tables are listed there, too, and variables without a shape, of layers to adapt.
+    # `model.variables` also has lookup tables, and shapeless variables of layers not adapted yet.
     tf = require_tensorflow()
     variables = [v for v in model.variables if isinstance(v, tf.Variable)]
-    # An adapted layer counts documents, and one that is given its vocabulary does not.
+    # An adapted layer counts documents; a layer that was given its vocabulary does not.
     counts = {id(getattr(layer, "num_documents", None)) for layer in flat_layers(model)}
     variables = [v for v in variables if v.shape.is_fully_defined() and id(v) not in counts]
-    # The progress bar reads them where the number of steps is not known in advance.
+    # The progress bar reads the counters if the number of steps is not known in advance.
     return variables + step_counters(model) + seed_variables(model)
 
 
 def seed_variables(model: Any) -> list[Any]:
-    # Layers that augment images have generators. Others draw from seeds that are TensorFlow's own.
+    # Image augmentation layers have generators. Other layers draw from TensorFlow's own seeds.
     holders = [getattr(layer, "_random_generator", None) for layer in flat_layers(model)]
     generators = [getattr(holder, "_generator", None) for holder in holders]
     return [generator.state for generator in generators if generator is not None]
 
 
-def taken_seeds() -> Any:
-    # Initial weights draw from it if `set_random_seed` was called, and otherwise from Python's.
+def capture_seeds() -> Any:
+    # Initial weights draw from it if `set_random_seed` was called, otherwise from Python's.
     generator = getattr(source_module("backend")._SEED_GENERATOR, "generator", None)
     return None if generator is None else generator.getstate()
 
 
-def put_seeds(taken: Any) -> None:
+def restore_seeds(taken: Any) -> None:
     holder = source_module("backend")._SEED_GENERATOR
     holder.generator = None
     if taken is not None:
@@ -123,10 +123,10 @@ def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     found = without_dependencies(found, _LEFT_BEHIND)
     if "_called" in found:  # `register_call_context_args` alone asks for it
         found["_called"] = False
-    # Counted by identity, and a metric's last result.
+    # Reference counts by identity, and a metric's last result.
     for name in ("_obj_reference_counts_dict", "_call_result"):
         found.pop(name, None)
-    if operation_config(obj) is not None:  # both are made by its `__init__`
+    if operation_config(obj) is not None:  # its `__init__` makes both
         found = {name: v for name, v in found.items() if name not in ("call", "function")}
     return found | ({"_losses": []} if hasattr(obj, "add_loss") else {})  # of the last call
 
@@ -137,7 +137,7 @@ def operation_config(obj: Any) -> dict[str, Any] | None:
     return config
 
 
-def mend(objects: Sequence[Any]) -> None:
+def restore_identities(objects: Sequence[Any]) -> None:
     tf = require_tensorflow()
     node, tensor = (source_module(f"engine.{n}") for n in ("node", "keras_tensor"))
     for obj in objects:
@@ -200,7 +200,7 @@ def is_symbolic(leaves: Sequence[Any]) -> bool:
 
 
 def calls_operations(model: Any) -> bool:
-    return False  # they are layers, too
+    return False  # operations are layers, too
 
 
 def steps_per_execution(model: Any) -> int:
@@ -243,22 +243,22 @@ def build_compiled_metrics(model: Any, specs: Any) -> None:
         targets = model.compiled_metrics._conform_to_outputs(outputs, y)
         model.compiled_metrics.build(outputs, targets)
         if not all(metric.built for metric in model.compiled_metrics.metrics):
-            # F1Score and its like make their variables at the first update.
+            # Some metrics, such as F1Score, make their variables at the first update.
             run = tf.distribute.get_strategy().run
             update = model.compiled_metrics.update_state
             tf.function(lambda *args: run(update, args)).get_concrete_function(y, outputs)
 
 
 def unused_losses(model: Any) -> set[str]:
-    # nanotf makes them before the first step, since that may use them.
+    # nanotf makes the loss metrics before the first step, since that step may use them.
     container = getattr(model, "compiled_loss", None)
     if container is None or not has_own_step(model):
         return set()
     of_losses = {id(metric) for metric in container.metrics}
-    # The user's own `metrics` may leave them out, and have others of the same names.
+    # The user's own `metrics` may omit them and have others with the same names.
     metrics = [metric for metric in model.metrics if id(metric) in of_losses]
     called = getattr(container, "_nanotf_called", None)
-    if called is None:  # in the parent, which has what the workers' have counted
+    if called is None:  # in the parent, whose metrics have the workers' counts
         called = any(float(metric.count) > 0 for metric in metrics)
     return set() if called else {metric.name for metric in metrics}
 
@@ -271,7 +271,7 @@ def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
 def plain_optimizers() -> list[Any]:
     optimizers = require_tensorflow().keras.optimizers
     kinds = [optimizers.SGD, *([optimizers.legacy.SGD] if hasattr(optimizers, "legacy") else [])]
-    return [kind(name="nanotf") for kind in kinds]  # else later ones get other numbers
+    return [kind(name="nanotf") for kind in kinds]  # else the names of later ones get other numbers
 
 
 def state_beside(optimizer: Any) -> list[Any]:
@@ -292,7 +292,7 @@ def places_by_key(optimizer: Any) -> dict[Any, int]:
 
 
 def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
-    # One that casts, as a model has it, comes before that whose values it casts.
+    # A casting variable, which is what the model has, takes precedence over the one it casts.
     by_key = {getattr(v, "_unique_id", None): v for v in reversed(candidates)}
     legacy = hasattr(optimizer, "_create_all_weights")
     keys = optimizer._slots if legacy else getattr(optimizer, "_index_dict", {})
@@ -341,7 +341,7 @@ def place_to_resume(model: Any, initial_epoch: int, steps: int | None) -> tuple[
 
 
 class _Counters:
-    """Stands in for the training state of `BackupAndRestore`, in a worker."""
+    """Replaces the training state of `BackupAndRestore` in a worker."""
 
     def __init__(self, epoch: int, step: int) -> None:
         self._place = (epoch, step)
@@ -423,16 +423,16 @@ def _handler(keras: Any, model: Any, a: DataArguments, x: Any, y: Any, weights: 
 
 
 def _arrays(keras: Any, kind: Any, model: Any, a: DataArguments) -> Arrays:
-    """Lets Keras check the first row of each array, and does for all what it would do.
+    """Lets Keras check the first row of each array, then converts all rows as Keras would.
 
-    Keras's own adapter copies all arrays as a whole into tensors.
+    Keras's own adapter copies whole arrays into tensors.
     """
     tf = require_tensorflow()
     data: tuple[Any, ...] = (a.x, a.y, a.sample_weight)
     if kind is keras.ListsOfScalarsDataAdapter:
         data = tuple(None if value is None else np.asarray(value) for value in data)
     looked_at = data
-    if a.batch_size is None or is_size(a.batch_size):  # otherwise TensorFlow's words name the rows
+    if a.batch_size is None or is_size(a.batch_size):  # otherwise TensorFlow's error names the rows
         looked_at = tuple(
             tf.nest.map_structure(lambda v: v[:1] if getattr(v, "shape", ()) else v, value)
             for value in data
@@ -456,7 +456,7 @@ def _arrays(keras: Any, kind: Any, model: Any, a: DataArguments) -> Arrays:
 
 
 def _as_tensor_would_be(keras: Any, value: Any) -> Any:
-    """An array as `_process_tensorlike` would make it a tensor."""
+    """Converts an array as `_process_tensorlike` does, without making a tensor."""
     if value is None:
         return None
     if keras._is_pandas_series(value):
@@ -469,7 +469,7 @@ def _as_tensor_would_be(keras: Any, value: Any) -> Any:
 
 
 class _Remembering:
-    """An iterator that remembers its first element, at which Keras 2 looks."""
+    """An iterator that remembers its first element, since Keras 2 peeks at it."""
 
     def __init__(self, iterator: Any) -> None:
         self._iterator = iterator
@@ -485,19 +485,19 @@ class _Remembering:
         return element
 
     def from_the_first(self) -> Iterator[Any]:
-        """All elements, those included that Keras has seen."""
+        """Returns all elements, including the one that Keras has seen."""
         return itertools.chain(self.first, self._iterator)
 
 
 class _Raw:
-    """What a generator or `Sequence` yields, as Keras 2 hands it to TensorFlow."""
+    """The elements of a generator or `Sequence`, as Keras 2 hands them to TensorFlow."""
 
     def __init__(self, start: Callable[[], Any], finish: Callable[[Any], Any]) -> None:
         self._start = start
         self._finish = finish
 
     def __iter__(self) -> Iterator[Any]:
-        # Nothing starts before the first batch is asked for, as in a tf.data.Dataset.
+        # As in a tf.data.Dataset, nothing starts before the first batch is requested.
         for batch in self._start():
             yield self._finish(batch)
 
@@ -512,9 +512,9 @@ class _Epochs(Epochs):
             dataset = handler._dataset
             cardinality = int(handler._dataset.cardinality())
         elif isinstance(adapter, keras.KerasSequenceAdapter):
-            # A worker's Keras makes a new iterator each epoch where the two numbers are equal.
+            # A worker's Keras makes a new iterator each epoch if the two numbers are equal.
             cardinality = adapter.get_size() if a.steps is None else a.steps
-        if isinstance(adapter, keras.GeneratorDataAdapter):  # a Sequence's is one of these
+        if isinstance(adapter, keras.GeneratorDataAdapter):  # includes a Sequence's adapter
             elements = x.from_the_first() if isinstance(x, _Remembering) else x
             start = adapter._handle_multiprocessing(
                 elements, a.workers, a.use_multiprocessing, a.max_queue_size
@@ -550,7 +550,7 @@ class _Epochs(Epochs):
 
 
 def _finishing(keras: Any, adapter: Any, class_weight: Any) -> Callable[[Any], Any]:
-    """What Keras 2 does with a batch of a generator or `Sequence`."""
+    """Returns the function that Keras 2 applies to a batch of a generator or `Sequence`."""
     if not class_weight:
         finish: Callable[[Any], Any] = adapter._standardize_batch
         return finish

@@ -7,23 +7,23 @@ Versions seen: 3.10-3.15.
 | `Trainer._maybe_symbolic_build`, `_symbolic_build` | feeds a per-replica value to a reduction (keras-team/keras#20585); makes metrics before the first step |
 | `Trainer._distribute_strategy` | see `builds_optimizer_first` |
 | `Trainer._flatten_metrics_in_order` | the order in which `evaluate` returns metrics |
-| `Optimizer._trainable_variables`, `_trainable_variables_indices` | which variables an optimizer was built for |
+| `Optimizer._trainable_variables`, `_trainable_variables_indices` | the variables that an optimizer was built for |
 | `Metric._metrics` | the metrics in a metric |
-| `Layer._non_trainable_variables` | what every replica updates by itself |
+| `Layer._non_trainable_variables` | weights that every replica updates by itself |
 | `Layer._seed_generators` | the seeds of random layers |
-| `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` | see `taken_seeds` |
+| `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` | see `capture_seeds` |
 | `backend.compute_output_spec` | see `call_on_specs` |
-| `utils.tracking.DotNotTrackScope` | layers do not list what `compile` sets |
-| `utils.tracking.Tracker`, its `config`, `stored_ids`; `Layer._losses`, `_loss_ids` | what they note by identity, or of the last call, see `mend` |
+| `utils.tracking.DotNotTrackScope` | keeps layers from tracking what `compile` sets |
+| `utils.tracking.Tracker`, its `config`, `stored_ids`; `Layer._losses`, `_loss_ids` | state keyed by identity or left by the last call, see `restore_identities` |
 | `saving.object_registration.GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
-| `TensorBoard._start_batch`, `_stop_batch` | whether it profiles batches |
+| `TensorBoard._start_batch`, `_stop_batch` | tells if it profiles batches |
 | `Model._initial_epoch` | where `BackupAndRestore` resumes |
 | `trainers.epoch_iterator.EpochIterator`, its `_enumerate_iterator`, `_epoch_iterator`, `_get_iterator`, `_current_iterator`, `_interrupted_warning`, `catch_stop_iteration`, `reset` | the loop over the batches of an epoch |
-| `trainers.data_adapters.array_data_adapter.ArrayDataAdapter`, its `_inputs`, `_size`, `_batch_size` | arrays that were checked, and weighed by class |
-| `trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter` | datasets, which are iterated as they are |
+| `trainers.data_adapters.array_data_adapter.ArrayDataAdapter`, its `_inputs`, `_size`, `_batch_size` | arrays after Keras's checks and class weights |
+| `trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter` | datasets, iterated as they are |
 | `trainers.data_adapters.data_adapter.DataAdapter.get_numpy_iterator`, `get_tf_dataset`, `num_batches`; `PyDatasetAdapter.enqueuer` | everything else |
 | `trainers.data_adapters.array_slicing.convert_to_sliceable`, `train_validation_split` | arrays as NumPy arrays; `validation_split` |
-| `Model._assert_compile_called` | says that `compile` was not called |
+| `Model._assert_compile_called` | raises if `compile` was not called |
 | `Model._should_eval` | checks `validation_freq` |
 """
 
@@ -85,13 +85,13 @@ def seed_variables(model: Any) -> list[Any]:
     return [tf_variable(generator.state) for generator in generators]
 
 
-def taken_seeds() -> Any:
-    # Random operations without a seed draw from it.
+def capture_seeds() -> Any:
+    # Random operations without a seed draw from this generator.
     generator = source_module("backend.common.global_state").get_global_attribute(_GENERATOR)
     return None if generator is None else generator.state.numpy()
 
 
-def put_seeds(taken: Any) -> None:
+def restore_seeds(taken: Any) -> None:
     tracker = source_module("backend.common.global_state")
     if taken is None:
         tracker.set_global_attribute(_GENERATOR, None)
@@ -100,7 +100,7 @@ def put_seeds(taken: Any) -> None:
 
 
 def variables_of_metric(metric: Any) -> list[Any]:
-    # Keras does not know TensorFlow's own, in its attributes, and in those of the metrics in it.
+    # `metric.variables` omits plain `tf.Variable`s in attributes of the metric and metrics in it.
     found = [tf_variable(v) for v in metric.variables]
     found += [v for v in vars(metric).values() if holds_numbers(v)]
     metric_class = require_tensorflow().keras.metrics.Metric
@@ -122,7 +122,7 @@ def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in found.items() if name not in _OF_LOOPS}
     found = without_dependencies(found, _LEFT_BEHIND)
     if isinstance(obj, _tracker_class()):
-        del found["stored_ids"]  # see `mend`
+        del found["stored_ids"]  # see `restore_identities`
     elif hasattr(obj, "add_loss"):
         found |= {"_losses": [], "_loss_ids": set()}  # of the last call
     return found
@@ -132,7 +132,7 @@ def operation_config(obj: Any) -> dict[str, Any] | None:
     return None
 
 
-def mend(objects: Sequence[Any]) -> None:
+def restore_identities(objects: Sequence[Any]) -> None:
     for obj in objects:
         if isinstance(obj, _tracker_class()):
             kept = obj.config.items()
@@ -198,7 +198,7 @@ def makes_one_step(model: Any) -> bool:
 
 
 def steps_at_once(model: Any) -> int:
-    return steps_per_execution(model)  # beyond the end of the epoch, too
+    return steps_per_execution(model)  # even past the end of the epoch
 
 
 def pass_counter(model: Any, method: str) -> Any:
@@ -213,7 +213,7 @@ def step_counters(model: Any) -> list[Any]:
 def build_compiled_metrics(model: Any, specs: Any) -> None:
     optimizer = model.optimizer
     unbuilt = optimizer is not None and not optimizer.built
-    if unbuilt:  # keeps Keras from building it, too
+    if unbuilt:  # keeps Keras from building the optimizer, too
         optimizer.built = True
     try:
         model._symbolic_build(data_batch=specs)
@@ -232,7 +232,7 @@ def metrics_in_order(model: Any, logs: dict[str, Any]) -> Any:
 
 # ------------------------------------------------------------------------------- optimizers
 def plain_optimizers() -> list[Any]:
-    return [require_tensorflow().keras.optimizers.SGD(name="nanotf")]  # else later ones are `sgd_1`
+    return [require_tensorflow().keras.optimizers.SGD(name="nanotf")]  # else a later one is `sgd_1`
 
 
 def state_beside(optimizer: Any) -> list[Any]:
@@ -281,7 +281,7 @@ def place_to_resume(model: Any, initial_epoch: int, steps: int | None) -> tuple[
 
 
 def begin_at(model: Any, epoch: int, step: int) -> None:
-    """Changes nothing: it resumes at the begin of an epoch."""
+    """Changes nothing: Keras 3 resumes at the start of an epoch."""
 
 
 # ------------------------------------------------------------------------------------- data
@@ -294,7 +294,7 @@ def check_validation(model: Any, validation_data: Any, validation_freq: Any) -> 
 
 
 def iterators_per_epoch(cardinality: int) -> int:
-    # It makes another, which it never reads, at the end of an epoch whose length it knows.
+    # At the end of an epoch of known length it makes another one, which it never reads.
     return 2 if cardinality > 0 else 1
 
 
@@ -311,7 +311,7 @@ def split_for_validation(data: tuple[Any, ...], fraction: float) -> tuple[Any, A
 def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
     a = arguments
     adapters = source_module("trainers.data_adapters")
-    range(a.initial_epoch, a.epochs)  # for what Keras's loops raise, as the next one
+    range(a.initial_epoch, a.epochs)  # raises what Keras's loops raise, as does the next one
     loop = _loop_class()(
         x=a.x,
         y=a.y,
@@ -330,7 +330,7 @@ def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
     for leaf in tf.nest.flatten(adapter._inputs, expand_composites=False):
         refuse_what_is_not_dense(leaf)
     if not is_size(adapter._batch_size):
-        next(iter(adapter.get_tf_dataset()))  # raises what TensorFlow says to it
+        next(iter(adapter.get_tf_dataset()))  # raises TensorFlow's error
     sliceables = source_module("trainers.data_adapters.array_slicing").convert_to_sliceable(
         adapter._inputs, target_backend="numpy"
     )
@@ -341,10 +341,10 @@ def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
 
 
 def _loop_class() -> Any:
-    """Keras's `EpochIterator`, which hands out iterators over what its adapter reads.
+    """Returns a subclass of Keras's `EpochIterator` that iterates over its adapter's own data.
 
-    Generators and `PyDataset`s are not read through a `tf.data.Dataset`, so that what they
-    raise stays what it is, and nothing is read before it is needed.
+    It reads generators and `PyDataset`s without a `tf.data.Dataset`. So their exceptions keep
+    their class, and nothing is read before it is needed.
     """
     base = source_module("trainers.epoch_iterator").EpochIterator
     datasets = source_module("trainers.data_adapters").TFDatasetAdapter
@@ -355,7 +355,7 @@ def _loop_class() -> Any:
                 return self.data_adapter.get_tf_dataset()
             return self.data_adapter.get_numpy_iterator()
 
-        def __next__(self) -> Any:  # as in the TensorFlow backend's
+        def __next__(self) -> Any:  # as in the TensorFlow backend's class
             return next(self._epoch_iterator)
 
     return Loop
@@ -375,7 +375,7 @@ class _Epochs(Epochs):
         )
 
     def _epochs(self) -> Iterator[Iterator[tuple[Any, Any]]]:
-        if self._passed is None:  # otherwise a `PyDataset` has heard of the begin
+        if self._passed is None:  # otherwise a `PyDataset` already knows that it begins
             self._loop.reset()
         for _ in range(self._passed or 0):
             self._pass_by()
@@ -396,7 +396,7 @@ class _Epochs(Epochs):
     def _pass_by(self) -> None:
         loop = self._loop
         if loop.steps_per_epoch is None:
-            # Each epoch has an iterator of its own, and their number is all that counts.
+            # Each epoch has its own iterator; only the number of iterators matters.
             for _ in range(iterators_per_epoch(self.cardinality)):
                 iter(loop._get_iterator())
             return

@@ -1,4 +1,4 @@
-"""How layers are built: by the shapes that others were built with, or by a call of symbols.
+"""Builds layers by the shapes that other layers were built with, or by a symbolic call.
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
@@ -19,11 +19,11 @@ _SIGNATURE = "signature"
 
 
 def build_config(layer: Any) -> Any:
-    """What `build_from_config` needs to build another layer like this one.
+    """Returns what `build_from_config` needs to build another layer like this one.
 
-    In Keras 2.15 a layer of which `build()` was called, and not the layer itself, does not know
-    the shape any more. What inputs it asks for tells it. Keras 2's `MultiHeadAttention` makes its
-    layers of the shapes of its inputs, in its first call.
+    In Keras 2.15 a layer built by `build()` instead of a call does not remember the shape; its
+    `input_spec` tells it. Keras 2's `MultiHeadAttention` makes its layers from the shapes of its
+    inputs in its first call.
     """
     if hasattr(layer, "_build_from_signature"):
         given = layer.get_config()
@@ -40,22 +40,22 @@ def build_config(layer: Any) -> Any:
 
 
 def _build_alone(layer: Any, config: dict[str, Any]) -> None:
-    """Builds a layer as `build_config` says another was built, but not the layers inside of it.
+    """Builds a layer, but not the layers inside it, from the `build_config` of another.
 
     Args:
         layer: a layer or model that is not built.
-        config: dict, which is not empty.
+        config: dict, not empty.
     """
     if _SIGNATURE in config:
         layer._build_from_signature(**config[_SIGNATURE])
-    # Keras's would call the layer; that of a Sequential of Keras 2 is one of its own.
+    # The default `build` would call the layer. Keras 2's Sequential has one of its own.
     elif not hasattr(layer.build, "_is_default") or isinstance(layer, sequential_class()):
         layer.build_from_config(config)
-    layer.built = True  # which the user's `build` may not say
+    layer.built = True  # the user's `build` may not set it
 
 
 def _plain(value: Any) -> Any:
-    """Lists and dicts without Keras's tracking, which cannot be unpickled."""
+    """Copies lists and dicts without Keras's tracking, which cannot be unpickled."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -64,45 +64,44 @@ def _plain(value: Any) -> Any:
 
 
 def with_layers(model: Any) -> list[Any]:
-    """A model, and the layers below it, in the order of both sides."""
+    """Returns a model and the layers below it, in the same order in parent and worker."""
     return [model, *layers_below(model)]
 
 
 def build_configs(layer: Any) -> tuple[dict[str, Any] | None, ...]:
-    """The input shapes that a layer or model, and those below it, were built with."""
+    """Returns the input shapes that a layer or model and the layers below it were built with."""
     return tuple(_plain(build_config(each)) if each.built else None for each in with_layers(layer))
 
 
 def build_layers(model: Any, configs: tuple[dict[str, Any] | None, ...]) -> None:
-    """Builds a layer or model, and the layers below it, each as that of another was built.
+    """Builds a layer or model and the layers below it, each like its counterpart in another.
 
-    So it matters neither what calls them nor of which types the inputs are: a configuration has
-    shapes alone.
+    Neither the callers nor the input types matter: a configuration has only shapes.
     """
     layers = with_layers(model)
     for place, config in enumerate(configs):
         if place < len(layers) and config and not layers[place].built:
             _build_alone(layers[place], config)
-            layers = with_layers(model)  # those that it has made come after it
+            layers = with_layers(model)  # layers that it has made come after it
 
 
 def needs_call(model: Any) -> bool:
-    """Whether a model has to be called before all its variables exist."""
+    """Returns True if a model must be called before all its variables exist."""
     if has_call(model):
         return not model.built or not model.variables
-    # Keras 2 has no list of variables before.
+    # Before that, Keras 2 has no list of variables.
     return not all(v.built for v in layers_below(model)) or not model.variables
 
 
 def build_symbolically(
     layer: Any, call: Callable[..., Any], args: Any, kwargs: Any, is_data: Callable[[Any], bool]
 ) -> None:
-    """Builds a layer by a call that computes shapes alone, if such a call can be made.
+    """Builds a layer by a call that only computes shapes, if such a call is possible.
 
     Args:
         layer: a layer that is not built.
         call: function, the stock `__call__`.
-        args, kwargs: what it is about to be called with.
+        args, kwargs: arguments of the call that follows.
         is_data: callable, whether a leaf of them is a tensor or array.
     """
     tf = require_tensorflow()

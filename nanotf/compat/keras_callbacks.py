@@ -1,10 +1,10 @@
-"""What Keras's own callbacks need at batch hooks, and other facts about them that are private.
+"""The needs of Keras's own callbacks at batch hooks, and other private facts about them.
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
-| `ModelCheckpoint._should_save_on_batch` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | the weights travel only at the batches at which it saves |
-| `BackupAndRestore._should_save_on_batch` / `_batches_count` | 3 / 2 | same |
-| `CallbackList._in_begin_end_block_count` | 3; 3.10-3.15 | the pairs of begin and end that are open; the threads for callbacks end with the last |
+| `ModelCheckpoint._should_save_on_batch` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | weights are sent only at batches where it saves |
+| `BackupAndRestore._should_save_on_batch` / `_batches_count` | 3 / 2 | as above |
+| `CallbackList._in_begin_end_block_count` | 3; 3.10-3.15 | counts open begin/end pairs; the callback threads end with the last one |
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nanotf.compat.generation import generation
 from nanotf.compat.versions import keras_module_name, require_tensorflow
 from nanotf.errors import InvalidArgumentError
 
-# Names that Keras's hooks had before, which still call the old ones by default.
+# Former names of Keras's hooks. By default a hook still calls its former name.
 FORMER_NAMES = {
     "on_train_batch_begin": "on_batch_begin",
     "on_train_batch_end": "on_batch_end",
@@ -25,21 +25,21 @@ FORMER_NAMES = {
 
 
 class Need(enum.Enum):
-    """What a callback needs at a batch hook."""
+    """A callback's need at a batch hook."""
 
     NOTHING = "nothing"  # the hook does nothing there
     PROGRESS = "progress"  # an occasional call
     LOGS = "logs"  # a call at every batch, with the logs of all workers
-    SAVES = "saves"  # a call at every batch; the state at those that `saves_at` names
+    SAVES = "saves"  # a call at every batch; the state where `saves_at` is True
     STATE = "state"  # a call at every batch, with the state in the user's model
 
 
 def _definer(callback: Any, hook: str) -> type | None:
-    """The class whose code a hook runs, or None if that is only Keras's empty base class."""
+    """Returns the class whose code a hook runs, None if that is Keras's empty base class."""
     base = require_tensorflow().keras.callbacks.Callback
     names = [hook, *([FORMER_NAMES[hook]] if hook in FORMER_NAMES else [])]
     if any(name in vars(callback) for name in names):
-        return object  # a function of the user's, as in LambdaCallback
+        return object  # a user's function, as in LambdaCallback
     for cls in type(callback).__mro__:
         if cls is base:
             return None
@@ -49,15 +49,15 @@ def _definer(callback: Any, hook: str) -> type | None:
 
 
 def defines(callback: Any, hook: str) -> bool:
-    """Whether a callback has code of its own for a hook."""
+    """Returns True if a callback has code of its own for a hook."""
     return _definer(callback, hook) is not None
 
 
 def said_need(callback: Any) -> Need | None:
-    """What a callback itself says that it needs, by its attribute `nanotf_needs`.
+    """Returns the need that a callback declares in its attribute `nanotf_needs`.
 
     Raises:
-        InvalidArgumentError: It is not one of "progress", "logs" and "state".
+        InvalidArgumentError: The attribute is not one of "progress", "logs" and "state".
     """
     said = getattr(callback, "nanotf_needs", None)
     if said is None:
@@ -72,9 +72,9 @@ def said_need(callback: Any) -> Need | None:
 
 
 def need_at_batch(callback: Any, hook: str) -> Need:
-    """What a callback needs at a batch hook.
+    """Returns what a callback needs at a batch hook.
 
-    Code that is not Keras's may do anything, and gets the state; Keras's own is known.
+    Keras's own code is known. Other code may do anything, so it gets the state.
 
     Args:
         callback: a Keras callback.
@@ -104,11 +104,11 @@ def need_at_batch(callback: Any, hook: str) -> Need:
 
 
 def saves_at(callback: Any, batch: int) -> bool:
-    """Whether a callback of need `SAVES` will save at the end of a batch.
+    """Returns True if a callback with need `SAVES` will save at the end of a batch.
 
     Args:
         callback: `ModelCheckpoint` or `BackupAndRestore`; it is not changed.
-        batch: int, the index that its hook is about to get.
+        batch: int, the index that its hook gets next.
     """
     if hasattr(callback, "_should_save_on_batch"):
         return bool(copy.copy(callback)._should_save_on_batch(batch))
@@ -116,7 +116,7 @@ def saves_at(callback: Any, batch: int) -> bool:
 
 
 def forget_open_evaluation(callback_list: Any) -> None:
-    """Closes an evaluation of `fit` of whose end callbacks have not heard, and will not.
+    """Closes an evaluation of `fit` whose end callbacks were not and will not be told of.
 
     Args:
         callback_list: Keras's `CallbackList`, in the middle of training.

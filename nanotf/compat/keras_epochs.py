@@ -1,8 +1,8 @@
-"""Keras's own handling of what users give `fit`, so that nanotf takes what Keras takes.
+"""Keras's own handling of the data given to `fit`, so that nanotf takes what Keras takes.
 
-What Keras makes of an argument (which kinds it takes, what it says to the others, how many
-batches there are, when iterators and the hooks of a `PyDataset` are called) is in private
-modules. They are used, in the parent, rather than imitated: see `Generation.open_data`.
+Private modules decide which data Keras takes, which errors it raises, how many batches there
+are, and when iterators and the hooks of a `PyDataset` are called. nanotf uses these modules in
+the parent instead of imitating them: see `Generation.open_data`.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class DataArguments:
 
 @dataclasses.dataclass(frozen=True)
 class Arrays:
-    """Data that lie in memory, checked and converted as Keras does.
+    """In-memory data, checked and converted as Keras does.
 
     Args:
-        structure: nested structure of `numpy.ndarray` or None, as a batch of them is for a
-            step: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        structure: nested structure of `numpy.ndarray` or None, shaped like a step's batch:
+            x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
         batch_size: int.
         size: int, batches in one pass over the data.
     """
@@ -66,18 +66,17 @@ class Arrays:
 
 
 class Epochs:
-    """Data that have to be read: Keras's loop over them, without the steps.
+    """Data that must be read: Keras's loop over them, without the steps.
 
     Args:
         element_spec: nested structure of type specifications, of one batch.
-        cardinality: int, what a worker's Keras is told, so that its own loop is the same.
-        steps: int or None, batches of an epoch, where Keras knows them.
-        dataset: `tf.data.Dataset` that is read, weights by class included, or None.
+        cardinality: int, as told to a worker's Keras, so that its loop is the same.
+        steps: int or None, batches per epoch, if Keras knows them.
+        dataset: `tf.data.Dataset` that is read, including class weights, or None.
 
     Attributes:
-        begun: tuple of int and `random_states.States`, or None: the number of the epoch of
-            training that was begun last, counted from 0, and where the random numbers stood before
-            its first batch was read.
+        begun: tuple of int and `random_states.States`, or None: the number, from 0, of the
+            training epoch that began last, and the random states before its first batch was read.
     """
 
     _passed: int | None = None
@@ -94,19 +93,19 @@ class Epochs:
         self._exhausted: Any = None
 
     def resume(self, passed: int, states: random_states.States | None) -> None:
-        """Makes `training` go on in the middle.
+        """Makes `training` resume after some epochs.
 
         Args:
-            passed: int, complete epochs, through which it has to go first: it makes the iterators
-                that Keras made, and reads no more than it has to. 0 for what goes on where it is.
-            states: where the random numbers stood when the next epoch was begun, or None.
+            passed: int, complete epochs to skip. It makes the iterators that Keras made and reads
+                no more than needed. 0 for data that continue from their current position.
+            states: the random states when the next epoch began, or None.
         """
         self._passed, self._states = passed, states
 
     def training(self) -> Iterator[Iterator[tuple[Any, Any]]]:
         """Yields the epochs of training; each yields tuples of an iterator and its batch.
 
-        Going on to the next epoch does what Keras does between two.
+        Advancing to the next epoch does what Keras does between two epochs.
         """
         for number, epoch in enumerate(self._epochs()):
             yield self._noting_states(number, epoch)
@@ -115,21 +114,21 @@ class Epochs:
         self, number: int, epoch: Iterator[tuple[Any, Any]]
     ) -> Iterator[tuple[Any, Any]]:
         if self._states is not None:
-            random_states.put(self._states)
+            random_states.restore(self._states)
             self._states = None
-        self.begun = (number, random_states.take())
+        self.begun = (number, random_states.capture())
         yield from epoch
 
     def _epochs(self) -> Iterator[Iterator[tuple[Any, Any]]]:
-        """As `training`."""
+        """Yields the epochs for `training`."""
         raise NotImplementedError
 
     def evaluations(self) -> Iterator[Iterator[tuple[Any, Any]]]:
-        """Same, for evaluations: each begins anew."""
+        """Yields passes for evaluations, in the form of `training`. Each starts over."""
         raise NotImplementedError
 
     def keeps(self, iterator: Any) -> bool:
-        """Whether the next epoch of training goes on with the iterator of the last."""
+        """Returns True if the next training epoch continues with the iterator of the last."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -138,8 +137,8 @@ class Epochs:
         if enqueuer is not None and enqueuer.is_running():
             try:
                 enqueuer.stop()
-            except Exception as error:  # of a batch that nobody asked for
-                logger.info("Stopping to read a PyDataset: %s", error)
+            except Exception as error:  # from a batch that was not requested
+                logger.info("A PyDataset raised while its readers stopped: %s", error)
 
     def _enqueuer(self) -> Any:
         raise NotImplementedError
@@ -153,7 +152,7 @@ class Epochs:
 
 
 def unpack(data: Any) -> tuple[Any, Any, Any]:
-    """`validation_data` as `(x, y, sample_weight)`, or what Keras raises."""
+    """Unpacks `validation_data` to `(x, y, sample_weight)`, or raises what Keras raises."""
     x, y, weights = require_tensorflow().keras.utils.unpack_x_y_sample_weight(data)
     return x, y, weights
 
@@ -171,5 +170,5 @@ def refuse_what_is_not_dense(value: Any) -> None:
 
 
 def is_size(value: Any) -> bool:
-    """Whether something can be a size of batches."""
+    """Returns True for a valid batch size."""
     return isinstance(value, (int, np.integer)) and bool(value > 0)

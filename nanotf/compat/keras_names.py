@@ -3,13 +3,13 @@
 | name | generation, versions seen | why |
 | --- | --- | --- |
 | `Model._compile_config` | 2 and 3 | the arguments of `compile`, as the user gave them |
-| `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics of an earlier `compile` stay |
+| `Trainer._compile_metrics`, its `_user_metrics`, `_user_weighted_metrics` | 3; 3.10-3.15 | metrics kept from an earlier `compile` |
 | `backend.tensorflow.trainer.potentially_ragged_concat`, `engine.training.` | 3 / 2 | how `predict` joins batches whose outputs differ in shape |
 | `Layer._metrics` | 2 and 3 | see `all_variables` |
-| `Layer._flatten_layers` | 2 and 3 | all layers of a model, those inside of layers among them |
+| `Layer._flatten_layers` | 2 and 3 | all layers of a model, including layers inside layers |
 | `models.functional.Functional` / `engine.functional.Functional` | 3 / 2 | the class that `Model(inputs, outputs)` makes |
-| `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own, also while the public names are nanotf's |
-| `layers.core.embedding.Embedding` | 2 and 3 | same |
+| `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own classes, even while the public names are nanotf's |
+| `layers.core.embedding.Embedding` | 2 and 3 | as above |
 | `Embedding._embeddings` | 3; 3.10-3.15 | see `look_up` |
 | `DistributedVariable._get` | TensorFlow 2.15-2.21 | see `variable_here` |
 | `Layer._tracker`, its `locked`, `lock`, `unlock` | 3; 3.10-3.15 | see `unlocked` |
@@ -46,24 +46,24 @@ from nanotf.compat.versions import require_tensorflow
 
 
 def model_class() -> Any:
-    """Keras's `Model`, also where `tf.keras.Model` is nanotf's."""
+    """Returns Keras's `Model`, even while `tf.keras.Model` is nanotf's."""
     return source_module(generation().MODEL).Model
 
 
 def sequential_class() -> Any:
-    """Keras's `Sequential`, also where `tf.keras.Sequential` is nanotf's."""
+    """Returns Keras's `Sequential`, even while `tf.keras.Sequential` is nanotf's."""
     return source_module(generation().SEQUENTIAL).Sequential
 
 
 def embedding_class() -> Any:
-    """Keras's `Embedding`, also where `tf.keras.layers.Embedding` is nanotf's."""
+    """Returns Keras's `Embedding`, even while `tf.keras.layers.Embedding` is nanotf's."""
     return source_module("layers.core.embedding").Embedding
 
 
 def save_as(cls: type, original: type) -> None:
-    """Makes saved models name a class as they name another, if that one is registered with Keras.
+    """Makes saved models name a class like another, if that one is registered with Keras.
 
-    Registering it would make Keras load models of the new class from then on.
+    Registering the class instead would make Keras load models as the new class from then on.
     """
     names = getattr(source_module("saving.object_registration"), generation().CUSTOM_NAMES)
     if original in names:
@@ -71,16 +71,16 @@ def save_as(cls: type, original: type) -> None:
 
 
 def functional_class() -> type:
-    """The class of a model made by `Model(inputs, outputs)`."""
+    """Returns the class of models that `Model(inputs, outputs)` makes."""
     cls: type = source_module(generation().FUNCTIONAL).Functional
     return cls
 
 
 def make_functional(cls: Any) -> None:
-    """Makes a class of models one of those of inputs and outputs, as its first such model does.
+    """Makes a model class functional, as its first model made from inputs and outputs would.
 
-    Keras would put its `Functional` in the bases of every class between, nanotf's `Model` included,
-    for all later subclasses.
+    Keras would put its `Functional` into the bases of every class in between, including nanotf's
+    `Model`. That would affect all later subclasses.
     """
     if issubclass(cls, functional_class()):
         return
@@ -97,14 +97,14 @@ def make_functional(cls: Any) -> None:
 
 
 def compilation(model: Any) -> Any:
-    """An object that `compile` makes anew whenever it is called; None of what is not compiled."""
+    """Returns an object that each call of `compile` replaces, None if not compiled."""
     return getattr(model, "_compile_config", None)
 
 
 def compile_arguments(model: Any) -> dict[str, Any]:
-    """The arguments that `model.compile` was called with, as the user gave them.
+    """Returns the arguments of `model.compile` as the user gave them.
 
-    Keras 3 keeps the metrics of an earlier `compile` where a later one names none.
+    Keras 3 keeps the metrics of an earlier `compile` if a later one names none.
     """
     arguments = dict(compilation(model).config)
     kept = getattr(model, "_compile_metrics", None)
@@ -116,7 +116,7 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 
 @functools.cache
 def _names_of_compile() -> frozenset[str]:
-    """The attributes that `compile` sets."""
+    """Returns the names of attributes that `compile` sets."""
     model = sequential_class()()
     before = dict(vars(model))
     model.compile("sgd", "mse", metrics=["mse"], run_eagerly=True, steps_per_execution=2)
@@ -128,13 +128,13 @@ def _names_of_compile() -> frozenset[str]:
 
 
 def compiled_attributes(model: Any) -> dict[str, Any]:
-    """What `compile` has made of a model, by attribute, for `set_compiled_attributes`."""
+    """Returns the attributes that `compile` has set, for `set_compiled_attributes`."""
     found = generation().for_another_process(model, dict(vars(model)))
     return {name: value for name, value in found.items() if name in _names_of_compile()}
 
 
 def compile_containers(model: Any) -> list[Any]:
-    """What `compile` has made for a model alone, which holds its losses and metrics."""
+    """Returns the objects that `compile` has made to hold a model's losses and metrics."""
     given = require_tensorflow().nest.flatten(list(compile_arguments(model).values()))
     optimizer = require_tensorflow().keras.optimizers.Optimizer
     return [
@@ -147,13 +147,13 @@ def compile_containers(model: Any) -> list[Any]:
 
 
 def set_compiled_attributes(model: Any, attributes: dict[str, Any]) -> None:
-    """Makes a model compiled as the one that `compiled_attributes` was called with."""
+    """Compiles a model by the `compiled_attributes` of another."""
     generation().set_as_compile(model, attributes)
 
 
 @functools.cache
 def own_attributes() -> frozenset[str]:
-    """The attributes that Keras itself gives every layer, and models in a program's course."""
+    """Returns the names of attributes that Keras itself sets on layers and models."""
     tf = require_tensorflow()
 
     class Plain(model_class()):  # type: ignore[misc]
@@ -175,13 +175,13 @@ def own_attributes() -> frozenset[str]:
 
 
 def users_attributes(layer: Any) -> dict[str, Any]:
-    """The attributes of a layer or model that are not Keras's, nor nanotf's."""
+    """Returns the attributes of a layer or model that are neither Keras's nor nanotf's."""
     theirs = own_attributes()
     return {n: v for n, v in vars(layer).items() if n not in theirs and n[:7] != "_nanotf"}
 
 
 def all_variables(layer: Any) -> list[Any]:
-    """The `tf.Variable`s of a layer, and of metrics in it and in the layers inside of it."""
+    """Returns the `tf.Variable`s of a layer and of the metrics in it and in layers inside it."""
     found = [tf_variable(v) for v in layer.variables]
     for inner in flat_layers(layer):
         for metric in getattr(inner, "_metrics", ()):
@@ -190,13 +190,13 @@ def all_variables(layer: Any) -> list[Any]:
 
 
 def layers_below(layer: Any) -> list[Any]:
-    """All layers inside of a model or layer, in a fixed order."""
+    """Returns all layers inside a model or layer, in a fixed order."""
     return list(layer._flatten_layers(include_self=False))
 
 
 @contextlib.contextmanager
 def unlocked(model: Any) -> Iterator[None]:
-    """Lets a model that is built get metrics, as one can that is compiled before it is built."""
+    """Lets a built model get metrics, like a model compiled before it is built."""
     tracker: Any = getattr(model, "_tracker", None)  # Keras 3's
     before = getattr(tracker, "locked", False)
     if before:
@@ -209,33 +209,33 @@ def unlocked(model: Any) -> Iterator[None]:
 
 
 def computes_in_bfloat16(obj: Any) -> bool:
-    """Whether any layer of a model computes in bfloat16; False for another object."""
+    """Returns True if any layer of a model computes in bfloat16; False for other objects."""
     return any(getattr(x, "compute_dtype", None) == "bfloat16" for x in flat_layers(obj))
 
 
-WHOLE = "_nanotf_whole"  # of a layer whose calls are not divided
+WHOLE = "_nanotf_whole"  # marks a layer whose calls are not divided
 
 
 def callback_list_class() -> type:
-    """Keras's own container of callbacks, public in both generations."""
+    """Returns Keras's own callback container, public in both generations."""
     cls: type = require_tensorflow().keras.callbacks.CallbackList
     return cls
 
 
 def variable_here(variable: Any) -> Any:
-    """The plain `tf.Variable` of this replica, or of the update that is being made.
+    """Returns the plain `tf.Variable` of this replica or of the running update.
 
-    Unlike a distributed one it can be read row by row.
+    Unlike a distributed variable, it can be read row by row.
     """
     variable = tf_variable(variable)
     return variable._get() if hasattr(variable, "_get") else variable
 
 
 def look_up(stock: Any) -> Any:
-    """Makes a `call` for Keras 3's `Embedding` that reads rows, as Keras 2's does.
+    """Makes a `call` for Keras 3's `Embedding` that reads only the rows, as Keras 2's does.
 
-    Keras 3 reads the whole table first. TensorFlow makes a copy of it then, at each step, if
-    anything has ever written single rows of it (resource variables copy on read from then on).
+    Keras 3 first reads the whole table. Once anything has written single rows of it, TensorFlow
+    copies it at each such read (resource variables copy on read from then on).
 
     Args:
         stock: function, `Embedding.call`.
@@ -260,9 +260,9 @@ def look_up(stock: Any) -> Any:
 
 
 def of_variable_dtype(stock: Any) -> Any:
-    """Makes an `add_loss` for Keras 3's `Embedding` that takes its regularizer's losses.
+    """Makes an `add_loss` for Keras 3's `Embedding` that casts its regularizer's losses.
 
-    With mixed precision they are in float16 or bfloat16, and Keras cannot add them up with others.
+    With mixed precision they are float16 or bfloat16, and Keras cannot add them to other losses.
 
     Args:
         stock: function, `Embedding.add_loss`.
@@ -276,22 +276,22 @@ def of_variable_dtype(stock: Any) -> Any:
 
 
 def has_call(model: Any) -> bool:
-    """Whether a model can be called; one that only has a `train_step`, as a GAN, cannot."""
+    """Returns True if a model has a `call`. A GAN with only a `train_step` has none."""
     keras_model = require_tensorflow().keras.Model
     return type(model).call is not keras_model.call
 
 
 def scope_of(model: Any) -> Any:
-    """A context in which variables are made as the model's own, of its strategy.
+    """Returns the scope of a model's strategy, to make variables like the model's own.
 
-    A model keeps the `tf.distribute.Strategy` that it was made under; both generations build what
-    its first step needs in that one's scope, wherever `fit` is called.
+    A model keeps the `tf.distribute.Strategy` that it was made under. Wherever `fit` is called,
+    both generations build what the first step needs in the scope of that strategy.
     """
     return model.distribute_strategy.scope()
 
 
 def trace_step(model: Any, name: str, specs: Any, strategy: Any = None) -> None:
-    """Traces a step, which makes all variables that it uses, and runs nothing.
+    """Traces a step, which makes all variables that it uses, without running it.
 
     Args:
         model: a compiled model.
@@ -314,13 +314,13 @@ def build_metrics(model: Any, specs: Any, trace: Callable[[], None] | None = Non
     Args:
         model: a built and compiled model.
         specs: nested structure of `tf.TensorSpec`, of one batch as `evaluate` sees it.
-        trace: function that traces the step of the user's own, or None if it is Keras's. It is
-            called where the data do not tell what the step calls the model on; what metrics the
-            step uses, it makes.
+        trace: function that traces the user's own step, or None if the step is Keras's. It is
+            called if the data do not show what the step calls the model on. Tracing makes the
+            metrics that the step uses.
     """
     if not has_call(model):
-        return  # all is built by its own step
-    with kept_random_states():  # one process makes them while it trains
+        return  # its own step builds everything
+    with kept_random_states():  # one process would make them while it trains
         try:
             generation().build_compiled_metrics(model, specs)
         except Exception:
@@ -330,24 +330,24 @@ def build_metrics(model: Any, specs: Any, trace: Callable[[], None] | None = Non
 
 
 def builds_optimizer_for_all(model: Any) -> bool:
-    """Whether `fit` builds the model's optimizer for all trainable variables.
+    """Returns True if `fit` builds the model's optimizer for all trainable variables.
 
-    So does Keras's own step. In a step of the user's own the optimizer is built for those that
-    this trains; but Keras 3 does it before, if the model was made under a strategy.
+    Keras's own step does. A user's own step builds it for the variables that the step trains,
+    except that Keras 3 builds it earlier, for all, if the model was made under a strategy.
     """
     return not has_own_step(model) or generation().builds_optimizer_first(model)
 
 
 def without_unused_losses(model: Any, results: dict[str, Any]) -> dict[str, Any]:
-    """The results of a model's metrics, but for those of `Generation.unused_losses`."""
+    """Returns metric results without those of `Generation.unused_losses`."""
     unused = generation().unused_losses(model)
     return {name: value for name, value in results.items() if name not in unused}
 
 
 def step_on_batch(model: Any) -> Callable[[Any], Any]:
-    """Keras's step of training, as a function of one batch that is not in a graph yet.
+    """Returns Keras's training step as a function of one batch, not yet in a graph.
 
-    What `make_train_function` makes of a model that runs eagerly takes any iterator of Python's.
+    For a model that runs eagerly, `make_train_function` makes one that takes any Python iterator.
     """
     model.run_eagerly = True
     try:
@@ -359,9 +359,9 @@ def step_on_batch(model: Any) -> Callable[[Any], Any]:
 
 
 def forget_validation_data(model: Any) -> None:
-    """Drops what a `fit` that was left by an exception keeps of its `validation_data`.
+    """Drops the `validation_data` that a `fit` kept when it ended by an exception.
 
-    The next would be validated on them (Keras 2, and Keras 3 before 3.15).
+    The next `fit` would validate on them (Keras 2, and Keras 3 before 3.15).
     """
     for name in ("_eval_epoch_iterator", "_eval_data_handler"):
         if hasattr(model, name):
@@ -369,9 +369,9 @@ def forget_validation_data(model: Any) -> None:
 
 
 def run_limits() -> tuple[int | None, int | None]:
-    """The most epochs and the most steps of an epoch that Keras 3 may run; None is no limit.
+    """Returns Keras 3's limits on epochs and on steps per epoch; None is no limit.
 
-    Newer versions have both, in public: `keras.config.set_max_epochs`, `set_max_steps_per_epoch`.
+    Newer versions set both publicly: `keras.config.set_max_epochs`, `set_max_steps_per_epoch`.
     """
     config: Any = getattr(require_tensorflow().keras, "config", None)
     if not hasattr(config, "max_epochs"):
@@ -380,7 +380,7 @@ def run_limits() -> tuple[int | None, int | None]:
 
 
 def set_run_limits(epochs: int | None, steps: int | None) -> None:
-    """Sets what `run_limits` returns, where this version has it."""
+    """Sets what `run_limits` returns, if this version has it."""
     config: Any = getattr(require_tensorflow().keras, "config", None)
     if hasattr(config, "max_epochs"):
         config.set_max_epochs(epochs)
@@ -388,29 +388,29 @@ def set_run_limits(epochs: int | None, steps: int | None) -> None:
 
 
 def metric_variables(model: Any) -> list[Any]:
-    """The variables of a model's metrics, in a fixed order, for those that are built."""
+    """Returns the variables of a model's built metrics, in a fixed order."""
     return [v for metric in model.metrics for v in generation().variables_of_metric(metric)]
 
 
 def metric_state(model: Any) -> list[Any]:
-    """What a batch hook's logs are computed from, in a fixed order.
+    """Returns the variables that a batch hook's logs are computed from, in a fixed order.
 
     Returns:
-        A list of `tf.Variable`: the metrics', and the counters of steps, which TensorBoard of
-        Keras 2 puts next to them.
+        A list of `tf.Variable`: the metrics' variables and the step counters, which Keras 2's
+        TensorBoard writes next to them.
     """
     return metric_variables(model) + generation().step_counters(model)
 
 
 def all_logs(model: Any, logs: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The logs of a batch hook, from a model that holds the metrics of all workers.
+    """Returns the logs of a batch hook, from a model that holds the metrics of all workers.
 
-    Keras's own rule for the logs of an epoch: what a step returns is replaced by the results of
-    the metrics if it has their names, and otherwise left alone.
+    Follows Keras's rule for the logs of an epoch: metric results replace what a step returns if
+    it has their names. Otherwise it is left alone.
 
     Args:
         model: the user's model.
-        logs: dict or None, what rank 0 reports.
+        logs: dict or None, from rank 0.
     """
     if not logs:
         return logs
@@ -421,7 +421,7 @@ def all_logs(model: Any, logs: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _number(value: Any) -> Any:
-    """A scalar tensor as Keras gives it to callbacks: as a number."""
+    """Converts a scalar tensor to a number, as Keras does for callbacks."""
     value = value.numpy() if hasattr(value, "numpy") else value
     return value.item() if getattr(value, "shape", None) == () else value
 
@@ -440,7 +440,7 @@ def join_batches(batches: list[Any]) -> Any:
 
 
 def step_count(model: Any, method: str) -> int | None:
-    """The batches of the last `evaluate` or `predict`, where Keras counts them.
+    """Returns the number of batches of the last `evaluate` or `predict`, if Keras counts them.
 
     Args:
         model: a Keras model.
@@ -458,16 +458,16 @@ def set_step_count(model: Any, method: str, steps: int | None) -> None:
 
 @contextlib.contextmanager
 def kept_random_states() -> Iterator[None]:
-    """Whatever draws numbers in this context, later ones are those that would have come."""
-    chance = Chance.taken()
+    """Keeps random numbers drawn in this context from changing later ones."""
+    chance = Chance.capture()
     try:
         yield
     finally:
-        chance.put()
+        chance.restore()
 
 
 def mask_of(value: Any) -> Any:
-    """The mask that Keras has put on a tensor, or None."""
+    """Returns the mask that Keras has put on a tensor, or None."""
     return getattr(value, "_keras_mask", None)
 
 
@@ -477,7 +477,7 @@ def set_mask(value: Any, mask: Any) -> None:
 
 
 def lists_of_losses(layer: Any) -> list[list[Any]]:
-    """The lists in which a layer, and those inside of it, keep what `add_loss` got."""
+    """Returns the lists in which a layer and the layers inside it keep `add_loss` values."""
     found = []
     for inner in flat_layers(layer):
         for name in ("_losses", "_eager_losses"):
@@ -493,9 +493,9 @@ _OF_USERS_CODE = frozenset(
 
 
 def is_known(layer: Any) -> bool:
-    """Whether a layer is made of Keras's own all through, which treat each row alike.
+    """Returns True if a layer consists only of Keras's own layers that keep rows independent.
 
-    Some layers of Keras's own that augment images do not, as `MixUp`.
+    Some of Keras's image augmentation layers, such as `MixUp`, do not.
     """
     return all(_is_known(v) and not generation().calls_operations(v) for v in flat_layers(layer))
 
@@ -515,5 +515,5 @@ def _is_known(layer: Any) -> bool:
 
 
 def keeps_state_of_rows(layer: Any) -> bool:
-    """Whether a layer keeps a state for each row of the batch, as a stateful RNN does."""
+    """Returns True if a layer keeps a state for each row of the batch, like a stateful RNN."""
     return any(getattr(v, "stateful", False) for v in flat_layers(layer))

@@ -1,12 +1,12 @@
 """Optimizers of both Keras generations, behind one interface.
 
-What they are made of (variables, slots), and how they are built.
+Covers what they consist of (variables, slots) and how they are built.
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `region.optimizers.SummedRows` |
-| `Optimizer._var_key`, legacy `_create_all_weights` | 2 and 3 / 2; 2.15, tf_keras 2.15-2.21 | which variables an optimizer was built for |
-| `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names`, `_var_key` | both / 3 / 2 / both | what `exclude_from_weight_decay` was told is not in the configuration |
+| `Optimizer._var_key`, legacy `_create_all_weights` | 2 and 3 / 2; 2.15, tf_keras 2.15-2.21 | the variables that an optimizer was built for |
+| `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names`, `_var_key` | both / 3 / 2 / both | the config omits the arguments of `exclude_from_weight_decay` |
 | lists of slots in an optimizer's attributes | 2 and 3 | see `optimizer_slots` |
 | `Optimizer._learning_rate`, legacy `_hyper` | 2 and 3 / 2 | see `schedule_of` |
 | `Optimizer._clip_gradients`, `_deduplicate_sparse_grad` | 2 and 3 / 2 | see `region.optimizers.SummedRows` |
@@ -28,14 +28,14 @@ _EXCLUDED_NAMES = ("_exclude_from_weight_decay_pattern", "_exclude_from_weight_d
 
 
 def optimizer_classes() -> tuple[type, ...]:
-    """The base classes of optimizers; Keras 2 has an older one, too."""
+    """Returns the base classes of optimizers; Keras 2 also has a legacy one."""
     optimizers = require_tensorflow().keras.optimizers
     legacy = getattr(getattr(optimizers, "legacy", None), "Optimizer", None)
     return (optimizers.Optimizer, *([legacy] if isinstance(legacy, type) else []))
 
 
 def optimizer_variables(optimizer: Any) -> list[Any]:
-    """The variables of a built optimizer: step count, learning rate, slots.
+    """Returns the variables of a built optimizer: step count, learning rate, slots.
 
     Returns:
         A list of `tf.Variable` in a fixed order.
@@ -49,9 +49,9 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """All optimizers of a model: its own, then those in its attributes, by attribute name.
+    """Returns all optimizers of a model: its own, then those in its attributes, by attribute name.
 
-    A model with a `compile` of its own, as a GAN has, keeps one for each of its parts.
+    A model with its own `compile`, such as a GAN, keeps one for each of its parts.
     """
     classes = optimizer_classes()
     found = [getattr(model, "optimizer", None)]
@@ -62,7 +62,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def with_inner(optimizers: Sequence[Any]) -> list[Any]:
-    """Optimizers, and after each loss-scaling one that which it wraps."""
+    """Returns optimizers, each loss-scaling one followed by the optimizer that it wraps."""
     found = []
     for optimizer in optimizers:
         while optimizer is not None:
@@ -72,10 +72,10 @@ def with_inner(optimizers: Sequence[Any]) -> list[Any]:
 
 
 def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
-    """The optimizer's lists of slots, by attribute: one slot for each variable it was built with.
+    """Returns an optimizer's lists of slots, by attribute: one slot per variable it was built for.
 
-    Both generations keep each kind of slot in a list of its own, in the order of the variables;
-    they differ in the order of `optimizer.variables`.
+    Both generations keep each kind of slot in its own list, in the order of the variables. They
+    differ in the order of `optimizer.variables`.
     """
     own = {id(variable) for variable in optimizer_variables(optimizer)}
     return {
@@ -90,7 +90,7 @@ def optimizer_slots(optimizer: Any) -> dict[str, list[Any]]:
 
 # --------------------------------------------------------------------------- how they are made
 def schedule_of(optimizer: Any) -> Any:
-    """The `LearningRateSchedule` of an optimizer, or None."""
+    """Returns the `LearningRateSchedule` of an optimizer, or None."""
     schedule = require_tensorflow().keras.optimizers.schedules.LearningRateSchedule
     hypers = vars(optimizer).get("_hyper", {})  # of tf.keras.optimizers.legacy
     found = vars(optimizer).get("_learning_rate", hypers.get("learning_rate"))
@@ -98,16 +98,16 @@ def schedule_of(optimizer: Any) -> Any:
 
 
 def rate_of(optimizer: Any) -> Any:
-    """The learning rate of an optimizer: a schedule, or a number."""
+    """Returns the learning rate of an optimizer: a schedule or a number."""
     schedule = schedule_of(optimizer)
     return float(optimizer.learning_rate) if schedule is None else schedule
 
 
 @functools.cache
 def own_attributes() -> frozenset[str]:
-    """The attributes that are not a user's: those that Keras keeps in every optimizer for itself.
+    """Returns the names of private attributes that Keras itself keeps in every optimizer.
 
-    The public ones are arguments of `__init__`, and change what the optimizer does.
+    Public attributes are arguments of `__init__` and change what the optimizer does.
     """
     made = generation().plain_optimizers()
     names = {name for optimizer in made for name in vars(optimizer) if name.startswith("_")}
@@ -115,43 +115,43 @@ def own_attributes() -> frozenset[str]:
 
 
 def excluded_by_name(optimizer: Any) -> dict[str, Any]:
-    """The attributes that say which variables, by name, are excluded from weight decay."""
+    """Returns the attributes that exclude variables from weight decay by name."""
     found = {name: vars(optimizer).get(name) for name in _EXCLUDED_NAMES}
     return {name: value for name, value in found.items() if value}
 
 
 def excludes_variables(optimizer: Any) -> bool:
-    """Whether an optimizer was told of variables that are excluded from weight decay."""
+    """Returns True if an optimizer was told to exclude given variables from weight decay."""
     return bool(vars(optimizer).get(_EXCLUDED))
 
 
 def excluded_places(optimizer: Any, variables: Sequence[Any]) -> tuple[int, ...]:
-    """Which variables an optimizer was told to exclude from weight decay, by place.
+    """Returns the indices of variables that an optimizer excludes from weight decay.
 
     Args:
         optimizer: an optimizer.
         variables: sequence of `tf.Variable`.
     """
     excluded = vars(optimizer).get(_EXCLUDED) or ()
-    if not excluded:  # legacy optimizers of Keras 2 know no keys
+    if not excluded:  # Keras 2's legacy optimizers have no keys
         return ()
     keys = [optimizer._var_key(variable) for variable in variables]
     return tuple(place for place, key in enumerate(keys) if key in excluded)
 
 
 def exclude_places(optimizer: Any, variables: Sequence[Any], places: Sequence[int]) -> None:
-    """Excludes variables from weight decay, as `excluded_places` says."""
+    """Excludes the variables at `excluded_places` from weight decay."""
     if places:
         keys = [optimizer._var_key(variables[place]) for place in places]
         setattr(optimizer, _EXCLUDED, generation().EXCLUDED_KEYS(keys))
 
 
 def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
-    """Whether an optimizer updates every element of a variable by itself, and keeps slots.
+    """Returns True if an optimizer updates every element of a variable separately and keeps slots.
 
     Args:
         optimizer: a built optimizer, or None.
-        classes: sequence of str, the names of the classes that may.
+        classes: sequence of str, names of the classes that do.
     """
     others = (
         "clipnorm",
@@ -165,13 +165,13 @@ def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
         type(optimizer).__name__ in classes
         and hasattr(optimizer, "update_step")  # not the oldest kind of Keras 2
         and not any(getattr(optimizer, name, None) for name in others)
-        # Keras 2 keeps slots for it, too.
+        # Keras 2 keeps slots even for SGD without momentum.
         and not (type(optimizer).__name__ == "SGD" and not optimizer.momentum)
     )
 
 
 def training_variables(model: Any) -> list[Any]:
-    """All that a `fit` changes in a model and its optimizers, metrics apart, in a fixed order."""
+    """Returns all variables that `fit` changes, except metrics, in a fixed order."""
     variables = generation().model_variables(model)
     for optimizer in optimizers_of(model):
         variables += optimizer_variables(optimizer)
@@ -191,7 +191,7 @@ def build_optimizer(model: Any) -> None:
 
 
 def is_built_for(optimizer: Any, variables: Sequence[Any]) -> bool:
-    """Whether an optimizer, if it is built, has slots for just these variables.
+    """Returns True if an optimizer is unbuilt or has slots for exactly these variables.
 
     Args:
         optimizer: an optimizer, or None.
@@ -200,13 +200,13 @@ def is_built_for(optimizer: Any, variables: Sequence[Any]) -> bool:
     while hasattr(optimizer, "inner_optimizer"):  # of a loss-scaling optimizer
         optimizer = optimizer.inner_optimizer
     if optimizer is None or hasattr(optimizer, "_create_all_weights") or not _is_built(optimizer):
-        return True  # Keras 2's legacy ones get slots as they need them
+        return True  # Keras 2's legacy ones make slots on demand
     known = set(generation().places_by_key(optimizer))
     return {optimizer._var_key(variable) for variable in variables} == known
 
 
 def build_for_training(model: Any, specs: Any) -> None:
-    """Creates the variables of metrics and optimizers, which `fit` would at its first step.
+    """Creates the variables of metrics and optimizers that `fit` would create at its first step.
 
     Args:
         model: a built and compiled model.
@@ -219,7 +219,7 @@ def build_for_training(model: Any, specs: Any) -> None:
 
 
 def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
-    """Creates the variables of all optimizers of a model, which `fit` would at its first step.
+    """Creates the optimizer variables that `fit` would create at its first step.
 
     Args:
         model: a built and compiled model.
@@ -227,12 +227,12 @@ def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
         strategy: the `tf.distribute.Strategy` that the model trains under, or None.
     """
     legacy = hasattr(getattr(model, "optimizer", None), "_create_all_weights")
-    if legacy or keras_names.builds_optimizer_for_all(model):  # a legacy one may get slots later
+    if legacy or keras_names.builds_optimizer_for_all(model):  # a legacy one may make slots later
         build_optimizer(model)
     if not all(_is_built(optimizer) for optimizer in optimizers_of(model)):
         # Only the user's own step knows which optimizer trains which variables.
         keras_names.trace_step(model, "train_step", specs, strategy)
-        build_optimizer(model)  # which no step uses; in a worker Keras 3 would build it
+        build_optimizer(model)  # if no step uses it; in a worker Keras 3 would build it
 
 
 def _is_built(optimizer: Any) -> bool:
@@ -242,19 +242,19 @@ def _is_built(optimizer: Any) -> bool:
 
 
 def adam_class() -> Any:
-    """Keras's `Adam`, also where `tf.keras.optimizers.Adam` is nanotf's."""
+    """Returns Keras's `Adam`, even while `tf.keras.optimizers.Adam` is nanotf's."""
     return keras_names.source_module("optimizers.adam").Adam
 
 
 def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any, Any]:
-    """Adam's slots of a variable, where that is being updated.
+    """Returns Adam's slots of a variable, during its update.
 
     Args:
         optimizer: an Adam.
         variable: the variable, as `update_step` gets it.
 
     Returns:
-        A tuple of `tf.Variable`: first moment, second moment, and its maximum, which is None
+        A tuple of `tf.Variable`: first moment, second moment, and the maximum of the latter, None
         without `amsgrad`.
     """
     place = generation().places_by_key(optimizer)[optimizer._var_key(variable)]
@@ -265,13 +265,13 @@ def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any, Any]:
 
 
 def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
-    """The variables, in order, that an optimizer's slots were made for; none if it is not built.
+    """Returns the variables, in order, that an optimizer's slots were made for; none if unbuilt.
 
     Args:
         optimizer: an optimizer.
-        candidates: sequence of `tf.Variable`, among which they are.
+        candidates: sequence of `tf.Variable` that includes them.
 
     Returns:
-        A list of `tf.Variable`; of Keras 2 with None for one that is not among them.
+        A list of `tf.Variable`. With Keras 2, None replaces a variable not in `candidates`.
     """
     return generation().built_with(getattr(optimizer, "inner_optimizer", optimizer), candidates)

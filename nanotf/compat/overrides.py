@@ -1,6 +1,6 @@
 """Replaces attributes of TensorFlow and Keras for the life of a process.
 
-The table of those that a worker replaces is `nanotf.region.overrides.TABLE`.
+The table of attributes that a worker replaces is `nanotf.region.overrides.TABLE`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ KERAS_3: Versions = ((3,), (4,))
 
 @dataclasses.dataclass(frozen=True)
 class Override:
-    """An attribute that is replaced for the life of the process.
+    """An attribute to replace for the life of the process.
 
     Args:
-        target: str, "module:attribute". The module `keras.src` is that of the installed generation.
-            A function of a module is replaced in all modules that have imported it.
+        target: str, "module:attribute". `keras.src` is the package of the installed generation.
+            A module's function is replaced in all modules that have imported it.
         why: str.
-        replacement: callable of the stock attribute, as its class or module holds it, and of what
-            `install` is given; returns what takes its place.
-        versions: tuple of two versions of Keras, the first that needs it and the first that does
-            not.
-        adds: bool, whether neither TensorFlow nor Keras has the attribute; the stock one is None.
+        replacement: callable that takes the stock attribute, as its class or module holds it, and
+            the `given` of `install`; returns the new attribute.
+        versions: tuple of two versions of Keras, the first that needs the override and the first
+            that no longer does.
+        adds: bool, whether TensorFlow and Keras lack the attribute; the stock one is then None.
     """
 
     target: str
@@ -43,12 +43,12 @@ class Override:
     adds: bool = False
 
     def applies(self) -> bool:
-        """Whether the installed Keras needs it."""
+        """Returns True if the installed Keras needs the override."""
         first, end = self.versions
         return first <= keras_version() < end
 
     def place(self) -> tuple[Any, str]:
-        """The class or module of the attribute, and its name.
+        """Returns the class or module of the attribute, and the attribute's name.
 
         Raises:
             ImportError, AttributeError: There is no such class or module.
@@ -60,7 +60,7 @@ class Override:
         return pkgutil.resolve_name(f"{module}:{'.'.join(owners)}"), name
 
     def found(self) -> Any:
-        """The attribute as its class or module holds it now.
+        """Returns the attribute as its class or module holds it now.
 
         Raises:
             ImportError, AttributeError: There is no such class, module or attribute.
@@ -70,7 +70,7 @@ class Override:
         return look_up(owner, name, *([None] if self.adds else []))
 
     def is_installed(self) -> bool:
-        """Whether the replacement is in place."""
+        """Returns True if the replacement is in place."""
         return self.target in _installed and self.found() is _installed[self.target]
 
 
@@ -79,14 +79,14 @@ _installed: dict[str, Any] = {}
 
 
 def install(table: Sequence[Override], given: Any) -> None:
-    """Replaces the attributes of a table, those that the installed Keras needs replaced.
+    """Replaces the attributes of a table that apply to the installed Keras.
 
-    A second call replaces the replacements of the first. Of two rows with the same target the second
-    replaces what the first has made.
+    A second call replaces the replacements of the first. If two rows have the same target, the
+    second replaces the result of the first.
 
     Args:
         table: sequence of `Override`.
-        given: what the replacements are made for, a worker.
+        given: object passed to each replacement, such as the worker's strategy.
     """
     in_modules: dict[int, tuple[Any, Any]] = {}  # by identity of the attribute before
     ours_by_target: dict[str, Any] = {}
@@ -102,8 +102,8 @@ def install(table: Sequence[Override], given: Any) -> None:
         setattr(owner, name, ours)
         _installed[row.target] = ours
     for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", {})  # what stands there need be no module
-        # Under any name: a module of TensorFlow's API that is imported later takes it from there.
+        names = getattr(module, "__dict__", {})  # entries of sys.modules need not be modules
+        # Under any name, since TensorFlow API modules imported later copy it from there.
         for name, value in list(names.items()):
             if id(value) in in_modules:
                 names[name] = in_modules[id(value)][1]

@@ -1,7 +1,7 @@
-"""Where Python's and NumPy's random numbers stand in this process.
+"""The states of Python's and NumPy's random number generators in this process.
 
-Users set them once (`tf.keras.utils.set_random_seed`) and expect what one process would draw
-from there on; so what nanotf does on its own account may not use any up.
+Users seed them once (`tf.keras.utils.set_random_seed`) and then expect the numbers that one
+process would draw. So nanotf's own work must not use any up.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import numpy as np
 States = tuple[Any, Any]  # of `random`, of `numpy.random`
 
 
-def take() -> States:
-    """The states of Python's and NumPy's global generators; to be pickled."""
+def capture() -> States:
+    """Returns the states of Python's and NumPy's global generators, ready to pickle."""
     return random.getstate(), np.random.get_state()
 
 
-def put(states: States) -> None:
-    """Puts the generators where they were at `take`."""
+def restore(states: States) -> None:
+    """Restores the generators to the states that `capture` returned."""
     random.setstate(states[0])
     np.random.set_state(states[1])

@@ -1,4 +1,4 @@
-"""Which TensorFlow and which Keras are there, and whether they train rightly."""
+"""The installed TensorFlow and Keras, and checks that they train correctly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OLDEST_KERAS_3 = (3, 10)
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "3.10.0rc1" is (3, 10, 0)."""
+    """Returns the leading numbers of a version: (3, 10, 0) for "3.10.0rc1"."""
     numbers: list[int] = []
     for part in text.split("."):
         digits = ""
@@ -39,7 +39,7 @@ def require_tensorflow() -> Any:
     """
     if importlib.util.find_spec("tensorflow") is None:
         raise UnsupportedVersionError(
-            "nanotf.keras needs TensorFlow, and none is installed. Received: no module "
+            "nanotf.keras needs an installed TensorFlow. Received: no module "
             "named 'tensorflow'. Install exactly one of: pip install 'nanotf[cpu]' "
             "(tensorflow-cpu), 'nanotf[intel]' (intel-tensorflow 2.14, Python up to 3.11) or "
             "'nanotf[gpu]' (tensorflow with CUDA)."
@@ -49,24 +49,24 @@ def require_tensorflow() -> Any:
 
 @functools.cache
 def keras_module_name() -> str:
-    """The package that `tf.keras` comes from: "keras" or "tf_keras"."""
+    """Returns the package that `tf.keras` comes from: "keras" or "tf_keras"."""
     tf = require_tensorflow()
     return str(tf.keras.Model.__module__.split(".")[0])
 
 
 @functools.cache
 def keras_version() -> tuple[int, ...]:
-    """The version of the package that `tf.keras` comes from."""
+    """Returns the version of the package that `tf.keras` comes from."""
     return parse_version(importlib.import_module(keras_module_name()).__version__)
 
 
 def is_keras_3() -> bool:
-    """Whether `tf.keras` is Keras 3."""
+    """Returns True if `tf.keras` is Keras 3."""
     return keras_version() >= (3,)
 
 
 def check_keras() -> None:
-    """Refuses the Keras versions that train wrongly under a distribution strategy.
+    """Rejects Keras versions that train incorrectly under a distribution strategy.
 
     Raises:
         UnsupportedVersionError: `tf.keras` is Keras 3 before 3.10: 3.3 never reduces
@@ -76,8 +76,8 @@ def check_keras() -> None:
     version = keras_version()
     if (3,) <= version < OLDEST_KERAS_3:
         raise UnsupportedVersionError(
-            "Keras 3 before 3.10 trains wrongly, without an error, when several workers share "
-            f"the work. Received: keras=={'.'.join(map(str, version))}. Upgrade with "
+            "Keras 3 before 3.10 trains incorrectly with several workers, and raises no error. "
+            f"Received: keras=={'.'.join(map(str, version))}. Upgrade with "
             "`pip install -U 'keras>=3.10'`, or use the legacy generation: "
             "`pip install --no-deps tf_keras` and TF_USE_LEGACY_KERAS=1."
         )
@@ -85,6 +85,6 @@ def check_keras() -> None:
         backend = importlib.import_module("keras").backend.backend()
         if backend != "tensorflow":
             raise UnsupportedVersionError(
-                "nanotf distributes Keras on TensorFlow's backend alone. Received: "
+                "nanotf supports Keras only with the TensorFlow backend. Received: "
                 f"keras.backend.backend()={backend!r}. Set KERAS_BACKEND=tensorflow."
             )

@@ -1,4 +1,4 @@
-"""What users import: `from nanotf.keras import Model, Sequential, nano, nano_multiprocessing`.
+"""The public API: `from nanotf.keras import Model, Sequential, nano, nano_multiprocessing`.
 
 Called by users' programs and by `cli`.
 May import `parent` and everything below it.
@@ -6,7 +6,7 @@ May import `parent` and everything below it.
 
 from nanotf.compat.versions import require_tensorflow
 
-require_tensorflow()  # says what to install, before anything else that comes with it is missing
+require_tensorflow()  # names the package to install, before other imports fail without it
 
 from nanotf.keras import layers, optimizers  # noqa: E402  # saved models name SparseAdam
 from nanotf.keras.models import Model, Sequential  # noqa: E402

@@ -17,13 +17,13 @@ _SIGNATURE = inspect.signature(_KerasEmbedding.__init__)
 
 
 class EmbeddingInPlace(_KerasEmbedding, metaclass=Kind):  # type: ignore[misc]
-    """What `Embedding` does. Workers import it, and so do classes there that derive from that."""
+    """The code of `Embedding`. In workers it replaces `Embedding`, also as a base of subclasses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         try:
             given = dict(_SIGNATURE.bind(self, *args, **kwargs).arguments)
         except TypeError:
-            super().__init__(*args, **kwargs)  # raises it in Keras's words
+            super().__init__(*args, **kwargs)  # raises Keras's own error
             raise
         given.pop("self")
         given.update(given.pop("kwargs", {}))
@@ -33,8 +33,8 @@ class EmbeddingInPlace(_KerasEmbedding, metaclass=Kind):  # type: ignore[misc]
             given["activity_regularizer"] = given.pop("embeddings_regularizer")
         elif of_table is not None and Embedding in type(self).__mro__ and not patched:
             raise InvalidArgumentError(
-                "nanotf's Embedding applies embeddings_regularizer to the layer's output, as "
-                "activity_regularizer is, and there can be one of them. Received: "
+                "nanotf's Embedding applies embeddings_regularizer to the layer's output, like "
+                "activity_regularizer, and takes only one of the two. Received: "
                 f"embeddings_regularizer={of_table!r}, activity_regularizer={of_output!r}. "
                 "Give one regularizer that is the sum of both."
             )
@@ -45,41 +45,41 @@ class EmbeddingInPlace(_KerasEmbedding, metaclass=Kind):  # type: ignore[misc]
         add_loss = keras_names.of_variable_dtype(_KerasEmbedding.add_loss)
 
         def quantize(self, mode: Any = None, type_check: bool = True, **kwargs: Any) -> Any:
-            """As in Keras, which would take this for a layer of another kind."""
+            """Quantizes as Keras does, whose type check would reject nanotf's own classes."""
             type_check = type_check and type(self) not in (Embedding, EmbeddingInPlace)
             return super().quantize(mode, type_check=type_check, **kwargs)
 
 
 class Embedding(EmbeddingInPlace):
-    """`tf.keras.layers.Embedding` whose regularizer is about the rows that are looked up.
+    """`tf.keras.layers.Embedding` that regularizes only the rows that are looked up.
 
-    Keras applies `embeddings_regularizer` to the whole table, whose gradient is dense then: with
+    Keras applies `embeddings_regularizer` to the whole table, so its gradient is dense: with
     L2, it adds `l2 * sum(table ** 2)` to the loss. Here the regularizer is applied to the
     layer's output and divided by the batch's number of samples (`output.shape[0]`): with L2,
-    `l2 * sum(output ** 2) / samples` is added. A row counts as often as it is looked up, one that
-    is not looked up does not count, and padding counts, too, also where `mask_zero` masks it.
+    `l2 * sum(output ** 2) / samples` is added. A row counts as often as it is looked up; other rows
+    do not count. Padding counts, even if `mask_zero` masks it.
     The gradient is sparse (`tf.IndexedSlices`). (Keras 3 before 3.14 does not divide.)
 
-    That is Keras's `activity_regularizer`, which the regularizer is from then on: in the layer's
-    attributes, in `get_config()`, and in saved models, which name Keras's own class and load
-    without nanotf. BigDL-Nano's `Embedding` does the same.
+    The regularizer becomes Keras's `activity_regularizer`: in the layer's attributes, in
+    `get_config()`, and in saved models. Saved models name Keras's own class and load without
+    nanotf. BigDL-Nano's `Embedding` does the same.
 
     Args:
         *args, **kwargs: as for `tf.keras.layers.Embedding`.
 
     Raises:
-        InvalidArgumentError: There is both an `embeddings_regularizer` and an
-            `activity_regularizer`. (While TensorFlow is patched both are Keras's then, so that no
-            program fails that did not.)
+        InvalidArgumentError: Both `embeddings_regularizer` and `activity_regularizer` are given.
+            (While TensorFlow is patched, both then act as in Keras, so that working programs do
+            not fail.)
 
     Example:
         >>> layer = nanotf.keras.layers.Embedding(20_000, 128, embeddings_regularizer="l2")
     """
 
 
-# What Keras 3 looks at to tell the arguments of a layer apart.
+# Keras 3 reads this signature to tell a layer's arguments apart.
 _init: Any = EmbeddingInPlace.__init__
 _init.__signature__ = _SIGNATURE
-Embedding._nanotf_original = EmbeddingInPlace  # what workers make
-# Saved models name Keras's class: all is in the configuration.
+Embedding._nanotf_original = EmbeddingInPlace  # workers create this class
+# Saved models name Keras's class: the configuration holds everything.
 Embedding.__module__ = _KerasEmbedding.__module__

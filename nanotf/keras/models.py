@@ -20,7 +20,7 @@ _KerasFunctional: Any = keras_names.functional_class()
 
 
 def _given(method: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
-    """The arguments of a call of Keras's method, by name; None for one that Keras rejects."""
+    """Returns a call's arguments by name, or None if Keras's method would reject the call."""
     try:
         given = dict(inspect.signature(method).bind(*args, **kwargs).arguments)
     except TypeError:
@@ -29,7 +29,7 @@ def _given(method: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
 
 
 class Accelerated:
-    """What nanotf adds to a Keras model; mixed in before the Keras class."""
+    """The methods that nanotf adds to a Keras model. Mixed in before the Keras class."""
 
     train_function: Any
     test_function: Any
@@ -39,8 +39,8 @@ class Accelerated:
         if len(reduced) > 2:
             return reduced
         rebuild, arguments = reduced
-        # Keras 3 names a method of the model's class, which pickle looks for by its name, and
-        # which must therefore be Keras's or the user's own.
+        # Keras 3 returns a method of the model's class. Pickle looks the class up by its name, so
+        # it must be Keras's or the user's own.
         cls = getattr(rebuild, "__self__", None)
         if cls is not None and "_nanotf_original" in vars(cls):
             rebuild = getattr(vars(cls)["_nanotf_original"], rebuild.__name__)
@@ -76,26 +76,26 @@ class Accelerated:
             cores_per_process: int or None, cores of each worker. None shares the usable
                 cores equally.
             cores: sequence of int or None, the logical CPUs to share out between the workers.
-                None takes all usable ones, and leaves those alone that another nanotf pool on
-                this machine has, if enough are left.
+                None takes all usable ones, except those of other nanotf pools on this machine if
+                enough are left.
             sharding: str or None, where a `tf.data.Dataset` is read: "parent", once, in this
                 process; "data", by every worker, each keeping its rows; "auto" or None chooses.
-            max_restarts: int, default 0, how often training goes on by itself, with new workers
-                and from the last completed epoch, after a worker has died or was stuck. Without
-                workers nothing is restarted, nor where one dies before training has begun.
-            backend: str or None, who starts the workers: "local", the default, this process on this
-                machine, also called "multiprocessing"; "ray", Ray on this machine or a cluster,
-                see `on_ray`.
+            max_restarts: int, default 0, how often training restarts by itself from the last
+                completed epoch, with new workers, after a worker has died or was stuck. Nothing
+                restarts without workers, or if one dies before training has begun.
+            backend: str or None. With "local", the default (also called "multiprocessing"), this
+                process starts the workers on this machine; with "ray", Ray starts them on this
+                machine or a cluster, see `pool.ray`.
             **kwargs: as in Keras's `fit`.
 
         Returns:
             A `keras.callbacks.History`; its attribute `nanotf` says where the time went, see
-            `report.Report`. The model, its optimizer included, is left as a single-process `fit`
-            would leave it.
+            `report.Report`. The model and its optimizer end in the same state as after a
+            single-process `fit`.
 
         Raises:
-            nanotf.errors.NanoError: See the subclasses. An argument's error is raised before
-                any process is started.
+            nanotf.errors.NanoError: See the subclasses. Invalid arguments raise before any
+                process is started.
         """
         # The parent's side, not needed in a worker.
         from nanotf.parent import calls, one_process, training
@@ -119,7 +119,7 @@ class Accelerated:
                 iterators.let_go(self.train_function, self.test_function)
         given = _given(keras_fit, args, kwargs)
         if given is None:
-            return keras_fit(*args, **kwargs)  # raises it in Keras's words
+            return keras_fit(*args, **kwargs)  # raises Keras's own error
         return training.fit(
             self,
             given,
@@ -178,12 +178,12 @@ class Accelerated:
             try:
                 return keras_evaluate(*args, **kwargs)
             finally:
-                # Inside `fit`, Keras may go on with the iterator in the next epoch.
+                # Inside `fit`, Keras may use the iterator again in the next epoch.
                 if "_use_cached_eval_dataset" not in kwargs:
                     iterators.let_go(self.test_function)
         given = _given(keras_evaluate, args, kwargs)
         if given is None:
-            return keras_evaluate(*args, **kwargs)  # raises it in Keras's words
+            return keras_evaluate(*args, **kwargs)  # raises Keras's own error
         return inference.evaluate(
             self, given, num_processes or 1, transport, cores_per_process, cores, backend
         )
@@ -218,34 +218,34 @@ class Accelerated:
             return keras_predict(*args, **kwargs)
         given = _given(keras_predict, args, kwargs)
         if given is None:
-            return keras_predict(*args, **kwargs)  # raises it in Keras's words
+            return keras_predict(*args, **kwargs)  # raises Keras's own error
         return inference.predict(
             self, given, num_processes or 1, transport, cores_per_process, cores, backend
         )
 
     def make_train_function(self, force: bool = False) -> Any:
-        """As in Keras; the function does not make epochs wait for their iterators' end."""
+        """Makes Keras's function, but no epoch waits for the end of its iterator."""
         super().make_train_function(force=force)  # type: ignore[misc]
         self.train_function = iterators.keeping(self.train_function)
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
-        """As in Keras; the function does not make epochs wait for their iterators' end."""
+        """Makes Keras's function, but no epoch waits for the end of its iterator."""
         super().make_test_function(force=force)  # type: ignore[misc]
         self.test_function = iterators.keeping(self.test_function)
         return self.test_function
 
 
-# nanotf's classes that stand under the names of Keras's, and those; see `patching`.
+# Keras's classes by the nanotf classes that have taken their public names; see `patching`.
 in_place_of: dict[type, type] = {}
 
 
 class Kind(abc.ABCMeta):
-    """Lets `isinstance(x, tf.keras.Model)` mean Keras's models, also while the name is nanotf's.
+    """The metaclass of all nanotf classes that take the names of Keras's.
 
-    The metaclass of all classes of nanotf's that take the names of Keras's.
+    `isinstance(x, tf.keras.Model)` still tests for Keras's models while the name is nanotf's.
 
-    Derived from `ABCMeta`, so that a user's model class can be abstract, as one of Keras's can.
+    Derived from `ABCMeta`, so that a user's model class can be abstract, as in Keras.
     """
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -325,14 +325,14 @@ def accelerated_new(keras_new: Any) -> Any:
         keras_new: callable, the `__new__` of Keras's `Model`.
 
     Returns:
-        A callable. Whatever class it is asked for, the user's, a library's or Keras's own, the
-        object is of nanotf's class for it, which derives from that class.
+        A callable. For any class, be it the user's, a library's or Keras's own, it creates an
+        object of nanotf's class for it. That class derives from the given one.
     """
     ours = {_KerasModel: Model, _KerasFunctional: Functional, _KerasSequential: Sequential}
 
     @functools.wraps(keras_new)
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # Of a functional call, Keras makes a Functional, and so calls this once more.
+        # For a functional call, Keras makes a Functional, and so calls this once more.
         functional = cls is _KerasModel and _is_functional_call(args, kwargs)
         if issubclass(cls, Accelerated) or functional:
             return keras_new(cls, *args, **kwargs)
@@ -346,10 +346,10 @@ def _unpickled(rebuild: Any, arguments: Any) -> Any:
 
 
 def accelerate(model: Any) -> Any:
-    """Gives a model that was made elsewhere the methods of `nanotf.keras.Model`.
+    """Gives an existing model the methods of `nanotf.keras.Model`.
 
     Args:
-        model: a Keras model, for instance of `tf.keras.applications`.
+        model: a Keras model, for instance from `tf.keras.applications`.
 
     Returns:
         The same object.

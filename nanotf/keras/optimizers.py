@@ -18,38 +18,38 @@ _tf: Any = require_tensorflow()
 
 
 class SparseAdam(SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
-    r"""Adam that leaves the rows of an embedding alone which a batch does not touch.
+    r"""Adam that updates only the embedding rows used in the batch.
 
-    For a dense gradient it is Keras's `Adam`. For a sparse one (`tf.IndexedSlices`, what the
-    rows looked up in an embedding have), let g_i be the sum of all its values with index i,
-    theta_i, m_i and v_i row i of the variable and its moments, and t the number of this step,
-    counted over all steps, whether they touched row i or not. Then, for every i that occurs:
+    For a dense gradient it is Keras's `Adam`. For a sparse one (`tf.IndexedSlices`, the gradient
+    of embedding lookups), let g_i be the sum of all its values with index i, theta_i, m_i and
+    v_i row i of the variable and its moments, and t the number of this step, counting all steps,
+    even those that did not touch row i. Then, for every i that occurs:
 
         m_i     <- beta_1 m_i + (1 - beta_1) g_i
         v_i     <- beta_2 v_i + (1 - beta_2) g_i^2
         theta_i <- theta_i - learning_rate sqrt(1 - beta_2^t) / (1 - beta_1^t)
                              m_i / (sqrt(v_i) + epsilon)
 
-    and nothing else changes. With `amsgrad`, sqrt(v_i) is that of the largest v_i at the steps
-    that touched row i.
+    Nothing else changes. With `amsgrad`, sqrt(v_i) uses the largest v_i of the steps that
+    touched row i.
 
-    Adam applies the same formulas to all rows, with g_i = 0 for those that do not occur: their
-    moments decay, and they are moved on along what is left of m_i. So the two differ as soon as
-    a row that was touched before is left out; they agree where each step touches every row.
-    (Keras 3's Adam differs once more, of a row that occurs several times it adds up the squares
-    of its values, not their sum's.) A step here takes time and memory for the rows of the
-    batch, there for the whole table.
+    Adam applies the same formulas to all rows, with g_i = 0 for rows that do not occur: their
+    moments decay, and the rest of m_i still moves them. So the two differ as soon as a step
+    leaves out a row that was touched before; they agree if each step touches every row.
+    (Keras 3's Adam also differs for a row that occurs several times: it adds the squares of the
+    values instead of squaring their sum.) A step takes time and memory for the rows of the
+    batch; Adam's takes them for the whole table.
 
-    This is what `torch.optim.SparseAdam` of PyTorch and `LazyAdam` of TensorFlow Addons do, down
-    to the bias correction by the global step.
+    `torch.optim.SparseAdam` (PyTorch) and `LazyAdam` (TensorFlow Addons) do the same, including
+    the bias correction by the global step.
 
-    What Keras does to whole variables it still does, at their cost: `weight_decay` shrinks
-    all rows at each step, unless `exclude_from_weight_decay` names the embedding, and `use_ema`
-    averages all rows. Clipping sees the summed rows.
+    Keras still changes whole variables, at their full cost: `weight_decay` shrinks all rows at
+    each step, unless `exclude_from_weight_decay` names the embedding, and `use_ema` averages
+    all rows. Clipping sees the summed rows.
 
     With `jit_compile=True` in one process, the shape of the batch must determine how many rows a
-    step looks up. Where it does not, after a `tf.boolean_mask` or `tf.unique` in the model,
-    XLA's `tf.unique`, which sums the rows here, gives wrong results.
+    step looks up. If it does not (after a `tf.boolean_mask` or `tf.unique` in the model), the
+    results are wrong: rows are summed with `tf.unique`, which XLA then gets wrong.
 
     A saved model that was compiled with it loads once `nanotf.keras` or this module is imported;
     Keras without nanotf loads it with `compile=False`.
@@ -58,8 +58,8 @@ class SparseAdam(SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
         *args, **kwargs: as for `tf.keras.optimizers.Adam`.
 
     Raises:
-        InvalidArgumentError: `gradient_accumulation_steps` is given, since accumulated gradients
-            are dense; or `loss_scale_factor`, by which Keras cannot divide sparse ones.
+        InvalidArgumentError: `gradient_accumulation_steps` is given (accumulated gradients are
+            dense), or `loss_scale_factor` (Keras cannot divide sparse gradients by it).
 
     Example:
         >>> model.compile(nanotf.optimizers.SparseAdam(1e-3), "sparse_categorical_crossentropy")
@@ -90,7 +90,7 @@ class SparseAdam(SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
                 )
 
     def update_step(self, gradient: Any, variable: Any, *learning_rate: Any) -> None:
-        """As in Keras: updates one variable.
+        """Updates one variable; called by Keras.
 
         Args:
             gradient: dense tensor, or `tf.IndexedSlices` in which each row occurs once.
@@ -122,12 +122,12 @@ class SparseAdam(SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
 
 
 def _in(number: Any, dtype: Any) -> Any:
-    """A Python number or a tensor as a tensor; `tf.cast` would round the first to float32."""
+    """Converts a number or a tensor to a tensor; `tf.cast` would round numbers to float32."""
     return _tf.cast(number, dtype) if _tf.is_tensor(number) else _tf.constant(number, dtype)
 
 
 def _moved(variable: Any, rows: Any, target: Any, part: Any) -> Any:
-    """Moves rows of a variable towards `target`, by that part of the way; returns them."""
+    """Moves rows of a variable towards `target`, by `part` of the way. Returns them."""
     before = _tf.gather(variable, rows)
     after = before + (target - before) * part
     variable.scatter_update(_tf.IndexedSlices(after, rows))
@@ -135,23 +135,23 @@ def _moved(variable: Any, rows: Any, target: Any, part: Any) -> Any:
 
 
 class AdamInPlace(SparseAdam):
-    """A `SparseAdam` where the program says Adam, see `patching`; it takes all that Adam takes."""
+    """A `SparseAdam` that replaces Adam, see `patching`. It takes all of Adam's arguments."""
 
     def _check_options(self) -> None:
-        """Where gradients are dense, or Keras fails by itself, it is Keras's Adam."""
+        """Accepts all options: gradients are then dense, as in Keras's Adam, or Keras fails."""
 
 
 class Adam(AdamInPlace):
-    """What `tf.keras.optimizers.Adam` is while TensorFlow is patched.
+    """The class behind `tf.keras.optimizers.Adam` while TensorFlow is patched.
 
-    Saved models name Keras's, so that they load without nanotf; the variables are the same.
+    Saved models name Keras's class, so that they load without nanotf. The variables are the same.
     """
 
 
 _init: Any = SparseAdam.__init__
 _init.__signature__ = inspect.signature(_KerasAdam.__init__)
-# Saved models name it so; `nanotf.keras` imports this module, so that they load.
+# Saved models use this name; `nanotf.keras` imports this module, so that they load.
 _tf.keras.utils.register_keras_serializable("nanotf")(SparseAdam)
-Adam._nanotf_original = AdamInPlace  # what workers make
+Adam._nanotf_original = AdamInPlace  # workers create this class
 Adam.__module__ = _KerasAdam.__module__
 keras_names.save_as(Adam, _KerasAdam)

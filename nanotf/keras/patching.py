@@ -1,19 +1,18 @@
-"""`nanotf.patch_tensorflow()`: models that others make take `num_processes`, without a new import.
+"""`nanotf.patch_tensorflow()`: all models take `num_processes`, without a changed import.
 
-These things are changed, and put back by `unpatch_tensorflow()`:
+It changes these things, and `unpatch_tensorflow()` restores them:
 
-1. `__new__` of Keras's `Model`. Whoever makes a model, the user, a library that has imported
-   its names long ago, `tf.keras.applications`, `load_model`, gets one of nanotf's class for it.
+1. `__new__` of Keras's `Model`. Every new model is of nanotf's class for it, whoever creates it:
+   the user, a library with earlier imports, `tf.keras.applications`, `load_model`.
 2. The public names of Keras's classes, in all modules that have them (`tf.keras`,
-   `tf.keras.models`, `keras` where `tf.keras` is the same generation), become nanotf's, so that a
-   class that is defined from now on derives from nanotf's. `isinstance` and `issubclass` mean
-   the same as before: see `models.in_place_of`.
-3. Only with `sparse=True`: `__init__` of Keras's `Embedding` and `Adam`, whose names become
-   nanotf's, too. Whoever makes one, `compile("adam")` and `load_model` among them, gets one of
-   nanotf's class for it.
+   `tf.keras.models`, `keras` if `tf.keras` is the same generation). They refer to nanotf's
+   classes, so classes defined from now on derive from nanotf's. `isinstance` and `issubclass`
+   mean the same as before: see `models.in_place_of`.
+3. Only with `sparse=True`: `__init__` and the names of Keras's `Embedding` and `Adam`. Every new
+   one is of nanotf's class for it, also from `compile("adam")` and `load_model`.
 
-Models that exist already are not touched, and those that were made in between keep what they
-have. Saved models name Keras's classes.
+Existing models are not touched. Models created while patched keep nanotf's class. Saved models
+name Keras's classes.
 """
 
 from __future__ import annotations
@@ -31,32 +30,32 @@ from nanotf.keras import models
 from nanotf.machine import processor
 from nanotf.parent.defaults import check_precision
 
-_keras_new: Any = None  # what `vars(Model)` had for `__new__`, while patched
-_keras_inits: dict[type, Any] = {}  # Keras's `__init__` by class, of those replaced
+_keras_new: Any = None  # `vars(Model)["__new__"]` from before the patch, while patched
+_keras_inits: dict[type, Any] = {}  # the replaced `__init__` of each Keras class
 _policy_before: tuple[Any] | None = None  # the global dtype policy, while nanotf's is set
 
 
 def patch_tensorflow(precision: str = "float32", sparse: bool = False) -> None:
-    """Makes every Keras model that is made from now on take `num_processes`.
+    """Makes every Keras model created from now on take `num_processes`.
 
-    Patching twice is the same as once; the second call's arguments count.
+    A second call only replaces the arguments of the first.
 
-    Models compute what they would without the patch, except with `sparse=True`.
+    Models compute the same as without the patch, except with `sparse=True`.
 
     Args:
         precision: str, default "float32", which leaves Keras's global dtype policy as it is.
-            "mixed_bfloat16" sets it: layers that are made from now on compute in bfloat16, and
+            "mixed_bfloat16" sets it: layers created from now on compute in bfloat16, and
             keep their variables in float32.
-        sparse: bool, default False, which leaves Keras's `Embedding` and `Adam` alone. With True
-            they become nanotf's, too, and results differ from Keras's: an
-            `embeddings_regularizer` is applied to the layer's output, see
-            `nanotf.keras.layers.Embedding`, and rows of an embedding that a batch does not touch
-            are not updated, see `nanotf.optimizers.SparseAdam`. Where gradients are dense and
-            there is no such regularizer, results are Keras's.
+        sparse: bool, default False, which leaves Keras's `Embedding` and `Adam` alone. True
+            replaces them with nanotf's, too, and results differ from Keras's: an
+            `embeddings_regularizer` is applied to the layer's output (see
+            `nanotf.keras.layers.Embedding`), and rows of an embedding that a batch does not touch
+            are not updated (see `nanotf.optimizers.SparseAdam`). With dense gradients and
+            without such a regularizer, results are Keras's.
 
     Raises:
-        InvalidArgumentError: There is no such precision.
-        UnsupportedVersionError: The installed Keras is one that trains wrongly.
+        InvalidArgumentError: The precision is unknown.
+        UnsupportedVersionError: The installed Keras is known to train wrongly.
 
     Example:
         >>> nanotf.patch_tensorflow()
@@ -83,14 +82,14 @@ def patch_tensorflow(precision: str = "float32", sparse: bool = False) -> None:
 
 
 def unpatch_tensorflow(precision: str | None = None) -> None:
-    """Undoes `patch_tensorflow`. Does nothing where nothing is patched.
+    """Undoes `patch_tensorflow`. Does nothing if nothing is patched.
 
     Args:
-        precision: str or None, one of `precision.PRECISIONS`, Keras's global dtype policy from now
-            on. None, the default, puts back the one of before, unless it was changed since.
+        precision: str or None, one of `defaults.PRECISIONS`, Keras's global dtype policy from now
+            on. None, the default, restores the previous one, unless it was changed since.
 
     Raises:
-        InvalidArgumentError: There is no such precision.
+        InvalidArgumentError: The precision is unknown.
     """
     global _keras_new
     if precision is not None:
@@ -107,14 +106,14 @@ def unpatch_tensorflow(precision: str | None = None) -> None:
 
 
 def is_patched() -> bool:
-    """Whether `patch_tensorflow` is in force."""
+    """Returns True if `patch_tensorflow` is in force."""
     return _keras_new is not None
 
 
 def _sparse_replacements() -> dict[type, type]:
     from nanotf.keras import (
         layers,
-        optimizers,  # what few programs need
+        optimizers,  # few programs need these
     )
 
     return {
@@ -124,7 +123,7 @@ def _sparse_replacements() -> dict[type, type]:
 
 
 def _made_as(keras_class: Any, ours: Any) -> Any:
-    """An `__init__` for a class of Keras's that makes objects of that class ones of nanotf's."""
+    """Returns an `__init__` for a Keras class that turns its objects into nanotf's."""
     stock = keras_class.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -139,7 +138,7 @@ def _made_as(keras_class: Any, ours: Any) -> Any:
 
 
 def _leave_sparse() -> None:
-    """Puts `Embedding` and `Adam` back."""
+    """Restores Keras's `Embedding` and `Adam`."""
     if _keras_inits:
         for keras_class, stock in _keras_inits.items():
             keras_class.__init__ = stock  # type: ignore[misc]
@@ -157,7 +156,7 @@ def _replace(replacements: Mapping[type, type]) -> None:
 
 
 def _rename(replacements: Mapping[type, type]) -> None:
-    """Puts classes in the place of others under all their public names."""
+    """Replaces classes with others under all their public names."""
     for names in _public_namespaces():
         for name, value in list(names.items()):
             if isinstance(value, type) and value in replacements:
@@ -165,16 +164,16 @@ def _rename(replacements: Mapping[type, type]) -> None:
 
 
 def _public_namespaces() -> Iterator[dict[str, Any]]:
-    """The names of Keras's public modules, as far as they were imported.
+    """Yields the namespaces of Keras's public modules that have been imported.
 
-    They are changed as dicts: `tf.keras` itself is a lazy loader with a copy of its module's
-    names, which would also add whatever is set to its `__all__`.
+    Callers change the dicts: `tf.keras` itself is a lazy loader with a copy of its module's
+    names, and setting an attribute would also add it to the loader's `__all__`.
     """
     loader = require_tensorflow().keras
-    loader.models  # noqa: B018 - it has loaded, and copied the names
+    loader.models  # noqa: B018 - loads the module and copies its names
     yield vars(loader)
-    # `from tensorflow.keras.models import Model` makes modules of these names, with names of
-    # their own, when it is first run.
+    # The first `from tensorflow.keras.models import Model` would otherwise create modules with
+    # their own copies of the names later.
     for name in ("layers", "models", "optimizers"):
         importlib.import_module(f"tensorflow.keras.{name}")
     for name, module in list(sys.modules.items()):
@@ -194,5 +193,5 @@ def _set_policy(precision: str) -> None:
         processor.warn_of_slow_bfloat16("precision='mixed_bfloat16'")
     elif _policy_before is not None:
         (before,), _policy_before = _policy_before, None
-        if policies.global_policy().name == "mixed_bfloat16":  # otherwise set by the user since
+        if policies.global_policy().name == "mixed_bfloat16":  # else the user has set another
             policies.set_global_policy(before)

@@ -1,7 +1,7 @@
-"""What the control groups of this process allow: cpusets, CPU quota, memory; cgroup v1 and v2.
+"""Limits of this process's control groups: cpusets, CPU quota, memory; cgroup v1 and v2.
 
-The limits of every ancestor count too: a container's own group is often unlimited, and the
-group of its pod is not.
+The limits of every ancestor count, too: a container's own group is often unlimited, while its
+pod's group is not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class _Mount:
-    """One mounted cgroup hierarchy: which part of it (`root`) is seen at which `point`."""
+    """One mounted cgroup hierarchy: its part `root` is mounted at `point`."""
 
     controllers: frozenset[str]  # empty for cgroup v2, which has all of them in one hierarchy
     root: str
@@ -36,7 +36,7 @@ class _Mount:
 
 
 def read_text(path: pathlib.Path) -> str | None:
-    """A small file's text without surrounding space; None where it cannot be read."""
+    """Reads a small file's text without surrounding space. Returns None if that fails."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
@@ -44,10 +44,10 @@ def read_text(path: pathlib.Path) -> str | None:
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """The numbers of a kernel CPU list such as `0-3,8,10-11`.
+    """Returns the numbers of a kernel CPU list such as `0-3,8,10-11`.
 
     Raises:
-        ValueError: The text is no such list.
+        ValueError: The text is not such a list.
     """
     numbers: set[int] = set()
     for part in filter(None, (p.strip() for p in text.split(","))):
@@ -57,7 +57,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def read_cpu_list(path: pathlib.Path) -> frozenset[int] | None:
-    """The numbers of the CPU list in a file; None where it is missing, empty or unreadable."""
+    """Returns the numbers of a file's CPU list; None if it is missing, empty or unreadable."""
     try:
         return parse_cpu_list(read_text(path) or "") or None
     except ValueError:
@@ -68,10 +68,10 @@ def read_limits(root: pathlib.Path) -> Limits:
     """Reads the limits of this process's control groups and of their ancestors.
 
     Args:
-        root: Path, the directory that holds `proc` and `sys`; `/` but in tests.
+        root: Path, the directory that holds `proc` and `sys`; `/` except in tests.
 
     Returns:
-        `Limits`: the intersection of the cpusets, the smallest of the others.
+        `Limits`: the intersection of the cpusets, and the smallest of each other limit.
     """
     mounts = _mounts(root)
     cpuset: frozenset[int] | None = None
@@ -90,7 +90,7 @@ def read_limits(root: pathlib.Path) -> Limits:
 
 
 def _memberships(root: pathlib.Path) -> Iterator[tuple[frozenset[str], str]]:
-    """The lines `hierarchy:controllers:path` of /proc/self/cgroup that concern CPUs or memory."""
+    """Yields the lines `hierarchy:controllers:path` of /proc/self/cgroup for CPUs and memory."""
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
@@ -100,7 +100,7 @@ def _memberships(root: pathlib.Path) -> Iterator[tuple[frozenset[str], str]]:
 
 
 def _mounts(root: pathlib.Path) -> list[_Mount]:
-    """The cgroup mounts of /proc/self/mountinfo (see `man 5 proc_pid_mountinfo`)."""
+    """Reads the cgroup mounts of /proc/self/mountinfo (see `man 5 proc_pid_mountinfo`)."""
     mounts = []
     for line in (read_text(root / "proc/self/mountinfo") or "").splitlines():
         before, _, after = line.partition(" - ")
@@ -126,7 +126,7 @@ def _unescape(path: str) -> str:
 def _own_and_ancestors(
     root: pathlib.Path, mounts: list[_Mount], controllers: frozenset[str], path: str
 ) -> Iterator[pathlib.Path]:
-    """The group's directory and those above it, as far up as the mount shows them."""
+    """Yields the group's directory and its ancestors, up to the mount point."""
     for mount in mounts:
         fits = mount.controllers & controllers if controllers else not mount.controllers
         if not fits:
@@ -134,7 +134,7 @@ def _own_and_ancestors(
         point = root / mount.point.lstrip("/")
         directory = point / _below(path, mount.root)
         # A container without a cgroup namespace reads the host's path and sees its own group
-        # at the mount point; one that was moved reads `/../x`. Both end at the mount point.
+        # at the mount point. One that was moved reads `/../x`. Both end at the mount point.
         if not directory.is_dir():
             directory = point
         yield directory
@@ -152,7 +152,7 @@ def _below(path: str, mount_root: str) -> str:
 
 
 def _cpuset(directory: pathlib.Path) -> frozenset[int] | None:
-    # The effective set is what the kernel enforces; the plain one may be empty (inherited).
+    # The kernel enforces the effective set; the plain one may be empty (inherited).
     for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
         allowed = read_cpu_list(directory / name)
         if allowed is not None:
@@ -175,6 +175,6 @@ def _quota(directory: pathlib.Path) -> float | None:
 
 
 def _memory(directory: pathlib.Path) -> list[int]:
-    """The memory limits of a group: v2 says "max" for none, v1 a number above 2^60."""
+    """Reads a group's memory limits. No limit is "max" in v2, and a number above 2^60 in v1."""
     texts = [read_text(directory / name) for name in ("memory.max", "memory.limit_in_bytes")]
     return [int(text) for text in texts if text and text.isdigit() and int(text) < 1 << 60]

@@ -1,8 +1,8 @@
 """The machine as this process may use it: logical CPUs, affinity, cpuset, quota, NUMA nodes.
 
-`Machine` is plain data, so that everything computed from it can be tried on a machine that we do
-not have. `describe_machine` reads it from `/proc` and `/sys`, and never fails: what the system
-does not tell is left out and said in `Machine.notes`.
+`Machine` is plain data, so that code that uses it can be tested for machines that we do not have.
+`describe_machine` reads it from `/proc` and `/sys`, and never fails: unknown facts are left out
+and listed in `Machine.notes`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import psutil
 
 from nanotf.machine.cgroups import parse_cpu_list, read_cpu_list, read_limits, read_text
 
-# OpenMP runtimes that honour one of these bind the main thread to a single core.
+# OpenMP runtimes that honor one of these bind the main thread to a single core.
 _BINDING_VARIABLES = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES")
 
 
 @dataclass(frozen=True)
 class LogicalCpu:
-    """What the operating system schedules on: one hyper-thread of a physical core.
+    """A logical CPU of the operating system: one hyper-thread of a physical core.
 
     Args:
         id: int, the operating system's number.
@@ -54,7 +54,7 @@ class Machine:
         cpuset: frozenset of int or None, what its control groups allow; None for all.
         quota: float or None, CPUs that its control groups grant; None for no limit.
         can_pin: bool, whether processes can be pinned to cores here.
-        notes: tuple of str, what could not be found out, for `nanotf doctor`.
+        notes: tuple of str, the unknown facts, for `nanotf doctor`.
     """
 
     cpus: tuple[LogicalCpu, ...]
@@ -65,23 +65,23 @@ class Machine:
     notes: tuple[str, ...] = ()
 
     def physical_cores(self) -> tuple[LogicalCpu, ...]:
-        """One logical CPU, the lowest, of each physical core that is online."""
+        """Returns the lowest logical CPU of each physical core that is online."""
         return _one_per_core(cpu for cpu in self.cpus if cpu.online)
 
     def allowed_cpus(self) -> tuple[LogicalCpu, ...]:
-        """The logical CPUs that are online, in the affinity mask and in the cpuset."""
+        """Returns the logical CPUs that are online, in the affinity mask and in the cpuset."""
         masks = [mask for mask in (self.affinity, self.cpuset) if mask is not None]
         return tuple(c for c in self.cpus if c.online and all(c.id in mask for mask in masks))
 
     def usable_cores(self, avoid: Collection[int] = ()) -> tuple[LogicalCpu, ...]:
-        """One logical CPU of each physical core that this process may really use.
+        """Returns one logical CPU of each physical core that this process may really use.
 
-        Performance cores come first, then NUMA node by NUMA node, so that a quota, which
-        grants a number of cores and not particular ones, keeps neighbours together.
+        Performance cores come first, then NUMA node by NUMA node. So a quota, which grants a
+        number of cores but no particular ones, keeps neighbors together.
 
         Args:
-            avoid: logical CPUs that somebody else owns. Their physical cores are left out, and
-                use up their part of the quota.
+            avoid: logical CPUs of other owners. Their physical cores are left out, and use up
+                their part of the quota.
         """
         cores = _one_per_core(self.allowed_cpus())
         limit = self.quota_cores()
@@ -93,18 +93,18 @@ class Machine:
         return cores[:limit]
 
     def quota_cores(self) -> int | None:
-        """The whole cores that the quota grants, at least one; None for no limit.
+        """Returns the whole cores that the quota grants, at least one; None for no limit.
 
-        Of 3.5 CPUs three are used: a fourth worker would be stopped half of the time, and the
-        others would wait for it. Below one there is nothing to round down to.
+        A quota of 3.5 CPUs gives three cores: a fourth worker would be paused half of the time,
+        and the others would wait for it. Less than one CPU gives one core.
         """
         return None if self.quota is None else max(1, math.floor(self.quota))
 
     def is_quota_limited(self) -> bool:
-        """Whether the quota, rather than a mask, limits the cores.
+        """Returns True if the quota, rather than a mask, limits the cores.
 
-        Such a process shares its cores with strangers: every container of the host sees the same
-        ones, and all that pinned themselves would sit on the first few.
+        Such a process shares its cores: every container of the host sees the same ones, and if
+        all pinned themselves, they would crowd on the first few.
         """
         limit = self.quota_cores()
         return limit is not None and limit < len(_one_per_core(self.allowed_cpus()))
@@ -150,19 +150,19 @@ def _one_per_core(cpus: Iterable[LogicalCpu]) -> tuple[LogicalCpu, ...]:
 def describe_machine(
     root: str | os.PathLike[str] = "/", environ: Mapping[str, str] | None = None
 ) -> Machine:
-    """Describes the machine, as far as this process may use it.
+    """Describes the machine as this process may use it.
 
     Reads `/proc/self/status`, `/proc/self/cgroup`, `/proc/self/mountinfo`, the control groups of
     v1 and v2, `/sys/devices/system/cpu` and `/sys/devices/system/node`.
 
     Args:
         root: the directory that holds `proc` and `sys`, default `/`; another one in tests.
-        environ: mapping, default `os.environ`. Only asked whether an OpenMP runtime binds
+        environ: mapping, default `os.environ`. Only used to see if an OpenMP runtime binds
             threads.
 
     Returns:
-        `Machine`. Where `/sys` is missing (macOS, some sandboxes) the cores are counted, with
-        `can_pin` False if the processes cannot be pinned.
+        `Machine`. If `/sys` is missing (macOS, some sandboxes), the cores are only counted, and
+        `can_pin` is False if the processes cannot be pinned.
     """
     base = pathlib.Path(root)
     affinity = _affinity(base, os.environ if environ is None else environ)
@@ -198,7 +198,7 @@ def _affinity(root: pathlib.Path, environ: Mapping[str, str]) -> frozenset[int] 
     masks = _status_mask(root / "proc/self/status")
     if any(environ.get(name) for name in _BINDING_VARIABLES):
         # libiomp5 binds the main thread to its first core at the first parallel region. Its other
-        # threads hold the other cores; together they have the mask that the process came with.
+        # threads hold the other cores; their union is the mask that the process started with.
         for status in (root / "proc/self/task").glob("*/status"):
             mask = _status_mask(status)
             masks = masks | mask if masks and mask else masks
@@ -216,7 +216,7 @@ def _status_mask(path: pathlib.Path) -> frozenset[int] | None:
 
 
 def _read_cpus(system: pathlib.Path) -> tuple[LogicalCpu, ...]:
-    """The logical CPUs below `/sys/devices/system`; empty where it is missing."""
+    """Reads the logical CPUs from `/sys/devices/system`. Returns () if it is missing."""
     directories = {
         int(path.name[3:]): path for path in (system / "cpu").glob("cpu[0-9]*") if path.is_dir()
     }
@@ -236,14 +236,14 @@ def _read_cpu(
     nodes: Mapping[int, int],
 ) -> LogicalCpu:
     topology = path / "topology"
-    # `core_id` is unique in a die only; the lowest sibling's number is unique everywhere.
+    # `core_id` is unique only within a die; the lowest sibling's number is unique everywhere.
     siblings = read_cpu_list(topology / "core_cpus_list")  # Linux 5.3 on
     siblings = siblings or read_cpu_list(topology / "thread_siblings_list") or frozenset({number})
     try:
         socket = max(0, int(read_text(topology / "physical_package_id") or 0))
     except ValueError:
         socket = 0
-    # An offline CPU has no topology. It is listed all the same, to be named in messages.
+    # An offline CPU has no topology. It is still listed, so that messages can name it.
     is_online = number in online if online is not None else read_text(path / "online") != "0"
     return LogicalCpu(
         number, min(siblings), socket, nodes.get(number, 0), is_online, number in slow
@@ -251,7 +251,7 @@ def _read_cpu(
 
 
 def _numa_nodes(directory: pathlib.Path) -> dict[int, int]:
-    """NUMA node by logical CPU."""
+    """Reads the NUMA node of each logical CPU."""
     return {
         cpu: int(path.name[4:])
         for path in directory.glob("node[0-9]*")

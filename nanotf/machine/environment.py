@@ -1,23 +1,23 @@
-"""Plan -> environment variables. The pool and `nanotf-init` share this one source.
+"""Environment variables for a plan. The pool and `nanotf-init` share this one source.
 
 | variable | set for | value |
 | --- | --- | --- |
 | `OMP_NUM_THREADS` | both | the number of cores |
 | `KMP_AFFINITY` | both, where pinned | `granularity=fine,proclist=[...],explicit` |
-| `KMP_BLOCKTIME` | both | 1 ms, then idle OpenMP threads leave their core to TensorFlow's |
+| `KMP_BLOCKTIME` | both | 1 ms; then idle OpenMP threads leave their core to TensorFlow's |
 | `TF_NUM_INTRAOP_THREADS` | both | the number of cores |
 | `TF_NUM_INTEROP_THREADS` | both | 2 in a worker; 2, or one per socket, in a shell |
 | `TF_ENABLE_ONEDNN_OPTS` | shell | 1, or 0 with `--disable-onednn` |
 | `LD_PRELOAD` | both | the allocator, and libiomp5 for a TensorFlow that uses OpenMP |
 | `TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD` | with tcmalloc | 1 TiB: no line for each big tensor |
-| `MALLOC_CONF` | with jemalloc | memory is kept, purged by threads of its own |
+| `MALLOC_CONF` | with jemalloc | memory is kept, and purged by background threads |
 | `TCMALLOC_RELEASE_RATE`, `GLIBC_TUNABLES` | `--perf` | see `PERF_HELP` |
-| `NANOTF_ENV` | shell | what `nanotf-init` set and what was there before (JSON) |
+| `NANOTF_ENV` | shell | the values that `nanotf-init` set, and the previous ones (JSON) |
 
-Rules: a value that the user set wins, and is reported in `Environment.kept`. What `nanotf-init`
-exported is not the user's: it is found in `NANOTF_ENV` and computed anew. In a worker the user's
-thread counts are upper bounds, since they were meant for the whole machine. Whether oneDNN is
-used changes the last digits of results; a worker does in that as its parent does.
+Rules: a value that the user set wins, and is reported in `Environment.kept`. Variables exported
+by `nanotf-init` are not the user's: `NANOTF_ENV` lists them, and they are computed again. In a
+worker the user's thread counts are upper bounds, since they were meant for the whole machine.
+oneDNN changes the last digits of results, so a worker uses it if its parent does.
 
 Everything here is a pure function of its arguments; `None` for `installed` looks at this machine.
 """
@@ -39,8 +39,8 @@ from nanotf.machine.shell_state import (
     user_environ,
 )
 
-# A collective blocks the inter-op thread that it runs on until the other workers have arrived;
-# the second thread goes on with what does not depend on it.
+# A collective blocks its inter-op thread until the other workers have arrived. The second thread
+# runs the operations that do not depend on it.
 WORKER_INTEROP_THREADS = 2
 
 PERF_HELP = (
@@ -56,11 +56,11 @@ _ALLOCATOR_FILE = re.compile(r"lib(tcmalloc|jemalloc|mimalloc|tbbmalloc|hoard|sn
 
 @dataclass(frozen=True)
 class Advice:
-    """A setting that should not stay as it is.
+    """A setting that should be changed.
 
     Args:
-        text: str, what is the matter, without the last stop.
-        fix: str, what to do about it, without the last stop.
+        text: str, the problem, without the final period.
+        fix: str, the remedy, without the final period.
     """
 
     text: str
@@ -87,18 +87,18 @@ class Environment:
     warnings: tuple[Advice, ...] = ()
 
     def apply(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """A whole environment: `environ` with the changes of this one."""
+        """Returns a whole environment: `environ` with the changes of this one."""
         rest = {name: value for name, value in environ.items() if name not in self.removed}
         return {**rest, **self.variables}
 
 
 def initialised(environ: Mapping[str, str], options: Options, found: Environment) -> dict[str, str]:
-    """The environment of a shell after `source nanotf-init`, `NANOTF_ENV` included.
+    """Returns a shell's environment after `source nanotf-init`, `NANOTF_ENV` included.
 
     Args:
-        environ: mapping, the shell's environment before; it may have been initialised before.
-        options: `Options` that `nanotf-init` was given.
-        found: `Environment`, what `shell_environment` made of the two.
+        environ: mapping, the shell's environment before; it may already be initialized.
+        options: `Options` of `nanotf-init`.
+        found: `Environment`, the result of `shell_environment` for the two.
     """
     mine = user_environ(environ)
     before = {name: mine.get(name) for name in found.variables}
@@ -111,16 +111,16 @@ def worker_environment(
     environ: Mapping[str, str],
     installed: Installed | None = None,
 ) -> Environment:
-    """The variables of one worker.
+    """Returns the variables of one worker.
 
     Args:
         placement: `topology.Placement`, its cores.
-        environ: mapping, the parent's environment. The options that `nanotf-init` was given in
-            it hold for the workers too.
+        environ: mapping, the parent's environment. Options of `nanotf-init` recorded in it hold
+            for the workers, too.
         installed: `Installed`, or None to look.
 
     Returns:
-        `Environment`; `apply` makes the worker's whole environment of it.
+        `Environment`; its `apply` returns the worker's whole environment.
     """
     state = read_state(environ)
     builder = _Builder(
@@ -148,7 +148,7 @@ def shell_environment(
     options: Options | None = None,
     installed: Installed | None = None,
 ) -> Environment:
-    """The variables of a shell in which single processes use the whole machine.
+    """Returns the variables of a shell in which single processes use the whole machine.
 
     Args:
         machine: `topology.Machine`.
@@ -167,7 +167,7 @@ def shell_environment(
     cap = thread_count(mine.get("OMP_NUM_THREADS"))
     wanted = options.cores
     if wanted is not None:
-        topology.plan(1, wanted, machine)  # refuses what does not fit, whatever the cap
+        topology.plan(1, wanted, machine)  # raises if it does not fit, whatever the cap
         wanted = min(wanted, cap or wanted)
     placement = topology.plan(1, wanted, machine, max_cores=cap).placements[0]
     sockets = {cpu.socket for cpu in machine.cpus if cpu.id in placement.cores}
@@ -189,10 +189,10 @@ class _Builder:
     """Collects variables. Those that the user set go to `kept`.
 
     Args:
-        user: dict, the environment without what `nanotf-init` exported.
+        user: dict, the environment without the variables that `nanotf-init` exported.
         options: `Options`.
         installed: `Installed`.
-        threads_are_bounds: bool, whether a higher thread count of the user's is lowered.
+        threads_are_bounds: bool, whether the user's higher thread counts are lowered.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class _Builder:
         self.warnings: list[Advice] = []
 
     def build(self, environ: Mapping[str, str]) -> Environment:
-        """The result, as a change of `environ`, which `nanotf-init` may have changed already."""
+        """Returns the changes to `environ`, which `nanotf-init` may have changed already."""
         variables = dict(self.variables)
         removed = []
         for name in sorted(set(environ) | set(self.user)):
@@ -228,7 +228,7 @@ class _Builder:
         self.warnings.append(Advice(text, fix))
 
     def set(self, name: str, value: str) -> None:
-        # An empty value says nothing, and OpenMP runtimes warn about it.
+        # An empty value counts as unset; OpenMP runtimes warn about it.
         if self.user.get(name):
             self.kept[name] = self.user[name]
         else:
@@ -246,8 +246,8 @@ class _Builder:
         if self.options.openmp:
             self.set_threads("OMP_NUM_THREADS", cores)
             if placement.pin and not self.installed.foreign_openmp:
-                # Another libiomp5 than TensorFlow's (NumPy's MKL) would bind the main thread to
-                # one core, and TensorFlow's own threads, started by it, would inherit that core.
+                # A libiomp5 other than TensorFlow's (NumPy's MKL) would bind the main thread to
+                # one core, and TensorFlow's threads, started by it, would inherit that core.
                 self.set("KMP_AFFINITY", kmp_affinity(placement.cores))
             self.set("KMP_BLOCKTIME", "1")
         else:
@@ -293,7 +293,7 @@ class _Builder:
                 self.warn(
                     f"LD_PRELOAD has {theirs}, which was set by you and wins over "
                     f"--enable-{wanted}",
-                    "a process can have one allocator only",
+                    "a process can have only one allocator",
                 )
             return None
         name = "tcmalloc" if wanted == "auto" else wanted
@@ -302,7 +302,7 @@ class _Builder:
             return name, path
         if wanted != "auto":
             self.warn(
-                f"{name} was asked for and is not installed, so no allocator is preloaded",
+                f"{name} was requested but is not installed, so no allocator is preloaded",
                 f"install the package {ALLOCATORS[name][1]}",
             )
         return None
@@ -319,5 +319,5 @@ class _Builder:
 
 
 def kmp_affinity(cores: tuple[int, ...]) -> str:
-    """The value of `KMP_AFFINITY` that gives each OpenMP thread one of these logical CPUs."""
+    """Returns the `KMP_AFFINITY` that gives each OpenMP thread one of these logical CPUs."""
     return f"granularity=fine,proclist=[{','.join(map(str, cores))}],explicit"

@@ -1,6 +1,6 @@
-"""What is installed that an environment depends on: allocators, and TensorFlow's OpenMP.
+"""The installed libraries on which an environment depends: allocators, and TensorFlow's OpenMP.
 
-TensorFlow is looked at, never imported.
+TensorFlow's files are examined; TensorFlow is never imported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-# The sonames of each allocator, best first, and who packages it. The minimal tcmalloc lacks the
-# heap profiler, which nobody needs here.
+# The sonames of each allocator, best first, and the packages that have it. The minimal tcmalloc
+# lacks the heap profiler, which is not needed here.
 ALLOCATORS = {
     "tcmalloc": (
         (
@@ -47,7 +47,7 @@ _LIBRARY_DIRECTORIES = (
 
 @dataclass(frozen=True)
 class Installed:
-    """What is installed.
+    """The installed libraries.
 
     Args:
         allocators: tuple of (name, path) pairs, the allocators that can be preloaded.
@@ -63,7 +63,7 @@ class Installed:
     foreign_openmp: bool = False
 
     def allocator(self, name: str) -> str | None:
-        """The path of an allocator; None where it is missing."""
+        """Returns the path of an allocator, or None if it is missing."""
         return dict(self.allocators).get(name)
 
 
@@ -93,10 +93,10 @@ def _tensorflow_package() -> pathlib.Path | None:
 
 
 def uses_openmp(package: pathlib.Path) -> bool:
-    """Whether a TensorFlow package is linked against libiomp5.
+    """Returns True if a TensorFlow package is linked against libiomp5.
 
-    The name stands in the library's list of what it needs; stock builds do not have it anywhere
-    (2.15 to 2.21), intel-tensorflow 2.14 does.
+    Such a library lists the name among the libraries that it needs (intel-tensorflow 2.14). Stock
+    builds (2.15 to 2.21) do not contain it anywhere.
     """
     library = package / "libtensorflow_framework.so.2"
     try:
@@ -107,7 +107,7 @@ def uses_openmp(package: pathlib.Path) -> bool:
 
 
 def find_libiomp5(package: pathlib.Path, prefix: pathlib.Path) -> str | None:
-    """The libiomp5 that a TensorFlow package loads: its own, else the environment's."""
+    """Finds the libiomp5 that a TensorFlow package loads: its own, else the environment's."""
     candidates = [
         *sorted(package.parent.glob(f"_solib_local/*/{_OPENMP}")),
         package / "include/external/llvm_openmp" / _OPENMP,
@@ -122,7 +122,7 @@ def _find_allocator(name: str) -> str | None:
 
 
 def _library_paths(sonames: tuple[str, ...]) -> Iterator[str]:
-    # The environment's own come first: somebody installed them there on purpose.
+    # The Python environment's own come first: they were installed there on purpose.
     known = _linker_cache()
     for soname in sonames:
         yield str(pathlib.Path(sys.prefix) / "lib" / soname)
@@ -133,7 +133,7 @@ def _library_paths(sonames: tuple[str, ...]) -> Iterator[str]:
 
 @functools.cache
 def _linker_cache() -> dict[str, list[str]]:
-    """Library paths by soname, from `ldconfig -p`; empty where there is no such program."""
+    """Returns library paths by soname, from `ldconfig -p`; empty if there is no such program."""
     program = shutil.which("ldconfig") or "/sbin/ldconfig"
     try:
         listing = subprocess.run(
@@ -148,10 +148,10 @@ def _linker_cache() -> dict[str, list[str]]:
 
 
 def can_preload(path: str) -> bool:
-    """Whether LD_PRELOAD takes a library: it is there, for this processor, and loads.
+    """Returns True if LD_PRELOAD takes a library: it exists, fits this processor, and loads.
 
-    Tried on a process that does nothing, since a preload that fails prints a line of the dynamic
-    linker's in front of every command of the user's shell.
+    Tries it on a process that does nothing: with a preload that fails, the dynamic linker prints
+    a line before the output of every command in the user's shell.
     """
     if not sys.platform.startswith("linux") or not pathlib.Path(path).is_file():
         return False

@@ -1,4 +1,4 @@
-"""The command that starts another Python: all of nanotf's child interpreters are started by it."""
+"""The command that starts another Python. It starts all of nanotf's child interpreters."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import sys
 
 from nanotf.errors import NanoError
 
-# `-m` and `-c` put the current folder before the standard library, where anybody's files may lie;
-# `-P` came with Python 3.11. Before the first line of this, Python imports nothing from there, and
-# that line needs nothing but what is built in. The package comes from where this one came from:
-# its folder (site-packages) on the path would add what lies beside it, or come before the standard
-# library.
+# `-m` and `-c` put the current folder before the standard library, and it may hold any files;
+# `-P` came with Python 3.11. Python imports nothing from there before the first line of this code,
+# and that line needs only built-in modules. The package is loaded from this one's location.
+# Putting its folder (site-packages) on the path would add the packages beside it, or shadow the
+# standard library.
 _BOOT = "; ".join(
     (
         "import sys",
@@ -29,15 +29,15 @@ _BOOT = "; ".join(
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of nanotf as `__main__`, and imports as this process does.
+    """Returns the command that runs a nanotf module as `__main__`, with this process's imports.
 
     The child has this process's `sys.path`, element by element, this nanotf, and the options that
     this interpreter was started with (`-I`, `-E`, `-s`, `-X`, ...). PYTHONPATH is left alone: it is
-    the user's, for processes of their own.
+    for the user's own processes.
 
     Args:
-        module: str, its name; a word of the command line, by which `neighbours` knows workers.
-        *arguments: str, what the module finds in `sys.argv[1:]`.
+        module: str, its name; a word of the command line, by which `neighbours` finds workers.
+        *arguments: str, the module's `sys.argv[1:]`.
 
     Returns:
         list of str, for `subprocess`.
@@ -52,9 +52,9 @@ def python_command(module: str, *arguments: str) -> list[str]:
             "Python (as an application that embeds Python has to)."
         )
     code = _BOOT.format(
-        path=[entry for entry in sys.path if isinstance(entry, str)],  # Python ignores others, too
+        path=[entry for entry in sys.path if isinstance(entry, str)],  # Python, too, ignores others
         root=str(pathlib.Path(__file__).parents[2]),
     )
-    # As `multiprocessing` does for its processes.
+    # `multiprocessing` does this for its processes, too.
     options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *options, "-c", code, module, *arguments]

@@ -1,4 +1,4 @@
-"""What the operating system grants this process besides cores: memory, `/dev/shm`, limits."""
+"""Resources of this process other than cores: memory, `/dev/shm`, limits of the system."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from nanotf.machine.cgroups import read_limits
 
 @dataclass(frozen=True)
 class System:
-    """What a process may use. None stands for "no limit", or for unknown.
+    """Resources that a process may use. None means no limit or unknown.
 
     Args:
-        memory: int or None, bytes of the machine.
+        memory: int or None, the machine's memory in bytes.
         memory_limit: int or None, bytes that the control groups allow.
-        shm: int or None, bytes of `/dev/shm`.
+        shm: int or None, the size of `/dev/shm` in bytes.
         open_files, processes, address_space: int or None, the soft limits that `ulimit` sets
             (`-n`, `-u`, `-v`, the last in bytes).
     """
@@ -32,13 +32,13 @@ class System:
     address_space: int | None = None
 
     def usable_memory(self) -> int | None:
-        """The bytes that this process and its workers can have."""
+        """Returns the bytes that this process and its workers can use."""
         given = [n for n in (self.memory, self.memory_limit) if n is not None]
         return min(given, default=None)
 
 
 def read_system() -> System:
-    """Looks at this machine and this process."""
+    """Reads the resources of this machine and this process."""
     shm = pathlib.Path("/dev/shm")
     return System(
         memory=psutil.virtual_memory().total,

@@ -1,8 +1,8 @@
-"""Other pools on this machine, and a plan beside them.
+"""Other pools on this machine, and plans that avoid their cores.
 
-A worker that is pinned to cores has the name `PINNED`, so the process table says which are taken:
-there is no file to lock, to protect or to leave behind, and a pool that was killed gives its cores
-free at once. Pools that start in the same moment may miss each other.
+A worker that is pinned to cores has the process name `PINNED`, so the process table shows which
+cores are taken. There is no file to lock, protect or leave behind, and a killed pool frees its
+cores at once. Pools that start at the same moment may miss each other.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from nanotf.errors import InvalidArgumentTypeError, PlacementError
 from nanotf.machine import topology
 from nanotf.machine.cgroups import parse_cpu_list
 
-PINNED = "nanotf-pinned"  # what `ps -o comm` and `top` show; 15 characters at most
+PINNED = "nanotf-pinned"  # the name in `ps -o comm` and `top`; 15 characters at most
 
 
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    """What was asked for, and the plan that it would get on an empty machine."""
+    """A request for cores, and the plan that it would get on an empty machine."""
 
     arguments: tuple[int, int | None, tuple[int, ...] | None]
     alone: topology.Plan
 
 
-# The last plan. While nothing else is asked for, the pool keeps its cores, whoever comes and goes.
+# The last plan. Until the request changes, the pool keeps its cores, whatever other pools do.
 _last: tuple[_Request, topology.Plan] | None = None
 _NAMED = 3  # processes that a warning lists
 
-_warned = False  # whether this process has been told that its workers share cores
+_warned = False  # whether the warning about shared cores has been logged
 
 
 def taken_cores(proc: pathlib.Path = pathlib.Path("/proc")) -> dict[int, tuple[int, ...]]:
-    """The logical CPUs that workers of other processes are pinned to, by that process's id.
+    """Finds the logical CPUs to which other processes' workers are pinned, by owner's process id.
 
     Args:
-        proc: where the process table is; another one in tests.
+        proc: the directory of the process table; another one in tests.
     """
     found: dict[int, set[int]] = {}
     for process in proc.glob("[0-9]*"):
@@ -52,9 +52,9 @@ def taken_cores(proc: pathlib.Path = pathlib.Path("/proc")) -> dict[int, tuple[i
                 for line in (process / "status").read_text(errors="replace").splitlines()
             )
             cores = parse_cpu_list(status["Cpus_allowed_list"])
-            # FD PARENT IMPORTS, of the zygote that it was forked from.
+            # The last words FD PARENT IMPORTS of the zygote's command line, which forks inherit.
             owner = int((process / "cmdline").read_bytes().split(b"\0")[-3])
-        except (OSError, LookupError, ValueError):  # it has ended, or only has that name
+        except (OSError, LookupError, ValueError):  # it has exited, or only shares the name
             continue
         if owner != os.getpid():
             found.setdefault(owner, set()).update(cores)
@@ -66,10 +66,10 @@ def plan(
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
 ) -> topology.Plan:
-    """A plan for this machine that leaves other pools' cores alone, where enough are left.
+    """Plans workers for this machine. Avoids other pools' cores if enough are left.
 
-    Where they are not, the cores are shared, and a warning says so once. Cores that were named
-    are taken as they are.
+    If too few are left, pools share cores, and one warning is logged. Named cores are taken as
+    they are.
 
     Args:
         num_processes, cores_per_process, cores: as in `topology.plan`.
@@ -84,7 +84,7 @@ def plan(
         except TypeError:
             raise InvalidArgumentTypeError(
                 "`cores` must be a sequence of integers, the numbers of logical CPUs. "
-                f"Received: cores={cores!r}. Pass such as cores=[0, 1, 2, 3]."
+                f"Received: cores={cores!r}. Pass a list such as cores=[0, 1, 2, 3]."
             ) from None
     alone = topology.plan(num_processes, cores_per_process, cores=cores)
     if cores is not None:
@@ -98,7 +98,7 @@ def plan(
 
 
 def forget() -> None:
-    """The pool has ended: the next plan looks around again."""
+    """Forgets the last plan when its pool has ended, so that the next one looks for other pools."""
     global _last
     _last = None
 

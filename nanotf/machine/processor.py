@@ -1,4 +1,4 @@
-"""What the processor can do, from `/proc/cpuinfo`."""
+"""The processor's features, from `/proc/cpuinfo`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nanotf.console import logger
 from nanotf.machine.cgroups import read_text
 
-_warned = False  # whether this process has been told that bfloat16 is slow here
+_warned = False  # whether the warning about slow bfloat16 has been logged
 
 # Flags as Linux names them, in the order in which they are shown.
 _SHOWN = {
@@ -29,7 +29,7 @@ class Processor:
     """A processor.
 
     Args:
-        name: str, as the vendor calls it; empty where unknown.
+        name: str, the vendor's name for it; empty if unknown.
         flags: frozenset of str, its features, as Linux names them.
     """
 
@@ -38,11 +38,11 @@ class Processor:
 
     @property
     def has_bfloat16(self) -> bool:
-        """Whether it multiplies bfloat16 numbers, rather than converting them first."""
+        """Returns True if it multiplies bfloat16 numbers without converting them first."""
         return not self.flags.isdisjoint(("avx512_bf16", "amx_bf16"))
 
     def features(self) -> tuple[str, ...]:
-        """What matters to training, as people name it."""
+        """Returns the features that matter to training, by their usual names."""
         return tuple(text for flag, text in _SHOWN.items() if flag in self.flags)
 
 
@@ -59,10 +59,10 @@ def read_processor(root: pathlib.Path = pathlib.Path("/")) -> Processor:
 
 
 def warn_of_slow_bfloat16(what: str) -> None:
-    """Says, once per process, that this processor is slower in bfloat16 than in float32.
+    """Warns, once per process, that this processor is slower in bfloat16 than in float32.
 
-    Nothing is said in a worker, whose parent has said it, nor of a processor whose features are
-    not known.
+    Does not warn in a worker, since its parent has warned, nor if the processor's features are
+    unknown.
 
     Args:
         what: str, what computes in bfloat16.
@@ -75,6 +75,6 @@ def warn_of_slow_bfloat16(what: str) -> None:
         _warned = True
         logger.warning(
             "This processor has no bfloat16 instructions (AVX-512 BF16 or AMX): %s saves memory "
-            "here, and is slower than float32.",
+            "here, but is slower than float32.",
             what,
         )

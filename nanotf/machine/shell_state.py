@@ -1,4 +1,4 @@
-"""What `nanotf-init` did to a shell, as it stands in the environment variable `NANOTF_ENV`."""
+"""The changes that `nanotf-init` made to a shell, recorded in the variable `NANOTF_ENV`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ALLOCATOR_CHOICES = ("auto", *ALLOCATORS, "none")
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asked `nanotf-init` for.
+    """The options that the user gave to `nanotf-init`.
 
     Args:
         openmp: bool, default True; False sets no `OMP_*`/`KMP_*` and preloads no libiomp5.
@@ -35,12 +35,12 @@ class Options:
 
 @dataclass(frozen=True)
 class State:
-    """What `nanotf-init` did to the shell, as kept in `NANOTF_ENV`.
+    """The changes that `nanotf-init` made to the shell, as recorded in `NANOTF_ENV`.
 
     Args:
         options: `Options`.
-        values: dict of str to str, what it exported.
-        before: dict of str to str or None, what was there before; None for unset.
+        values: dict of str to str, the exported variables.
+        before: dict of str to str or None, their previous values; None for unset.
     """
 
     options: Options
@@ -48,12 +48,12 @@ class State:
     before: dict[str, str | None]
 
     def dump(self) -> str:
-        """The value of `NANOTF_ENV`: plain ASCII, whatever bytes the old values have."""
+        """Returns the value of `NANOTF_ENV`: plain ASCII, whatever bytes the old values have."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
 
 def read_state(environ: Mapping[str, str]) -> State | None:
-    """What `nanotf-init` did to this environment; None if it did nothing that can be read."""
+    """Reads the changes of `nanotf-init` to this environment; None if there is no valid record."""
     try:
         found = json.loads(environ.get(STATE_VARIABLE, ""))
         state = State(Options(**found["options"]), found["values"], found["before"])
@@ -72,9 +72,9 @@ def read_state(environ: Mapping[str, str]) -> State | None:
 
 
 def user_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what `nanotf-init` exported.
+    """Returns the environment without the variables that `nanotf-init` exported.
 
-    A variable that no longer has the value that `nanotf-init` gave it is the user's.
+    A variable that no longer has its value from `nanotf-init` is the user's.
     """
     state = read_state(environ)
     mine = dict(environ)
@@ -91,9 +91,9 @@ def user_environ(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def cores_cap(environ: Mapping[str, str]) -> int | None:
-    """How many cores the user lets nanotf use in all; None for no cap.
+    """Returns the number of cores that the user lets nanotf use in all; None for no cap.
 
-    Reads `OMP_NUM_THREADS`, where the user set it, and what `nanotf-init --cores` was told.
+    Reads `OMP_NUM_THREADS`, if the user set it, and the option of `nanotf-init --cores`.
     """
     state = read_state(environ)
     caps = [thread_count(user_environ(environ).get("OMP_NUM_THREADS"))]
@@ -102,6 +102,6 @@ def cores_cap(environ: Mapping[str, str]) -> int | None:
 
 
 def thread_count(text: str | None) -> int | None:
-    """A thread count. `OMP_NUM_THREADS=4,2` is 4 threads, each of which may start 2."""
+    """Parses a thread count. `OMP_NUM_THREADS=4,2` means 4 threads that may start 2 each."""
     found = re.fullmatch(r"\s*([0-9]+)\s*(,.*)?", text or "")
     return (int(found[1]) or None) if found else None

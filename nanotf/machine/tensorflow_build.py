@@ -1,4 +1,4 @@
-"""Which TensorFlow is installed and how it was built, without importing it here."""
+"""The installed TensorFlow and its build, found without importing it here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nanotf.machine.interpreter import python_command
 
 SECONDS = 120.0  # TensorFlow's import takes 2 s, and minutes from a cold network file system
 
-# Each of them provides the module `tensorflow`.
+# Each of these packages provides the module `tensorflow`.
 _DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "intel-tensorflow", "tensorflow-macos")
 
 
@@ -23,11 +23,11 @@ class TensorFlowBuild:
 
     Args:
         packages: tuple of str, the installed packages that provide it, with their versions.
-        tensorflow: str, its version; empty where it cannot be imported.
+        tensorflow: str, its version; empty if it cannot be imported.
         keras: str, the package that `tf.keras` comes from, and its version.
         backend: str, Keras's backend.
-        onednn: bool, whether its kernels use oneDNN, as the environment is now.
-        gpus: int, how many it sees.
+        onednn: bool, whether its kernels use oneDNN in the present environment.
+        gpus: int, the number of GPUs that it sees.
         error: str, why it cannot be imported; empty if it can.
     """
 
@@ -41,7 +41,7 @@ class TensorFlowBuild:
 
 
 def installed_packages() -> tuple[str, ...]:
-    """The installed packages that provide the module `tensorflow`."""
+    """Returns the installed packages that provide the module `tensorflow`."""
     found = []
     for name in _DISTRIBUTIONS:
         try:
@@ -52,7 +52,7 @@ def installed_packages() -> tuple[str, ...]:
 
 
 def read_build(environ: Mapping[str, str]) -> TensorFlowBuild:
-    """Asks TensorFlow, in a process of its own; takes some seconds.
+    """Asks TensorFlow in a separate process. Takes some seconds.
 
     Args:
         environ: mapping, the environment of that process.

@@ -1,20 +1,20 @@
-"""Machine -> cores; plan -> the cores of each worker.
+"""Plans: the cores of each worker on a machine.
 
 `plan` is a pure function of a described machine (see `nanotf.machine`): the same machine and the
-same arguments give the same plan, here and in a test of a box that nobody has.
+same arguments give the same plan, on this machine and in a test of one that we do not have.
 
-How cores are shared out:
+Rules for sharing cores out:
 
 1. Only cores that this process may really use count: online, in the affinity mask and in the
    cgroup's cpuset, no more than the CPU quota grants, one logical CPU per physical core.
-2. All workers get the same number. Training is in lockstep, each step waits for the slowest
+2. All workers get the same number. Training is in lockstep: each step waits for the slowest
    worker, so a worker with one core more would only wait longer. Cores that are left over stay
    free for the parent, which feeds the workers.
-3. A worker's cores are on one NUMA node wherever that costs less than `MAX_SHARE_LOSS` of the
+3. A worker's cores are on one NUMA node if that costs at most `MAX_SHARE_LOSS` of the
    share. Otherwise as few workers as possible straddle nodes.
-4. Workers are spread over the nodes as evenly as they fit, for the nodes' memory bandwidth, and
-   ranks are numbered node by node, so that neighbours share a node.
-5. Efficiency cores of a hybrid processor are used only where the performance cores do not do.
+4. Workers are spread over the nodes as evenly as they fit, for the nodes' memory bandwidth.
+   Ranks are numbered node by node, so that neighbors share a node.
+5. Efficiency cores of a hybrid processor are used only if the performance cores do not suffice.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = [
     "plan",
 ]
 
-# How much of a worker's share may be given up to keep all workers on one NUMA node each. A guess,
-# not a measurement: reading the other node's memory costs a straddling worker about that much.
+# The part of a worker's share that may be lost to keep each worker on one NUMA node. A guess, not
+# a measurement: reading the other node's memory costs a straddling worker about that much.
 MAX_SHARE_LOSS = 0.10
 
-AUTO = "auto"  # the number of processes that each `fit` finds out by itself, see `parent.auto`
+AUTO = "auto"  # each `fit` measures its own number of processes, see `parent.auto`
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Placement:
     Args:
         rank: int, 0..N-1.
         cores: tuple of int, logical CPUs, one per physical core, in ascending order.
-        numa_node: int or None, the node that all of them are on; None for several, and where
-            the worker is not pinned.
-        pin: bool, default True; False where the worker must not be pinned, because the machine
-            cannot or because a CPU quota grants a number of cores and not these.
+        numa_node: int or None, the node that all of them are on; None for several, or if the
+            worker is not pinned.
+        pin: bool, default True; False if the worker must not be pinned: the machine cannot, or
+            a CPU quota grants a number of cores but not these.
     """
 
     rank: int
@@ -68,7 +68,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Plan:
-    """The cores of all workers. Plans that are equal give the same pool.
+    """The cores of all workers. Equal plans give the same pool.
 
     Args:
         placements: tuple of `Placement`, in the order of ranks.
@@ -78,15 +78,15 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """The number of workers."""
+        """Returns the number of workers."""
         return len(self.placements)
 
     def cores(self) -> tuple[int, ...]:
-        """The logical CPUs of all workers."""
+        """Returns the logical CPUs of all workers."""
         return tuple(core for placement in self.placements for core in placement.cores)
 
     def like_nodes(self) -> int:
-        """How many NUMA nodes the workers are on if each has as many of them, in order; else 1."""
+        """Returns the number of NUMA nodes if each has equally many workers, in order; else 1."""
         nodes = [placement.numa_node for placement in self.placements]
         found = list(dict.fromkeys(nodes))
         each = len(nodes) // len(found)
@@ -94,7 +94,7 @@ class Plan:
         return len(found) if alike and None not in found else 1
 
     def straddles(self) -> bool:
-        """Whether a worker has cores of several NUMA nodes, or may run on any."""
+        """Returns True if a worker has cores of several NUMA nodes, or may run on any."""
         return any(placement.numa_node is None for placement in self.placements)
 
 
@@ -102,7 +102,7 @@ def check_num_processes(value: Any) -> int:
     """Checks the argument `num_processes`.
 
     Args:
-        value: what the user passed.
+        value: the user's argument.
 
     Returns:
         The value as an int.
@@ -115,7 +115,7 @@ def check_num_processes(value: Any) -> int:
         "num_processes",
         value,
         "Pass the number of workers to start",
-        f" Only fit() takes num_processes={AUTO!r}, which measures what is fastest.",
+        f" Only fit() takes num_processes={AUTO!r}, which measures the fastest number.",
     )
 
 
@@ -146,19 +146,19 @@ def plan(
         cores_per_process: int or None, cores of each worker; None for equal shares of all,
             rounded down.
         machine: `Machine` or None for this machine.
-        max_cores: int or None, uses at most that many cores in all. None means no cap for a
-            described machine; for this machine the cap is what `OMP_NUM_THREADS` says where the
-            user set it, or what `nanotf-init --cores` was told.
+        max_cores: int or None, the most cores to use in all. None means no cap for a described
+            machine; for this machine the cap is the user's `OMP_NUM_THREADS`, or the number given
+            to `nanotf-init --cores`.
         cores: sequence of int or None, the logical CPUs to share out, instead of those that the
             quota, `max_cores` and "one per physical core" leave. They must be online and allowed.
         avoid: collection of int, logical CPUs that another pool owns; their hyper-thread siblings
-            are avoided too.
+            are avoided, too.
 
     Returns:
         `Plan`.
 
     Raises:
-        InvalidArgumentTypeError, InvalidArgumentError: An argument is no positive integer.
+        InvalidArgumentTypeError, InvalidArgumentError: An argument is not a positive integer.
         PlacementError: There are not enough cores, or `cores` are not usable.
 
     Example:
@@ -186,7 +186,7 @@ def plan(
 
 def _positive_integer(name: str, value: Any, remedy: str, more: str = "") -> int:
     try:
-        # NumPy's integers are as good as Python's; True is an int that nobody means as one.
+        # NumPy's integers are accepted like Python's. True is an int, but never meant as one.
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         number = None
@@ -211,7 +211,7 @@ def _named_cores(
         free = sorted(set(allowed) - set(avoid))
         raise PlacementError(
             "`cores` must name logical CPUs that are online, allowed for this process, not taken "
-            f"by another pool, and each of them once. Received: cores={list(cores)!r}"
+            f"by another pool, and each only once. Received: cores={list(cores)!r}"
             f"{f', of which {wrong} cannot be used' if wrong else ''}. Choose from {free}."
         )
     return tuple(sorted((allowed[cpu] for cpu in cores), key=lambda c: (c.numa_node, c.id)))
@@ -229,7 +229,7 @@ def _why(machine: Machine, cap: int | None, avoid: Collection[int]) -> str:
 def _share(
     cores: tuple[LogicalCpu, ...], num_processes: int, wanted: int | None, why: str
 ) -> tuple[tuple[LogicalCpu, ...], int]:
-    """The cores to share out, and how many of them each worker gets."""
+    """Returns the cores to share out, and the number that each worker gets."""
     need = num_processes * (wanted or 1)
     if need > len(cores):
         asked = f"num_processes={num_processes}"
@@ -240,7 +240,7 @@ def _share(
             remedy = f"Pass cores_per_process={fits} or less" if fits else remedy
             remedy += ", or leave cores_per_process out" if fits else ""
         raise PlacementError(
-            f"Every worker needs cores of its own: {need} in all, and {len(cores)} can be used. "
+            f"Every worker needs cores of its own: {need} in all, but {len(cores)} can be used. "
             f"Received: {asked}. {why}. {remedy}."
         )
     # One efficiency core slows its worker down, and every step waits for that worker.
@@ -255,7 +255,7 @@ def _share(
 
 
 def _fit(sizes: Iterable[int], share: int) -> int:
-    """How many workers of `share` cores fit without straddling nodes of these sizes."""
+    """Counts the workers of `share` cores that fit without straddling nodes of these sizes."""
     return sum(size // share for size in sizes)
 
 
@@ -270,7 +270,7 @@ def _place(
     cores: tuple[LogicalCpu, ...], num_processes: int, share: int, pin: bool
 ) -> Iterable[Placement]:
     nodes = _by_node(cores)
-    # One worker at a time goes to the node that has most cores left, the lowest of equal ones.
+    # Each worker goes to the node with the most cores left; the lowest node if several are equal.
     counts = dict.fromkeys(nodes, 0)
     for _ in range(num_processes):
         node = max(nodes, key=lambda n: (len(nodes[n]) - counts[n] * share, -n))
@@ -280,7 +280,7 @@ def _place(
     groups = []
     for node, count in counts.items():
         groups += [nodes[node][n * share : (n + 1) * share] for n in range(count)]
-    # The others straddle: each takes the largest remainders first, and so the fewest nodes.
+    # The others straddle: each takes the largest remainders first, so it is on the fewest nodes.
     rest = {node: nodes[node][count * share :] for node, count in counts.items()}
     while len(groups) < num_processes:
         group: list[LogicalCpu] = []

@@ -1,20 +1,20 @@
 """`num_processes="auto"`: measures how many processes train a model fastest.
 
-    choose                    remembered? then no trial
+    choose                    measured before? then no trial
       _tried                  1, 2, 4, ... processes, while there is time (`_Budget`)
         _measure_here         one: a copy of the user's model in this process
         _measure_workers      several: the user's model and data in workers
-      decide                  what is fastest for as many steps as this job has
+      decide                  the fastest number for this job's number of steps
 
-A trial runs a step to trace, then a few more. Nobody takes its results home: the user's model,
-optimizer, metrics and callbacks stay as they are, and so do this process's random numbers; workers
-end afterwards. Arrays are read by index, and of a `tf.data.Dataset` a copy, or its graph in
-workers. What can only be read in this process (a generator, a `PyDataset`, a dataset with Python
-functions) would lose what a trial reads, so there is none.
+A trial traces one step, then runs a few more. Its results are discarded: the user's model,
+optimizer, metrics, callbacks and this process's random states stay unchanged. Workers end
+afterwards. A trial reads arrays by index, and a copy of a `tf.data.Dataset`; workers read its
+graph. Data that only this process can read (a generator, a `PyDataset`, a dataset with Python
+functions) would lose the batches that a trial reads. They get no trial.
 
-Workers that are not done when the time for all trials is used up are killed. The time in which
-workers start does not count: it says nothing about steps, and a busy minute may multiply it. A
-decision takes one process and at least one number of workers; what knows fewer is not remembered.
+When the time budget of all trials is spent, workers that still run are killed. Worker start-up does
+not count: it says nothing about steps, and a busy machine may multiply it. A decision needs times
+of one process and of at least one number of workers; fewer times are not remembered.
 """
 
 from __future__ import annotations
@@ -56,28 +56,28 @@ from nanotf.pool.transports import check_transport
 from nanotf.shipping import inputs, jobs
 from nanotf.wire import messages, timing
 
-TRIAL_SECONDS = 20.0  # all trials together, or
-TRIAL_SHARE = 0.05  # this part of the job, as one process would run it, whichever is more
+TRIAL_SECONDS = 20.0  # budget of all trials together or, if that is more,
+TRIAL_SHARE = 0.05  # this share of the job's time in one process
 MEASURED_SECONDS = 1.0  # of steps after the first two, in each trial
 MOST_STEPS = 50
-PATIENCE = 3.0  # the first workers may take so many times what one process did, in any case
-START_UP = 5.0  # seconds, what workers are thought to need until they were seen to start
-WORTH = 0.97  # several processes have to take less than this part of one process's time
+PATIENCE = 3.0  # the first workers may always take this many times one process's time
+START_UP = 5.0  # seconds, assumed worker start-up until one is measured
+WORTH = 0.97  # several processes must take less than this share of one process's time
 
-_now = time.monotonic  # of the time for trials
+_now = time.monotonic  # clock of the budget
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What a trial found.
+    """Result of a trial.
 
     Args:
         num_processes: int.
-        step: float or None, seconds per step; None where there is no number, see `note`.
-        start_up: float, seconds until workers are there.
+        step: float or None, seconds per step; None if it was not measured, see `note`.
+        start_up: float, seconds until workers are ready.
         note: str.
-        stopped: float, seconds after which a step had not ended, where that is why there is no
-            number; else 0.
+        stopped: float, seconds after which the trial was stopped, if that is why there is no
+            `step`; else 0.
     """
 
     num_processes: int
@@ -87,7 +87,7 @@ class Measured:
     stopped: float = 0.0
 
     def seconds(self, steps: int | None) -> float:
-        """What a job of so many steps takes; of one step where the number is not known."""
+        """Returns the time of a job of so many steps, or of one step if the number is unknown."""
         assert self.step is not None
         if steps is None:
             return self.step
@@ -95,12 +95,11 @@ class Measured:
 
 
 def decide(measured: Sequence[Measured], steps: int | None) -> int:
-    """The number of processes with which a job ends first.
+    """Returns the number of processes that finishes a job first.
 
     Args:
         measured: sequence of `Measured`.
-        steps: int or None, steps of the job, where that is known. A short one is not worth the
-            start of workers.
+        steps: int or None, steps of the job, if known. A short job is not worth starting workers.
 
     Returns:
         int; 1 unless several are clearly faster.
@@ -117,28 +116,28 @@ def candidates(
     cores: Sequence[int] | None = None,
     machine: topology.Machine | None = None,
 ) -> dict[int, topology.Plan]:
-    """1, about 2, 4, 8, ... processes, and as many as there are cores for, with the cores of each.
+    """Returns 1, about 2, 4, 8, ... and the largest number of processes, with their cores.
 
-    Of the numbers about a power of two it is the one that shares out the cores best: 14 instead
-    of 16 on 56 cores, of which 16 would use 48.
+    Among the numbers near a power of two it picks the one that divides the cores best: 14 instead
+    of 16 on 56 cores, since 16 processes would use only 48.
 
     Args:
         cores_per_process: int or None for equal shares of all usable cores.
-        cores: sequence of int or None, the logical CPUs to share out.
+        cores: sequence of int or None, the logical CPUs to divide.
         machine: `Machine` or None for this machine.
 
     Raises:
         PlacementError, InvalidArgumentError, InvalidArgumentTypeError: An argument cannot be used.
     """
     if machine is None:
-        neighbours.plan(1, None, cores)  # says what is wrong with `cores`
+        neighbours.plan(1, None, cores)  # raises if `cores` are wrong
         described, cap = topology.describe_machine(), shell_state.cores_cap(os.environ)
     else:
         described, cap = machine, None
     found: dict[int, topology.Plan] = {}
     for number in itertools.count(1):
         try:
-            # One process may have all cores, whatever each of several is to have.
+            # `cores_per_process` limits several processes; a single one may use all cores.
             each = cores_per_process if number > 1 else None
             found[number] = topology.plan(number, each, described, max_cores=cap, cores=cores)
         except PlacementError:
@@ -153,12 +152,12 @@ def candidates(
 def _well_shared(
     plans: Mapping[int, topology.Plan], slow: frozenset[int], equal_shares: bool
 ) -> list[int]:
-    """For every power of two the number next to it that is best, and the largest one.
+    """Returns the best number near each power of two, and the largest number.
 
     Args:
-        plans: mapping of int to `Plan`, of 1, 2, 3, ... processes.
+        plans: mapping of int to `Plan`, for 1, 2, 3, ... processes.
         slow: frozenset of int, the efficiency cores.
-        equal_shares: bool, whether the processes share all cores, as many of them as there are.
+        equal_shares: bool, whether the processes divide all cores equally.
     """
 
     def cost(number: int, power: int) -> tuple[bool, bool, int, int]:
@@ -173,7 +172,7 @@ def _well_shared(
 
     chosen, power = {1, len(plans)} if plans else set(), 2
     while power <= len(plans):
-        # 2; 3-5; 6-10; 12-21: no number is next to two powers.
+        # 2; 3-5; 6-10; 12-21: no number is near two powers.
         nearby = range(math.ceil(power * 3 / 4), min(power * 4 // 3, len(plans)) + 1)
         chosen.add(min(nearby, key=lambda number: cost(number, power)))
         power *= 2
@@ -187,7 +186,7 @@ def choose(
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
 ) -> int:
-    """The number of processes for a `fit(num_processes="auto")`.
+    """Returns the number of processes for a `fit(num_processes="auto")`.
 
     Args:
         model: a compiled Keras model.
@@ -199,7 +198,7 @@ def choose(
 
     Raises:
         NanoError: An argument cannot be used.
-        Exception: What Keras says to the arguments.
+        Exception: What Keras raises for the arguments.
     """
     if calls.plan_for("fit", 1, None) is None:
         return _say(given, "TensorFlow sees GPUs; there is nothing to measure on CPU cores.", 1)
@@ -212,7 +211,7 @@ def choose(
     with _unchanged(model):
         try:
             trial = _Trial(model, _shortened(FitArguments.of(given)), 1)
-        except (ModelError, ShippingError) as error:  # one process can train all that Keras can
+        except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
             return _say(given, f"no trial, 1 process: {error}", 1)
         steps = _steps_of_job(trial, FitArguments.of(given))
         transport = check_transport(transport)
@@ -225,7 +224,7 @@ def choose(
         if len(known) == len(plans):
             chosen = decide(_with_warm_pool(known.values(), plans, transport), steps)
             notes = _notes(known.values())
-            return _say(given, f"{chosen}, by what was measured on {entry['date']}.{notes}", chosen)
+            return _say(given, f"{chosen}, as measured on {entry['date']}.{notes}", chosen)
         measured = _tried(trial, plans, transport, budget, known)
     found = [dataclasses.asdict(m) for m in measured if m.step is not None or m.stopped]
     if auto_cache.decides(found):
@@ -239,7 +238,7 @@ def choose(
 def _with_warm_pool(
     measured: Iterable[Measured], plans: Mapping[int, topology.Plan], transport: str
 ) -> list[Measured]:
-    """What was measured, without the start of workers that are there already."""
+    """Returns the measurements, without the start-up of workers that are already warm."""
     return [
         dataclasses.replace(m, start_up=0.0)
         if warm.is_warm(plans[m.num_processes], transport)
@@ -249,7 +248,7 @@ def _with_warm_pool(
 
 
 def _say(given: Mapping[str, Any], text: str, chosen: int) -> int:
-    """Says it, unless `fit` is told to be quiet; returns `chosen`."""
+    """Prints a text, or logs it if `fit` is to be quiet; returns `chosen`."""
     if given.get("verbose", "auto") == 0:
         logger.info('num_processes="auto": %s', text)
     else:
@@ -287,9 +286,9 @@ def _table(measured: Sequence[Measured], steps: int | None, chosen: int, seconds
     return "\n".join(lines)
 
 
-# --------------------------------------------------------------------------------- what for
+# ---------------------------------------------------------------------------------- the job
 def _why_no_trial(x: Any) -> str:
-    """Why nothing can be tried on these data without losing some; "" where it can."""
+    """Returns why a trial would lose some of these data; "" if it would not."""
     tf = require_tensorflow()
     if isinstance(x, tf.data.Dataset):
         return ""
@@ -299,13 +298,13 @@ def _why_no_trial(x: Any) -> str:
     if all(hasattr(v, "__array__") or isinstance(v, plain) for v in tf.nest.flatten(x)):
         return ""
     return (
-        f"data of class {type(x).__name__} are read in this process, and a trial would use some of "
-        "them up. Pass a number of processes, arrays or a tf.data.Dataset."
+        f"data of class {type(x).__name__} are read in this process, and a trial would consume "
+        "some of them. Pass a number of processes, arrays or a tf.data.Dataset."
     )
 
 
 def _shortened(arguments: FitArguments) -> FitArguments:
-    """The arguments of a trial: training alone, and nothing of the user's is called."""
+    """Returns the arguments of a trial: only training, without the user's callbacks."""
     return dataclasses.replace(
         arguments,
         callbacks=None,
@@ -315,7 +314,7 @@ def _shortened(arguments: FitArguments) -> FitArguments:
         validation_steps=None,
         initial_epoch=0,
         epochs=2,
-        # Arrays are then without end.
+        # Makes arrays endless.
         steps_per_epoch=None,
     )
 
@@ -326,7 +325,7 @@ def _steps_of_job(trial: _Trial, arguments: FitArguments) -> int | None:
 
 
 def _key(trial: _Trial, plans: Mapping[int, topology.Plan], transport: str) -> str:
-    """What a measurement holds for: model, batches, cores, processor, versions."""
+    """Returns a hash of everything that decides the times: model, cores, versions and more."""
     tf = require_tensorflow()
     train = trial.data.train
     if isinstance(train, inputs.ArrayInput):
@@ -348,7 +347,7 @@ def _key(trial: _Trial, plans: Mapping[int, topology.Plan], transport: str) -> s
 
 
 def _processor() -> str:
-    """The processor's name; files may be shared by machines of the same shape."""
+    """Returns the processor's name: machines with equal cores may share the cache file."""
     with contextlib.suppress(OSError):
         for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -358,7 +357,7 @@ def _processor() -> str:
 
 @contextlib.contextmanager
 def _unchanged(model: Any) -> Iterator[None]:
-    """Puts back what making a `fit` sets in the user's model."""
+    """Restores what making a `fit` sets in the user's model, and the last report."""
     names = ("history", "stop_training")
     before = {name: vars(model)[name] for name in names if name in vars(model)}
     last = report.last_report()
@@ -375,14 +374,14 @@ def _unchanged(model: Any) -> Iterator[None]:
 
 # ---------------------------------------------------------------------------------- trials
 class _OutOfTime(NanoError):
-    """A trial was stopped, since the time for all of them is used up."""
+    """A trial was stopped because the time budget of all trials is spent."""
 
 
 class _Budget:
-    """The time that all trials may take together: `TRIAL_SECONDS`, or `TRIAL_SHARE` of the job.
+    """Time budget of all trials together: `TRIAL_SECONDS`, or `TRIAL_SHARE` of the job.
 
     Args:
-        steps: int or None, steps of the job, where that is known.
+        steps: int or None, steps of the job, if known.
     """
 
     def __init__(self, steps: int | None) -> None:
@@ -391,24 +390,24 @@ class _Budget:
         self._began = _now()
 
     def step_takes(self, seconds: float) -> None:
-        """Hears how long a step of one process takes, at least."""
+        """Raises the budget to `TRIAL_SHARE` of a job whose steps take at least `seconds`."""
         if self.steps is not None:
             self.seconds = max(self.seconds, TRIAL_SHARE * seconds * self.steps)
 
     def is_worth_more(self, stopped: Measured, known: Mapping[int, Measured]) -> bool:
-        """Whether a trial that was stopped may take so much more now that it is tried again."""
+        """Returns True if a stopped trial may now take more than twice as long as it did."""
         one = known.get(1)
         if one is not None and one.step is not None:
             self.step_takes(one.step)
         return 0 < 2 * stopped.stopped < self.seconds
 
     def grant(self, seconds: float) -> None:
-        """Leaves at least so much time."""
+        """Makes sure that at least `seconds` are left."""
         self.seconds = max(self.seconds, self.spent() + seconds)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """In this context no time is spent."""
+        """Stops the budget's clock in this context."""
         began = _now()
         try:
             yield
@@ -416,22 +415,22 @@ class _Budget:
             self._began += _now() - began
 
     def spent(self) -> float:
-        """Seconds since trials began, without those in which workers started."""
+        """Returns the seconds since trials began, without worker start-up."""
         return _now() - self._began
 
     def left(self) -> float:
-        """Seconds; below 0 where the time is used up."""
+        """Returns the seconds left; below 0 if the budget is spent."""
         return self.seconds - self.spent()
 
 
 class _Trial(training._FitCall):
-    """A `fit` of a few steps, of which nothing comes home.
+    """A `fit` of a few steps whose results are discarded.
 
     Args:
         model: the user's model.
         arguments: `FitArguments`, see `_shortened`.
         size: int, number of workers.
-        budget: `_Budget`, or None where nothing is run.
+        budget: `_Budget`, or None if nothing is run.
     """
 
     quiet = True
@@ -449,7 +448,7 @@ class _Trial(training._FitCall):
         self.budget = budget
 
     def again(self, size: int, executions: int, epochs: int, budget: _Budget) -> _Trial:
-        """Another trial of the same model and data."""
+        """Returns another trial of the same model and data."""
         made = _Trial(self.model, self.arguments, size, budget)
         made.executions, made.epochs = executions, epochs
         return made
@@ -471,7 +470,7 @@ class _Trial(training._FitCall):
         self._check_time()
 
     def _check_time(self) -> None:
-        """Raises `_OutOfTime` where the time for trials is used up."""
+        """Raises `_OutOfTime` if the budget is spent."""
         assert self.budget is not None
         if self.budget.left() < 0:
             raise _OutOfTime(f"a trial with {self.size} processes was stopped")
@@ -486,7 +485,7 @@ class _Trial(training._FitCall):
         pass
 
     def step_times(self) -> list[tuple[int, int, int]]:
-        """Begin and end of what rank 0 executes, as all ranks do, and how often Keras asked."""
+        """Returns begin, end and number of Keras's calls of each execution on rank 0."""
         rows = report_timeline.rows_of_steps(self.times[0])
         return [(began, ended, calls) for _, began, ended, _, _, _, calls in rows]
 
@@ -498,9 +497,9 @@ def _tried(
     budget: _Budget,
     known: Mapping[int, Measured],
 ) -> list[Measured]:
-    """Measures one candidate after the other, while there is time; those known are taken as is.
+    """Measures one candidate after the other while there is time; keeps known measurements.
 
-    What there was no time for is tried by the next call.
+    The next call tries the candidates that there was no time for.
     """
     measured: list[Measured] = []
     steps, cost = budget.steps, 0.0
@@ -509,14 +508,16 @@ def _tried(
             measured.append(known[number])
             continue
         one = measured[0] if measured else None
-        # Ended by the trial, a warm pool is worth a number that counts when it is warm again.
+        # The trial ends a warm pool, but its measurement counts once the pool is warm again.
         is_warm = warm.is_warm(plan, transport)
         short = one is not None and steps is not None and one.seconds(steps) < START_UP
         if short and not is_warm:
-            note = f"not tried: this job takes less than the start of workers, some {START_UP:g} s"
+            note = (
+                f"not tried: this job takes less time than starting workers, about {START_UP:g} s"
+            )
             measured.append(Measured(number, None, note=note))
             continue
-        if len(measured) == 1:  # without these there is nothing to decide, now or by the next call
+        if len(measured) == 1:  # no decision is possible without it, now or in the next call
             budget.grant(PATIENCE * cost)
         elif cost > budget.left() and one is not None:
             measured.append(Measured(number, None, note="not tried: no time left"))
@@ -529,10 +530,10 @@ def _tried(
             note = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:60]}"
             found = Measured(number, None, note=note)
         finally:
-            # The next number needs other workers, and those that trained have drawn random numbers.
+            # The next number needs other workers, and these have drawn random numbers.
             if number > 1:
                 warm.shutdown()
-        if is_warm:  # nobody has seen workers start; those will
+        if is_warm:  # start-up was not measured, but later workers have to start
             found = dataclasses.replace(found, start_up=START_UP)
         measured.append(found)
         cost = budget.spent() - start
@@ -552,7 +553,7 @@ def _measure(
 def _measure_workers(
     trial: _Trial, number: int, plan: topology.Plan, transport: str, budget: _Budget
 ) -> Measured:
-    # The first step is traced; the second says how many fit.
+    # The first step is traced; the second tells how many fit into the time.
     first = trial.again(number, 1, 2, budget)
     start = timing.now()
     with contextlib.ExitStack() as stack:
@@ -570,16 +571,16 @@ def _measure_workers(
 
 
 def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
-    """Measures one process: a copy of the model trains in this one.
+    """Measures one process by training a copy of the model in this process.
 
-    A step cannot be stopped here; it takes as long in a plain `fit`.
+    A step cannot be stopped here, but it takes as long in a plain `fit`.
     """
     a, each = trial.arguments, trial.steps_per_execution
     x, most = a.x, trial.data.steps
     if not isinstance(trial.data.train, inputs.ArrayInput):
         x, most = _endless_copy(x), None
     stopwatch = timing.Stopwatch(0, None)
-    # What the user's step prints when it is traced is no result of a trial, either.
+    # The user's step may print while it is traced; a trial must not show that.
     quiet = contextlib.redirect_stdout(_Quiet(sys.stdout))
     with keras_names.kept_random_states(), defaults.no_default(), quiet:
         theirs = model_copy.copy_of(trial)
@@ -589,7 +590,7 @@ def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
         copy.train_function = stopwatch.timed(timing.TRAIN, copy.train_function)
 
         def seconds(executions: int, epochs: int) -> float:
-            """Trains; returns the time of an execution, without the first of several."""
+            """Trains; returns seconds per execution, ignoring the first of several."""
             steps = executions * each if most is None else min(executions * each, most)
             stopwatch.begin()
             copy.fit(
@@ -607,7 +608,7 @@ def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
             began, ended = rows[min(1, len(rows) - 1)][1], rows[-1][2]
             return report_timeline.NS * (ended - began) / max(1, len(rows) - 1)
 
-        found = seconds(1, 2)  # the first step is traced; the second says how many fit
+        found = seconds(1, 2)  # the first step is traced; the second tells how many fit
         count = int(min(MOST_STEPS, MEASURED_SECONDS / max(found, 1e-6)))
         if count >= 2 and budget.left() > 0:
             found = seconds(count + 1, 1)
@@ -615,14 +616,14 @@ def _measure_here(trial: _Trial, budget: _Budget) -> Measured:
 
 
 class _Quiet:
-    """A stream that drops what the thread writes that has made it."""
+    """A stream that drops what the thread that created it writes."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
         self._thread = threading.get_ident()
 
     def write(self, text: str) -> int:
-        """Writes what other threads say."""
+        """Writes what other threads print."""
         ours = threading.get_ident() == self._thread
         return len(text) if ours else int(self._stream.write(text))
 
@@ -631,20 +632,20 @@ class _Quiet:
 
 
 def _endless_copy(dataset: Any) -> Any:
-    """A dataset for a trial here, which takes nothing from the user's: neither rows nor orders."""
+    """Returns an endless copy for a trial here; the user's dataset loses no rows or orders."""
     from nanotf.compat import pipelines
 
     copy = pipelines.copy_of(dataset)
     if copy is None:
         raise ShippingError(
-            "A trial reads a copy of the dataset. Received: a dataset of which TensorFlow cannot "
-            "write the graph. Pass a number of processes."
+            "A trial reads a copy of the dataset. Received: a dataset whose graph TensorFlow "
+            "cannot write. Pass a number of processes."
         )
     return copy.repeat()
 
 
 def _seconds_per_execution(first: _Trial, workers: pool.Pool, budget: _Budget) -> float:
-    """By some more executions, if there is time for them; else by the second one."""
+    """Measures more executions if there is time for them; otherwise uses the second one."""
     began, ended, calls = first.step_times()[-1]
     seconds = report_timeline.NS * (ended - began) / calls
     count = int(min(MOST_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))

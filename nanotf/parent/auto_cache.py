@@ -1,8 +1,8 @@
-"""What trials have measured, remembered in a file; see `tuning`.
+"""Cache file of the trials' measurements, see `auto`.
 
 The file is `nanotf/tuning.json` in the user's cache directory: `$XDG_CACHE_HOME`, or `~/.cache`.
-It holds what was measured, by the hash of model, data, machine and versions. Whoever reads while
-another process writes finds the old or the new file, whole; of two that write, the last wins.
+It maps a hash of model, data, machine and versions to measurements. A process that reads while
+another one writes finds the whole old or the whole new file. Of two writers the last one wins.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import Any
 from nanotf.console import logger
 from nanotf.errors import NanoError
 
-VERSION = 3  # of the file; one of another version is not read
-_OPTIONAL = {"start_up": 0.0, "note": "", "stopped": 0.0}  # fields of `tuning.Measured`
+VERSION = 3  # of the file; other versions are ignored
+_OPTIONAL = {"start_up": 0.0, "note": "", "stopped": 0.0}  # fields of `auto.Measured`
 _LONGEST = 1e9  # seconds
 
 
 class NoHomeError(NanoError):
-    """Nothing says where the user's files are."""
+    """The user has no home directory, and no variable names one."""
 
 
 def path() -> pathlib.Path:
-    """The file. Environment variables read: `XDG_CACHE_HOME`, `HOME`.
+    """Returns the file's path. Reads the environment variables `XDG_CACHE_HOME` and `HOME`.
 
     Raises:
         NoHomeError: Neither is set, and the user has no entry in the password database, as in a
-            container that runs under any number.
+            container that runs under an arbitrary user id.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
@@ -40,16 +40,16 @@ def path() -> pathlib.Path:
         root = pathlib.Path(base) if base.startswith("/") else pathlib.Path.home() / ".cache"
     except RuntimeError as error:
         raise NoHomeError(
-            "What was measured is remembered in the user's cache directory. Received: a user "
-            "without a home directory, and no HOME. Set XDG_CACHE_HOME to a directory."
+            "Measurements are remembered in the user's cache directory. Received: a user without "
+            "a home directory, and no HOME. Set XDG_CACHE_HOME to a directory."
         ) from error
     return root / "nanotf" / "tuning.json"
 
 
 def entries() -> dict[str, Any]:
-    """All that is remembered; nothing where the file is missing or is none of nanotf's.
+    """Returns all entries; {} if the file is missing or not nanotf's.
 
-    Entries that `remember` cannot have written are left out, and lost when it writes again.
+    Skips entries that `remember` cannot have written. They are lost when it writes again.
     """
     try:
         found = json.loads(path().read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ def entries() -> dict[str, Any]:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether `tuning` and `nanotf tune` can use an entry."""
+    """Returns True if `auto` and `nanotf tune` can use an entry."""
     return (
         isinstance(entry, dict)
         and entry.keys() == {"measured", "date", "model"}
@@ -86,17 +86,17 @@ def _is_entry(entry: Any) -> bool:
 
 
 def decides(measured: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether one process and another number were measured: fewer decide nothing.
+    """Returns True if one process and another number were measured: fewer decide nothing.
 
     Args:
-        measured: sequence of mappings, the fields of `tuning.Measured`.
+        measured: sequence of mappings, the fields of `auto.Measured`.
     """
     known = {m["num_processes"] for m in measured if m["step"] is not None}
     return 1 in known and len(known) > 1
 
 
 def _is_measured(value: Any) -> bool:
-    """Whether these are the fields of a `tuning.Measured`."""
+    """Returns True if a value has the fields of an `auto.Measured`."""
     if not isinstance(value, dict) or not value.keys() >= {"num_processes", "step"}:
         return False
     number, step, rest = value["num_processes"], value["step"], {**_OPTIONAL, **value}
@@ -114,15 +114,15 @@ def _is_measured(value: Any) -> bool:
 
 def _is_time(value: Any) -> bool:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and 0 <= value < _LONGEST  # which NaN is not
+    return number and 0 <= value < _LONGEST  # False for NaN
 
 
 def remember(key: str, entry: dict[str, Any]) -> None:
-    """Adds an entry; where the file cannot be written, a warning says so, and no more."""
+    """Adds an entry; only logs a warning if the file cannot be written."""
     try:
         target = path()
     except NoHomeError as error:
-        logger.warning("What was measured cannot be remembered. %s", error)
+        logger.warning("Measurements cannot be remembered. %s", error)
         return
     content = json.dumps({"version": VERSION, "entries": {**entries(), key: entry}}, indent=1)
     try:
@@ -137,14 +137,14 @@ def remember(key: str, entry: dict[str, Any]) -> None:
                 pathlib.Path(temporary).unlink()
             raise
     except OSError as error:
-        logger.warning("What was measured cannot be remembered in %s: %s", target, error)
+        logger.warning("Measurements cannot be remembered in %s: %s", target, error)
 
 
 def clear() -> int:
-    """Forgets everything; returns how many entries there were.
+    """Removes the file; returns how many entries it had.
 
     Raises:
-        NanoError: The file cannot be removed, or nothing says where it would be.
+        NanoError: The file cannot be removed, or the user has no home directory.
     """
     count = len(entries())
     try:

@@ -1,8 +1,8 @@
-"""A hash of what decides how long a step takes, which is the same in every process.
+"""Hash of everything that decides how long a step takes. It is equal in every process.
 
-Classes, shapes, types and flags decide. Names do not: Keras numbers those that it makes up, and
-calls the second model's layers `dense_2` and `dense_3`. Nor does the code of a class, or a number
-in its attributes: whoever changes those forgets what was measured, by `nanotf tune --clear`.
+Classes, shapes, types and flags count. Names do not: Keras numbers the names that it makes up, and
+calls the second model's layers `dense_2` and `dense_3`. A class's code and the numbers in its
+attributes do not count either: after changing them, clear the cache by `nanotf tune --clear`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nanotf.shipping import classes
 def digest_of(*parts: Any) -> str:
     """Hashes nested structures of plain values, classes, functions and specs.
 
-    Of a dict the values count, of another object its class.
+    A dict counts by its values, any other object by its class.
     """
     return hashlib.sha256(json.dumps(_plain(parts)).encode()).hexdigest()
 
@@ -37,7 +37,7 @@ def description_of(model: Any) -> Any:
             type(layer),
             layer.compute_dtype,
             layer.trainable,
-            # The shapes of inputs say what strides and the like have made of the layer before.
+            # Input shapes show the effect of strides and the like in the layer before.
             keras_build.build_config(layer) if layer.built else None,
         )
         for layer in keras_build.with_layers(model)

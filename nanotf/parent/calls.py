@@ -1,9 +1,9 @@
-"""A call that runs on workers, as the parent sees it.
+"""The parent's side of a call that runs on workers.
 
     loop | training, inference   one call: its arguments, callbacks, results
-                      Call.run   the job goes out, messages come in, all ends or fails
+                      Call.run   sends the job, handles messages, ends or fails
 
-Whatever the kind of job, it starts, is followed, fails and ends in `Call`.
+`Call` starts, follows, fails and ends every kind of job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nanotf.errors import (
     InvalidArgumentTypeError,
     NanoError,
     WorkerError,
-    also,
+    catchable_as,
 )
 from nanotf.machine import topology
 from nanotf.parent import gpu, report
@@ -40,8 +40,8 @@ from nanotf.shipping.pipelines import check_sharding
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
-ABANDON_SECONDS = 60.0  # for workers to take the batches that they have, after the data have raised
-FAILED_SECONDS = 1.0  # for user code that is in the middle of making a batch, after a failure
+ABANDON_SECONDS = 60.0  # time for workers to use the batches that they have, after the data raised
+FAILED_SECONDS = 1.0  # time for user code to finish making a batch, after a failure
 STATE_BLOCK = 0  # the job's first block; the blocks of arrays follow
 
 
@@ -51,7 +51,7 @@ def needs_workers(
     sharding: str | None = None,
     backend: str | None = None,
 ) -> bool:
-    """Checks the arguments that nanotf adds to a method, and says whether they ask for workers.
+    """Checks the arguments that nanotf adds to a method; returns True if they ask for workers.
 
     Args:
         num_processes: None or an int above 0.
@@ -60,7 +60,7 @@ def needs_workers(
         backend: None or one of `backends.BACKENDS`.
 
     Raises:
-        InvalidArgumentError, InvalidArgumentTypeError: They are something else.
+        InvalidArgumentError, InvalidArgumentTypeError: An argument has another value.
         UnsupportedVersionError: The back end's package is not installed.
     """
     check_transport(transport)
@@ -76,17 +76,17 @@ def check_max_restarts(value: Any) -> int:
     """Checks the argument `max_restarts` of `fit`.
 
     Raises:
-        InvalidArgumentTypeError, InvalidArgumentError: It is no int, or below 0.
+        InvalidArgumentTypeError, InvalidArgumentError: It is not an int, or below 0.
     """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise InvalidArgumentTypeError(
             f"`max_restarts` must be an integer. Received: max_restarts={value!r}. "
-            "Pass how often training may go on with new workers, such as max_restarts=3."
+            "Pass how often training may restart with new workers, such as max_restarts=3."
         )
     if value < 0:
         raise InvalidArgumentError(
             f"`max_restarts` must be at least 0. Received: max_restarts={value!r}. "
-            "Pass how often training may go on with new workers, such as max_restarts=3."
+            "Pass how often training may restart with new workers, such as max_restarts=3."
         )
     return int(value)
 
@@ -98,21 +98,20 @@ def plan_for(
     cores: Sequence[int] | None = None,
     backend: str | None = None,
 ) -> AnyPlan | None:
-    """Says where the workers of a call will run.
+    """Plans where the workers of a call run.
 
     Args:
         method: str, the method that is called.
         num_processes: int, above 1.
         cores_per_process: int or None for equal shares of all usable cores.
-        cores: sequence of int or None, the logical CPUs to share out.
+        cores: sequence of int or None, the logical CPUs to divide.
         backend: str or None for the default, one of `backends.BACKENDS`.
 
     Returns:
-        A `topology.Plan` or `plans.RayPlan`, or None where there are GPUs, which take the
-        place of workers.
+        A `topology.Plan` or `plans.RayPlan`; None if there are GPUs, which replace workers.
 
     Raises:
-        NanoError: No worker can be used here and now.
+        NanoError: Workers cannot be used here and now.
     """
     check_keras()
     received = f"{method}(num_processes={num_processes})"
@@ -128,10 +127,10 @@ def plan_for(
 
 
 def seed_of_user(number: int) -> int:
-    """A seed that follows `set_random_seed`, without using up the user's random numbers.
+    """Returns a seed that follows `set_random_seed`, and uses none of the user's random numbers.
 
     Args:
-        number: int, what makes two calls at the same state differ.
+        number: int, makes two calls at the same state differ.
     """
     state: Any = np.random.get_state(legacy=False)
     position = f"{state['state']['pos']} {number}".encode()
@@ -139,14 +138,14 @@ def seed_of_user(number: int) -> int:
 
 
 class Call:
-    """One job, from the parent's side. A subclass says what is sent and what is made of it.
+    """One job on the parent's side. A subclass defines what is sent and how results are used.
 
     Args:
         size: int, number of workers.
     """
 
-    method = "@nano"  # what was called, for the report
-    # Whether the workers can end the job by themselves when the user's data have raised.
+    method = "@nano"  # the called method, for the report
+    # Whether the workers can end the job by themselves after the user's data raised.
     can_be_abandoned = False
 
     def __init__(self, size: int) -> None:
@@ -154,35 +153,35 @@ class Call:
         self.clock = timing.CallTimes()
         self._data_failed: messages.DataFailed | None = None
         self._failed_at = 0.0
-        self._abandoned = False  # whether all workers have ended a job whose data have raised
+        self._abandoned = False  # whether all workers have ended a job whose data raised
 
-    # ---------------------------------------------------------------- what a subclass says
+    # --------------------------------------------------------------- defined by subclasses
     def begin(self) -> list[Block]:
-        """Makes ready for workers; returns the job's blocks, which `run` gives back."""
+        """Prepares the job; returns its blocks, which `run` frees."""
         raise NotImplementedError
 
     def job(self) -> Any:
-        """The job that workers get: one of the kinds in `jobs`."""
+        """Returns the job that workers get: one of the kinds in `jobs`."""
         raise NotImplementedError
 
     def data_streams(self) -> list[Stream]:
-        """The data that this process reads for the workers, by stream number."""
+        """Returns the data that this process reads for the workers, by stream number."""
         return []
 
     def divided(self, stream: Stream) -> Any:
-        """The part of a stream's signature of which each worker gets its rows."""
+        """Returns the part of a stream's signature whose rows are divided between workers."""
         return stream.signature
 
     def open_writers(self) -> Sequence[streams.StreamWriter]:
-        """Those that read data for the workers now."""
+        """Returns the writers that read data for the workers now."""
         return self.writers
 
     def all_writers(self) -> Sequence[streams.StreamWriter]:
-        """Those that may still have a thread."""
+        """Returns the writers that may still have a thread."""
         return self.writers
 
     def sent(self) -> None:
-        """Called when the workers have the job, and the blocks' descriptors are still open."""
+        """Called when the workers have the job and the blocks' descriptors are still open."""
 
     def hear(self, message: Any) -> None:
         """Takes a message of the job's own kind, see `messages`."""
@@ -193,18 +192,18 @@ class Call:
         self.writers[message.stream].handle(message)
 
     def look(self, ended: set[int]) -> None:
-        """Looks after workers that have said nothing for `LOOK_SECONDS`.
+        """Checks on the workers when none has sent a message for `LOOK_SECONDS`.
 
         Args:
             ended: set of int, the ranks that have ended the job.
         """
 
     def answer(self, first: messages.Waiting) -> messages.Proceed:
-        """Decides how all ranks go on at a hook; `first` is what rank 0 said."""
+        """Decides how all ranks proceed at a hook; `first` is rank 0's message."""
         raise AssertionError(first)
 
     def failure(self, message: messages.JobFailed) -> BaseException:
-        """The exception for a job that raised in a worker."""
+        """Returns the exception for a job that raised in a worker."""
         worker = self.workers.workers[message.rank]
         who = f"Worker {message.rank} ({worker.where()}) raised"
         error = worker.error(
@@ -214,27 +213,27 @@ class Call:
             original = pickle.loads(message.exception) if message.exception else None
         except Exception:
             original = None
-        return also(error, original, f"{original}\n\n{who} {type(original).__name__}.")
+        return catchable_as(error, original, f"{original}\n\n{who} {type(original).__name__}.")
 
     def collect(self) -> None:
-        """Called when all workers have ended the job, and its blocks are still there."""
+        """Called when all workers have ended the job and its blocks still exist."""
 
     def fail(self) -> None:
-        """Leaves what can be saved after a failure; the workers are gone."""
+        """Saves what can be saved after a failure; the workers are gone."""
 
     def release(self) -> None:
-        """Lets go of what refers to the job's blocks."""
+        """Drops what refers to the job's blocks."""
 
     def end(self, results: list[Any]) -> Any:
-        """What the call returns; `results` has what each rank's job returned, by rank."""
+        """Returns the result of the call; `results` holds the result of each rank's job."""
         raise NotImplementedError
 
     def reported(self) -> None:
-        """Called at the very end, when `report` says where the time went."""
+        """Called last, when `report` has the call's times."""
 
     # ------------------------------------------------------------------------------- run
     def run(self, workers: Pool) -> Any:
-        """Runs the job on a pool and brings its results home."""
+        """Runs the job on a pool and returns the result of the call."""
         with explaining_few_descriptors(self.size):
             return self._run(workers)
 
@@ -261,7 +260,7 @@ class Call:
                 clock.done = timing.now()
             self.collect()
         except BaseException:
-            # A fork that a callback has made, and that ends here, has nothing of the job's.
+            # A fork that a callback made may end here. It owns nothing of the job.
             if workers.owner == os.getpid():
                 with interrupts.held_back():
                     self._give_up(blocks)
@@ -270,10 +269,10 @@ class Call:
         return self.finish(results, self.times)
 
     def finish(self, results: list[Any], times: tuple[timing.WorkerTimes, ...]) -> Any:
-        """Returns what the call returns, and reports where its time went.
+        """Returns the result of the call, and reports where its time went.
 
         Args:
-            results: list, what each rank's job returned; empty if the workers died.
+            results: list, the result of each rank's job; empty if the workers died.
             times: tuple of `timing.WorkerTimes`, by rank, or empty.
         """
         clock = self.clock
@@ -287,7 +286,7 @@ class Call:
 
     def _give_up(self, blocks: list[Block]) -> None:
         try:
-            # The workers are somewhere in a step; the next job needs them at rest.
+            # The workers are in the middle of a step; the next job needs idle ones.
             if not self._abandoned:
                 self.workers.kill()
             self.fail()
@@ -298,13 +297,13 @@ class Call:
         try:
             streams.stop_all(self.all_writers(), patience)
         finally:
-            # An exception that somebody keeps holds `_run`'s frame, and must not hold the memory.
+            # A kept exception keeps `_run`'s frame alive, which must not keep the memory.
             self.release()
             while blocks:
                 blocks.pop().discard()
 
     def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
-        # Those of now: a writer whose data take long may outlive a restart.
+        # Bound now, since a writer whose data take long may outlive a restart.
         workers, job = self.workers, self.number
 
         def send(message: messages.Message, block: Block | None) -> None:
@@ -324,11 +323,11 @@ class Call:
         )
 
     def _reading(self) -> list[str]:
-        """Where this process is that reads data for the workers, which may wait for it."""
+        """Returns the stacks of threads that read data, for which workers may wait."""
         return [stack for w in self.open_writers() if (stack := w.stack()) is not None]
 
     def _follow(self) -> list[Any]:
-        """Handles what the workers say, until all have ended the job; returns their results."""
+        """Handles messages until all workers have ended the job; returns their results."""
         try:
             results = self._hear_all()
         except NanoError:
@@ -341,9 +340,9 @@ class Call:
         return results
 
     def _data_have_failed(self, failed: messages.DataFailed) -> None:
-        """The user's data have raised: the job goes on with the batches that workers have.
+        """Continues, after the user's data raised, with the batches that workers have.
 
-        Callbacks hear of these, as in a single process, and of nothing that comes after.
+        Callbacks are called for these, as in a single process, and for nothing after them.
         """
         if not self.can_be_abandoned:
             raise failed.error
@@ -355,10 +354,10 @@ class Call:
     def _check_abandoned(self) -> None:
         failed = self._data_failed
         if failed is not None and time.monotonic() - self._failed_at > ABANDON_SECONDS:
-            raise failed.error  # and the workers are killed
+            raise failed.error  # which kills the workers
 
     def _is_over(self, hook: str) -> bool:
-        """Whether a hook comes after the failure of the user's data."""
+        """Returns True if a hook comes after the failure of the user's data."""
         return self._data_failed is not None and hook not in jobs.BATCH_HOOKS
 
     def _hear_all(self) -> list[Any]:
@@ -381,7 +380,7 @@ class Call:
             elif isinstance(message, messages.JobFailed):
                 raise self.workers.supervisor.explain(message) or self.failure(message)
             elif isinstance(message, messages.Progress):
-                pass  # the pool has heard it
+                pass  # the pool has handled it
             elif isinstance(message, messages.Stalled):
                 if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
                     self.workers.supervisor.note_stalled(rank, message)
@@ -389,7 +388,7 @@ class Call:
                 if message.job == self.number:
                     self._data_have_failed(message)
             elif isinstance(message, messages.Printed):
-                # Maybe of a job that has ended: a logger keeps the stream that it was made with.
+                # May be from an ended job: a logger keeps the stream that it was created with.
                 stream = getattr(sys, message.stream)
                 if stream is not None:  # as in a daemon, where `print` does nothing
                     stream.write(message.text)

@@ -1,4 +1,4 @@
-"""What `nanotf run -n N` makes of a `fit` that does not say how many processes it wants."""
+"""Defaults of `nanotf run -n N` for a `fit` that does not set the number of processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RunDefault:
 
     Args:
         processes: int, `AUTO`, or None for no default.
-        check: callable that the first `fit` calls; what it raises, `fit` raises.
+        check: callable that the first `fit` calls; `fit` raises what it raises.
         fits: int, how often `fit` was called.
     """
 
@@ -39,7 +39,7 @@ _is_ours = contextvars.ContextVar("_is_ours", default=False)
 
 @contextlib.contextmanager
 def no_default() -> Iterator[None]:
-    """In this context a `fit` is nanotf's own, of a copy of the user's model."""
+    """Marks each `fit` in this context as nanotf's own, of a copy of the user's model."""
     token = _is_ours.set(True)
     try:
         yield
@@ -48,15 +48,15 @@ def no_default() -> Iterator[None]:
 
 
 def num_processes(given: int | str | None) -> int | str | None:
-    """The number of processes of a call of `fit`.
+    """Returns the number of processes of a call of `fit`.
 
     Args:
-        given: int, "auto" or None, what the call says.
+        given: int, "auto" or None, the argument of the call.
 
     Returns:
-        `given`, or the default where it is None. Inside of another job there is no default:
-        a callback that trains a model of its own does so in this process, as it would without
-        `nanotf run`, since the workers are waiting for it.
+        `given`, or the default if it is None. There is no default inside another job: a callback
+        that trains its own model does so in this process, as it would without `nanotf run`, since
+        the workers are waiting for it.
     """
     if current is None or _is_ours.get():
         return given
@@ -65,13 +65,13 @@ def num_processes(given: int | str | None) -> int | str | None:
         current.check()
     if given is not None:
         return given
-    from nanotf.pool import warm  # and NumPy with it, which the command line does without
+    from nanotf.pool import warm  # imports NumPy, which the command line avoids
 
     return None if warm.lent_to() == threading.get_ident() else current.processes
 
 
 def check_precision(precision: Any) -> str:
-    """The value of an argument `precision`.
+    """Returns the argument `precision` if it is valid.
 
     Raises:
         InvalidArgumentError: There is no such precision.

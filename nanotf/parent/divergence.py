@@ -1,8 +1,8 @@
-"""Ranks of a `@nano` function that have parted: who waits for whom, and where.
+"""Detects ranks of a `@nano` function that diverged: which rank waits for which, and where.
 
-Ranks that take different paths would wait for each other for ever. With transport "shm" the
-group's memory tells who waits in which collective; with "grpc" the ranks say how many collectives
-they have begun, and which (`collectives.tally`).
+Ranks that take different paths would wait for each other forever. With transport "shm" the
+group's memory shows which rank waits in which collective. With "grpc" the ranks report how many
+collectives they have begun, and which (`collectives.tally`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from nanotf.errors import CollectiveError
 from nanotf.wire import messages
 from nanotf.wire.failures import Failure, Kind
 
-STUCK_LOOKS = 10  # looks at which nothing has moved, before ranks count as parted
+STUCK_LOOKS = 10  # looks without progress before ranks count as diverged
 
 
 class Partings:
-    """Notices that the ranks of one call have parted.
+    """Detector of diverged ranks in one call.
 
     Args:
         name: str, of the user's function.
@@ -31,18 +31,18 @@ class Partings:
         self._reached: dict[int, messages.Reached] = {}
 
     def hear(self, message: messages.Reached) -> None:
-        """Takes what a rank of transport "grpc" says of itself."""
+        """Takes the report of a rank with transport "grpc"."""
         self._reached[message.rank] = message
 
     def look(self, group: Any, ended: set[int]) -> None:
-        """Called every second.
+        """Checks the ranks; called every second.
 
         Args:
             group: `collectives.GroupOwner`, or None with transport "grpc".
             ended: set of int, the ranks that have returned from the function.
 
         Raises:
-            CollectiveError: Ranks have parted.
+            CollectiveError: Ranks have diverged.
         """
         if group is None:
             self._look_at_counts(ended)
@@ -50,14 +50,14 @@ class Partings:
             self._look_at_waits(group.waits(), ended)
 
     def check(self) -> None:
-        """Same, for what the ranks have said when all have returned, or one has failed.
+        """Checks the ranks' reports after all have returned, or one has failed.
 
-        With "grpc" they may have met by accident, or TensorFlow's error names no reason.
+        With "grpc" diverged ranks may have met by accident, or TensorFlow's error names no reason.
         """
         self._look_at_counts(set())
 
     def explain(self, rank: int, failure: Failure) -> CollectiveError | None:
-        """The error for a collective that has failed in a rank; None where that is no parting."""
+        """Returns the error for a collective that failed; None if the ranks have not diverged."""
         if failure.kind not in (Kind.DIFFERENT, Kind.EXPIRED):
             return None
         return self.error(f"in rank {rank} a collective failed: {failure.text}")
@@ -88,9 +88,8 @@ class Partings:
             for other in told:
                 if one.count == other.count and one.fingerprint != other.fingerprint:
                     raise self.error(
-                        f"the collectives that the ranks have begun differ: of {one.count}, the "
-                        f"last one of rank {one.rank} is {one.what}, that of rank {other.rank} is "
-                        f"{other.what}"
+                        f"the collectives that the ranks have begun differ: number {one.count} is "
+                        f"{one.what} on rank {one.rank}, but {other.what} on rank {other.rank}"
                     )
 
     def _left(self, gone: int, waits: int, what: str) -> CollectiveError:
@@ -100,14 +99,14 @@ class Partings:
         )
 
     def error(self, received: str) -> CollectiveError:
-        """The error that says what to do about it.
+        """Returns the error, with its remedy.
 
         Args:
             received: str, what the ranks do.
         """
         return CollectiveError(
             "All workers must take the same path through a @nano function, and run the same "
-            f"steps. Received: in {self._name}, {received}. Decide by what is alike on all of "
-            "them, like the loss that a step returns, not by the rank, the time or the order of a "
-            "set."
+            f"steps. Received: in {self._name}, {received}. Decide by values that are equal on all "
+            "of them, like the loss that a step returns, not by the rank, the time or the order "
+            "of a set."
         )

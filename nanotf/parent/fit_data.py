@@ -1,7 +1,7 @@
-"""The arguments of one `fit`, checked, and its data, laid out for the workers.
+"""The checked arguments of one `fit`, and its data, laid out for the workers.
 
-Keras itself checks and converts the data, in the parent (`compat.keras_epochs`), before a
-process is started.
+Keras itself checks and converts the data in the parent (`compat.keras_epochs`), before any
+process starts.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class FitArguments:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> FitArguments:
-        """Picks them out of the arguments of a call.
+        """Makes them from the arguments of a call.
 
         Args:
             given: mapping of str to object, the arguments of Keras's `fit` that were given.
 
         Raises:
-            InvalidArgumentError: One that is not supported with workers.
+            InvalidArgumentError: An argument is not supported with workers.
         """
         fields = {field.name for field in dataclasses.fields(cls)}
         for name in given.keys() - fields:
@@ -69,7 +69,7 @@ class FitArguments:
         return cls(**given)._limited()
 
     def _limited(self) -> FitArguments:
-        """These within `keras_names.run_limits`, as Keras cuts them and warns of it."""
+        """Cuts them to `keras_names.run_limits`, and warns as Keras does."""
         most_epochs, most_steps = keras_names.run_limits()
         changed: dict[str, int] = {}
         if most_epochs and most_epochs < self.epochs:
@@ -86,14 +86,14 @@ class FitArguments:
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """Where a `fit` goes on whose workers have died.
+    """The position from which a `fit` continues after its workers died.
 
     Args:
         first_epoch: int, the epoch at which it began.
         first_step: int, the step in it; 0 unless `BackupAndRestore` of Keras 2 resumed there.
         epoch: int, the epoch to run next.
-        random_states: where the random numbers stood when that epoch was begun to be read in this
-            process, see `random_states`; None if it was not.
+        random_states: the random states when this process began to read that epoch, see
+            `random_states`; None if it did not.
     """
 
     first_epoch: int
@@ -103,11 +103,11 @@ class Resume:
 
     @property
     def epochs(self) -> int:
-        """How many epochs are complete."""
+        """The number of complete epochs."""
         return self.epoch - self.first_epoch
 
     def place(self, steps: int, size: int, at_once: int) -> tuple[int, int]:
-        """How many passes over the data are complete, and how many batches of the next are taken.
+        """Returns the number of complete passes over the data, and of batches taken of the next.
 
         Args:
             steps: int, of an epoch.
@@ -115,7 +115,7 @@ class Resume:
             at_once: int, steps of one execution.
         """
         if generation().EACH_PASS_HAS_AN_ITERATOR and (size % steps or steps % at_once):
-            return self.epochs, 0  # they differ in length there; the next begins a pass
+            return self.epochs, 0  # passes differ in length there, and each epoch begins one
         return divmod(self.epochs * steps - self.first_step, size)
 
 
@@ -125,25 +125,25 @@ class FitData:
     Args:
         model: the user's model.
         arguments: `FitArguments`.
-        seed: int, of the order of shuffled arrays.
-        first_block: int, the number of the first of the job's blocks that is for arrays.
-        sharding: str, "data" or "parent", where datasets are read, or "trial", which is "data"
-            with whatever order the workers find.
-        trains: bool, whether the data are for training; otherwise for one pass over them.
-        resume: `Resume`, where training goes on in the middle; None for its begin.
+        seed: int, for the order of shuffled arrays.
+        first_block: int, the number of the job's first block for arrays.
+        sharding: str, "data" or "parent", where datasets are read; or "trial", which is "data"
+            with an order that may differ between workers.
+        trains: bool, whether the data are for training; otherwise for a single pass.
+        resume: `Resume`, if training continues in the middle; None if it begins.
 
     Attributes:
         train: `ArrayInput`, `StreamInput` or `PipelineInput`.
         validation: same, or None.
-        steps: int or None, batches per epoch, where that is known.
+        steps: int or None, batches per epoch, if known.
         steps_per_epoch, validation_steps: int or None, what a worker's `fit` gets.
         streams: list of the data that the parent reads, by stream number.
         specs: nested structure of `tf.TensorSpec`, of one batch of `train`.
         validation_specs: same, of `validation`, or None.
-        is_endless: bool, whether a single pass over them would not end.
+        is_endless: bool, whether a single pass would never end.
 
     Raises:
-        InvalidArgumentError, ShippingError: Something given cannot be used.
+        InvalidArgumentError, ShippingError: An argument cannot be used.
         Exception: What Keras raises.
     """
 
@@ -165,7 +165,7 @@ class FitData:
         self._seed = seed
         self._packings: list[Packing] = []
         self.streams: list[Stream] = []
-        self._read: keras_epochs.Epochs | None = None  # of training, if they have to be read
+        self._read: keras_epochs.Epochs | None = None  # training data that have to be read
         self.is_endless = False
         self.train: Input
         self.validation: Input | None = None
@@ -185,7 +185,7 @@ class FitData:
             self._open_validation(*validation)
 
     def _open_pass(self, x: Any, y: Any, sample_weight: Any) -> None:
-        """For `evaluate` and `predict`: sets `train`, `specs` and `steps`."""
+        """Sets `train`, `specs` and `steps`, for `evaluate` and `predict`."""
         a = self._arguments
         self.steps = self.steps_per_epoch = steps = a.steps_per_epoch
         opened = self._open_for_evaluation(x, y, sample_weight, a.batch_size, steps)
@@ -255,28 +255,28 @@ class FitData:
         self.steps_per_epoch = steps or opened.size
 
     def random_states_of(self, epoch: int, first_epoch: int) -> random_states.States | None:
-        """Where the random numbers stood when an epoch of training was begun to be read.
+        """Returns the random states from when this process began to read an epoch of training.
 
         Args:
             epoch: int, the epoch that was not complete.
-            first_epoch: int, that of the call.
+            first_epoch: int, the first epoch of the call.
 
         Returns:
-            None where this process does not read the data, or had not begun to.
+            None if this process does not read the data, or had not begun to.
         """
         if self._read is None:
             return None
         resume = self._resume
-        if self._read.begun is None:  # workers that went on with the epoch have died before it
+        if self._read.begun is None:  # the workers that were to continue the epoch died before it
             return resume.random_states if resume is not None and resume.epoch == epoch else None
         begin = first_epoch if resume is None else resume.epoch
         number, states = self._read.begun
         return states if begin + number == epoch else None
 
     def _rewound(self, x: Any) -> Any:
-        """A dataset as it was when training began; what is no dataset goes on where it is.
+        """Returns a dataset as it was when training began; other data continue where they are.
 
-        A copy of its graph draws the orders of its shuffles as a new dataset does.
+        A copy of the dataset's graph draws the same shuffle orders as a new dataset.
         """
         from nanotf.compat import pipelines
 
@@ -287,10 +287,10 @@ class FitData:
         return x if copy is None else copy
 
     def _place(self, cardinality: int) -> dict[str, Any]:
-        """Where workers go on in a dataset that they read: `iterated` and `taken` of their input.
+        """Returns where workers continue in a dataset: `iterated` and `taken` of their input.
 
         Args:
-            cardinality: int, what their Keras is told.
+            cardinality: int, the number of batches that their Keras is told.
         """
         resume, steps = self._resume, self._arguments.steps_per_epoch
         if resume is None:
@@ -299,22 +299,22 @@ class FitData:
             each = generation().iterators_per_epoch(cardinality)
             return {"iterated": resume.epochs * each}
         if generation().EACH_PASS_HAS_AN_ITERATOR and cardinality > 0:
-            # Of each iterator it begins one pass.
+            # Keras makes one iterator for each pass.
             return {"iterated": resume.epochs // math.ceil(cardinality / steps)}
         return {"taken": max(0, resume.epochs * steps - resume.first_step)}
 
     def _passes_of_training(self, size: int) -> int | None:
-        """How often an iterator over arrays goes through them; None is without end.
+        """Returns how many passes an iterator over arrays makes; None is endless.
 
-        Where each pass has an iterator, Keras cuts the epoch short in which the data run out.
-        Otherwise it has one, of one pass per epoch, and ends training when that runs out.
+        If each pass has an iterator, Keras cuts short the epoch in which the data run out.
+        Otherwise one iterator makes one pass per epoch, and training ends when it runs out.
         """
         steps = self._arguments.steps_per_epoch
         epochs = self._arguments.epochs - self._arguments.initial_epoch
         if steps is None:
             return None
         if generation().EACH_PASS_HAS_AN_ITERATOR:
-            # An execution of several steps makes all of them, beyond the end of the epoch, too.
+            # An execution of several steps makes all of them, even beyond the end of the epoch.
             at_once = generation().steps_at_once(self._model)
             if 0 < steps <= size and size % steps == 0 and steps % at_once == 0:
                 return None
@@ -343,7 +343,7 @@ class FitData:
             self.validation_steps = steps or opened.size
 
     def batch_specs(self) -> Any:
-        """As `specs`, with the rows of the first batch where Keras's `predict` knows them."""
+        """Returns `specs`, with the first batch's rows if Keras's `predict` knows them."""
         train = self.train
         if not (generation().KNOWS_ROWS_OF_BATCHES and isinstance(train, inputs.ArrayInput)):
             return self.specs
@@ -358,7 +358,7 @@ class FitData:
         }
 
     def _stream(self, what: str, data: keras_epochs.Epochs, trains: bool) -> tuple[Input, Any]:
-        """Data that have to be read, as an input of the workers, and the specs of a batch."""
+        """Returns a workers' input for data that have to be read, and the specs of a batch."""
         if data.cardinality == 0:
             raise InvalidArgumentError(
                 f"{what} must have at least one batch. Received: an empty dataset."
@@ -390,7 +390,7 @@ class FitData:
         return result
 
     def blocks(self) -> list[Block]:
-        """Copies the arrays into shared blocks; can be called once."""
+        """Copies the arrays into shared blocks; can be called only once."""
         blocks = []
         for packing in self._packings:
             block = Block(packing.nbytes)
@@ -400,7 +400,7 @@ class FitData:
         return blocks
 
     def keras_specs(self, source: Input | None) -> Any:
-        """The specs of a batch of `train` or `validation` as Keras has them, with known rows."""
+        """Returns Keras's specs of a batch of `train` or `validation`, with known rows."""
         if isinstance(source, streams.StreamInput):
             return self.streams[source.stream].specs
         if not isinstance(source, inputs.ArrayInput):
@@ -410,13 +410,13 @@ class FitData:
         return _with_rows(specs, source.batch_size) if whole else specs
 
     def warn_of_pass(self) -> None:
-        """Says what Keras says of `evaluate` and `predict` for which there are too few arrays."""
+        """Warns as Keras does if `evaluate` or `predict` has too little data in arrays."""
         steps = self._arguments.steps_per_epoch
         if isinstance(self.train, inputs.ArrayInput) and steps and steps > self.train.steps:
             generation().warn_that_data_ran_out(steps)
 
     def warn_of_epoch(self, epoch: int) -> None:
-        """Says what Keras says of an epoch for which there are not enough arrays."""
+        """Warns as Keras does if an epoch has too little data in arrays."""
         a = self._arguments
         number = epoch - a.initial_epoch
         if 0 <= number < len(self._cut) and self._cut[number] and a.steps_per_epoch:
@@ -430,8 +430,8 @@ class Stream:
     Args:
         data: `compat.keras_epochs.Epochs`.
         signature: nested structure of `tf.TensorSpec`, of one batch.
-        trains: bool, whether they are those of training.
-        specs: as `signature`, as Keras has it.
+        trains: bool, whether they are for training.
+        specs: Keras's version of `signature`.
     """
 
     data: streams.Epochs
@@ -441,7 +441,7 @@ class Stream:
 
 
 def _epochs_cut_short(steps: int, size: int, epochs: int) -> list[bool]:
-    """Which epochs of Keras 3 end before their last step, since a pass over the data ends.
+    """Returns which epochs of Keras 3 end before their last step, since a pass ends.
 
     Args:
         steps: int, executions of an epoch.
@@ -470,7 +470,7 @@ def _with_rows(specs: Any, rows: int) -> Any:
 
 
 def _shuffles(shuffle: Any) -> bool | str:
-    """The order of arrays: "batch", or whether they are shuffled at all."""
+    """Returns "batch", or whether arrays are shuffled at all."""
     if isinstance(shuffle, str):
         return "batch" if shuffle.lower() == "batch" else True
     return bool(np.all(shuffle))

@@ -1,9 +1,9 @@
 """`fit(num_processes=...)` on a machine with GPUs: one process, `tf.distribute.MirroredStrategy`.
 
 Several processes would compete for the same GPUs, and TensorFlow's own strategy for several
-GPUs in one process is fast. The user's model is not made under that strategy, so a copy is,
-which trains; after every epoch the user's model gets its state, and the user's callbacks run
-on the user's model, as they do with workers.
+GPUs in one process is fast. The user's model was not made under that strategy, so a copy trains.
+After every epoch the user's model gets the copy's state, and the user's callbacks run on the
+user's model, as they do with workers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nanotf.shipping import jobs
 
 
 def devices() -> list[str]:
-    """The logical GPUs that TensorFlow sees, by name."""
+    """Returns the names of the logical GPUs that TensorFlow sees."""
     return [device.name for device in require_tensorflow().config.list_logical_devices("GPU")]
 
 
@@ -88,7 +88,7 @@ def fit(
 
 
 def _relay(ours: model_copy.Side, theirs: model_copy.Side, callbacks: ParentCallbacks) -> Any:
-    """A callback of the copy's that passes the hooks on to the user's callbacks."""
+    """Returns a callback for the copy that passes its hooks on to the user's callbacks."""
     model, replica = ours[0], theirs[0]
 
     def hook_of(name: str) -> Any:

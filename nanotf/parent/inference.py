@@ -93,11 +93,11 @@ def _run(
 
 
 class _Inference(ModelCall):
-    """What `evaluate` and `predict` share: one pass over the data, which changes no weight."""
+    """Base of `evaluate` and `predict`: one pass over the data that changes no weight."""
 
     method: str
-    hooks: frozenset[str]  # those that workers report; the others are called here
-    stop_flag: str  # the model's attribute by which a callback of Keras 3 ends the pass
+    hooks: frozenset[str]  # hooks that workers report; the others are called here
+    stop_flag: str  # the model's attribute by which a callback ends the pass in Keras 3
 
     def __init__(self, model: Any, given: Mapping[str, Any], size: int) -> None:
         self.return_dict = bool(given.get("return_dict", False))
@@ -108,7 +108,7 @@ class _Inference(ModelCall):
         if self.data.is_endless and self.arguments.steps_per_epoch is None:
             raise InvalidArgumentError(
                 f"{self.method}() of an endless dataset never ends. Received: steps=None and a "
-                "dataset that repeats for ever. Say how many batches: steps=..."
+                "dataset that repeats forever. Pass the number of batches: steps=..."
             )
 
     def begin(self) -> list[Block]:
@@ -131,13 +131,13 @@ class _Inference(ModelCall):
         self.callbacks.events &= self.hooks
         if generation().PASSES_CAN_BE_STOPPED:
             setattr(model, self.stop_flag, False)
-        self.on_begin()  # may change the weights for the time of the pass
+        self.on_begin()  # may change the weights during the pass
         blocks = self.state_and_blocks()
         self.state.store(0)
         return blocks
 
     def on_begin(self) -> None:
-        """Calls the hook of all callbacks that opens the pass."""
+        """Calls the hook that opens the pass, in all callbacks."""
         raise NotImplementedError
 
     def answer(self, first: messages.Waiting) -> messages.Proceed:
@@ -145,14 +145,14 @@ class _Inference(ModelCall):
         return messages.Proceed(self.number, stop=bool(getattr(self.model, self.stop_flag, False)))
 
     def logs_at(self, waiting: messages.Waiting) -> Any:
-        """The logs that callbacks get at a hook of a batch."""
+        """Returns the logs that callbacks get at a hook of a batch."""
         return waiting.logs
 
     def take_over(self, first: jobs.Evaluated | jobs.Predicted) -> None:
-        """Gives the user's model what a pass changes in it: counters, seeds of random layers.
+        """Sets what a pass changes in the user's model: counters, seeds of random layers.
 
         Args:
-            first: what rank 0 returned, whose seeds are those of a single process.
+            first: rank 0's result, whose seeds are those of a single process.
         """
         keras_names.set_step_count(self.model, self.method, first.steps)
         seeds = generation().seed_variables(self.model)
@@ -190,7 +190,7 @@ class _EvaluateCall(_Inference):
         self.data.warn_of_pass()
         first = results[0]
         variables = keras_names.metric_variables(self.model)
-        # Metrics may make variables at their first step, which this process does not have.
+        # Metrics may make variables in their first step, which this process does not run.
         if [tuple(v.shape) for v in variables] == [value.shape for value in first.metrics]:
             for variable, value in zip(variables, first.metrics, strict=True):
                 variable.assign(value)
@@ -216,7 +216,7 @@ class _PredictCall(_Inference):
     def divided(self, stream: Stream) -> Any:
         signature = stream.signature
         own_step = not keras_names.is_keras_own(type(self.model).predict_step)
-        # Keras's own takes the inputs alone.
+        # Keras's own step takes only the inputs.
         return signature if own_step or not isinstance(signature, tuple) else signature[0]
 
     def begin(self) -> list[Block]:

@@ -1,10 +1,10 @@
-"""`@nano`: a custom training loop on several workers, from the user's process.
+"""The user's process of `@nano`, a custom training loop on several workers.
 
-    @nano(num_processes=N)      the call is bound, and what it refers to is found (`programs`)
-    _LoopCall                   one job: state and data go out, prints and results come home
+    @nano(num_processes=N)      binds the call, and finds what it refers to (`programs`)
+    _LoopCall                   one job: sends state and data, receives prints and results
 
-The function runs in every worker as it would here, on whole batches; calls of layers in it are
-divided (`region`). Its datasets are read here.
+The function runs in every worker as it would here, on whole batches. The workers divide the calls
+of layers in it (`region`). This process reads its datasets.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
-REST_SECONDS = 10.0  # a rank that waits in a collective has said so by then, see `messages.Reached`
+REST_SECONDS = 10.0  # by then a rank that waits in a collective reports it (`messages.Reached`)
 
 
 def nano(
@@ -74,28 +74,28 @@ def nano(
     """Runs a custom training loop on several core-pinned processes.
 
     The decorated function runs in every worker, and computes what it computes in one process. The
-    workers share the calls of Keras's layers and models in it: each computes its part of the
+    workers divide the calls of Keras's layers and models in it: each computes its part of the
     batch's rows. When it returns, the caller's models, optimizers, metrics and variables have the
-    workers' values, its lists, dicts and other objects what the function has put into them, and
-    the caller gets what rank 0 returned.
+    workers' values. The caller's lists, dicts and other objects hold what the function has put
+    into them. The caller gets what rank 0 returned.
 
     Args:
         num_processes: int or None. None or 1 calls the function in this process. N > 1 runs it
             on N workers, each pinned to its own cores. Batches keep their size.
         transport, cores_per_process, cores: as in `nanotf.keras.Model.fit`.
         max_restarts: int, default 0, how often the function is called again, with new workers,
-            after one has died or was stuck. The objects that it gets have the values from before
-            the call: a function that begins with `CheckpointManager.restore_or_initialize` goes
-            on from its last `save`. Datasets go on with the pass that follows the last one that
-            was complete then; iterators and generators, which can be read once, are refused.
+            after one has died or was stuck. Its objects then have the values from before the
+            call: a function that begins with `CheckpointManager.restore_or_initialize` continues
+            from its last `save`. Datasets continue after the last pass that was complete then.
+            Iterators and generators are refused, since they can be read only once.
         backend: str or None, as in `nanotf.keras.Model.fit`.
 
     Returns:
         A decorator of a function or a method.
 
     Raises:
-        nanotf.errors.NanoError: See the subclasses. When the decorated function is called; what
-            is wrong with its arguments before any process is started.
+        nanotf.errors.NanoError: See the subclasses. Raised when the decorated function is called;
+            for invalid arguments, before any process starts.
 
     Example:
         >>> @nano(num_processes=4)
@@ -143,15 +143,15 @@ def nano(
 
 
 def _chance() -> Chance:
-    """Where random numbers stand; TensorFlow's are alike on all workers though no seed was set."""
-    chance, seed = Chance.taken(), calls.seed_of_user(0)
+    """Returns the random states; TensorFlow's are alike on all workers even without a seed."""
+    chance, seed = Chance.capture(), calls.seed_of_user(0)
     if chance.tensorflow is not None:
         return chance
     return chance._replace(tensorflow=(seed, random.Random(seed).getstate()))
 
 
 def _check_returns(function: Callable[..., Any]) -> None:
-    """Raises `InvalidArgumentTypeError` where a call only makes what runs the function's code."""
+    """Raises `InvalidArgumentTypeError` if a call does not itself run the function's code."""
     yields = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
     if yields or inspect.iscoroutinefunction(function):
         kind, word = ("generator", "yield") if yields else ("coroutine", "async")
@@ -205,20 +205,20 @@ class _LoopCall(calls.Call):
         self._check_optimizers()
         self.variables = objects.distinct_variables(self.manifest.numbered)
         self.layout = StateLayout.of(self.variables, size)
-        # Passes over each source that were complete: at the last save that was begun, and by the
-        # path of a checkpoint. Of the last, files may be there that no worker could tell of.
+        # Complete passes over each source: when the last save began, and by path of a checkpoint.
+        # A worker may die after it wrote the last save's files, before it could report them.
         self.complete = [0] * len(self.sources)
         self.complete_at: dict[str, list[int]] = {}
         self.clock.prepared = timing.now()
 
     def _check_sources(self) -> None:
-        """Raises `InvalidArgumentError` where data could not be read again."""
+        """Raises `InvalidArgumentError` if data could not be read again."""
         for source in self.sources:
             if self.max_restarts and source.data.kind != "dataset":
                 raise InvalidArgumentError(
-                    "After a restart data are read again, which an iterator or a generator cannot "
-                    f"be. Received: max_restarts={self.max_restarts}, and {self.name} refers to "
-                    f"one of kind {source.data.kind!r}. Pass a tf.data.Dataset."
+                    "Data must be readable again after a restart. Received: "
+                    f"max_restarts={self.max_restarts}, and {self.name} refers to data of kind "
+                    f"{source.data.kind!r}, which can be read only once. Pass a tf.data.Dataset."
                 )
 
     def _check_optimizers(self) -> None:
@@ -226,14 +226,14 @@ class _LoopCall(calls.Call):
             if variables is None:
                 optimizer = self.manifest.numbered[number]
                 raise ShippingError(
-                    "An optimizer reaches the workers with the variables that it was built with. "
+                    "An optimizer is sent to the workers with the variables it was built with. "
                     f"Received: {type(optimizer).__name__}, built with variables that {self.name} "
                     "does not refer to. Pass the model that they belong to."
                 )
 
     # ------------------------------------------------------------------------------ the job
     def prepare_restart(self, error: WorkerError) -> None:
-        """Says that the function is called again after an error, or raises it."""
+        """Prepares to call the function again after an error, or raises it."""
         if self.restarts >= self.max_restarts:
             raise error
         self.restarts += 1
@@ -251,18 +251,18 @@ class _LoopCall(calls.Call):
             source.begin_again(passes)
 
     def _complete(self) -> list[int]:
-        """The passes over each source that all workers have ended, those before a restart too."""
+        """Returns the passes over each source that all workers ended, even before a restart."""
         count = len(self.sources)
         closed = collections.Counter(n % count for n, c in self._closed.items() if c == self.size)
         return [source.passed + closed[number] for number, source in enumerate(self.sources)]
 
     def _go_on_from(self, path: str) -> None:
-        """The workers have restored a checkpoint of this call, or one from before it."""
+        """Handles that the workers restored a checkpoint of this call, or an older one."""
         if not self.restarts:
             self.complete_at.setdefault(path, self._complete())
-        elif not self._passes:  # the first after a restart, and nothing was read
+        elif not self._passes:  # the first one after a restart, before anything is read
             complete = self.complete_at.setdefault(path, self.complete)
-            if complete != self.complete:  # to which `prepare_restart` has rewound them
+            if complete != self.complete:  # `prepare_restart` has rewound the data to the latter
                 self._rewind(complete)
 
     def begin(self) -> list[Block]:
@@ -286,12 +286,12 @@ class _LoopCall(calls.Call):
             shipment=self.shipment,
             array_block=1 if self.packer.nbytes else None,
             data=tuple(source.data for source in self.sources),
-            settings=jobs.KerasSettings.taken(),
+            settings=jobs.KerasSettings.capture(),
             layout=self.layout,
             optimizers=self.optimizers,
             state_block=calls.STATE_BLOCK,
             chance=_chance(),
-            terminal=jobs.Terminal.taken(),
+            terminal=jobs.Terminal.capture(),
         )
 
     def hear(self, message: Any) -> None:
@@ -308,7 +308,7 @@ class _LoopCall(calls.Call):
             self.returned = message
 
     def answer(self, first: messages.Waiting) -> messages.Proceed:
-        """All workers save, or have restored."""
+        """Lets all workers save, or continue after they restored."""
         if first.hook == "save":
             self.complete = self._complete()
         return messages.Proceed(self.number)
@@ -354,13 +354,13 @@ class _LoopCall(calls.Call):
     def _parted(
         self, message: messages.JobFailed, original: BaseException | None
     ) -> CollectiveError | None:
-        """The error for ranks that have parted, if that is why one has failed."""
+        """Returns the error for diverged ranks, if that is why one has failed."""
         if message.failure is not None:
             return self.partings.explain(message.rank, message.failure)
         op_error = require_tensorflow().errors.OpError
         if self.workers.transport != "grpc" or not isinstance(original, op_error):
             return None
-        # TensorFlow's collectives fail in one rank, and say nothing of what the others have begun.
+        # TensorFlow's collectives fail in one rank, and do not name what the others have begun.
         self._hear_where_others_are(message.rank)
         try:
             self.partings.check()
@@ -369,7 +369,7 @@ class _LoopCall(calls.Call):
         return None
 
     def _hear_where_others_are(self, failed: int) -> None:
-        """Waits until all ranks but one have told of their collectives, or do not rest."""
+        """Waits until all other ranks report their collectives, at most `REST_SECONDS`."""
         told, deadline = {failed}, time.monotonic() + REST_SECONDS
         while len(told) < self.size and time.monotonic() < deadline:
             try:
@@ -408,8 +408,8 @@ class _LoopCall(calls.Call):
         }
         (value, changed, compiled), made = load_result(message.value, block, known)
         self.build([*manifest.numbered, *made], built, compiled)
-        seeded = Chance.taken().tensorflow is not None
-        (built.chance if seeded else built.chance._replace(tensorflow=None)).put()
+        seeded = Chance.capture().tensorflow is not None
+        (built.chance if seeded else built.chance._replace(tensorflow=None)).restore()
         self.partings.check()
         self.check_alike(results)
         if not results[0].divides:
@@ -425,18 +425,18 @@ class _LoopCall(calls.Call):
         return value
 
     def build_layers(self, built: jobs.Built) -> list[Any]:
-        """Builds the layers that the workers have built; returns what is inside of them."""
+        """Builds the layers that the workers have built; returns the parts inside them."""
         objs = self.manifest.numbered
         numbers = [number for number in built.layers if number < len(objs)]
         for number in numbers:
             keras_build.build_layers(objs[number], built.layers[number])
         for place in built.variables:
             if place[0] in numbers:
-                _variable(objs, place)  # or an error, if others were made here
+                _variable(objs, place)  # raises if other variables were made here
         return objects.parts_of(objs[number] for number in numbers)
 
     def build(self, objs: list[Any], built: jobs.Built, compiled: dict[int, Any]) -> None:
-        """Builds the rest of what the workers have built, and gives all of it its values."""
+        """Builds the rest of what the workers have built, and sets all values."""
         for number, configs in built.layers.items():
             keras_build.build_layers(objs[number], configs)
         for number, attributes in compiled.items():
@@ -451,7 +451,7 @@ class _LoopCall(calls.Call):
             variable.assign(value)
 
     def check_alike(self, results: list[jobs.LoopEnd]) -> None:
-        """Raises `DivergedError` where variables have drifted apart between the workers."""
+        """Raises `DivergedError` if variables differ between the workers."""
         for parts in zip(*(result.held for result in results), strict=True):
             if likeness.differ(np.array([[size] for _, size in parts])):
                 raise DivergedError(
@@ -463,7 +463,7 @@ class _LoopCall(calls.Call):
 
 
 def _variable(objs: Sequence[Any], at: tuple[int, int]) -> Any:
-    """A variable that was built, by what holds it and its place there."""
+    """Returns a built variable, by the number of its holder and its place there."""
     number, place = at
     variables = objects.variables_of(objs[number])
     if place >= len(variables):
@@ -473,7 +473,7 @@ def _variable(objs: Sequence[Any], at: tuple[int, int]) -> Any:
 
 def _unlike(holder: Any) -> ModelError:
     return ModelError(
-        "What a @nano function builds must be built in your process to get its values. Received: "
-        f"an object of class {type(holder).__name__}, which has other variables in the workers. "
+        "An object that a @nano function builds must have the same variables in your process. "
+        f"Received: an object of class {type(holder).__name__}, which has others in the workers. "
         "Build it before the call: call the model on a batch, or the optimizer's build()."
     )

@@ -18,10 +18,10 @@ from nanotf.shipping import iterators, jobs, streams
 
 
 class Source:
-    """A dataset, iterator or generator of the user's, as its batches are handed out.
+    """A dataset, iterator or generator of the user's, whose batches are handed out.
 
     Args:
-        source: one of these.
+        source: the dataset, iterator or generator.
     """
 
     def __init__(self, source: Any) -> None:
@@ -42,7 +42,7 @@ class Source:
         self.data = jobs.LoopData(kind, signature, cardinality)
 
     def _specs_of_first(self) -> Any:
-        """The types of what a generator yields, by its first."""
+        """Returns the specs of a generator's elements, by its first element."""
         tf = require_tensorflow()
         if not self._ahead:
             try:
@@ -57,22 +57,22 @@ class Source:
         )
 
     def begin_again(self, complete: int) -> None:
-        """Makes ready for a job that goes on after so many passes, in the order that they had."""
+        """Prepares for a job that continues after so many passes, in the same shuffle orders."""
         self.passed = complete
         copy = pipelines.copy_of(self._source)
-        if copy is None:  # TensorFlow cannot write its graph: it goes on
+        if copy is None:  # TensorFlow cannot write its graph: it continues where it is
             return
         self._source = copy
         for _ in range(complete):
-            iterators.drop([iter(copy)])  # every iterator draws an order
+            iterators.drop([iter(copy)])  # every iterator draws a shuffle order
 
     def stream(self) -> Stream:
-        """One pass over it."""
+        """Returns a stream of one pass over it."""
         source = self._source if self.data.kind == "dataset" else self._rest()
         return Stream(OnePass(source), self.data.signature, trains=False)
 
     def _rest(self) -> Iterator[Any]:
-        """The batches of what can be read once; closing this leaves the user's generator open."""
+        """Yields the batches of data that can be read once; keeps the user's generator open."""
         while self._ahead:
             yield self._ahead.popleft()
         for batch in self._source:  # noqa: UP028 - `yield from` would close it
@@ -84,12 +84,12 @@ class Source:
             self._ahead.extendleft(reversed(unread))
 
 
-# By iterator or generator, the batches that were read from it and that no worker has asked for.
+# By iterator or generator: the batches that were read from it, but that no worker asked for.
 _read_ahead: weakref.WeakKeyDictionary[Any, collections.deque[Any]] = weakref.WeakKeyDictionary()
 
 
 class OnePass:
-    """What a `StreamWriter` reads: one iteration over a source."""
+    """One iteration over a source, for a `StreamWriter` to read."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -97,7 +97,7 @@ class OnePass:
         self._last: collections.deque[Any] = collections.deque(maxlen=streams.SLOTS + 1)
 
     def unread(self, taken: int) -> list[Any]:
-        """The batches that were read, and that the workers have not taken; `taken` is a count."""
+        """Returns the batches that were read, except the first `taken` ones."""
         count = self._given - taken
         return list(self._last)[-count:] if count > 0 else []
 

@@ -1,4 +1,4 @@
-"""A call of a model's method: what `fit`, `evaluate` and `predict` share in the parent."""
+"""A call of a model's method: the parent's base of `fit`, `evaluate` and `predict`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nanotf.wire.blocks import Block
 
 
 class ModelCall(calls.Call):
-    """A call of a model's method: everything is checked and laid out before workers are needed.
+    """A call of a model's method, checked and laid out before workers are needed.
 
     Args:
         model: a Keras model.
@@ -33,7 +33,7 @@ class ModelCall(calls.Call):
 
     callbacks: ParentCallbacks
     can_be_abandoned = True
-    quiet = False  # whether what the model prints stays out of the user's terminal
+    quiet = False  # whether the model's prints stay out of the user's terminal
     trains = False
 
     def __init__(
@@ -71,14 +71,14 @@ class ModelCall(calls.Call):
             return
         step = f"{rejections.STEPS[method]}_step"
         if keras_names.has_own_step(model, step) and not model.run_eagerly:
-            # It may call the model, or parts of it, on something else than the data's inputs.
+            # It may call the model, or parts of it, on something other than the data's inputs.
             keras_names.trace_step(model, step, specs)
             return
         self._call_model(specs[0] if isinstance(specs, tuple) else specs)
         if keras_build.needs_call(model) and not model.built:
             raise ModelError(
                 "A model must be built before workers can get its weights. Received: model "
-                f"{model.name!r}, which is not after a call on data {specs}."
+                f"{model.name!r}, which a call on data {specs} did not build."
             )
 
     def _call_model(self, x: Any) -> None:
@@ -86,29 +86,29 @@ class ModelCall(calls.Call):
             generation().call_on_specs(self.model, x)
         except Exception as error:
             raise ModelError(
-                "A model must be built before workers can get its weights, and the inputs do "
-                f"not tell how. Received: model {self.model.name!r}, inputs {x}, and calling it "
+                "A model must be built before workers can get its weights, and its inputs did "
+                f"not build it. Received: model {self.model.name!r}, inputs {x}, and calling it "
                 f"raised {type(error).__name__}: {error}. Call the model on a batch once, or "
                 "give it an Input layer."
             ) from error
 
     def variables_to_send(self) -> list[Any]:
-        """The variables whose values the workers need."""
+        """Returns the variables whose values the workers need."""
         return generation().model_variables(self.model)
 
     def variables_apart(self) -> list[Any]:
-        """The model's variables whose values travel in another block."""
+        """Returns the model's variables whose values travel in another block."""
         return []
 
     def data_streams(self) -> list[Stream]:
         return self.data.streams
 
     def first_step(self) -> tuple[Any, str]:
-        """Of which batches the first step is, and of which method."""
+        """Returns the specs of the first step's batch, and the name of its method."""
         return self.data.specs, self.method
 
     def state_and_blocks(self) -> list[Block]:
-        """Makes the job's blocks, and `state` over the first."""
+        """Makes the job's blocks, and `state` in the first."""
         blocks = [Block(self.layout.nbytes), *self.data.blocks()]
         self.state = State(self.layout, blocks[calls.STATE_BLOCK], self.variables)
         return blocks
@@ -117,18 +117,18 @@ class ModelCall(calls.Call):
         del self.state
 
     def common(self) -> dict[str, Any]:
-        """The fields of `jobs.ModelJob`."""
+        """Returns the fields of `jobs.ModelJob`."""
         return {
             "heap": self.heap,
-            "settings": jobs.KerasSettings.taken(),
+            "settings": jobs.KerasSettings.capture(),
             "specs": self.data.specs,
             "layout": self.layout,
             "captured": self.captured,
             "state_block": calls.STATE_BLOCK,
             "events": self.callbacks.events,
             "waits": self.callbacks.waits,
-            "chance": Chance.taken(),
-            "terminal": jobs.Terminal.taken(),
+            "chance": Chance.capture(),
+            "terminal": jobs.Terminal.capture(),
             "quiet": self.quiet,
         }
 

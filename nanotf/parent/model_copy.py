@@ -1,4 +1,4 @@
-"""A copy of the user's model in this process, made as workers make theirs."""
+"""A copy of the user's model in this process, made the way workers make theirs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Side = tuple[Any, list[Any]]  # a model, and the variables that it captures
 
 
 def copy_of(call: Any) -> Side:
-    """Makes a compiled copy of a model, whose variables still have values of their own.
+    """Makes a compiled copy of a model. Its variables do not have the model's values yet.
 
     Args:
         call: `model_call.ModelCall`.
@@ -24,7 +24,7 @@ def copy_of(call: Any) -> Side:
 
 
 def copy_state(source: Side, target: Side) -> None:
-    """Gives the variables of one side, the optimizers' included, the values of the other's."""
+    """Copies the values of all variables, the optimizers' included, to another side."""
     values, variables = (
         keras_optimizers.training_variables(model) + more for model, more in (source, target)
     )

@@ -1,4 +1,4 @@
-"""`fit` without workers: as Keras does it, with a note of where the time went."""
+"""Keras's own `fit`, without workers, with a report of where the time went."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fit(keras_fit: Any, args: Any, kwargs: Any, hint: str = "") -> Any:
     Args:
         keras_fit: the model's `fit` of Keras.
         args, kwargs: the arguments of the call.
-        hint: str, what the report says last.
+        hint: str, the end of the report's text.
 
     Returns:
         A `keras.callbacks.History`.
@@ -28,11 +28,11 @@ def fit(keras_fit: Any, args: Any, kwargs: Any, hint: str = "") -> Any:
     try:
         bound = inspect.signature(keras_fit).bind(*args, **kwargs)
     except TypeError:
-        return keras_fit(*args, **kwargs)  # raises it in its own words
+        return keras_fit(*args, **kwargs)  # raises Keras's own message
     given = bound.arguments.get("callbacks")
     callbacks = require_tensorflow().keras.callbacks
     passes = stopwatch.callback(callbacks.Callback)
-    if isinstance(given, callbacks.CallbackList):  # of the user's: it is part of it for this call
+    if isinstance(given, callbacks.CallbackList):  # the user's own list: joined for this call
         given.callbacks.insert(0, passes)
         try:
             history = keras_fit(*bound.args, **bound.kwargs)

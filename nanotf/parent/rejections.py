@@ -1,8 +1,8 @@
-"""What Keras's own step says to data that do not suit the model.
+"""Raises Keras's own errors for data that do not suit the model.
 
-Keras finds out when it traces its step. In the parent that takes as long as in a worker, so it is
-done only where something looks wrong, before workers start: then the user gets the exception that a
-single process raises.
+Keras finds such errors when it traces its step. In the parent that takes as long as in a worker, so
+the parent traces only if something looks wrong, before workers start. Then the user gets the same
+exception as in a single process.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping import inputs
 
-# The parts of the names of a model's functions, by the method that calls them.
+# Prefixes of the names of a model's functions, by the method that calls them.
 STEPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 
 
 def refuse_data(model: Any, specs: Any, method: str) -> None:
-    """Raises what Keras's own step says to data that look wrong for a model.
+    """Raises what Keras's own step raises for data that look wrong for a model.
 
     Args:
         model: a model, compiled unless it is for "predict".
@@ -32,15 +32,15 @@ def refuse_data(model: Any, specs: Any, method: str) -> None:
 
 
 def _look_wrong(model: Any, specs: Any, method: str) -> bool:
-    """Whether targets or a loss are missing, or inputs do not have the model's shapes.
+    """Returns True if targets or a loss are missing, or inputs do not have the model's shapes.
 
-    Nothing of that must be wrong: the model may have a step of its own.
+    None of that is certain to be wrong: the model may have its own step.
     """
     tf = require_tensorflow()
     if isinstance(specs, tuple) and len(specs) > 3:
         return True
     if keras_names.has_own_step(model, f"{STEPS[method]}_step"):
-        return False  # its own step may do without
+        return False  # its own step may not need them
     x, y, _ = tf.keras.utils.unpack_x_y_sample_weight(specs)
     trains = method == "fit"
     if method != "predict" and (y is None or (trains and _has_no_loss(model))):
@@ -55,15 +55,15 @@ def _look_wrong(model: Any, specs: Any, method: str) -> bool:
 
 
 def refuse_weights(model: Any, specs: Any, method: str) -> None:
-    """Raises what Keras says to sample weights of a shape that losses of its own do not have.
+    """Raises what Keras raises for sample weights of a shape that its own losses do not have.
 
-    Several weights for a row are right where a loss has as many values. Whether it has, a step
-    tells: where Keras does not know the rows, of a batch with a number of rows that no other
-    dimension has, since a worker's part may have as many rows as weights for each.
+    Several weights per row are right if a loss has as many values per row. Only a step can tell.
+    If Keras does not know the rows, the step's batch has a number of rows that no other dimension
+    has, since a worker's part may have as many rows as weights per row.
 
     Args:
-        model, specs, method: as in `refuse_data`, the model built, the rows as Keras knows
-            them.
+        model, specs, method: as in `refuse_data`. The model is built, and the specs have the
+            rows that Keras knows.
     """
     tf = require_tensorflow()
     shapes = [spec.shape for spec in tf.nest.flatten(specs) if spec is not None]
@@ -109,8 +109,8 @@ def trace_step(
 
     Args:
         model, specs, method: as in `refuse_data`.
-        shapes: sequence of tuple of int, of the arrays of a batch, flattened: it makes the step
-            with zeros of these shapes, too. None for no batch.
+        shapes: sequence of tuple of int, of the arrays of a batch, flattened: the step also runs,
+            on zeros of these shapes. None for no batch.
     """
     tf = require_tensorflow()
     name = f"{STEPS[method]}_function"
@@ -122,8 +122,8 @@ def trace_step(
             step.get_concrete_function([specs])
         return
     iterator = iter(_batches(specs, shapes))
-    # What does not depend on a batch happens nevertheless, such as the counting of steps and the
-    # gradients of regularizers.
+    # Even without a batch, the step does what does not depend on one, such as counting steps and
+    # applying the gradients of regularizers.
     kept = []
     if method == "fit":
         if model.built and model.trainable_variables:
@@ -140,14 +140,14 @@ def trace_step(
     try:
         step(iterator)
     except (StopIteration, tf.errors.OutOfRangeError):
-        return  # it was traced, and found no batch
+        return  # the step was traced, and found no batch
     finally:
         for variable, value in kept:
             variable.assign(value)
 
 
 def _batches(specs: Any, shapes: Sequence[tuple[int, ...]] | None) -> Any:
-    """A dataset of one batch, or of none, as Keras would make them of arrays."""
+    """Returns a dataset of one batch, or of none, as Keras would make it from arrays."""
     tf = require_tensorflow()
     given = tuple(spec for spec in tf.nest.flatten(specs) if spec is not None)
 

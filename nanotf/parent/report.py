@@ -1,26 +1,26 @@
-"""Where the time of a call went: `history.nanotf`, `nanotf.last_report()`.
+"""Report of where the time of a call went: `history.nanotf`, `nanotf.last_report()`.
 
     print(history.nanotf)                           a table
     history.nanotf.plot("where.png")                a timeline of all processes
     history.nanotf.to_chrome_trace("trace.json")    for https://ui.perfetto.dev, chrome://tracing
 
-What is measured how:
+Each part is measured as follows:
 
-- Input: from the beginning of a step to the arrival of its data, or, where several steps are one
-  execution, from the last collective of the step before. It holds what TensorFlow needs to begin
-  a graph, some 0.1 ms.
-- Communication: the collectives of steps, each from call to return. Of that, waiting is for ranks
+- Input: from the beginning of a step to the arrival of its data. If several steps are one
+  execution: from the last collective of the step before. Includes the time in which TensorFlow
+  begins a graph, about 0.1 ms.
+- Communication: the collectives of steps, each from call to return. Its waiting part is for ranks
   that have not come as far yet; the rest copies and sums.
-- Compute: what is left of the steps. The first step of each kind, which holds tracing, counts
-  apart.
-- Hooks: within epochs, when the workers hand over what callbacks need and wait for them: at
-  batches, at the begin of an epoch, around validation.
-- Between steps: what is left of epochs: Keras's Python, making iterators, metrics at the end.
-- Epoch ends: from the end of an epoch to the begin of the next, when the workers hand over their
-  weights and wait for callbacks.
+- Compute: the rest of the steps. The first step of each kind includes tracing, and counts
+  separately.
+- Hooks: time within epochs when the workers hand over what callbacks need and wait for them: at
+  batches, at the beginning of an epoch, around validation.
+- Between steps: the rest of the epochs: Keras's Python, making iterators, metrics at the end.
+- Epoch ends: from the end of an epoch to the beginning of the next, when the workers hand over
+  their weights and wait for callbacks.
 
-Of a `@nano` call, whose loop is the user's, only communication is told from the rest. Of a `fit`
-in one process only epochs are, see `one_process`.
+The loop of a `@nano` call is the user's, so only its communication is measured separately. A `fit`
+in one process measures only its epochs, see `one_process`.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ _COLUMNS_OF_TABLE = (*COLUMNS, ("total", "total"), ("executions", "steps"))
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Where the time of one call went, in seconds.
+    """Times of one call, in seconds.
 
     Args:
-        method: str, what was called.
+        method: str, the called method.
         size: int, number of workers.
         total: float, from the check of the arguments to the result.
         preparing: float, checking and describing model and data, in this process.
-        start_up: float, waiting for the pool of workers; about 0 where it was warm.
+        start_up: float, waiting for the pool of workers; about 0 if it was warm.
         shipping: float, copying arrays and weights into shared memory, making and sending the
             job, and the callbacks' `on_train_begin`.
         running: float, from there to the end of the last worker.
-        finishing: float, what is done with the results.
-        hooks: float, of `running`, when workers waited for this process: it brought their weights
-            home and ran callbacks.
-        reading: float, of `running`, when this process read the user's dataset or generator,
-            beside everything else; 0 for arrays, which workers read.
-        shipped_bytes: int, in shared memory, what is read in steps not counted.
+        finishing: float, using the results.
+        hooks: float, the part of `running` when workers waited for this process to copy their
+            weights and run callbacks.
+        reading: float, the part of `running` when this process read the user's dataset or
+            generator, in parallel with all else; 0 for arrays, which workers read.
+        shipped_bytes: int, in shared memory, without the batches that steps read.
         workers: tuple of `WorkerReport`, by rank; empty if workers died after training.
-        call, times: what was noted, see `timing`.
-        hint: str, what may be faster; "" where nothing is known to be.
+        call, times: the recorded times, see `timing`.
+        hint: str, what may be faster; "" if nothing is known.
     """
 
     method: str
@@ -94,7 +94,7 @@ class Report:
     def of(
         cls, method: str, call: timing.CallTimes, times: tuple[timing.WorkerTimes, ...], size: int
     ) -> Report:
-        """Sums up what the parent and `size` workers noted; `times` is empty if these died."""
+        """Sums up the times of the parent and `size` workers; `times` is empty if these died."""
         return cls(
             method=method,
             size=size,
@@ -114,7 +114,7 @@ class Report:
 
     @classmethod
     def of_one_process(cls, method: str, times: timing.WorkerTimes, hint: str) -> Report:
-        """Of a call without workers: the one row is that of this process."""
+        """Sums up a call without workers: the only row is for this process."""
         call, begin = timing.CallTimes(times.began), begin_of_passes(times)
         call.prepared = call.lent = call.written = call.sent = begin
         call.done = call.ended = times.ended
@@ -136,7 +136,7 @@ class Report:
 
     @property
     def load_imbalance(self) -> float:
-        """How much longer the slowest worker computes than the mean: 0.1 is 10 %."""
+        """Extra compute time of the slowest worker, relative to the mean: 0.1 is 10 %."""
         computes = [worker.compute for worker in self.workers]
         mean = sum(computes) / len(computes) if computes else 0.0
         return max(computes) / mean - 1 if mean > 0 else 0.0
@@ -147,7 +147,7 @@ class Report:
         return "\n".join([*_text_of_call(self), "", *_text_of_workers(self)])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the text, and the picture where matplotlib is installed."""
+        """Returns the text for a notebook, and the picture if matplotlib is installed."""
         text = f"<pre>{html.escape(str(self))}</pre>"
         if importlib.util.find_spec("matplotlib") is None:
             return text
@@ -157,7 +157,7 @@ class Report:
         return f'{text}<img alt="timeline of all processes" src="data:image/png;base64,{encoded}">'
 
     def _draw(self, file: str | os.PathLike[str] | IO[bytes]) -> None:
-        from nanotf.parent import report_chart  # and NumPy
+        from nanotf.parent import report_chart  # imports NumPy
 
         names, imbalance = ["this process"], ""
         if self.size > 1:
@@ -170,7 +170,7 @@ class Report:
         """Draws a timeline of this process and of each worker, and a bar with its sums.
 
         Args:
-            path: str or path-like, default "nanotf_report.png"; the suffix says the format.
+            path: str or path-like, default "nanotf_report.png"; the suffix sets the format.
 
         Returns:
             The path.
@@ -192,9 +192,9 @@ class Report:
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> str:
         """Writes the timeline for https://ui.perfetto.dev or chrome://tracing.
 
-        One track for this process and one for each worker. The first `timing.STEPS_KEPT` steps of
-        each worker are there one by one. Within a step, waiting for data stands at its beginning,
-        where it was, and communication at its end, where most of it was.
+        There is one track for this process and one for each worker. The first `timing.STEPS_KEPT`
+        steps of each worker are shown one by one. Within a step, waiting for data is shown at the
+        beginning, where it was, and communication at the end, where most of it was.
 
         Args:
             path: str or path-like, of the JSON file.
@@ -211,16 +211,16 @@ _last: Report | None = None
 
 
 def remember(report: Report | None) -> None:
-    """Makes it the one that `last_report` returns."""
+    """Sets the report that `last_report` returns."""
     global _last
     _last = report
 
 
 def last_report() -> Report | None:
-    """Where the time of the last call with `num_processes` in this process went.
+    """Returns the times of the last call with `num_processes` in this process.
 
     Returns:
-        A `Report`; None where there was no such call, or none came to its end.
+        A `Report`; None if there was no such call, or none ended successfully.
     """
     return _last
 
@@ -271,7 +271,7 @@ def _text_of_workers(report: Report) -> Iterator[str]:
         if any(getattr(worker, field) is not None for worker in report.workers)
     ]
     rows = [[str(w.rank), *(_cell(getattr(w, f)) for f, _ in shown)] for w in report.workers]
-    # Headings of two words take two lines, those of one the second.
+    # Headings of two words take two lines; headings of one word take the second.
     headings = [("", "worker"), *(h.rpartition(" ")[::2] for _, h in shown)]
     lines = [*map(list, zip(*headings, strict=True)), *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -290,7 +290,7 @@ def _text_of_workers(report: Report) -> Iterator[str]:
 
 
 def _cell(value: float | None) -> str:
-    """A number in six characters or less, up to 999999."""
+    """Formats a number in six characters or less, up to 999999."""
     if value is None:
         return "-"
     if isinstance(value, int):
@@ -301,7 +301,7 @@ def _cell(value: float | None) -> str:
 
 # --------------------------------------------------------------------------------- trace
 def _events(report: Report) -> Iterator[dict[str, Any]]:
-    """In the Trace Event Format: complete events ("X") in microseconds, and names of tracks."""
+    """Yields Trace Event Format: complete events ("X") in microseconds, and names of tracks."""
     origin = report.call.began
     tracks = [("this process", list(slices_of_call(report.call)))]
     for times in report.times:

@@ -1,7 +1,7 @@
 """The picture of a `Report`: a timeline of all processes, and the workers' sums.
 
-Steps are too short and too many to be seen one by one. A worker's track shows, for each small
-stretch of time, what part of it went where: a column of colours, always in the same order.
+Steps are too short and too many to be seen one by one. A worker's track shows how each small
+interval of time was spent: a column of colors, always in the same order.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from nanotf.parent import report_timeline as timeline
 from nanotf.wire import timing
 
-BINS = 400  # stretches of time in a track
+BINS = 400  # intervals of time in a track
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart.
+# Okabe and Ito's colors, which people with any color vision can tell apart.
 COLOURS = {
     "preparing": "#999999",
     "start-up": "#666666",
@@ -53,16 +53,16 @@ def draw(
     names: Sequence[str],
     titles: tuple[str, str],
 ) -> None:
-    """Draws the picture into a file, PNG where its name does not say otherwise.
+    """Draws the picture into a file, as PNG unless its name has another suffix.
 
     Args:
-        file: a path, or what is written to.
-        call, times: what parent and workers noted.
+        file: a path or a binary file.
+        call, times: the recorded times of parent and workers.
         workers: sequence of `WorkerReport`, by rank.
-        names: sequence of str, of the tracks: the parent's, then the workers'; of one process one.
+        names: sequence of str, of the tracks: the parent's, then the workers'; one for one process.
         titles: tuple of str, of the timeline and of the sums; "" is none.
     """
-    # Not pyplot, which would choose a back end for the whole process and keep the figure.
+    # Not pyplot, which would choose a backend for the whole process and keep the figure.
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -72,13 +72,13 @@ def draw(
     edges = np.linspace(begin, end, BINS + 1)
     seconds = (edges - begin) * timeline.NS
     tracks = _tracks(call, times, edges)
-    if len(names) == len(times):  # this process did the workers' part
+    if len(names) == len(times):  # this process did the work of the workers
         tracks = [_together(tracks)]
     used: dict[str, None] = {}
     for track, shares in enumerate(tracks):
-        bottom = np.full(BINS, track + 0.4)  # the first track is on top: the axis is turned round
+        bottom = np.full(BINS, track + 0.4)  # the first track is on top: the axis is inverted
         for name, share in shares.items():
-            if share.max() < 1e-9:  # nothing, but for rounding
+            if share.max() < 1e-9:  # zero, except for rounding
                 continue
             used[name] = None
             top = bottom - 0.8 * share
@@ -112,7 +112,7 @@ def draw(
 def _tracks(
     call: timing.CallTimes, times: Sequence[timing.WorkerTimes], edges: Array
 ) -> list[dict[str, Array]]:
-    """For each track and each name the part of every stretch of time, 0 to 1, that it took."""
+    """Returns, for each track and name, the share (0 to 1) that it took of every interval."""
     of_call: dict[str, Array] = dict.fromkeys(COLOURS, np.zeros(len(edges) - 1))
     for piece in timeline.slices_of_call(call):
         name = _name_of_call(piece.name)
@@ -123,7 +123,7 @@ def _tracks(
 
 
 def _together(tracks: Sequence[dict[str, Array]]) -> dict[str, Array]:
-    """The track of a process that did what all of these say."""
+    """Returns the track of a process that did the work of all these tracks."""
     found: dict[str, Array] = {}
     for track in tracks:
         for name, share in track.items():
@@ -132,12 +132,12 @@ def _together(tracks: Sequence[dict[str, Array]]) -> dict[str, Array]:
 
 
 def _name_of_call(name: str) -> str | None:
-    """The colour's name of a stretch of the parent's track; None where it is left blank."""
+    """Returns the color's name for a slice of the parent's track; None to leave it blank."""
     return _OF_CALL.get(name, "hooks" if name.startswith("on_") else None)
 
 
 def _add_hooks_not_kept(call: timing.CallTimes, edges: Array, shares: dict[str, Array]) -> None:
-    """Spreads the time in hooks beyond those kept over what is left of the call."""
+    """Spreads the time in hooks that were not kept over the rest of the call."""
     left = call.in_hooks - sum(ended - began for _, began, ended in call.hooks)
     last = max((ended for _, _, ended in call.hooks), default=call.sent)
     if left > 0 and call.done > last:
@@ -146,7 +146,7 @@ def _add_hooks_not_kept(call: timing.CallTimes, edges: Array, shares: dict[str, 
 
 
 def _overlap(began: int, ended: int, edges: Array) -> Array:
-    """The part of every stretch that lies between two times."""
+    """Returns the share of every interval that lies between two times."""
     inside = np.diff(np.clip(edges, began, ended))
     return np.asarray(inside / np.diff(edges))
 
@@ -155,7 +155,7 @@ def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array
     passes = timeline.passes_of(times)
     if times.steps:
         rows = np.array(times.steps, np.float64).reshape(-1, timing.STEP_COLUMNS)
-    else:  # nobody has looked at steps: each pass is one, and not a first one
+    else:  # steps were not recorded: each pass counts as one, and not as a first one
         whole = timeline.outer_passes(times)
         rows = np.array([[0, p.began, p.ended, 0, p.in_calls, p.waited, 1] for p in whole], float)
         rows = rows.reshape(-1, timing.STEP_COLUMNS)
@@ -188,7 +188,7 @@ def _track_of_worker(times: timing.WorkerTimes, edges: Array) -> dict[str, Array
 
 
 def _hooks_of_worker(times: timing.WorkerTimes, edges: Array, between: Array) -> Array:
-    """The part of every stretch in hooks; those beyond the kept are spread between steps."""
+    """Returns the share of hooks in every interval; those not kept are spread between steps."""
     began, ended = np.array(times.hooks, np.float64).reshape(-1, timing.HOOK_COLUMNS).T
     share = _spread(began, ended, ended - began, edges)
     left = sum(p.hooks for p in times.passes) - (ended - began).sum()
@@ -199,7 +199,7 @@ def _hooks_of_worker(times: timing.WorkerTimes, edges: Array, between: Array) ->
 
 
 def _spread(began: Array, ended: Array, amount: Array, edges: Array) -> Array:
-    """Amounts that grow evenly while their steps last, as parts of the stretches of time."""
+    """Spreads amounts evenly over their steps; returns the share in every interval."""
     if len(began) == 0:
         return np.zeros(len(edges) - 1)
     times = np.stack([began, ended], 1).reshape(-1)
@@ -208,7 +208,7 @@ def _spread(began: Array, ended: Array, amount: Array, edges: Array) -> Array:
 
 
 def _add_steps_not_kept(times: timing.WorkerTimes, edges: Array, shares: dict[str, Array]) -> None:
-    """Spreads what passes sum up beyond the steps kept over what is left of them."""
+    """Spreads the sums of steps that were not kept over the rest of their passes."""
     rows = list(timeline.rows_of_steps(times))
     if len(rows) < timing.STEPS_KEPT:
         return

@@ -1,6 +1,6 @@
-"""The timeline of one call: what parent and workers noted, as sums and as stretches of time.
+"""The timeline of one call: times of parent and workers, as sums and as slices.
 
-See `report` for what is measured how.
+See `report` for how each part is measured.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NS = 1e-9  # seconds
 
 _PASS_NAMES = {timing.TRAIN: "epoch", timing.TEST: "evaluation", timing.PREDICT: "prediction"}
 
-# Of a worker's row in the table and in the picture: field, heading.
+# Fields and headings of a worker's row in the table and in the picture.
 COLUMNS = (
     ("rebuilding", "rebuild"),
     ("first_steps", "first step"),
@@ -30,21 +30,21 @@ COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class WorkerReport:
-    """Where a worker's time went, in seconds. The parts add up to `total`.
+    """Times of one worker, in seconds. The parts add up to `total`.
 
-    What was not measured is None, and is part of `compute`. Of a `@nano` call that is all but
-    `rebuilding` and communication.
+    A part that was not measured is None, and counts as `compute`. In a `@nano` call that is
+    everything except `rebuilding` and communication.
 
     Args:
         rank: int.
-        rebuilding: float, rebuilding the model, or finding it from an earlier call; its values;
-            making what reads the data.
-        first_steps: float, the first step of training and the first of validation, which hold
+        rebuilding: float, rebuilding the model, or finding it from an earlier call; loading its
+            values; making the datasets.
+        first_steps: float, the first step of training and the first of validation, which include
             tracing.
-        input: float, other steps waiting for data.
+        input: float, waiting for data in other steps.
         compute: float.
         communication: float, copying and summing what ranks exchange.
-        communication_wait: float, waiting for other ranks there.
+        communication_wait: float, waiting there for other ranks.
         between_steps: float.
         hooks: float, waiting within epochs for callbacks.
         epoch_ends: float.
@@ -67,7 +67,7 @@ class WorkerReport:
 
     @classmethod
     def of(cls, times: timing.WorkerTimes) -> WorkerReport:
-        """Sums up what a worker noted."""
+        """Sums up the times of a worker."""
         passes, by_keras = passes_of(times), bool(times.passes)
         in_passes = sum(p.ended - p.began for p in outer_passes(times))
         inside, first = sum(p.inside for p in passes), sum(p.first for p in passes)
@@ -92,12 +92,12 @@ class WorkerReport:
 
 
 def begin_of_passes(times: timing.WorkerTimes) -> int:
-    """When a worker had made everything ready."""
+    """Returns the time at which a worker was ready for its first pass."""
     return times.passes[0].began if times.passes else times.ready
 
 
 def passes_of(times: timing.WorkerTimes) -> list[timing.Pass]:
-    """A worker's passes; of a job without any, a `@nano` call, all of it counts as one step."""
+    """Returns a worker's passes; a job without any, a `@nano` call, counts as one step."""
     if times.passes:
         return times.passes
     whole = timing.Pass(timing.TRAIN, None, times.ready, times.ended)
@@ -107,7 +107,7 @@ def passes_of(times: timing.WorkerTimes) -> list[timing.Pass]:
 
 
 def outer_passes(times: timing.WorkerTimes) -> list[timing.Pass]:
-    """A worker's passes without those inside others: validation is one inside of training."""
+    """Returns a worker's passes that are not inside others, as validation is in training."""
     passes = passes_of(times)
     return [p for p in passes if not any(_is_inside(p, q) for q in passes)]
 
@@ -118,12 +118,12 @@ def _is_inside(one: timing.Pass, other: timing.Pass) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """A stretch of a track, in nanoseconds.
+    """A slice of a track, in nanoseconds.
 
     Args:
         name: str.
         began, ended: int.
-        numbers: dict of str to float, what is shown with it.
+        numbers: dict of str to float, shown with it.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Slice:
 
 
 def slices_of_call(call: timing.CallTimes) -> Iterator[Slice]:
-    """The stretches of the parent's track; each comes before those inside it."""
+    """Yields the slices of the parent's track; each comes before those inside it."""
     yield Slice("preparing", call.began, call.prepared)
     yield Slice("start-up", call.prepared, call.lent)
     yield Slice("shipping", call.lent, call.sent)
@@ -144,7 +144,7 @@ def slices_of_call(call: timing.CallTimes) -> Iterator[Slice]:
 
 
 def slices_of_worker(times: timing.WorkerTimes) -> Iterator[Slice]:
-    """The stretches of a worker's track; each comes before those inside it."""
+    """Yields the slices of a worker's track; each comes before those inside it."""
     yield Slice("rebuilding", times.began, begin_of_passes(times))
     for one in passes_of(times):
         name, numbers = "running", {}
@@ -169,7 +169,7 @@ def slices_of_worker(times: timing.WorkerTimes) -> Iterator[Slice]:
 def _numbers(
     times: timing.WorkerTimes, waiting: int, in_calls: int, waited: int
 ) -> dict[str, float]:
-    """What is shown with a slice of a worker's track: what was measured."""
+    """Returns the measured numbers to show with a slice of a worker's track."""
     numbers = {}
     if times.knows_input and times.passes:
         numbers["input_ms"] = waiting / 1e6
@@ -180,7 +180,7 @@ def _numbers(
 
 
 def rows_of_steps(times: timing.WorkerTimes) -> Iterator[tuple[int, ...]]:
-    """The rows of `WorkerTimes.steps`."""
+    """Yields the rows of `WorkerTimes.steps`."""
     flat, width = times.steps, timing.STEP_COLUMNS
     for begin in range(0, len(flat), width):
         yield tuple(flat[begin : begin + width])

@@ -1,5 +1,5 @@
-"""What travels: jobs, models, programs, arrays, streams of batches, state, results.
+"""Everything that travels: jobs, models, programs, arrays, streams of batches, state, results.
 
-Called by `parent` and `worker`, which have a half each of most modules.
+Called by `parent` and `worker`. Most modules have a half for each of them.
 May import `pool`, `region` and everything below them.
 """

@@ -16,13 +16,13 @@ PICKLED = "pickled"
 
 @dataclasses.dataclass(frozen=True)
 class ArrayRef:
-    """Where an array lies in a block.
+    """The place of an array in a block.
 
     Args:
         offset: int, in bytes.
         shape: tuple of int.
         dtype: str, a dtype name that NumPy (with ml_dtypes for bfloat16) knows, or `PICKLED`
-            for an array of Python objects (strings above all), which lies there as a pickle.
+            for an array of Python objects (mostly strings), which is stored as a pickle.
         nbytes: int.
     """
 
@@ -49,14 +49,14 @@ def lay_out(arrays: Sequence[Any]) -> tuple[list[ArrayRef], int]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name by which `numpy_dtype` finds a dtype again in another process."""
+    """Returns the name by which `numpy_dtype` finds a dtype in another process."""
     found: np.dtype[Any] = np.dtype(dtype)
     # Extension types such as ml_dtypes' bfloat16 show up as opaque bytes in `dtype.str`.
     return str(found.name if found.kind == "V" else found.str)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of a name made by `dtype_name`, or of a TensorFlow dtype's name."""
+    """Returns the dtype of a name from `dtype_name` or of a TensorFlow dtype's name."""
     try:
         return np.dtype(name)
     except TypeError:
@@ -67,7 +67,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def view(block: Block, ref: ArrayRef) -> np.ndarray[Any, Any]:
-    """The array that `ref` describes, sharing the block's memory unless it is pickled."""
+    """Returns the array that `ref` describes. It shares the block's memory unless pickled."""
     if ref.dtype == PICKLED:
         raw = block.array(ref.offset, (ref.nbytes,), np.uint8)
         array: np.ndarray[Any, Any] = pickle.loads(raw.data)

@@ -8,18 +8,18 @@ _KERAS_PACKAGES = ("keras", "tf_keras", "tensorflow", "nanotf")
 
 
 def original_class(cls: type) -> type:
-    """The user's or Keras's class behind one that `accelerate` made."""
+    """Returns the user's or Keras's class behind one that `accelerate` made."""
     original: type = vars(cls).get("_nanotf_original", cls)
     return original
 
 
 def is_foreign(value: Any) -> bool:
-    """Whether Keras in another process would not know a class or function."""
+    """Returns True if Keras in another process would not know a class or function."""
     package = (getattr(value, "__module__", None) or "").split(".")[0]
     return package not in _KERAS_PACKAGES
 
 
 def has_own_get_config(cls: type) -> bool:
-    """Whether `get_config` is the user's."""
+    """Returns True if `get_config` is the user's."""
     owner = next(c for c in cls.__mro__ if "get_config" in vars(c))
     return is_foreign(owner)

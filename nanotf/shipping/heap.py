@@ -1,22 +1,22 @@
-"""Keras's objects on their way to another process, as they are: classes and attributes.
+"""Pickles Keras's objects for another process as they are: classes and attributes.
 
 Models, layers, variables and what Keras keeps between them refer to each other in circles and in
-long chains. So each travels by itself, and stands in the others as a number. In one stream there
-are, after what is sent, the attributes of every object by number; what makes the object is told
-where it is first referred to, so that the receiver has a bare one, which gets its attributes later.
+long chains. So each object travels by itself, and the others refer to it by a number. One stream
+holds what is sent, then the attributes of every object by number. The first reference to an object
+tells how to make it, so the receiver has a bare object, which gets its attributes later.
 
 | object | travels as |
 | --- | --- |
 | of a class of Keras's, or of one derived from it | class and attributes |
-| `tf.Variable` | shape, type, name; its value apart (`state`) |
+| `tf.Variable` | shape, type, name; its value separately (`state`) |
 | optimizer | class and configuration, not built (`optimizers`) |
-| variable of an optimizer's | its place there |
+| variable of an optimizer | its place there |
 | `tf.train.Checkpoint` | class and what it saves |
 | list, dict or set that tracks what it holds | content and attributes |
 | lookup table | its initializer, or its content |
 | lock, thread's data, cache with weak keys | a new one |
 | `tf.distribute.Strategy` | the receiver's |
-| symbolic tensor, resource, function that Keras has made for itself | None: of no use elsewhere |
+| symbolic tensor, resource, function that Keras has made for itself | None: useless elsewhere |
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ _BY_VALUE = (
 
 @functools.cache
 def _is_numbered(cls: Any) -> bool:
-    """Whether objects of a class travel each by itself."""
+    """Returns True if each object of a class travels by itself."""
     tf = require_tensorflow()
     if issubclass(cls, (tf.Variable, tf.train.Checkpoint, *keras_optimizers.optimizer_classes())):
         return True
     keras = tf.keras
     schedule = keras.optimizers.schedules.LearningRateSchedule  # an optimizer asks it at once
-    outside = (keras.callbacks.Callback, keras.utils.Sequence)  # which no model consists of
+    outside = (keras.callbacks.Callback, keras.utils.Sequence)  # never parts of a model
     if issubclass(cls, (*_BY_VALUE, schedule, *outside)):
         return False
     return hasattr(cls, "__dict__") and any(map(keras_names.is_keras_own, cls.__mro__))
@@ -73,15 +73,15 @@ def _is_numbered(cls: Any) -> bool:
 
 @functools.cache
 def _made_by_class(cls: Any) -> frozenset[str]:
-    """The attributes that are functions which a class makes anew for each object."""
+    """Returns the attributes that are functions which a class makes anew for each object."""
     made = vars(cls.__new__(cls))
     return frozenset(name for name, value in made.items() if isinstance(value, types.FunctionType))
 
 
-# ------------------------------------------------------------------- what makes an object bare
+# ---------------------------------------------------------------------- makers of bare objects
 @dataclasses.dataclass(frozen=True)
 class _VariableMaker:
-    """What makes a `tf.Variable`."""
+    """Maker of a `tf.Variable`."""
 
     shape: tuple[int | None, ...]
     dtype: str
@@ -118,7 +118,7 @@ class _VariableMaker:
 
 @dataclasses.dataclass(frozen=True)
 class _CastMaker:
-    """What makes a variable of Keras 2's that casts another one's values."""
+    """Maker of a Keras 2 variable that casts another one's values."""
 
     variable: Any
 
@@ -128,19 +128,19 @@ class _CastMaker:
 
 @dataclasses.dataclass(frozen=True)
 class _OfOptimizer:
-    """What finds a variable that belongs to an optimizer."""
+    """Finder of a variable that belongs to an optimizer."""
 
     optimizer: Any
     place: int
 
     def make(self) -> Any:
-        _ = self.optimizer.iterations  # which Keras 2's legacy ones have once they are asked
+        _ = self.optimizer.iterations  # Keras 2's legacy optimizers make it on first access
         return optimizers.variables_at_first(self.optimizer)[self.place]
 
 
 @dataclasses.dataclass(frozen=True)
 class _FunctionalMaker:
-    """What makes a model of inputs and outputs, of a class of the user's."""
+    """Maker of a functional model of a user's class."""
 
     cls: Any
 
@@ -151,7 +151,7 @@ class _FunctionalMaker:
 
 @dataclasses.dataclass(frozen=True)
 class _OperationMaker:
-    """What makes a layer that is an operation of TensorFlow's."""
+    """Maker of a layer that is a TensorFlow operation."""
 
     cls: Any
     config: dict[str, Any]
@@ -161,7 +161,7 @@ class _OperationMaker:
 
 
 def _maker(obj: Any) -> Any:
-    """What makes an object bare: its class, or what has `make()`."""
+    """Returns the maker of a bare object: its class, or an object with `make()`."""
     if isinstance(obj, keras_optimizers.optimizer_classes()):
         return optimizers.Configured.of(obj)
     if isinstance(obj, require_tensorflow().Variable):
@@ -179,7 +179,7 @@ def _travels(name: str) -> bool:
 
 
 def _attributes(obj: Any) -> dict[str, Any]:
-    """An object's attributes, in an order that does not tell which were set anew."""
+    """Returns an object's attributes, in an order that does not depend on when they were set."""
     tf = require_tensorflow()
     if isinstance(obj, (tf.Variable, *keras_optimizers.optimizer_classes())):
         return {}
@@ -194,7 +194,7 @@ def _attributes(obj: Any) -> dict[str, Any]:
 
 # -------------------------------------------------------------------------------- the stream
 class Pickler(pickling.Pickler):
-    """Writes objects of Keras's as numbers, and keeps them for `dump_attributes`.
+    """Pickler that writes Keras's objects as numbers, and keeps them for `dump_attributes`.
 
     Args:
         file: `io.BytesIO`.
@@ -229,7 +229,7 @@ class Pickler(pickling.Pickler):
         return found
 
     def maker(self, obj: Any) -> Any:
-        """What makes an object that travels by itself, as `_maker`; None of another."""
+        """Returns the maker of an object that travels by itself, see `_maker`; else None."""
         cls: Any = type(obj)
         if not _is_numbered(cls):
             return None
@@ -237,12 +237,12 @@ class Pickler(pickling.Pickler):
         return _maker(obj) if place is None else _OfOptimizer(*place)
 
     def attributes(self, obj: Any) -> dict[str, Any]:
-        """What is written of an object when all that refers to it has been."""
+        """Returns the attributes to write, after everything that refers to the object."""
         return {} if id(obj) in self.of_optimizers else _attributes(obj)
 
     def dump_attributes(self) -> None:
         """Writes the attributes of all objects that were found, and of those that they lead to."""
-        while self._written < len(self.numbered):  # which grows
+        while self._written < len(self.numbered):  # it grows in this loop
             obj = self.numbered[self._written]
             self._written += 1
             with pickling.naming(f"An object of class {type(obj).__name__}"):
@@ -254,7 +254,7 @@ class Pickler(pickling.Pickler):
 
 
 def _none(*_: Any) -> None:
-    """What stands for objects that are of no use in another process."""
+    """Replaces objects that are useless in another process."""
 
 
 def _new_cache(cls: Any) -> Any:
@@ -269,7 +269,7 @@ def _set_factory(cache: Any, factory: Any) -> None:
 
 
 def _replaced(obj: Any) -> Any:
-    """What a pickler's `reducer_override` returns for an object that has to be made anew."""
+    """Returns the result of `reducer_override` for an object that has to be made anew."""
     if isinstance(obj, types.FunctionType):
         return _library_function(obj)
     tf = require_tensorflow()
@@ -304,9 +304,9 @@ def _replaced(obj: Any) -> Any:
 
 
 def _library_function(function: types.FunctionType) -> Any:
-    """What a pickler returns for a function of TensorFlow's or Keras's that needs more than a name.
+    """Reduces a function of TensorFlow's or Keras's that needs more than a name.
 
-    One that is defined in another is made of its code and of the receiver's module.
+    A function that is defined in another is made from its code and the receiver's module.
     """
     if (function.__module__ or "").startswith("tensorflow"):
         name = containers.public_name(function)
@@ -322,12 +322,12 @@ def _local_function(module: str, code: types.CodeType, *options: Any) -> types.F
 
 
 class Unpickler(pickle.Unpickler):
-    """Undoes what a `Pickler` has done.
+    """Unpickler of what a `Pickler` has written.
 
     Args:
         file: `io.BytesIO`.
         buffers: list of buffers, as in `pickle.Unpickler`.
-        known: mapping of str to sequence of objects, what the sender knows to be here.
+        known: mapping of str to sequence of objects that the sender knows to be here.
 
     Attributes:
         numbered: list of the objects, by number.
@@ -359,7 +359,7 @@ class Unpickler(pickle.Unpickler):
         return self._made[number]
 
     def make(self, maker: Any) -> Any:
-        """A bare object, of what `Pickler.maker` has told."""
+        """Makes a bare object from the result of `Pickler.maker`."""
         cls: Any = maker
         return cls.__new__(cls) if isinstance(maker, type) else maker.make()
 
@@ -367,7 +367,7 @@ class Unpickler(pickle.Unpickler):
         """Gives all objects that were met, and those that they lead to, their attributes."""
         tf = require_tensorflow()
         begin, checkpoints = self._read, []
-        while self._read < len(self._made):  # which grows
+        while self._read < len(self._made):  # it grows in this loop
             obj, attributes = self._made[self._read], self.load()
             self._read += 1
             if isinstance(obj, tf.train.Checkpoint):
@@ -377,9 +377,9 @@ class Unpickler(pickle.Unpickler):
                     obj.assign(value)
             else:
                 vars(obj).update(attributes)
-        generation().mend(self.numbered[begin:])
+        generation().restore_identities(self.numbered[begin:])
         for checkpoint, attributes in checkpoints:
-            checkpoint.__init__(**attributes)  # which looks at what it saves
+            checkpoint.__init__(**attributes)  # last, since it looks at what it saves
 
 
 def dump(top: Any, make: Callable[[io.BytesIO], Pickler]) -> tuple[bytes, Any]:
@@ -411,7 +411,7 @@ def dump(top: Any, make: Callable[[io.BytesIO], Pickler]) -> tuple[bytes, Any]:
 
 
 def _check_slots(numbered: Sequence[Any], of_optimizers: Mapping[int, Any]) -> None:
-    """Raises `ShippingError` where something refers to what an optimizer makes when it is built."""
+    """Raises `ShippingError` if something refers to a variable of a built optimizer."""
     slots = {
         id(variable): optimizer
         for optimizer in optimizers.among(numbered).values()
@@ -421,8 +421,8 @@ def _check_slots(numbered: Sequence[Any], of_optimizers: Mapping[int, Any]) -> N
     for obj in numbered:
         if id(obj) in slots:
             raise ShippingError(
-                "Of an optimizer's variables, only its step count and its learning rate can be "
-                "sent by themselves, since workers build it anew. Received: the variable "
+                "Only an optimizer's step count and learning rate can be sent by themselves, since "
+                "workers build the optimizer's other variables anew. Received: the variable "
                 f"{obj.name!r} of an optimizer of class {type(slots[id(obj)]).__name__}. Take it "
                 "from the optimizer's `variables` where it is used."
             )
@@ -442,7 +442,7 @@ def load(unpickler: Unpickler) -> Any:
 
 # --------------------------------------------------------------------------------- models
 class _ModelPickler(Pickler):
-    """Writes a model of the user's."""
+    """Pickler of a user's model."""
 
     def __init__(self, file: io.BytesIO, modules: user_modules.ModulesByValue) -> None:
         super().__init__(file)
@@ -465,7 +465,7 @@ class _ModelPickler(Pickler):
 
 
 def _is_variable(value: Any) -> bool:
-    """Whether something is a variable of numbers, and of a known shape."""
+    """Returns True if a value is a variable of numbers with a known shape."""
     own = isinstance(value, generation().variable_classes())
     return own or keras_names.holds_numbers(value)
 
@@ -501,7 +501,7 @@ def load_model(data: bytes) -> tuple[Any, list[Any]]:
 
 
 def captured_beside(numbered: Sequence[Any], own: Sequence[Any]) -> tuple[int, ...]:
-    """The numbers of variables that have values to send, and are not among a model's own.
+    """Returns the numbers of variables that have values to send and are not a model's own.
 
     Args:
         numbered: sequence of objects, of `dump_model`.

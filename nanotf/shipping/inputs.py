@@ -1,13 +1,13 @@
-"""How batches reach the workers: each gets its share of every global batch, and no more.
+"""The workers' inputs: each worker gets only its share of every global batch.
 
 Arrays lie once in shared memory; a worker picks its rows of each batch by index. Everything
 else (`tf.data.Dataset`, `PyDataset`, generators) is read once, in the parent, and handed out
-through a ring of slots (`streams`), so that the order, the randomness and the work are those of
-a single process.
+through a ring of slots (`streams`). So order, randomness and work are the same as in a single
+process.
 
 In a worker both become a `tf.data.Dataset` of `(data, extent)`: the worker's rows, and a tensor of
-shape (n, 0) that tells by its shape how many rows the batch has. A worker for which a short batch
-has no row gets one row to stand in; see `region.rows.Division`.
+shape (n, 0) whose shape tells how many rows the batch has. If a short batch has no row for a
+worker, it gets a padding row; see `region.rows.Division`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from nanotf.wire.blocks import Block
 
 
 def rows_differ(shapes: Sequence[tuple[int, ...]]) -> InvalidArgumentError:
-    """The error for a batch whose arrays differ in rows: no worker could get its part of them.
+    """Returns the error for a batch whose arrays differ in rows, which cannot be divided.
 
     Args:
-        shapes: sequence of tuple of int, those of the batch's arrays, flattened.
+        shapes: sequence of tuple of int, of the batch's arrays, flattened.
     """
     return InvalidArgumentError(
         "All arrays of a batch must have the same number of rows to be divided between "
@@ -41,13 +41,13 @@ def rows_differ(shapes: Sequence[tuple[int, ...]]) -> InvalidArgumentError:
 
 
 def check_rows(shapes: Sequence[tuple[int, ...]], divided: int) -> None:
-    """Raises `rows_differ` unless the first `divided` arrays of a batch have as many rows."""
+    """Raises `rows_differ` unless the first `divided` arrays of a batch have equally many rows."""
     if len({shape[:1] for shape in shapes[:divided]}) > 1:
         raise rows_differ(shapes)
 
 
 def until_rows_differ(dataset: Any, refuse: Callable[[InvalidArgumentError], None]) -> Any:
-    """A dataset that ends before the first batch whose arrays differ in rows.
+    """Returns a dataset that ends before the first batch whose arrays differ in rows.
 
     Args:
         dataset: `tf.data.Dataset` of batches.
@@ -74,7 +74,7 @@ def until_rows_differ(dataset: Any, refuse: Callable[[InvalidArgumentError], Non
 
 
 def rows_of_rank(rows: int, rank: int, size: int) -> tuple[int, int]:
-    """The rows of a batch that a rank owns: contiguous, and as equal as possible.
+    """Returns the rows of a batch that a rank owns: contiguous, and as equal as possible.
 
     Args:
         rows: int, rows of the global batch.
@@ -82,19 +82,19 @@ def rows_of_rank(rows: int, rank: int, size: int) -> tuple[int, int]:
         size: int, number of workers.
 
     Returns:
-        A tuple of the first row and the row after the last; equal where there is none.
+        A tuple of the first row and the row after the last; equal if there is none.
     """
     return rows * rank // size, rows * (rank + 1) // size
 
 
 def extent_of(rows: Any) -> Any:
-    """A tensor without bytes that has as many rows as a batch: an int, or a scalar tensor."""
+    """Returns an empty tensor with as many rows as a batch; `rows` is an int or scalar tensor."""
     tf = require_tensorflow()
     return tf.zeros([rows, 0], tf.bool)
 
 
 def extent_spec() -> Any:
-    """The `tf.TensorSpec` of the extent of batches of any length."""
+    """Returns the `tf.TensorSpec` of the extent of batches of any length."""
     tf = require_tensorflow()
     return tf.TensorSpec([None, 0], tf.bool)
 
@@ -105,18 +105,18 @@ class ArrayInput:
 
     Args:
         structure: nested structure of int or None, the places of the arrays in `arrays`, in the
-            form that a batch has for a step: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+            form of a step's batch: x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
         arrays: tuple of `ArrayRef`.
-        block: int, which of the job's blocks they lie in.
+        block: int, the number of their block in the job.
         rows: int, length of every array.
         batch_size: int, rows of a global batch.
-        shuffle: bool or "batch", whether every pass over the data has an order of its own;
+        shuffle: bool or "batch", whether every pass over the data has its own order;
             "batch" shuffles within each batch.
         seed: int, of that order.
-        passes: int or None, how often an iterator goes through the data; None is without end,
-            which lets Keras keep one iterator over all epochs.
-        first: where the first iterator begins, if not at the first batch of the pass that the
-            epoch's number says: the pass, and how many of its batches were taken already.
+        passes: int or None, how many passes an iterator makes; None is endless, which lets Keras
+            keep one iterator over all epochs.
+        first: tuple of int or None, the pass in which the first iterator begins, and how many of
+            its batches were taken already; None for the first batch of the first epoch's pass.
     """
 
     structure: Any
@@ -135,18 +135,18 @@ class ArrayInput:
         return -(-self.rows // self.batch_size)
 
     def dataset(self, blocks: list[Block], rank: int, size: int, first_epoch: int = 0) -> Any:
-        """The worker's dataset.
+        """Returns the worker's dataset.
 
         Args:
             blocks: list of `Block`, of the job.
             rank: int.
             size: int, number of workers.
-            first_epoch: int, the number of the first pass, on which its order depends.
+            first_epoch: int, the number of the first pass; its order depends on this.
         """
         tf = require_tensorflow()
         arrays = [_Rows(view(blocks[self.block], ref)) for ref in self.arrays]
         first_pass, taken = (first_epoch, 0) if self.first is None else self.first
-        # Every rank begins the same passes, in the same order, whichever iterator they are of.
+        # All ranks begin the same passes in the same order, even across iterators.
         numbers = itertools.count(first_pass)
 
         def permutation() -> Any:
@@ -202,7 +202,7 @@ class ArrayInput:
 class _Rows:
     """Rows of an array in shared memory, in TensorFlow ops.
 
-    The tensor over the array shares its memory where TensorFlow can, and is a copy elsewhere.
+    The tensor over the array shares its memory if TensorFlow can do so; else it is a copy.
 
     Args:
         array: `numpy.ndarray`.
@@ -211,7 +211,7 @@ class _Rows:
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         tf = require_tensorflow()
         self._dtype = tf.as_dtype(array.dtype)
-        if array.dtype.kind == "b":  # TensorFlow takes no booleans through DLPack
+        if array.dtype.kind == "b":  # TensorFlow does not accept booleans through DLPack
             array = array.view(np.uint8)
         if array.dtype.kind in "iufc" and array.size and array.flags.c_contiguous:
             self._tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
@@ -219,11 +219,11 @@ class _Rows:
             self._tensor = tf.constant(array)
 
     def between(self, first: Any, end: Any) -> Any:
-        """The rows `first` to `end - 1`."""
+        """Returns the rows `first` to `end - 1`."""
         return self._converted(self._tensor[first:end])
 
     def at(self, index: Any) -> Any:
-        """The rows of an index vector."""
+        """Returns the rows of an index vector."""
         return self._converted(require_tensorflow().gather(self._tensor, index))
 
     def _converted(self, rows: Any) -> Any:
@@ -231,7 +231,7 @@ class _Rows:
 
 
 def own_rows(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
-    """The first row that a rank computes of a batch, and how many: one where it has none.
+    """Returns the first row that a rank computes of a batch, and how many: one if it owns none.
 
     Args:
         rows: int, or scalar tensor.
@@ -245,10 +245,10 @@ def own_rows(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
 
 
 def claiming(dataset: Any, cardinality: int) -> Any:
-    """A dataset of which Keras is told that it has a number of elements, or a code of TensorFlow's.
+    """Returns a dataset that tells Keras its number of elements, or one of TensorFlow's codes.
 
-    TensorFlow holds a dataset to the number that it claims, and Keras does not: so the one that
-    claims it is not the one that is iterated.
+    TensorFlow enforces the number that a dataset claims; Keras does not need it to be exact. So
+    the dataset that claims the number is not the one that is iterated.
     """
     tf = require_tensorflow()
     claims = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))
@@ -258,7 +258,7 @@ def claiming(dataset: Any, cardinality: int) -> Any:
 
 
 def tuned(dataset: Any) -> Any:
-    """Sets the options with which a dataset does not steal time from its worker.
+    """Sets the options that keep a dataset from stealing its worker's time.
 
     With the autotuner on, dropping an iterator waits for its sleep of 10 ms x 2^k: the
     epoch-end stall. A worker owns few cores, so the pipeline gets one thread.
@@ -274,7 +274,7 @@ def tuned(dataset: Any) -> Any:
 
 
 def resumed(dataset: Any, taken: int) -> Any:
-    """A dataset of which the first iterator goes on after `taken` elements; others begin anew."""
+    """Returns a dataset whose first iterator skips `taken` elements; later ones skip none."""
     if taken == 0:
         return dataset
     tf, iterators = require_tensorflow(), itertools.count()
@@ -291,7 +291,7 @@ def resumed(dataset: Any, taken: int) -> Any:
 
 
 def without_lists(structure: Any) -> Any:
-    """A structure with tuples in place of lists, which tf.data would make tensors of."""
+    """Replaces lists by tuples in a structure, since tf.data makes tensors of lists."""
     if isinstance(structure, dict):
         return {key: without_lists(value) for key, value in structure.items()}
     if isinstance(structure, (list, tuple)):
@@ -314,7 +314,7 @@ def pack_arrays(
             one length, or None.
         block: int, the block that they will be written to.
         batch_size: int.
-        shuffle, seed, passes: as in `ArrayInput`.
+        shuffle, seed, passes: see `ArrayInput`.
 
     Returns:
         A tuple of the `ArrayInput` and the `Packing` that writes its block.

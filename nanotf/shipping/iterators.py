@@ -3,8 +3,8 @@
 With tf.data's autotuner on, as it is by default, dropping an iterator waits until the
 autotuner wakes from its sleep of 10 ms x 2^k: an epoch of 1.3 s ends in a stall of 1.2 s.
 Keras drops one iterator per epoch. Here a step function keeps the iterator that it was
-last called with, and the one before is dropped by a short-lived thread, where the wait
-holds nobody up (the wait does not hold Python's lock).
+last called with. A short-lived thread drops the one before, where the wait delays
+nothing (it does not hold the GIL).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def drop(held: list[Any]) -> None:
-    """Empties a list that holds the last reference to an iterator, in a thread of its own."""
+    """Empties a list that holds the last reference to an iterator, in a separate thread."""
     if any(iterator is not None for iterator in held):
         threading.Thread(target=held.clear, name="nanotf-drop-iterator", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""What a job consists of, as the parent ships it to the workers."""
+"""Jobs that the parent ships to the workers, and their results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HOOKS = EPOCH_HOOKS + BATCH_HOOKS + PLAIN_HOOKS
 
 
 def index_and_logs(hook: str, *arguments: Any, **named: Any) -> tuple[int | None, Any]:
-    """The epoch or batch (None for a hook without one) and the logs (or None) of a hook's call."""
+    """Returns the epoch or batch (None for a hook without one) and the logs (or None) of a call."""
     values = [*arguments, *named.values()]
     index = values.pop(0) if hook in EPOCH_HOOKS + BATCH_HOOKS else None
     return index, values[0] if values else None
@@ -36,11 +36,11 @@ def index_and_logs(hook: str, *arguments: Any, **named: Any) -> tuple[int | None
 
 @dataclasses.dataclass(frozen=True)
 class KerasSettings:
-    """Keras's global settings, which a worker takes over from the parent.
+    """Keras's global settings, which a worker copies from the parent.
 
     Args:
         floatx: str, the default float type.
-        epsilon: float, what losses and metrics keep away from zero.
+        epsilon: float, the distance that losses and metrics keep from zero.
         image_data_format: str.
         dtype_policy: str, the name of the global policy.
         limits: tuple of int or None, see `keras_names.run_limits`.
@@ -53,8 +53,8 @@ class KerasSettings:
     limits: tuple[int | None, int | None]
 
     @classmethod
-    def taken(cls) -> KerasSettings:
-        """Those of this process."""
+    def capture(cls) -> KerasSettings:
+        """Returns the settings of this process."""
         keras = require_tensorflow().keras
         return cls(
             keras.backend.floatx(),
@@ -64,8 +64,8 @@ class KerasSettings:
             keras_names.run_limits(),
         )
 
-    def put(self) -> None:
-        """Makes them those of this process."""
+    def restore(self) -> None:
+        """Sets them in this process."""
         keras = require_tensorflow().keras
         keras.backend.set_floatx(self.floatx)
         keras.backend.set_epsilon(self.epsilon)
@@ -77,21 +77,21 @@ class KerasSettings:
 
 @dataclasses.dataclass(frozen=True)
 class ModelJob:
-    """What every job of a model's method consists of.
+    """Base of the jobs of a model's methods.
 
     Args:
-        heap: bytes, what `shipping.heap.dump_model` has made of the model. Equal bytes mean that
-            a worker can go on with the model that it has, and with its traced functions.
+        heap: bytes, the model, pickled by `shipping.heap.dump_model`. If the bytes are equal, a
+            worker reuses the model that it has, and its traced functions.
         settings: `KerasSettings`.
         specs: nested structure of `tf.TensorSpec`, of one global batch.
         layout: `StateLayout` of the model's variables, then, in `FitJob`, the optimizer's.
         captured: tuple of int, the numbers in the heap of the variables that come last there.
-        state_block: int, which of the job's blocks holds the state.
+        state_block: int, the number of the job's block that holds the state.
         events: frozenset of str, hooks that rank 0 reports.
         waits: frozenset of str, hooks at which all ranks wait for the parent's answer.
-        chance: `Chance`, where random numbers stand, the same for all ranks.
+        chance: `Chance`, the random states, the same for all ranks.
         terminal: `Terminal`.
-        quiet: bool, whether what rank 0 prints stays out of it.
+        quiet: bool, whether rank 0's prints stay out of it.
     """
 
     heap: bytes
@@ -120,12 +120,12 @@ class FitJob(ModelJob):
         validation_steps: int or None.
         validation_freq: int or list of int, as `fit` takes it.
         initial_step: int, in that epoch; 0 unless `BackupAndRestore` of Keras 2 resumes.
-        shards: `OptimizerShards`, or None where each worker makes the whole update.
-        optimizers: dict, what the model's optimizers are built with; see
+        shards: `OptimizerShards`, or None if each worker makes the whole update.
+        optimizers: dict, the variables that the model's optimizers are built with; see
             `shipping.optimizers.built_optimizers`.
         asks: frozenset of str, the batch hooks at which workers store their state unasked.
-        metrics_layout: `StateLayout` of what `keras_names.metric_state` lists.
-        metrics_block: int, which of the job's blocks holds it.
+        metrics_layout: `StateLayout` of the variables in `keras_names.metric_state`.
+        metrics_block: int, the number of the job's block that holds them.
         stop: bool, whether to stop after one batch, as `on_train_begin` wanted.
     """
 
@@ -160,14 +160,14 @@ class EvaluateJob(ModelJob):
 
 @dataclasses.dataclass(frozen=True)
 class Evaluated:
-    """What a worker returns from an `EvaluateJob`.
+    """A worker's result of an `EvaluateJob`.
 
     Args:
-        logs: dict of str to float, what `evaluate(return_dict=True)` returns; equal on all ranks.
-        values: float or list of float, what `evaluate()` returns.
+        logs: dict of str to float, result of `evaluate(return_dict=True)`; equal on all ranks.
+        values: float or list of float, result of `evaluate()`.
         metrics: list of `numpy.ndarray`, this rank's part of the metrics' variables.
-        steps: int or None, batches, where Keras counts them in the model.
-        seeds: list of `numpy.ndarray`, where this rank's random layers stand.
+        steps: int or None, batches, if Keras counts them in the model.
+        seeds: list of `numpy.ndarray`, the states of this rank's random layers.
     """
 
     logs: dict[str, Any]
@@ -192,10 +192,10 @@ class PredictJob(ModelJob):
 
 @dataclasses.dataclass(frozen=True)
 class Predicted:
-    """What a worker returns from a `PredictJob`, next to the outputs that it has sent.
+    """A worker's result of a `PredictJob`, besides the outputs that it has sent.
 
     Args:
-        steps, seeds: as in `Evaluated`.
+        steps, seeds: see `Evaluated`.
     """
 
     steps: int | None
@@ -208,8 +208,8 @@ class LoopData:
     """Data of a custom loop, which the parent reads.
 
     Args:
-        kind: str, "dataset" for what can be iterated again and again, "iterator" for what yields
-            tensors once, "generator" for what yields arrays once.
+        kind: str, "dataset" if it can be iterated again and again, "iterator" if it yields
+            tensors once, "generator" if it yields arrays once.
         signature: nested structure of `tf.TensorSpec`, of one element.
         cardinality: int, elements, or TensorFlow's codes for endless and unknown.
     """
@@ -221,10 +221,10 @@ class LoopData:
 
 @dataclasses.dataclass(frozen=True)
 class Terminal:
-    """What rank 0 needs to know of the user's output.
+    """Properties of the user's output that rank 0 needs.
 
     Args:
-        is_terminal: dict of str to bool, whether "stdout" and "stderr" are one.
+        is_terminal: dict of str to bool, whether "stdout" and "stderr" are terminals.
         columns: int, its width.
     """
 
@@ -232,8 +232,8 @@ class Terminal:
     columns: int
 
     @classmethod
-    def taken(cls) -> Terminal:
-        """That of this process."""
+    def capture(cls) -> Terminal:
+        """Returns the properties of this process's output."""
         # A daemon's streams are None, a notebook's may be anything.
         streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         is_terminal = {name: bool(getattr(s, "isatty", bool)()) for name, s in streams.items()}
@@ -246,14 +246,14 @@ class LoopJob:
 
     Args:
         shipment: `shipping.programs.Shipment`.
-        array_block: int or None, which of the job's blocks holds the arrays of its pickles.
+        array_block: int or None, the number of the job's block for the arrays of its pickles.
         data: tuple of `LoopData`, by number.
         settings: `KerasSettings`.
         layout: `StateLayout` of `shipping.objects.distinct_variables`.
-        optimizers: dict, what the optimizers there are built with; see
+        optimizers: dict, the variables that the optimizers there are built with; see
             `shipping.optimizers.built_optimizers`.
-        state_block: int, which of the job's blocks holds the state.
-        chance: `Chance`, where random numbers stand, the same for all ranks.
+        state_block: int, the number of the job's block that holds the state.
+        chance: `Chance`, the random states, the same for all ranks.
         terminal: `Terminal`.
     """
 
@@ -270,15 +270,15 @@ class LoopJob:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """What a `@nano` function has built; sent by rank 0, objects by their numbers.
+    """Description of what a `@nano` function has built; sent by rank 0, objects by number.
 
     Args:
         layers: dict of int to tuple, the `keras_build.build_configs` of layers and models.
-        optimizers: as in `LoopJob`, afterwards.
-        variables: tuple of tuples of int, of each variable that is new, what holds it and its
+        optimizers: see `LoopJob`; after the call.
+        variables: tuple of tuples of int, for each new variable, the number of its holder and the
             place there; see `objects.variables_of`.
         values: list of `numpy.ndarray`, their values.
-        chance: as in `LoopJob`, afterwards.
+        chance: see `LoopJob`; after the call.
     """
 
     layers: dict[int, Any]
@@ -290,7 +290,7 @@ class Built:
 
 @dataclasses.dataclass(frozen=True)
 class LoopEnd:
-    """How a `@nano` function ended on one rank.
+    """The end of a `@nano` function on one rank.
 
     Args:
         held: tuple of tuple of str and float, the variables' names and norms.

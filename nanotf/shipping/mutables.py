@@ -1,9 +1,9 @@
-"""Objects of Python's that a `@nano` function changes, whose contents come home.
+"""Python objects that a `@nano` function changes, and whose contents come home.
 
 In a worker the function has copies of them: the user's lists, dicts, sets and arrays, generators of
 random numbers, instances of classes, the variables of closures and the globals of modules that
 travel by value. Both sides know each by its number. After the call rank 0 sends the contents of
-those that have changed, and the user's own get them.
+those that have changed, and the user's objects get them.
 
 | kind | contents |
 | --- | --- |
@@ -12,9 +12,9 @@ those that have changed, and the user's own get them.
 | `numpy.ndarray` | the numbers |
 | generator of random numbers | its state |
 | variable of a closure | its value |
-| function that travels by value | its module's globals, those that it refers to |
+| function that travels by value | those globals of its module that it refers to |
 | instance that pickle takes apart by its attributes | the attributes |
-| object of a user's class derived from one of Keras's | the attributes that are not Keras's |
+| object of a user's class derived from a Keras class | the attributes that are not Keras's |
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _MISSING = object()
 
 
 class _Kind(NamedTuple):
-    """What is done with objects of a kind.
+    """Operations on objects of a kind.
 
     Args:
         take: callable of the object, returns its contents.
-        put: callable of the object and contents, makes them its own.
+        put: callable of the object and contents, sets its contents.
         same: callable of two marks of an object, whether nothing has changed between them.
-        mark: callable of the object, returns what `same` takes; None where that is the contents.
+        mark: callable of the object, returns a mark; None if its contents are the mark.
     """
 
     take: Callable[[Any], Any]
@@ -62,7 +62,7 @@ def _same_names(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> bool:
 
 
 def _put_items(target: Any, items: Collection[Any]) -> None:
-    # A list of a layer's, which has built the layer's parts here, takes none.
+    # Leaves alone a layer's list whose parts were built here: it has these items already.
     if isinstance(target, list) and _same_items(target, list(items)):
         return
     target.clear()
@@ -88,7 +88,7 @@ def _put_value(cell: types.CellType, values: Sequence[Any]) -> None:
 
 
 def _globals_of(function: types.FunctionType) -> dict[str, Any]:
-    """Empty where they are those of a module, which travels by name."""
+    """Returns a function's globals; {} if they are those of a module that travels by name."""
     module = sys.modules.get(function.__module__ or "")
     if module is not None and vars(module) is function.__globals__:
         return {}
@@ -96,7 +96,7 @@ def _globals_of(function: types.FunctionType) -> dict[str, Any]:
 
 
 def attributes_of(instance: Any) -> dict[str, Any]:
-    """An instance's attributes, those of `__slots__` too."""
+    """Returns an instance's attributes, those of `__slots__` included."""
     slots = {n: getattr(instance, n, _MISSING) for n in copyreg._slotnames(type(instance))}  # type: ignore[attr-defined]
     slots = {name: value for name, value in slots.items() if value is not _MISSING}
     return {**getattr(instance, "__dict__", {}), **slots}
@@ -104,7 +104,7 @@ def attributes_of(instance: Any) -> dict[str, Any]:
 
 def _put_attributes(instance: Any, values: Mapping[str, Any]) -> None:
     before = attributes_of(instance)
-    # A class may forbid it; TensorFlow's own takes notice of what is set.
+    # A class may forbid setting attributes; TensorFlow's `__setattr__` has to track them.
     is_tracked = isinstance(instance, require_tensorflow().__internal__.tracking.Trackable)
     put = setattr if is_tracked else object.__setattr__
     for name in before.keys() - values.keys():
@@ -213,7 +213,7 @@ def _kind_of(value: Any) -> _Kind | None:
     by_attributes = (
         _of_object(cls, "__reduce_ex__")
         and _of_object(cls, "__reduce__")
-        and _of_object(cls, "__getstate__")  # Python 3.11 gives it to all
+        and _of_object(cls, "__getstate__")  # Python 3.11 has it in all classes
         and not hasattr(cls, "__setstate__")
         and not hasattr(cls, "__getnewargs__")
         and cls not in copyreg.dispatch_table
@@ -227,14 +227,14 @@ def _kind_of(value: Any) -> _Kind | None:
 
 
 def is_users(value: Any) -> bool:
-    """Whether something is of a user's class derived from one of Keras's, with such attributes."""
+    """Returns True for objects of a user's class derived from a Keras class with attributes."""
     keras = require_tensorflow().keras
     kinds = (keras.layers.Layer, keras.metrics.Metric, keras.losses.Loss)
     return isinstance(value, kinds) and classes.is_foreign(type(value))
 
 
 def held_by(numbered: Iterable[Any]) -> list[Any]:
-    """The objects of users' classes among those of a heap, and what their attributes hold.
+    """Returns the objects of users' classes in a heap, and what their attributes hold.
 
     Returns:
         A list of mutable objects, each once, in the order of both sides.
@@ -268,17 +268,17 @@ def _hold(value: Any, found: dict[int, Any]) -> None:
 
 
 def is_mutable(value: Any) -> bool:
-    """Whether something's contents can come home."""
+    """Returns True if a value's contents can come home."""
     return _kind_of(value) is not None
 
 
 def is_instance(value: Any) -> bool:
-    """Whether something consists of its attributes alone."""
+    """Returns True if a value consists only of its attributes."""
     return _kind_of(value) is _INSTANCE
 
 
 def is_data(value: Any, depth: int = 20) -> bool:
-    """Whether something holds numbers and texts alone, no code and no object with an identity."""
+    """Returns True if a value holds only numbers and texts: no code, no objects with identity."""
     if isinstance(value, (bool, int, float, complex, str, bytes, bytearray, type(None))):
         return True
     if isinstance(value, (np.generic, np.random.Generator, np.random.RandomState, random.Random)):
@@ -296,7 +296,7 @@ def is_data(value: Any, depth: int = 20) -> bool:
 
 
 class Snapshot:
-    """Contents of a worker's copies, before the call.
+    """Contents of a worker's copies before the call.
 
     Args:
         mutables: list of objects, the copies.
@@ -307,9 +307,9 @@ class Snapshot:
         self._before = [_mark(value) for value in mutables]
 
     def changed(self) -> dict[int, Any]:
-        """The contents, by number, of those that have changed."""
+        """Returns the contents of the copies that have changed, by number."""
         found: dict[int, Any] = {}
-        modules: set[int] = set()  # their globals, which several functions have
+        modules: set[int] = set()  # ids of their globals, which functions share
         for number, (value, before) in enumerate(zip(self._mutables, self._before, strict=True)):
             kind = _of(value)
             if kind is not _FUNCTION:
@@ -324,7 +324,7 @@ class Snapshot:
 
 
 def put(mutables: Sequence[Any], changed: Mapping[int, Any]) -> None:
-    """Gives the user's objects the contents that the copies have, see `Snapshot.changed`."""
+    """Gives the user's objects the contents of the copies, see `Snapshot.changed`."""
     for number, contents in changed.items():
         value = mutables[number]
         _of(value).put(value, contents)

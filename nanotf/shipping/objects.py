@@ -1,6 +1,6 @@
-"""Objects of the user's that have an identity, and the variables that belong to them.
+"""The user's objects that have an identity, and the variables that belong to them.
 
-Both sides of a job ask the same questions of their own objects, and must get answers in the same
+Both sides of a job call these functions on their own objects, and must get results in the same
 order.
 """
 
@@ -17,13 +17,13 @@ from nanotf.compat.versions import require_tensorflow
 
 
 def data_classes() -> tuple[type, ...]:
-    """What yields the batches of a loop, and is read in the parent."""
+    """Returns the classes that yield the batches of a loop, and are read in the parent."""
     tf = require_tensorflow()
     return tf.data.Dataset, tf.data.Iterator, types.GeneratorType
 
 
 def is_root(value: Any) -> bool:
-    """Whether something must not exist twice: it has variables, or yields data."""
+    """Returns True if a value must not exist twice: it has variables, or yields data."""
     return isinstance(value, (*_root_classes(), *data_classes()))
 
 
@@ -44,17 +44,17 @@ def _root_classes() -> tuple[type, ...]:
 
 
 def holds_variables(obj: Any) -> bool:
-    """Whether something makes variables, and knows them: see `variables_of`."""
+    """Returns True if an object makes variables, and knows them: see `variables_of`."""
     tf = require_tensorflow()
     kinds = (tf.keras.layers.Layer, tf.keras.metrics.Metric, tf.train.Checkpoint)
     return isinstance(obj, (*kinds, *keras_optimizers.optimizer_classes()))
 
 
 def variables_of(holder: Any) -> list[Any]:
-    """The variables with values of something that holds some, in a fixed order.
+    """Returns the variables with values that an object holds, in a fixed order.
 
     Returns:
-        A list of `tf.Variable`; of a model without those of its optimizers.
+        A list of `tf.Variable`; for a model, without those of its optimizers.
     """
     tf = require_tensorflow()
     if isinstance(holder, tf.train.Checkpoint):
@@ -68,14 +68,14 @@ def variables_of(holder: Any) -> list[Any]:
             found = [keras_names.tf_variable(v) for v in holder.variables]
             if isinstance(holder, keras_names.model_class()):
                 found = generation().model_variables(holder) + keras_names.metric_variables(holder)
-        except ValueError:  # Keras 2, of a model that is not built
+        except ValueError:  # Keras 2, for a model that is not built
             return []
     whole = ((v, generation().cast_by(v)) for v in found if hasattr(v, "assign"))
     return [v for v in (v if inner is None else inner for v, inner in whole) if has_value(v)]
 
 
 def parts_of(layers: Iterable[Any]) -> list[Any]:
-    """The layers and metrics inside of layers, and their variables, in a fixed order."""
+    """Returns the layers and metrics inside layers, and their variables, in a fixed order."""
     found: list[Any] = []
     for layer in layers:
         for part in keras_names.flat_layers(layer):
@@ -84,7 +84,7 @@ def parts_of(layers: Iterable[Any]) -> list[Any]:
 
 
 def distinct_variables(numbered: Sequence[Any]) -> list[Any]:
-    """All variables with values that are among objects or held by some, each once.
+    """Returns all variables with values that are among objects or held by them, each once.
 
     Args:
         numbered: sequence of objects, see `shipping.heap`.
@@ -94,7 +94,7 @@ def distinct_variables(numbered: Sequence[Any]) -> list[Any]:
     """
     tf = require_tensorflow()
     found = {id(obj): obj for obj in numbered if has_value(obj)}
-    # Those of all others are numbered themselves.
+    # The variables of all other holders are numbered themselves.
     apart = (tf.train.Checkpoint, *keras_optimizers.optimizer_classes())
     for holder in numbered:
         if isinstance(holder, apart):
@@ -103,7 +103,7 @@ def distinct_variables(numbered: Sequence[Any]) -> list[Any]:
 
 
 def all_variables(numbered: Sequence[Any]) -> list[Any]:
-    """As `distinct_variables`, and those that objects have made since they were sent."""
+    """Returns `distinct_variables`, and those that objects have made since they were sent."""
     found = {id(v): v for v in distinct_variables(numbered)}
     for holder in filter(holds_variables, numbered):
         found.update({id(v): v for v in variables_of(holder)})
@@ -111,5 +111,5 @@ def all_variables(numbered: Sequence[Any]) -> list[Any]:
 
 
 def has_value(obj: Any) -> bool:
-    """Whether something is a `tf.Variable` with numbers of its own, and of a known shape."""
+    """Returns True if an object is a `tf.Variable` with its own numbers and a known shape."""
     return keras_names.holds_numbers(obj) and generation().cast_by(obj) is None

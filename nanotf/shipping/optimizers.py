@@ -1,8 +1,8 @@
-"""Optimizers on their way to another process: class, configuration, what they are built with.
+"""Sends optimizers to another process: class, configuration, the variables they are built with.
 
-An optimizer that is sent is not built, so that the same bytes describe it before and after
-training. `built_optimizers` says with which variables the receiver builds it; the values of its
-own travel apart (`state`).
+An optimizer is sent unbuilt, so that the same bytes describe it before and after training.
+`built_optimizers` tells with which variables the receiver builds it. The values of its own
+variables travel separately (`state`).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from nanotf.errors import ShippingError
 from nanotf.shipping import classes
 
 
-# ---------------------------------------------------------------------------- one, not built
+# --------------------------------------------------------------------- one unbuilt optimizer
 @dataclasses.dataclass(frozen=True)
 class Configured:
-    """What makes an optimizer.
+    """Maker of an optimizer.
 
     Args:
         cls: type.
-        config: dict, what its `from_config` takes; schedules and inner optimizers as they are.
-        attributes: dict of str to object, what the configuration leaves out.
+        config: dict, argument of its `from_config`; schedules and inner optimizers as they are.
+        attributes: dict of str to object, attributes that the configuration leaves out.
     """
 
     cls: Any
@@ -41,10 +41,10 @@ class Configured:
 
     @classmethod
     def of(cls, optimizer: Any) -> Configured:
-        """What makes one like this.
+        """Returns a maker of optimizers like this one.
 
         Raises:
-            ShippingError: Its class cannot be made of its configuration.
+            ShippingError: Its class cannot be made from its configuration.
         """
         own = classes.is_foreign(type(optimizer))
         config = _config_of(optimizer)
@@ -66,8 +66,8 @@ class Configured:
         return cls(type(optimizer), config, attributes)
 
     def make(self) -> Any:
-        """A new optimizer."""
-        # Objects in a configuration are the receiver's own: others may refer to them, too.
+        """Makes a new optimizer."""
+        # Objects in a configuration are not copied: other objects may refer to them, too.
         known = {id(value): value for value in self.config.values() if _is_object(value)}
         config = copy.deepcopy(self.config, known)
         if isinstance(config.get("inner_optimizer"), keras_optimizers.optimizer_classes()):
@@ -80,7 +80,7 @@ class Configured:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether a value of a configuration is an object that stands there as it is."""
+    """Returns True if a value of a configuration is an object that is there as it is."""
     schedule = require_tensorflow().keras.optimizers.schedules.LearningRateSchedule
     return isinstance(value, (schedule, *keras_optimizers.optimizer_classes()))
 
@@ -95,7 +95,7 @@ def _config_of(optimizer: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _mute_schedules(optimizer: Any) -> Iterator[None]:
-    """Lets an optimizer say its configuration though its schedule has none to say.
+    """Lets an optimizer return its configuration even if its schedule has none.
 
     A schedule needs no `get_config()` to be used in a single process, and is sent as it is.
     """
@@ -119,10 +119,10 @@ def _not_configurable(optimizer: Any, received: str) -> ShippingError:
 
 
 def _completed(optimizer: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration that fits the `__init__` of a user's class without `get_config()`.
+    """Returns the configuration for the `__init__` of a user's class without `get_config()`.
 
-    Such an optimizer can be used in a single process. Keras's configuration lacks the class's own
-    arguments, and has Keras's, which the class need not take.
+    Such an optimizer works in a single process. Keras's configuration lacks the class's own
+    arguments, and has Keras's, which the class need not accept.
     """
     parameters = inspect.signature(type(optimizer).__init__).parameters
     kinds = {parameter.kind for parameter in parameters.values()}
@@ -135,7 +135,7 @@ def _completed(optimizer: Any, config: dict[str, Any]) -> dict[str, Any]:
             completed.setdefault("learning_rate", keras_optimizers.rate_of(optimizer))
         for name in (parameter.name, f"_{parameter.name}"):
             value = vars(optimizer).get(name, inspect.Parameter.empty)
-            # What belongs to the optimizer, and not to whoever made it, is no argument.
+            # A variable belongs to the optimizer itself, so it is not an argument.
             if value is not inspect.Parameter.empty and not hasattr(value, "assign"):
                 completed.setdefault(parameter.name, value)
     return completed
@@ -158,7 +158,7 @@ def _attributes_that_differ(optimizer: Any, twin: Any) -> dict[str, Any]:
         if _is_plain(value)
         and name not in ("name", "built", "_built")
         and name not in keras_optimizers.own_attributes()
-        # Lists of slots are empty in an optimizer that needs none of that kind.
+        # A list of slots is empty in an optimizer that needs no slots of that kind.
         and (_differs(value, theirs[name]) if name in theirs else value not in ([], ()))
     }
 
@@ -169,15 +169,15 @@ def _differs(value: Any, other: Any) -> bool:
     return _is_plain(other) and bool(other != value)
 
 
-# ------------------------------------------------------------------------ those among objects
+# -------------------------------------------------------------------- optimizers among objects
 def among(numbered: Sequence[Any]) -> dict[int, Any]:
-    """The optimizers among objects, by number."""
+    """Returns the optimizers among objects, by number."""
     kinds = keras_optimizers.optimizer_classes()
     return {number: obj for number, obj in enumerate(numbered) if isinstance(obj, kinds)}
 
 
 def variables_at_first(optimizer: Any) -> list[Any]:
-    """The variables that an optimizer has before it is built, in a fixed order, None for others.
+    """Returns the variables of an unbuilt optimizer in a fixed order; None for missing ones.
 
     Returns:
         A list of variables of Keras's or TensorFlow's, then of the `tf.Variable`s in them.
@@ -188,7 +188,7 @@ def variables_at_first(optimizer: Any) -> list[Any]:
 
 
 def variables_by_id(numbered: Sequence[Any]) -> dict[int, tuple[Any, int]]:
-    """The optimizer that a variable belongs to, and its place there, by the variable's id."""
+    """Returns a variable's optimizer, and its place there, by the variable's id."""
     return {
         id(variable): (optimizer, place)
         for optimizer in among(numbered).values()
@@ -203,9 +203,9 @@ def _variables(numbered: Sequence[Any]) -> dict[int, Any]:
 
 
 def excluded_from_decay(numbered: Sequence[Any]) -> dict[int, tuple[int, ...]]:
-    """The variables that optimizers exclude from weight decay, by number, as they are.
+    """Returns the numbers of variables that optimizers exclude from weight decay.
 
-    An optimizer knows them by keys that are not the same in another process.
+    An optimizer knows them by keys that differ in another process.
     """
     variables = _variables(numbered)
     numbers, values = list(variables), list(variables.values())
@@ -218,17 +218,17 @@ def excluded_from_decay(numbered: Sequence[Any]) -> dict[int, tuple[int, ...]]:
 
 
 def exclude_from_decay(numbered: Sequence[Any], excluded: Mapping[int, tuple[int, ...]]) -> None:
-    """Makes optimizers exclude variables as `excluded_from_decay` says."""
+    """Makes optimizers exclude the variables that `excluded_from_decay` returned."""
     for number, places in excluded.items():
         keras_optimizers.exclude_places(numbered[number], numbered, places)
 
 
 def built_optimizers(numbered: Sequence[Any]) -> dict[int, tuple[int, ...] | None]:
-    """What the optimizers among objects are built with.
+    """Returns the variables that the optimizers among objects are built with.
 
     Returns:
-        A dict of the number of a built optimizer to those of the variables; None for one that was
-        built with variables that are not among the objects.
+        A dict of the number of a built optimizer to the numbers of the variables; to None if it
+        was built with variables that are not among the objects.
     """
     variables = _variables(numbered)
     numbers = {id(variable): number for number, variable in variables.items()}
@@ -247,7 +247,7 @@ def built_optimizers(numbered: Sequence[Any]) -> dict[int, tuple[int, ...] | Non
 
 
 def build_optimizers(numbered: Sequence[Any], built: Mapping[int, tuple[int, ...] | None]) -> None:
-    """Builds the optimizers that are not built yet as `built_optimizers` says."""
+    """Builds the unbuilt optimizers with the variables that `built_optimizers` returned."""
     done, owners = built_optimizers(numbered), _owners(numbered)
     for number, places in built.items():
         if number not in done and places is not None:
@@ -256,7 +256,7 @@ def build_optimizers(numbered: Sequence[Any], built: Mapping[int, tuple[int, ...
 
 
 def _owners(numbered: Sequence[Any]) -> dict[int, Any]:
-    """The installed Keras's own variables, by the id of the `tf.Variable` in each."""
+    """Returns the installed Keras's own variables, by the id of the `tf.Variable` in each."""
     own = generation().variable_classes()
     found = [obj for obj in numbered if isinstance(obj, own)]
     for obj in numbered:

@@ -1,12 +1,12 @@
-"""How a model's outputs come back from the workers, through shared memory.
+"""Returns a model's outputs from the workers through shared memory.
 
     worker, every rank                            parent
       takes the outputs of its rows of each batch
       Outputs(structure, arrays) + a block  --->  keeps the blocks
       ... whenever there are `PIECE_NBYTES`       joins them: batch by batch, rank by rank
 
-A rank's rows of a batch are contiguous and the ranks' rows follow each other, so that this
-order is the order of the rows.
+A rank's rows of a batch are contiguous, and the ranks' rows follow each other. So this order is
+the order of the rows.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.wire.blocks import Block
 
 PIECE_NBYTES = 64 * 1024**2  # what a worker collects before it hands it over
-# Each mapping has a file descriptor, and a callback may ask for every batch: smaller pieces are
-# copied, and so are all beyond a number.
+# Each mapping has a file descriptor, and a callback may ask for every batch: smaller pieces, and
+# all blocks beyond that number, are copied.
 KEPT_NBYTES = 2**20
 KEPT_BLOCKS = 64
 
@@ -67,7 +67,7 @@ def _whole(leaf: _Leaf, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
     tf = require_tensorflow()
     if leaf.kind == "dense":
         return parts[0]
-    # Copies, since TensorFlow may keep an array's memory, which is given back.
+    # Copies, since TensorFlow may keep an array's memory, which is freed later.
     tensors = [tf.constant(np.array(part)) for part in parts]
     if leaf.kind == "ragged":
         return tf.RaggedTensor.from_nested_row_splits(tensors[0], tensors[1:])
@@ -75,7 +75,7 @@ def _whole(leaf: _Leaf, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
 
 
 def _number_of_rows(output: Any) -> int:
-    """The length of the first dimension; 0 for a scalar."""
+    """Returns the length of the first dimension; 0 for a scalar."""
     if hasattr(output, "dense_shape"):
         return int(output.dense_shape[0])
     if hasattr(output, "nrows"):
@@ -93,11 +93,11 @@ def _rows(output: Any, first: int, last: int) -> Any:
 
 
 class OutputWriter:
-    """A worker's side.
+    """The worker's side.
 
     Args:
         send: callable of the pickled structure, the number of batches, the references of the
-            arrays and the block in which they lie.
+            arrays and their block.
     """
 
     def __init__(self, send: Callable[[bytes, int, tuple[ArrayRef, ...], Block], None]) -> None:
@@ -107,14 +107,14 @@ class OutputWriter:
         self._steps = 0
 
     def take(self, outputs: Any, counts: Any) -> None:
-        """Takes what one execution of the predict function returned.
+        """Takes the result of one execution of the predict function.
 
         Args:
             outputs: nested structure of tensors, the outputs of one or more batches.
             counts: int tensor of shape (batches,), the rows of each batch.
 
         Raises:
-            ModelError: An output has not a row for each sample.
+            ModelError: An output does not have a row for each sample.
         """
         nest = require_tensorflow().nest
         flat = [_as_array_or_composite(output) for output in nest.flatten(outputs)]
@@ -152,7 +152,7 @@ def _as_array_or_composite(output: Any) -> Any:
 
 
 def _rows_per_sample(output: Any, samples: int) -> int:
-    """How many rows of an output belong to a sample: one, unless the model unfolds them."""
+    """Returns the number of an output's rows per sample: one, unless the model unfolds them."""
     rows = _number_of_rows(output)
     if not (rows if samples else output.shape) or rows % max(samples, 1):
         raise ModelError(
@@ -164,14 +164,14 @@ def _rows_per_sample(output: Any, samples: int) -> int:
 
 
 class OutputReader:
-    """The parent's side: collects from all ranks, and joins.
+    """The parent's side: collects and joins the outputs of all ranks.
 
     Args:
         size: int, number of workers.
     """
 
     def __init__(self, size: int) -> None:
-        # By rank, the outputs of its rows: batch by batch, a list of leaves.
+        # By rank: the outputs of its rows, as a list of leaves for each batch.
         self._steps: list[list[list[Any]]] = [[] for _ in range(size)]
         self._blocks: list[Block] = []
         self._structure: Any = None
@@ -179,7 +179,7 @@ class OutputReader:
         self._seen = 0
 
     def take(self, rank: int, structure: bytes, arrays: Sequence[ArrayRef], block: Block) -> None:
-        """Takes what a rank handed over; some large blocks are kept until `discard`."""
+        """Takes outputs of a rank; keeps some large blocks until `discard`."""
         if self._structure is None:
             self._structure = pickle.loads(structure)
             self._leaves = require_tensorflow().nest.flatten(self._structure)
@@ -196,7 +196,7 @@ class OutputReader:
             )
 
     def new(self) -> Any:
-        """The outputs of the batches since the last call, as tensors, in the model's structure."""
+        """Returns the outputs since the last call, as tensors, in the model's structure."""
         tf = require_tensorflow()
         first, self._seen = self._seen, len(self._steps[0])
         return tf.nest.map_structure(
@@ -204,7 +204,7 @@ class OutputReader:
         )
 
     def all(self) -> Any:
-        """The outputs of all batches, as Keras's `predict` returns them."""
+        """Returns the outputs of all batches, as Keras's `predict` does."""
         return self._joined(0)
 
     def _joined(self, first_step: int) -> Any:
@@ -214,7 +214,7 @@ class OutputReader:
     def _joined_leaf(self, place: int, first_step: int) -> Any:
         tf = require_tensorflow()
         by_rank = [[step[place] for step in steps[first_step:]] for steps in self._steps]
-        # A rank without a row of a batch tells nothing of its shape, but one always has some.
+        # A rank without rows of a batch does not know the shape, but some rank always has rows.
         batches = [
             [output for output in batch if _number_of_rows(output)]
             for batch in zip(*by_rank, strict=True)
@@ -232,7 +232,7 @@ class OutputReader:
         return keras_names.join_batches(joined)
 
     def discard(self) -> None:
-        """Gives the memory back."""
+        """Frees the memory."""
         self._steps = []
         while self._blocks:
             self._blocks.pop().discard()

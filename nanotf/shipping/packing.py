@@ -1,4 +1,4 @@
-"""Pickles whose large arrays lie in a shared block, next to it."""
+"""Pickles whose large arrays lie in a shared block next to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pickle
 
 from nanotf.wire.blocks import Block, aligned
 
-_INLINE = 1 << 16  # bytes; smaller arrays travel inside of the pickle
+_INLINE = 1 << 16  # bytes; smaller arrays travel inside the pickle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,21 +23,21 @@ class Pickled:
     buffers: tuple[tuple[int, int], ...]
 
     def arrays(self, block: Block) -> list[bytearray]:
-        """The buffers, copied out of the block."""
+        """Returns the buffers, copied out of the block."""
         return [
             bytearray(block.array(offset, (nbytes,), "u1").data) for offset, nbytes in self.buffers
         ]
 
 
 class Packer:
-    """Puts arrays that belong to pickles one after another into a block."""
+    """Writer of arrays that belong to pickles, one after another, into a block."""
 
     def __init__(self) -> None:
         self.nbytes = 0
         self._buffers: list[tuple[int, memoryview]] = []
 
     def add(self, buffer: pickle.PickleBuffer) -> bool:
-        """Takes a buffer of a pickle; says whether it stays inside of the pickle."""
+        """Takes a buffer of a pickle; returns True if it stays inside the pickle."""
         try:
             raw = buffer.raw()
         except BufferError:  # an array that is not contiguous
@@ -49,7 +49,7 @@ class Packer:
         return False
 
     def places(self, since: int) -> tuple[tuple[int, int], ...]:
-        """Offset and size of the buffers from number `since` on."""
+        """Returns offset and size of the buffers from number `since` on."""
         return tuple((offset, raw.nbytes) for offset, raw in self._buffers[since:])
 
     def __len__(self) -> int:

@@ -1,10 +1,10 @@
-"""Pickles of functions, classes, arrays and tensors, for another process.
+"""Pickles functions, classes, arrays and tensors for another process.
 
-Functions and classes that a worker cannot import, those of `__main__` above all, travel by value
-(cloudpickle), tensors as their values, a `tf.function` as the Python function and the options, to
-be wrapped again. Keras's objects need a `heap`.
+Functions and classes that a worker cannot import, mostly those of `__main__`, travel by value
+(cloudpickle). Tensors travel as their values, a `tf.function` as the Python function and the
+options, to be wrapped again. Keras's objects need a `heap`.
 
-An object that stands in several places is one object again after loading.
+An object that is in several places is one object again after loading.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nanotf.shipping import classes, user_modules
 
 
 def rebuild_function(python_function: Any, options: dict[str, Any]) -> Any:
-    """Makes a `tf.function`, as a `Pickler` has described it."""
+    """Makes the `tf.function` that a `Pickler` has described."""
     return functions.for_worker(python_function, options)
 
 
@@ -79,12 +79,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 reduced[2][1]["__globals__"].update(_for_autograph(obj))
             return reduced
         if isinstance(obj, types.CodeType):
-            # cloudpickle drops the file's name from 3.1.3 on, and AutoGraph needs it. As with other
-            # names, a new object each time makes for equal bytes.
+            # cloudpickle drops the file's name from 3.1.3 on, but AutoGraph needs it. A new string
+            # object each time, as for other names, makes the bytes equal.
             path = "".join(obj.co_filename)
             return _rebuild_code, (path, *self.dispatch_table[types.CodeType](obj))
         if isinstance(obj, types.CellType):
-            # Not as cloudpickle has it: functions that share a variable go on sharing it.
+            # Unlike with cloudpickle, functions that share a variable still share it afterwards.
             return _empty_cell, (), self.contents_of_cell(obj), None, None, _fill_cell
         if self._tf.is_tensor(obj) and hasattr(obj, "numpy") and not hasattr(obj, "assign"):
             return _rebuild_tensor, (obj.numpy(),)
@@ -93,7 +93,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
     def contents_of_cell(self, cell: types.CellType) -> tuple[Any, ...]:
-        """A tuple of the value of a closure's variable, empty if it has none."""
+        """Returns a tuple of the value of a closure's variable, empty if it has none."""
         try:
             return (cell.cell_contents,)
         except ValueError:
@@ -112,11 +112,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _for_autograph(function: types.FunctionType) -> dict[str, Any]:
-    """What AutoGraph needs in the worker, next to the globals that a function refers to.
+    """Returns globals that AutoGraph needs in the worker, besides those that a function refers to.
 
-    The features that its module imports from `__future__`: it looks for them among the globals,
-    to know whether annotations are to be evaluated, which may name what is not there. And the
-    source of a function that was typed into a notebook.
+    It needs the module's features from `__future__`, to know whether to evaluate annotations,
+    which may name what does not exist there. It also needs the source of a function that was
+    typed into a notebook.
     """
     flags = function.__code__.co_flags
     features = {name: getattr(__future__, name) for name in __future__.all_feature_names}
@@ -129,7 +129,7 @@ def _for_autograph(function: types.FunctionType) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """A source text without a file, known to `inspect` wherever this is unpickled."""
+    """Source text without a file, which `inspect` finds wherever this is unpickled."""
 
     path: str
     lines: list[str]
@@ -139,7 +139,7 @@ class _Source:
 
 
 def _remember_source(path: str, lines: list[str]) -> _Source:
-    # Without a time of modification it is never looked for on disk.
+    # Without a modification time, linecache never looks for it on disk.
     linecache.cache[path] = (sum(map(len, lines)), None, lines, path)
     return _Source(path, lines)
 
@@ -169,7 +169,7 @@ def dump(pickler: Pickler, obj: Any) -> None:
         raise
     except Exception as error:
         raise ShippingError(
-            "What a job refers to must be picklable to reach the workers. "
+            "Everything that a job refers to must be picklable to reach the workers. "
             f"Received: {_describe(obj)}, and {type(error).__name__}: {error}. "
             "Keep open files, sockets, threads and the like out of models, losses, metrics and "
             "the functions that they use."
@@ -187,7 +187,7 @@ def loads(data: bytes) -> Any:
 
 @contextlib.contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Says, in a `ShippingError` raised inside, which argument of the user's it is about."""
+    """Names the user's argument in a `ShippingError` that is raised inside."""
     try:
         yield
     except ShippingError as error:

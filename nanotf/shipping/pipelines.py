@@ -1,16 +1,16 @@
-"""`sharding`: where a `tf.data.Dataset` is read.
+"""`sharding`: the process in which a `tf.data.Dataset` is read.
 
-"parent": once, in the user's process, from where batches are handed out (`streams`). Everything
-can be read there, its order is that of a single process, and its work is done once.
+"parent": once, in the user's process, which hands out the batches (`streams`). Everything can be
+read there, in the same order as in a single process, and the work is done once.
 
-"data": the pipeline is sent to the workers as a graph. Each runs all of it, and keeps its rows
-of every batch, so nothing is copied between processes, but all work is done N times, on
-fewer cores each. All workers must see the same batches: what has state outside of the graph
-(Python functions, tables, random numbers) or an order that differs from run to run is refused.
+"data": the pipeline is sent to the workers as a graph. Each worker runs all of it, and keeps its
+rows of every batch. Nothing is copied between processes, but all work is done N times, on fewer
+cores each. All workers must see the same batches. So a pipeline is refused if it has state outside
+the graph (Python functions, tables, random numbers), or if its order differs from run to run.
 
 "auto" is "parent", by measurement: two workers with a core each, on a machine busy with other
-work, and a model of one dense layer, so that the data take the time. Milliseconds per batch of
-256 rows, best of five epochs:
+work, and a model of one dense layer, so that the data take most of the time. Milliseconds per
+batch of 256 rows, best of five epochs:
 
 | pipeline | "parent" | "data" |
 | --- | --- | --- |
@@ -18,9 +18,9 @@ work, and a model of one dense layer, so that the data take the time. Millisecon
 | one constant batch of 64x64x3 images (13 MB), nothing to compute | 30 | 20 |
 | `map` with a 128x128 matrix product a row | 67 | 125 |
 
-Reading twice is as fast or faster where there is next to nothing to compute, and as many times
-slower as there are workers where there is. Which it is cannot be told from a dataset, and only
-"parent" takes all of them.
+Reading twice is as fast or faster if the pipeline computes next to nothing. If it does compute, N
+workers make it N times slower. A dataset does not tell which is the case, and only "parent" works
+for all datasets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SHARDINGS = ("auto", "data", "parent")
 
 
 def check_sharding(sharding: str | None) -> str:
-    """Where a dataset is to be read, for an argument `sharding`: "data" or "parent".
+    """Checks an argument `sharding`; returns where to read a dataset: "data" or "parent".
 
     Raises:
         InvalidArgumentError: It is not one of `SHARDINGS`.
@@ -67,12 +67,12 @@ class PipelineInput:
     Args:
         graph: bytes, see `compat.pipelines`.
         element_spec: nested structure of `tf.TensorSpec`, as the dataset has it.
-        signature: same, whatever the number of rows.
+        signature: same, for any number of rows.
         cardinality: int, batches, or TensorFlow's codes for endless and unknown.
-        steps: int or None, batches per epoch, where that is known.
+        steps: int or None, batches per epoch, if known.
         iterated: int, how many iterators to make and drop first: a shuffle draws an order for
-            each, and those of the epochs that an earlier pool has run are taken.
-        taken: int, batches of the next that this pool has run.
+            each, and an earlier pool has used the orders of its epochs.
+        taken: int, batches to skip in the first iterator, since they were used already.
     """
 
     graph: bytes
@@ -84,11 +84,11 @@ class PipelineInput:
     taken: int = 0
 
     def dataset(self, rank: int, size: int, refuse: Callable[[InvalidArgumentError], None]) -> Any:
-        """The worker's dataset.
+        """Returns the worker's dataset.
 
         Args:
             rank, size: int.
-            refuse: as in `inputs.until_rows_differ`.
+            refuse: see `inputs.until_rows_differ`.
         """
         from nanotf.compat import pipelines
 
@@ -123,12 +123,12 @@ def pipeline_input(
 
     Args:
         dataset: `tf.data.Dataset` of batches, or None for data of another kind.
-        signature, cardinality, steps: as in `PipelineInput`.
+        signature, cardinality, steps: see `PipelineInput`.
         what: str, the argument's name, for the error.
-        alike: bool, whether all workers have to see the same batches.
+        alike: bool, whether all workers must see the same batches.
 
     Raises:
-        ShippingError: It cannot run in workers, or not alike in all.
+        ShippingError: It cannot run in workers, or would differ between them.
     """
     from nanotf.compat import pipelines
 
@@ -142,8 +142,8 @@ def pipeline_input(
         graph = pipelines.to_graph(dataset)
     except tf.errors.OpError as error:
         raise ShippingError(
-            f"{what} must not depend on Python or on state outside of its graph to be read by the "
-            f'workers. Received: sharding="data" and a dataset of which TensorFlow says: '
+            f"{what} must not depend on Python or on state outside its graph to be read by the "
+            f'workers. Received: sharding="data" and a dataset that TensorFlow rejects: '
             f'{error.message} Use sharding="parent".'
         ) from error
     for reason in _differences(graph) if alike else ():
@@ -155,7 +155,7 @@ def pipeline_input(
 
 
 def _differences(graph: bytes) -> Iterator[str]:
-    """Why a graph's batches would differ from worker to worker, and what to do about it."""
+    """Yields reasons why a graph's batches would differ between workers, with their remedies."""
     tf = require_tensorflow()
     definition = tf.compat.v1.GraphDef.FromString(graph)
     for nodes in (definition.node, *(f.node_def for f in definition.library.function)):

@@ -1,19 +1,19 @@
-"""A `@nano` call on its way to the workers: a function, its steps, and what they refer to.
+"""Sends a `@nano` call to the workers: a function, its steps, and what they refer to.
 
-Two pickles, so that a worker can go on with what an earlier call has left it:
+There are two pickles, so that a worker can reuse what it has from an earlier call:
 
 - the heap (`heap`): models, layers, optimizers, metrics, losses, variables, checkpoints, datasets,
-  found wherever the call refers to them, with all that they lead to. What TensorFlow's graphs
-  know. Kept by a worker.
+  found wherever the call refers to them, with all that they lead to. TensorFlow's graphs refer to
+  these objects. A worker keeps them.
 - the call: the function and all steps and `tf.function`s, with what they capture, and the
-  arguments. Of these a worker keeps the `tf.function`s, with their graphs, for the next call whose
-  code is the same (`Shipment.key`).
+  arguments. A worker keeps only the `tf.function`s, with their graphs, for the next call with the
+  same code (`Shipment.key`).
 
-In the call an object of the heap is a number. Values of variables travel apart (`state`).
+The call refers to an object of the heap by number. Values of variables travel separately (`state`).
 
-The lists, dicts and other objects of Python's in the call's pickle are listed at its end, so that
-both sides know them by number, too: what the function has changed comes home (`mutables`). So do
-those that the attributes of the user's own models and layers hold; they come before the others.
+The lists, dicts and other Python objects in the call's pickle are listed at its end, so that both
+sides know them by number, too: what the function has changed comes home (`mutables`). The same
+holds for objects in the attributes of the user's own models and layers. These are listed first.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from nanotf.wire.blocks import Block
 
 @dataclasses.dataclass(frozen=True)
 class Shipment:
-    """A call, as it is sent.
+    """A call in the form in which it is sent.
 
     Args:
         heap: bytes.
         call: `Pickled`.
-        key: bytes, the same for calls of the same code: data that it refers to make no difference,
-            as in one process, where a `tf.function` keeps its graphs.
+        key: bytes, equal for calls of the same code, whatever data it refers to: a `tf.function`
+            keeps its graphs, as in one process.
     """
 
     heap: bytes
@@ -58,14 +58,14 @@ class Shipment:
 
 @dataclasses.dataclass(frozen=True)
 class _Data:
-    """Stands for something that the parent reads."""
+    """Replaces data that the parent reads."""
 
     number: int
 
 
 @dataclasses.dataclass(frozen=True)
 class _Writer:
-    """What makes a writer of summaries."""
+    """Maker of a writer of summaries."""
 
     directory: str
 
@@ -76,12 +76,12 @@ class _Writer:
 
 @functools.cache
 def _is_made_here(cls: Any) -> bool:
-    """Whether a worker makes objects of a class of its own, which stand for the parent's."""
+    """Returns True if a worker makes its own objects of a class to replace the parent's."""
     return issubclass(cls, (*objects.data_classes(), require_tensorflow().summary.SummaryWriter))
 
 
 class _Pickler(heap.Pickler):
-    """Writes what a call refers to; modules go by name, where a worker can import them."""
+    """Pickler of what a call refers to; modules go by name if a worker can import them."""
 
     def __init__(self, manifest: Manifest, file: io.BytesIO, **options: Any) -> None:
         super().__init__(file, **options)
@@ -106,7 +106,7 @@ class _Pickler(heap.Pickler):
 
 
 class _Collector(_Pickler):
-    """Finds steps, code and objects of Python's on the way."""
+    """Pickler that finds steps, code and Python objects on the way."""
 
     def persistent_id(self, obj: Any) -> Any:
         found = super().persistent_id(obj)
@@ -124,10 +124,10 @@ class _Collector(_Pickler):
 
 
 class _CallPickler(_Pickler):
-    """Writes a call.
+    """Pickler of a call.
 
     Attributes:
-        met: dict of int to object, by id, of the manifest's mutables those that were written.
+        met: dict of int to object, by id, the manifest's mutables that were written.
     """
 
     def __init__(self, manifest: Manifest, file: io.BytesIO, **options: Any) -> None:
@@ -142,7 +142,7 @@ class _CallPickler(_Pickler):
 
 
 class _Met:
-    """What a pickler has met by the time that it comes here, as a list."""
+    """List of what a pickler has met by the time that it pickles this."""
 
     def __init__(self, pickler: _CallPickler) -> None:
         self._pickler = pickler
@@ -152,7 +152,7 @@ class _Met:
 
 
 class _KeyPickler(_CallPickler):
-    """Writes code and what it refers to, without data."""
+    """Pickler of code and what it refers to, without data."""
 
     def persistent_id(self, obj: Any) -> Any:
         if id(obj) in self._manifest.mutables and mutables.is_data(obj):
@@ -167,7 +167,7 @@ class _KeyPickler(_CallPickler):
         if mutables.is_instance(obj):
             attributes = _without_data(mutables.attributes_of(obj)) or {}
             return copyreg.__newobj__, (type(obj),), attributes  # type: ignore[attr-defined]
-        # A function of TensorFlow's goes by its name.
+        # A TensorFlow function goes by name.
         by_value = isinstance(reduced, tuple) and len(reduced) > 2
         if by_value and isinstance(obj, types.FunctionType):
             state = reduced[2][1]
@@ -192,16 +192,16 @@ class Manifest:
 
     Attributes:
         numbered: list of the objects in the heap.
-        known: dict of int to tuple of str and int, by id, what stands for each of them in a call.
+        known: dict of int to tuple of str and int, by id, the reference to each of them in a call.
         data: list of those among them that are read in the parent.
-        mutables: dict of int to object, by id, what was met whose contents can come home; next to
-            the user's objects what pickling has made and thrown away.
-        held: int, how many objects whose contents can come home the heap holds.
-        shipped: list of objects, these, then those of `mutables` that the call's pickle has, once
-            it is made.
+        mutables: dict of int to object, by id, objects that were met and whose contents can come
+            home: the user's, and those that pickling has made and thrown away.
+        held: int, the number of objects in the heap whose contents can come home.
+        shipped: list of objects: these, then those of `mutables` in the call's pickle, once it is
+            made.
 
     Raises:
-        ShippingError: Something cannot be sent; names the argument and says why.
+        ShippingError: Something cannot be sent; names the argument and the reason.
     """
 
     def __init__(self, function: Callable[..., Any], call: inspect.BoundArguments) -> None:
@@ -226,7 +226,7 @@ class Manifest:
         self.shipped = held
 
     def _collect(self) -> list[Any]:
-        """The objects of the heap that the call refers to itself."""
+        """Returns the objects of the heap that the call itself refers to."""
         title = getattr(self._function, "__qualname__", repr(self._function))
         collector = _Collector(self, io.BytesIO(), buffer_callback=lambda _: False)
         with pickling.naming(f"The function {title}"):
@@ -237,13 +237,13 @@ class Manifest:
         return collector.numbered
 
     def add_data(self, data: Any) -> int:
-        """Takes data that were found, and returns their number."""
+        """Adds data that were found; returns their number."""
         place = next((i for i, known in enumerate(self.data) if known is data), len(self.data))
         self.data[place:] = [data, *self.data[place + 1 :]]
         return place
 
     def add_step(self, step: Any) -> None:
-        """Takes a step or a `tf.function` that was found."""
+        """Adds a step or a `tf.function` that was found."""
         if id(step) not in self._step_ids:
             self._step_ids.add(id(step))
             self.steps.append(step)
@@ -252,7 +252,7 @@ class Manifest:
     # ------------------------------------------------------------------- functions by value
     @contextlib.contextmanager
     def _by_value(self) -> Iterator[None]:
-        """Modules that were taken, or are in this context, travel with what they hold."""
+        """Makes modules that were or are taken in this context travel with what they hold."""
         try:
             for module in self._taken:
                 self._modules.take(module)
@@ -272,10 +272,10 @@ class Manifest:
         self._modules.take(module)
 
     def add_code(self, found: Any) -> None:
-        """Takes the module of code that was found, if there is a root in it.
+        """Takes the module of code that was found, if it holds a root.
 
         Raises:
-            ShippingError: What was found is such a module itself.
+            ShippingError: Such a module itself was found.
         """
         module = user_modules.module_of(found)
         if module is None or self._modules.is_users_wish(module):
@@ -287,15 +287,15 @@ class Manifest:
             return
         if module is found:
             raise ShippingError(
-                "A @nano function refers to models, variables and data of another module by names "
-                "of its own, since a worker that imports the module has others. Received: module "
+                "A @nano function must refer to another module's models, variables and data by its "
+                "own names, since a worker that imports the module has others. Received: module "
                 f"{module.__name__!r}, which leads to {root}. Write `from {module.__name__} import "
                 "...` for what the function needs of it, or pass that as an argument."
             )
         self._take(module)
 
     def imports(self, found: Any) -> bool:
-        """Whether something is a module that a worker imports, be its package taken or not."""
+        """Returns True for a module that a worker imports, even if its package was taken."""
         if not isinstance(found, types.ModuleType) or self._modules.is_users_wish(found):
             return False
         return sys.modules.get(found.__name__) is found
@@ -318,7 +318,7 @@ class Manifest:
         return Shipment(self._heap, pickled, key.digest()), packer
 
     def forget(self) -> None:
-        """The workers' objects are no longer what the heap says: they are not to be kept."""
+        """Makes workers drop their kept objects, which no longer match the heap."""
         _changed[self._heap_key()] += 1
 
     def _heap_key(self) -> bytes:
@@ -332,18 +332,18 @@ _changed: collections.Counter[bytes] = collections.Counter()  # by heap, see `Ma
 class Program:
     """A function, its steps and its objects, in a worker.
 
-    The objects of the heap and what `tf.function` has made, with its graphs, outlive a call. All
-    else is loaded anew for each, as the parent has it: a list that the last call has filled is
-    empty again.
+    The objects of the heap and the `tf.function`s, with their graphs, outlive a call. All else is
+    loaded anew for each call, as the parent has it: a list that the last call has filled is empty
+    again.
 
     Args:
         shipment: `Shipment`.
-        open_data: callable of a number, makes what something that the parent reads is here.
+        open_data: callable of a number, makes the replacement of data that the parent reads.
 
     Attributes:
-        function: the user's function; once `begin` was called.
-        args, kwargs: what it is called with.
-        mutables: list of objects, as `Manifest.shipped`.
+        function: the user's function; set by `begin`.
+        args, kwargs: its arguments.
+        mutables: list of objects, see `Manifest.shipped`.
         graphs: list of the `tf.function`s that outlive a call.
         numbered: list of the objects of the heap.
     """
@@ -363,9 +363,9 @@ class Program:
 
         Args:
             pickled: `Pickled`, the call.
-            block: `Block` or None, that holds its arrays.
+            block: `Block` or None, holds its arrays.
         """
-        fresh: list[Any] = []  # Python functions: a pickle always asks for them in one order
+        fresh: list[Any] = []  # Python functions: a pickle always has them in the same order
 
         def rebuild(python_function: Any, options: dict[str, Any]) -> Any:
             fresh.append(python_function)
@@ -401,7 +401,7 @@ class _CallUnpickler(heap.Unpickler):
 
 
 def _refer_alike(kept: Any, fresh: Any) -> None:
-    """Lets a function that was kept, if it is traced again, see what this call's code sees."""
+    """Updates a kept function to refer to what this call's code does, if it is traced again."""
     if kept is fresh or not isinstance(kept, types.FunctionType):
         return
     kept.__globals__.update(fresh.__globals__)

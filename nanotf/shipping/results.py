@@ -1,7 +1,7 @@
-"""What a `@nano` function returns, on its way home.
+"""Sends the result of a `@nano` function home.
 
-An object of the user's is sent as its number, and is that object again; what the function has made
-is sent with the values of its variables.
+A user's object is sent as its number, and becomes that object again. An object that the function
+has made is sent with the values of its variables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nanotf.shipping import heap, objects, pickling
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire.blocks import Block
 
-# The user's objects, by kind, in the order of both sides; None is what is sent anew.
+# The user's objects, by kind, in the order of both sides; None for objects that are sent anew.
 Known = Mapping[str, Sequence[Any]]
 
 
@@ -27,8 +27,8 @@ def dump_result(
     """Pickles what a `@nano` function returns and has changed, in a worker.
 
     Args:
-        parts: mapping of str, what the function does with it, to any object.
-        known: the user's objects, each of which is itself again in the parent.
+        parts: mapping of str, a verb for what the function does with it, to any object.
+        known: the user's objects. Each becomes itself again in the parent.
         packer: `Packer`, which takes the arrays.
 
     Returns:
@@ -68,14 +68,14 @@ def _ids_of(known: Known) -> dict[int, tuple[str, int]]:
 
 
 class _ResultPickler(heap.Pickler):
-    """Sends objects that the function has made with the values of their variables."""
+    """Pickler that sends the values of variables with objects that the function has made."""
 
     def maker(self, obj: Any) -> Any:
         tf = require_tensorflow()
         if isinstance(obj, tf.keras.metrics.Metric) and any(map(_is_part, obj.variables)):
             raise ShippingError(
-                "A metric that is made under a strategy's scope holds a part of its sums on each "
-                f"worker. Received: the metric {obj.name!r}. Return its result()."
+                "A metric that was made under a strategy's scope cannot be returned: each worker "
+                f"holds a part of its sums. Received: the metric {obj.name!r}. Return its result()."
             )
         return super().maker(obj)
 

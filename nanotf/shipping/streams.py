@@ -7,21 +7,21 @@
                                   <-------------    SlotRead(slot)
       a slot is free when all have read it
 
-The number of slots bounds the memory, and waiting for a free one is the back-pressure: the
-user's data are read at most `SLOTS` batches, and what a worker prefetches, ahead of the
-slowest worker, and never beyond the last batch of an epoch.
+The number of slots bounds the memory. Waiting for a free slot is the back-pressure: the parent
+reads at most `SLOTS` batches, plus what a worker prefetches, ahead of the slowest worker, and
+never beyond the last batch of an epoch.
 
-Keras's loop runs twice: in the workers, where the steps are, and without steps in the parent
-(`compat.keras_epochs.Epochs`), which so makes the same iterators at the same points, those
-included that Keras never reads, and a shuffled dataset draws the orders that it would draw in
-a single process. A turn is an iterator of which something is read; both sides count them.
-An epoch of training begins when the parent's callbacks have heard of it, an evaluation when a
-worker opens its turn. `EndOfStream` ends a turn on the workers' side: without it a worker that
-drops an iterator would wait for the thread that prefetches its next element.
+Keras's loop runs twice: in the workers, with the steps, and without steps in the parent
+(`compat.keras_epochs.Epochs`). So the parent makes the same iterators at the same points, even
+those that Keras never reads. A shuffled dataset draws the same orders as in a single process. A
+turn is an iterator that is read at all; both sides count them. An epoch of training begins when
+the parent's callbacks were told of it, an evaluation when a worker opens its turn. `EndOfStream`
+ends a turn on the workers' side: without it a worker that drops an iterator would wait for the
+thread that prefetches its next element.
 
-Where the user's data raise, the turn ends as if they had ended (`StreamWriter.end_in_failure`),
-at the same step on every rank, and the ranks abandon the job there: no rank is in the middle of
-anything, and the pool can take another job.
+If the user's data raise, the turn ends as if they had ended (`StreamWriter.end_in_failure`), at
+the same step on every rank. The ranks abandon the job there: no rank is in the middle of anything,
+and the pool can run another job.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 
 SLOTS = 3
-STOP_SECONDS = 5.0  # for user code that is in the middle of making a batch
+STOP_SECONDS = 5.0  # time for user code to finish making a batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +58,9 @@ class StreamInput:
     Args:
         stream: int, its number within the job.
         signature: nested structure of `tf.TensorSpec`, of one batch.
-        cardinality: int, batches per iteration as a worker's Keras is told, or TensorFlow's
+        cardinality: int, batches per iteration that a worker's Keras is told, or TensorFlow's
             codes for endless and unknown.
-        steps: int or None, batches per epoch, where that is known.
+        steps: int or None, batches per epoch, if known.
     """
 
     stream: int
@@ -69,7 +69,7 @@ class StreamInput:
     steps: int | None = None
 
     def dataset(self, reader: StreamReader, rank: int, size: int) -> Any:
-        """The worker's dataset."""
+        """Returns the worker's dataset."""
         tf = require_tensorflow()
 
         def generate() -> Iterator[Any]:
@@ -83,12 +83,12 @@ class StreamInput:
         )
         if self.cardinality == tf.data.UNKNOWN_CARDINALITY:
             return made
-        # Keras runs one step too many where it does not know the number.
+        # Keras runs one step too many if it does not know the number.
         return claiming(made, self.cardinality)
 
 
 def signature_of(element_spec: Any, what: str) -> Any:
-    """The specification of batches, whatever their number of rows.
+    """Returns the specification of batches with any number of rows.
 
     Args:
         element_spec: nested structure of type specifications, of one batch.
@@ -114,10 +114,10 @@ def signature_of(element_spec: Any, what: str) -> Any:
 
 
 def check_dense(element_spec: Any, what: str) -> None:
-    """Raises `ShippingError` where an element has other tensors than dense ones.
+    """Raises `ShippingError` if an element has tensors that are not dense.
 
     Args:
-        element_spec, what: as `signature_of` takes them.
+        element_spec, what: see `signature_of`.
     """
     tf = require_tensorflow()
     for spec in tf.nest.flatten(element_spec):
@@ -130,13 +130,13 @@ def check_dense(element_spec: Any, what: str) -> None:
 
 
 class Channel(Protocol):
-    """What a worker's stream reader needs of its connection to the parent."""
+    """The interface that a stream reader needs of a worker's connection to the parent."""
 
     def send(self, message: messages.Message) -> None: ...
 
 
 def _flat_arrays(batch: Any, signature: Any) -> list[np.ndarray[Any, Any]]:
-    """A batch's arrays, in the types that its signature says, as TensorFlow would convert them."""
+    """Returns a batch's arrays in the types of its signature, converted as TensorFlow does."""
     tf = require_tensorflow()
     flat, specs = tf.nest.flatten(batch), tf.nest.flatten(signature)
     if len(flat) != len(specs):
@@ -151,7 +151,7 @@ def _array(item: Any, spec: Any) -> np.ndarray[Any, Any]:
     item = item.numpy() if hasattr(item, "numpy") else item
     array: np.ndarray[Any, Any] = np.asarray(item, dtype=spec.dtype.as_numpy_dtype)
     if not spec.shape.is_compatible_with(array.shape):
-        raise TypeError(  # the beginning is Keras 3's, word for word
+        raise TypeError(  # the beginning is Keras 3's message, word for word
             f"Generator yielded an element of shape {array.shape} where an element of shape "
             f"{spec.shape} was expected. Your generator provides tensors with variable input "
             "dimensions other than the batch size. Make sure that the generator's first two "
@@ -162,9 +162,9 @@ def _array(item: Any, spec: Any) -> np.ndarray[Any, Any]:
 
 
 class StreamReader:
-    """A worker's side: turns messages into batches.
+    """The worker's side: turns messages into batches.
 
-    `deliver` is called by the thread that reads the connection, `iterate` by tf.data's.
+    The thread that reads the connection calls `deliver`; tf.data's threads call `iterate`.
 
     Args:
         channel: `Channel`.
@@ -179,11 +179,11 @@ class StreamReader:
         self._turns: collections.Counter[int] = collections.Counter()
         self._ended = False
         self._failed: dict[int, messages.EndOfStream] = {}  # by stream
-        self._broken: set[int] = set()  # streams of which a turn has ended by a failure
+        self._broken: set[int] = set()  # streams with a turn that ended by a failure
         self._lock = threading.Lock()
 
     def deliver(self, message: messages.Batch | messages.EndOfStream, block: Block | None) -> None:
-        """Takes a message of the parent's."""
+        """Takes a message from the parent."""
         with self._lock:
             self._queue(message.stream, message.turn).put((message, block))
             if isinstance(message, messages.EndOfStream) and message.failed:
@@ -193,13 +193,13 @@ class StreamReader:
                         inbox.put((message, None))
 
     def _queue(self, stream: int, turn: int) -> queue.SimpleQueue[Any]:
-        """Called with the lock held."""
+        """Returns the queue of a turn; called with the lock held."""
         return self._queues.setdefault((stream, turn), queue.SimpleQueue())
 
     def is_broken(self, stream: int) -> bool:
-        """Whether an iterator over a stream has ended because the user's data raised.
+        """Returns True if an iterator over a stream has ended because the user's data raised.
 
-        Who asks after that end gets the same answer on every rank.
+        After that end, every rank gets the same answer.
         """
         return stream in self._broken
 
@@ -210,7 +210,7 @@ class StreamReader:
 
         Args:
             stream: int, its number.
-            rank: int, or None for all rows of arrays that need not have any.
+            rank: int, or None for whole arrays, which need not have rows.
             size: int.
         """
         with self._lock:
@@ -243,10 +243,10 @@ class StreamReader:
             self._channel.send(messages.CloseStream(self._job, stream, turn))
 
     def end(self) -> None:
-        """The job has ended: whoever waits for a batch gets no more.
+        """Ends the job: threads that wait for a batch get no more.
 
-        A callback may have ended a pass whose next batch a thread of tf.data's waits for; who drops
-        the dataset's iterator, Python's garbage collector maybe, would wait for that thread.
+        A callback may have ended a pass while a tf.data thread waits for its next batch. Dropping
+        the dataset's iterator, maybe in Python's garbage collector, would wait for that thread.
         """
         with self._lock:
             self._ended = True
@@ -254,7 +254,7 @@ class StreamReader:
                 inbox.put((messages.EndOfStream(stream, turn), None))
 
     def forget(self, stream: int) -> None:
-        """Lets go of the memory of a stream that is read no further."""
+        """Frees the memory of a stream that is read no further."""
         with self._lock:
             self._blocks.pop(stream, None)
             for key in [key for key in self._queues if key[0] == stream]:
@@ -262,7 +262,7 @@ class StreamReader:
 
 
 class Epochs(Protocol):
-    """What a stream's writer needs of the data, see `compat.keras_epochs.Epochs`."""
+    """The interface that a stream's writer needs of the data, see `compat.keras_epochs.Epochs`."""
 
     def training(self) -> Iterator[Iterator[tuple[Any, Any]]]: ...
 
@@ -280,12 +280,12 @@ class StreamWriter:
         stream: int.
         data: `Epochs`.
         signature: nested structure of `tf.TensorSpec`, of one batch.
-        trains: bool, whether the data are those of training: then an epoch begins with
-            `begin_epoch`, and the next is made ready by `end_epoch`.
+        trains: bool, whether the data are for training: then an epoch begins with `begin_epoch`,
+            and `end_epoch` prepares the next.
         size: int, number of workers.
         send: callable of a message and a `Block` or None, which sends both to all workers.
         fail: callable of an exception that the user's data raised.
-        divided: int, how many of a batch's arrays, its first, each worker gets its rows of.
+        divided: int, how many of a batch's first arrays are divided by rows between workers.
     """
 
     def __init__(
@@ -311,14 +311,14 @@ class StreamWriter:
         self.taken = 0  # batches that all workers have read; counted by the job's thread
         self._block: Block | None = None
         self._slot_nbytes = 0
-        self._slot = 0  # the next to be written, by the writer's thread alone, as are these:
+        self._slot = 0  # the next to be written; only the writer's thread sets it and this:
         self._iterator: Any = None  # of the turn that is being read
-        # Guards all below; the job's thread reports what workers said, the writer waits for it.
+        # Guards all below. The job's thread notifies it of workers' messages; the writer waits.
         self._changed = threading.Condition()
         self._turn = -1  # the last turn that was begun
-        self._is_open = False  # whether it has not ended yet
-        self._unread = [0] * SLOTS  # workers that have not read a slot yet
-        self._opened: set[int] = set()  # the turns that some worker has begun to read
+        self._is_open = False  # whether that turn has not ended yet
+        self._unread = [0] * SLOTS  # by slot, the workers that have not read it yet
+        self._opened: set[int] = set()  # turns that some worker has begun to read
         self._closed: collections.Counter[int] = collections.Counter()
         self._begun = self._ended = 0  # epochs of training
         self._stopped = False
@@ -329,7 +329,7 @@ class StreamWriter:
 
     # ---------------------------------------------------------- called by the job's thread
     def handle(self, message: messages.Message) -> None:
-        """Takes what a worker said of this stream."""
+        """Takes a worker's message about this stream."""
         with self._changed:
             if isinstance(message, messages.OpenStream):
                 self._opened.add(message.turn)
@@ -341,19 +341,19 @@ class StreamWriter:
             self._changed.notify_all()
 
     def begin_epoch(self) -> None:
-        """Says that the workers have begun an epoch of training."""
+        """Notifies the thread that the workers have begun an epoch of training."""
         with self._changed:
             self._begun += 1
             self._changed.notify_all()
 
     def end_epoch(self) -> None:
-        """Says that they have ended it, and that training goes on or is complete."""
+        """Notifies it that they have ended the epoch, and training continues or is complete."""
         with self._changed:
             self._ended += 1
             self._changed.notify_all()
 
     def owes(self, seconds: float) -> bool:
-        """Whether workers may wait for the user's data: it reads, or did within `seconds`."""
+        """Returns True if workers may wait for the user's data, read within the last `seconds`."""
         with self._changed:
             since = self._waits_since
         return self._thread.is_alive() and (since is None or time.monotonic() - since < seconds)
@@ -366,13 +366,13 @@ class StreamWriter:
         return None if waits or frame is None else "".join(traceback.format_stack(frame))
 
     def finish(self) -> None:
-        """Says that the workers need nothing more, and tells them so."""
+        """Ends the turn and the thread; called when the workers need nothing more."""
         with self._changed:
             self._end_turn()
             self.cancel()
 
     def end_in_failure(self) -> None:
-        """Tells the workers that there are no more batches; called when the data have raised."""
+        """Tells the workers that there are no more batches; called when the data raised."""
         with self._changed:
             self._is_open = False
             self._send(messages.EndOfStream(self.stream, max(self._turn, 0), failed=True), None)
@@ -384,14 +384,14 @@ class StreamWriter:
             self._changed.notify_all()
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Ends the thread; returns when it has, or when the user's code keeps it for `seconds`."""
+        """Ends the thread; waits at most `seconds` if the user's code keeps it."""
         self.cancel()
         self._thread.join(seconds)
         if self._block is not None:
             self._block.discard()
 
     def reap(self) -> bool:
-        """Gives the memory back if the thread has ended; says whether it has."""
+        """Frees the memory if the thread has ended; returns True if it has."""
         if self._thread.is_alive():
             return False
         self.stop()
@@ -407,8 +407,8 @@ class StreamWriter:
                 self._iterator = None
                 self._data.close()
         except BaseException as error:  # the user's data; raised again in fit()
-            if self._stopped:  # which has ended; the next must not hear of it
-                logger.info("Data raised that were not needed any more: %r", error)
+            if self._stopped:  # the job has ended; the next one must not get the error
+                logger.info("Data that were no longer needed raised: %r", error)
             else:
                 self._fail(error)
 
@@ -435,7 +435,7 @@ class StreamWriter:
             return not self._stopped
 
     def _write_epoch(self, epoch: Iterator[tuple[Any, Any]]) -> bool:
-        """Hands out the batches of an epoch; says whether the job goes on."""
+        """Hands out the batches of an epoch; returns True if the job continues."""
         empty = True
         for iterator, batch in self.reading.over(epoch):
             empty = False
@@ -465,7 +465,7 @@ class StreamWriter:
             self._end_turn()
         if self._turn >= 0 and not self._wait(self._all_read):
             return False
-        # Its last reference goes here: dropping a dataset's iterator may take a while.
+        # This drops the last reference, which may take a while for a dataset's iterator.
         iterators.drop([self._iterator])
         self._iterator = iterator
         with self._changed:
@@ -493,7 +493,7 @@ class StreamWriter:
         packing = Packing(flat)
         new_block = None
         if self._block is None or packing.nbytes > self._slot_nbytes:
-            # Slots in the old ring stay valid: workers hold that block until they have read them.
+            # Slots in the old ring stay valid: workers hold its block until they have read them.
             self._slot_nbytes = -(-packing.nbytes // 4096) * 4096
             new_block = self._block = Block(SLOTS * self._slot_nbytes)
         start = self._slot * self._slot_nbytes
@@ -515,7 +515,7 @@ class StreamWriter:
 
 
 def stop_all(writers: Sequence[StreamWriter], seconds: float) -> None:
-    """Ends several writers; returns within `seconds`, however many the user's code keeps."""
+    """Ends several writers; returns within `seconds`, however many of them user code keeps."""
     for writer in writers:
         writer.cancel()
     deadline = time.monotonic() + seconds

@@ -1,7 +1,7 @@
 """Writers of summaries that a `@nano` function's caller has made.
 
-TensorFlow does not tell where one writes to. So rank 0 writes to a directory of its own, and the
-parent reads that, as it grows, and gives the user's writer what it finds.
+TensorFlow does not tell where a writer writes to. So rank 0 writes to its own directory. The parent
+reads that as it grows, and passes on its contents to the user's writer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHECKSUM = 4  # bytes, behind the data
 
 
 class Relay:
-    """What stands between a writer and the workers that write in its place.
+    """Link between a writer and the workers that write in its place.
 
     Args:
         writer: `tf.summary.SummaryWriter`.
@@ -37,7 +37,7 @@ class Relay:
         weakref.finalize(writer, shutil.rmtree, self.directory, ignore_errors=True)
 
     def pass_on(self, writer: Any) -> None:
-        """Gives the writer what has come since the last time."""
+        """Passes on to the writer what has come since the last time."""
         tf = require_tensorflow()
         with writer.as_default(step=0):
             for path in sorted(pathlib.Path(self.directory).iterdir()):
@@ -63,24 +63,24 @@ _relays: weakref.WeakKeyDictionary[Any, Relay] = weakref.WeakKeyDictionary()
 
 
 def relay_of(writer: Any) -> Relay:
-    """A writer's relay, the same for each call."""
+    """Returns a writer's relay, the same for each call."""
     if writer not in _relays:
         _relays[writer] = Relay(writer)
     return _relays[writer]
 
 
 def is_writer(value: Any) -> bool:
-    """Whether something is a writer of summaries."""
+    """Returns True if a value is a writer of summaries."""
     return isinstance(value, require_tensorflow().summary.SummaryWriter)
 
 
 def pass_on(roots: Sequence[Any]) -> None:
-    """Gives the writers among a call's roots what the workers have written, in the parent."""
+    """Passes on, in the parent, the workers' summaries to the writers among a call's roots."""
     for root in filter(is_writer, roots):
         relay_of(root).pass_on(root)
 
 
 def flush(roots: Sequence[Any]) -> None:
-    """Writes what the writers among a call's roots hold, in a worker."""
+    """Flushes, in a worker, the writers among a call's roots."""
     for root in filter(is_writer, roots):
         root.flush()

@@ -1,8 +1,8 @@
-"""Modules on their way to the workers, which import what they can.
+"""Sends the user's modules to the workers, which import what they can.
 
-A worker that imports a module which holds a model has a model of its own, with other weights. So
-functions and classes of such a module travel by value to a `@nano` function, with what they refer
-to; the module itself is refused.
+A worker that imports a module with a model has its own model, with other weights. So functions and
+classes of such a module travel by value to a `@nano` function, with what they refer to. The module
+itself is refused.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ class ModulesByValue:
             self._taken.append(module)
 
     def is_users_wish(self, module: types.ModuleType) -> bool:
-        """Whether the user has told cloudpickle to write out a module, or a package it is in."""
+        """Returns True if the user made cloudpickle pickle a module, or its package, by value."""
         told = cloudpickle.list_registry_pickle_by_value() - {m.__name__ for m in self._taken}
         return any(f"{module.__name__}.".startswith(f"{name}.") for name in told)
 
     def release(self) -> None:
-        """Lets all modules travel by their names again."""
+        """Makes all modules travel by name again."""
         while self._taken:
             cloudpickle.unregister_pickle_by_value(self._taken.pop())
 
 
 def check_importable(name: str) -> None:
-    """Raises `ShippingError` where nothing finds the package that a module is in."""
+    """Raises `ShippingError` if no finder finds the package of a module."""
     package = name.partition(".")[0]
     finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
     if not any(finder.find_spec(package, None) for finder in finders):
         raise ShippingError(
-            "Workers import the modules of functions and classes, but for those of the script. "
-            f"Received: module {name!r}, which is not on sys.path. Put its folder there, or call "
-            f"cloudpickle.register_pickle_by_value(sys.modules[{name!r}]) first."
+            "Workers must be able to import the modules of functions and classes, except the "
+            f"script. Received: module {name!r}, which is not on sys.path. Put its folder there, "
+            f"or call cloudpickle.register_pickle_by_value(sys.modules[{name!r}]) first."
         )
 
 
 def unwrapped(function: Any) -> Any:
-    """The Python function in a step, in a `tf.function` or in a partial one."""
+    """Returns the Python function inside a step, a `tf.function` or a partial function."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -76,7 +76,7 @@ def unwrapped(function: Any) -> Any:
 
 
 def module_of(value: Any) -> types.ModuleType | None:
-    """A module itself; else the one that has defined a function, a class, or an object's class."""
+    """Returns a module itself, else the module of a function, a class, or an object's class."""
     if isinstance(value, types.ModuleType):
         return value
     name = getattr(unwrapped(value), "__module__", None)
@@ -84,14 +84,14 @@ def module_of(value: Any) -> types.ModuleType | None:
 
 
 def root_in(module: types.ModuleType, seen: set[str] | None = None) -> str | None:
-    """The name of something with variables or data that must not exist twice.
+    """Returns the name of something with variables or data that must not exist twice.
 
     Args:
-        module: the user's, or any other, in which nothing is looked for.
-        seen: set of str, the modules where there is none.
+        module: a module; only a user's module is searched.
+        seen: set of str, the modules that have none.
 
     Returns:
-        str or None: a global of the module, or of one that it has something from.
+        str or None: a global of the module, or of a module that it has something from.
     """
     seen = set() if seen is None else seen
     if module.__name__ in seen or not _is_users(module):
@@ -105,7 +105,7 @@ def root_in(module: types.ModuleType, seen: set[str] | None = None) -> str | Non
 
 
 def _holds_root(value: Any) -> bool:
-    """Whether a value is a root, a container of some, or an object with one as an attribute."""
+    """Returns True if a value is a root, contains one, or has one as an attribute."""
     inside: Iterable[Any] = ()
     if isinstance(value, (list, tuple, set)):
         inside = value
@@ -117,7 +117,7 @@ def _holds_root(value: Any) -> bool:
 
 
 def _is_users(module: types.ModuleType) -> bool:
-    """Whether a module is the user's own, and no installed library's."""
+    """Returns True if a module is the user's own, not an installed library's."""
     if module.__name__.split(".")[0] in _LIBRARIES:
         return False
     origin = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)

@@ -1,4 +1,4 @@
-"""What the parent says, sorted by who waits for it."""
+"""Messages from the parent, sorted by the thread that waits for them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from nanotf.wire.channel import Channel, ChannelClosed
 
 
 class Inbox:
-    """Reads the channel in a thread of its own.
+    """Reader of the channel, with its own thread.
 
-    The thread ends the process when the parent has gone, whatever the main thread does, so
+    The thread ends the process when the parent is gone, whatever the main thread does, so
     that no worker outlives its parent.
 
     Args:
@@ -25,8 +25,8 @@ class Inbox:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        # A `StreamReader`, that of the last job received. It is made here, since batches may follow
-        # a job at once, asked for by a rank that is faster: this one may not have begun the job.
+        # The `StreamReader` of the last job received. It is made here, since a faster rank may have
+        # asked for batches: they may arrive before this rank begins the job.
         self._streams: Any = None
         self._jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[messages.Proceed] = queue.SimpleQueue()
@@ -35,7 +35,7 @@ class Inbox:
         threading.Thread(target=self._read, name="nanotf-inbox", daemon=True).start()
 
     def next_job(self) -> Any:
-        """Waits for a job: a tuple of the message, its blocks and its `StreamReader`; or `Stop`."""
+        """Waits for a job; returns the message, its blocks and its `StreamReader`, or `Stop`."""
         return self._jobs.get()
 
     def answer(self) -> messages.Proceed:
@@ -43,7 +43,7 @@ class Inbox:
         return self._answers.get()
 
     def wrote(self, job: int, what: str) -> messages.Wrote:
-        """Waits until rank 0 has written something in a job, once for each time."""
+        """Waits until rank 0 has written `what` in a job; returns each message once."""
         self._unread = [message for message in self._unread if message.job == job]
         while not any(message.what == what for message in self._unread):
             self._unread.append(self._wrote.get())

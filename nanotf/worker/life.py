@@ -1,7 +1,7 @@
-"""A worker's life: it says hello, learns its place, and does job after job.
+"""A worker's life: it says hello, gets its setup, and runs one job after another.
 
-Nothing of TensorFlow has run before the process is pinned, since TensorFlow sizes its thread
-pools, and the kernel places its memory, by what it finds then.
+No TensorFlow operation runs before the process is pinned, since TensorFlow sizes its thread
+pools, and the kernel places its memory, by the cores that it finds then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nanotf.worker.inbox import Inbox
 def _setup(
     channel: Channel, rank: int, cores: tuple[int, ...], port: int | None, warnings: list[str]
 ) -> Any:
-    """Says hello, learns its place, and makes the session. Returns None if that failed."""
+    """Says hello, gets its setup, and makes the session. Returns None if that failed."""
     channel.send(messages.Hello(rank, os.getpid(), cores, port, tuple(warnings)))
     setup = channel.receive()
     fds = channel.receive_fds(1 if setup.group is not None else 0)
@@ -50,14 +50,14 @@ def run(
     numa_node: int | None,
     transport: str,
 ) -> int:
-    """Runs a worker until its parent says stop or goes away.
+    """Runs a worker until its parent sends `Stop` or exits.
 
     Args:
         fd: int, the descriptor of the socket to the parent.
         key: bytes, the pool's secret key.
         rank: int.
-        cores: tuple of int, the logical CPUs to run on; empty for those that it has.
-        numa_node: int or None, whose memory is preferred.
+        cores: tuple of int, the logical CPUs to run on; empty to keep the present ones.
+        numa_node: int or None, the node whose memory is preferred.
         transport: str, one of `pool.transports.TRANSPORTS`.
 
     Returns:
@@ -82,7 +82,7 @@ def run(
         job = inbox.next_job()
         if isinstance(job, messages.Stop):
             # Interpreter shutdown would run TensorFlow's destructors, which can take seconds
-            # or wait for a peer that has gone; nothing of a worker's is worth saving.
+            # or wait for a peer that is gone. A worker has nothing worth saving.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)

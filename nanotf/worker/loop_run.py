@@ -1,6 +1,6 @@
-"""A worker's side of a `@nano` call.
+"""The worker's side of a `@nano` call.
 
-The user's function runs as it is, on whole batches; calls of layers in it are divided (`region`).
+The user's function runs as it is, on whole batches. Calls of layers in it are divided (`region`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROGRAMS_KEPT = 2
 
 
 class _Source:
-    """The batches that the parent reads for a program, which outlives the jobs.
+    """Batches that the parent reads for a program; outlives the jobs.
 
     Args:
         data: tuple of `jobs.LoopData`.
@@ -50,7 +50,7 @@ class _Source:
         self._data = data
         self._passes: collections.Counter[int] = collections.Counter()
         self._reader: Any = None
-        self._begin_again: list[Callable[[], None]] = []  # what yields its batches once
+        self._begin_again: list[Callable[[], None]] = []  # of data that can be read once
 
     def begin(self, reader: streams.StreamReader) -> None:
         """Begins a job."""
@@ -60,7 +60,7 @@ class _Source:
             begin_again()
 
     def open(self, number: int) -> Any:
-        """What stands for a dataset or iterator of the user's in this worker."""
+        """Returns this worker's replacement for a dataset or iterator of the user's."""
         data = self._data[number]
         if data.kind == "dataset":
             return self._dataset(number, data)
@@ -88,7 +88,7 @@ class _Source:
         stream = number + len(self._data) * self._passes[number]
         self._passes[number] += 1
         signature = self._data[number].signature
-        reader = self._reader  # at the end of an iterator that nobody reads, a later job may run
+        reader = self._reader  # an iterator that is not read to its end may end in a later job
         rows = reader.iterate(stream, None, 1)
         try:
             for flat, _ in rows:
@@ -99,10 +99,10 @@ class _Source:
 
 
 class _Once(collections.abc.Iterator[Any]):
-    """A generator's stand-in, which begins when it is first asked.
+    """A generator's replacement, which begins at the first `next`.
 
     Args:
-        begin: callable, the batches.
+        begin: callable, returns an iterator over the batches.
     """
 
     def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
@@ -110,7 +110,7 @@ class _Once(collections.abc.Iterator[Any]):
         self._rows: Iterator[Any] | None = None
 
     def begin_again(self) -> None:
-        """A new job: what stands behind it is another of the user's iterators."""
+        """Begins a new job, in which it replaces another iterator of the user's."""
         self._rows = None
 
     def __next__(self) -> Any:
@@ -131,8 +131,8 @@ class _KeptProgram:
         self.strategy = session.strategy
         self._stopwatch = session.stopwatch
         self.source = _Source(job.data)
-        self.divides = False  # whether calls of layers were divided, in this call or one before
-        self.run: LoopRun  # the call; set for each
+        self.divides = False  # whether calls of layers were divided, in this or an earlier call
+        self.run: LoopRun  # the current call
         with distribute.single_process(), _current(self):
             self.program = programs.Program(job.shipment, self.source.open)
 
@@ -146,12 +146,12 @@ class _KeptProgram:
         self.variables = objects.distinct_variables(self.program.numbered)
 
     def fits(self, built: dict[int, Any]) -> bool:
-        """Whether no optimizer is built that is not in the parent, or with other variables."""
+        """Returns True if all built optimizers are built alike in the parent."""
         return optimizers.built_optimizers(self.program.numbered).items() <= built.items()
 
-    # What `context.Loop` asks for.
+    # The interface of `context.Loop`.
     def once(self, what: str, write: Callable[[], Any]) -> Any:
-        """What a function that writes a file returns; rank 0 alone calls it."""
+        """Calls a function that writes a file, in rank 0 alone; all ranks return its result."""
         run = self.run
         if run.session.rank:
             return run.inbox.wrote(run.number, what).path
@@ -160,18 +160,18 @@ class _KeptProgram:
         return value
 
     def before_save(self) -> None:
-        """All workers are about to save: the parent notes which passes over the data are complete.
+        """Lets the parent record the complete passes over the data, before all workers save.
 
-        It must know before the files are there, since a worker may die at any moment after.
+        It must record them before the files exist, since a worker may die at any moment after.
         """
         self.run.agree("save")
 
     def saved(self, path: str) -> None:
-        """Rank 0 has written a checkpoint."""
+        """Tells the parent that rank 0 has written a checkpoint."""
         self.run.tell(messages.Saved(self.run.number, path))
 
     def restored(self, path: str | None) -> None:
-        """All workers have restored a checkpoint, if there is one: the data go on from there."""
+        """Waits until all workers have restored a checkpoint; the data continue from there."""
         if path is not None:
             self.run.tell(messages.Restored(self.run.number, path))
         self.run.agree("restored")
@@ -179,9 +179,9 @@ class _KeptProgram:
     def run_step(
         self, step: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a step of the user's, and notes it."""
+        """Runs a step of the user's, and records it."""
         if not tf.executing_eagerly():
-            return function(*args, **kwargs)  # a step inside of a step
+            return function(*args, **kwargs)  # a step inside a step
         with self._stopwatch.stepping(), self._named(step):
             value = function(*args, **kwargs)
         self.likeness.look(getattr(step, "__name__", "a step"), value, self.variables)
@@ -189,7 +189,7 @@ class _KeptProgram:
 
     @contextlib.contextmanager
     def _named(self, step: Any) -> Iterator[None]:
-        """Names the step in what is said of the collectives in it."""
+        """Names the step in reports of its collectives."""
         tally = self.strategy.tally
         if tally is not None:
             tally.step = getattr(step, "__name__", "")
@@ -202,7 +202,7 @@ class _KeptProgram:
 
 @contextlib.contextmanager
 def _current(kept: _KeptProgram) -> Iterator[None]:
-    """In this context the code of a program runs."""
+    """Marks this context as running the code of a program."""
     context.current = kept
     try:
         yield
@@ -216,9 +216,9 @@ class LoopRun:
     Args:
         session: `session.Session`.
         inbox: `worker.Inbox`.
-        number: int, the job's.
+        number: int, of the job.
         job: `jobs.LoopJob`.
-        blocks: list of `Block`, those of the job.
+        blocks: list of `Block`, of the job.
     """
 
     written: messages.Written = ()  # see `messages.JobDone`
@@ -234,7 +234,7 @@ class LoopRun:
         self.reader = session.reader
 
     def agree(self, hook: str) -> None:
-        """Waits until all ranks are at this hook, and the parent has taken notice."""
+        """Waits until all ranks are at this hook and the parent has answered."""
         self.session.channel.send(messages.Waiting(self.number, self.session.rank, hook))
         self.inbox.answer()
 
@@ -246,7 +246,7 @@ class LoopRun:
     def run(self) -> jobs.LoopEnd:
         """Calls the user's function; returns how it ended."""
         job, session = self.job, self.session
-        job.settings.put()
+        job.settings.restore()
         arrays = None if job.array_block is None else self.blocks[job.array_block]
         kept = self._program()
         kept.begin(self, arrays)
@@ -255,9 +255,9 @@ class LoopRun:
         compilations = [keras_names.compilation(obj) for obj in program.numbered]
         before = mutables.Snapshot(program.mutables if session.rank == 0 else ())
         session.stopwatch.ready()
-        # Alike on all ranks: what a loop decides by chance, all must decide alike.
+        # Alike on all ranks: a loop's random decisions must be the same everywhere.
         with distribute.single_process():
-            job.chance.put()
+            job.chance.restore()
         prints = output.to_parent(session, self.number, self.job.terminal)
         divided, alone = scope.dividing(session.strategy), distribute.single_process()
         with prints, _current(kept), alone, divided, self._counted():
@@ -278,11 +278,11 @@ class LoopRun:
         return self._end(kept)
 
     def _program(self) -> _KeptProgram:
-        """The program of this call, as an earlier one has left it if it is the same."""
+        """Returns the program of this call; the one of an earlier call if it is the same."""
         job, kept = self.job, self.session.programs
         key = job.shipment.key, repr((job.data, job.settings))
         if key in kept and not kept[key].fits(job.optimizers):
-            del kept[key]  # the user has made an optimizer anew
+            del kept[key]  # the user has made a new optimizer
         if key not in kept:
             kept[key] = _KeptProgram(job, self.session)
         kept.move_to_end(key)
@@ -292,7 +292,7 @@ class LoopRun:
         return found
 
     def _load(self, kept: _KeptProgram) -> None:
-        """Gives the objects the values that the user's have."""
+        """Gives the objects the values of the user's objects."""
         block = self.blocks[self.job.state_block]
         self.known = {id(variable) for variable in kept.variables}
         self.state = state.State(self.job.layout, block, kept.variables)
@@ -300,7 +300,7 @@ class LoopRun:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """Tells the parent how far this rank has come, where the transport does not."""
+        """Reports this rank's collectives to the parent if the transport does not."""
         tally, session = self.session.strategy.tally, self.session
         if tally is None:
             yield
@@ -330,9 +330,9 @@ class LoopRun:
             tell(tally.progress())
 
     def _compiled(self, program: programs.Program, before: list[Any]) -> dict[int, Any]:
-        """What `keras_names.compiled_attributes` says of models that the function has compiled.
+        """Returns `keras_names.compiled_attributes` of models that the function has compiled.
 
-        And of those whose metrics it has built.
+        Includes models whose metrics it has built.
         """
         found = {}
         for number, obj in enumerate(program.numbered):
@@ -370,12 +370,12 @@ class LoopRun:
         block.close_fd()
 
     def _built(self, objs: list[Any], made: list[Any], layers: list[int]) -> jobs.Built:
-        """What the function has built of objects.
+        """Describes what the function has built.
 
         Args:
-            objs: list of objects, those of the heap and those that it has made.
+            objs: list of objects: those of the heap, then those that the function has made.
             made: list of the latter, which are sent with their values.
-            layers: list of int, the former that are layers and have variables that are new.
+            layers: list of int, numbers of layers in the heap that have new variables.
         """
         kinds = keras_optimizers.optimizer_classes()
         known = self.known | set(map(id, made))
@@ -398,11 +398,11 @@ class LoopRun:
         configs = {number: keras_build.build_configs(objs[number]) for number in layers}
         built = optimizers.built_optimizers([*objs, *new])
         for number in holders:
-            # What an optimizer has of variables that the function alone has, stays with them.
+            # An optimizer's state stays here if its variables exist only in the function.
             if isinstance(objs[number], kinds) and built.get(number, ()) is not None:
                 look(number)
         values = [variable.numpy() for variable in new]
-        return jobs.Built(configs, built, tuple(places), values, Chance.taken())
+        return jobs.Built(configs, built, tuple(places), values, Chance.capture())
 
     def _end(self, kept: _KeptProgram) -> jobs.LoopEnd:
         self.state.store_rank(1, self.session.rank)

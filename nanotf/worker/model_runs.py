@@ -90,10 +90,10 @@ class _ModelRun:
             **parts: of `Session.model`.
         """
         job, session = self.job, self.session
-        job.settings.put()
-        self._put_random_states()
+        job.settings.restore()
+        self._restore_random_states()
         kept = session.model(job.heap, job.specs, job.chance, **parts)
-        self._put_random_states()  # making a model draws
+        self._restore_random_states()  # making a model draws
         self.model, self.kept = kept.model, kept
         # Variables that this worker has as a whole and, of a divided update, parts of others.
         update = kept.update if isinstance(job, jobs.FitJob) else None
@@ -105,9 +105,9 @@ class _ModelRun:
         self.state.load(0)
         session.stopwatch.ready()
 
-    def _put_random_states(self) -> None:
-        random_states.put(self.job.chance.states)
-        generation().put_seeds(self.job.chance.keras)
+    def _restore_random_states(self) -> None:
+        random_states.restore(self.job.chance.states)
+        generation().restore_seeds(self.job.chance.keras)
 
     def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
         rank, size = self.session.rank, self.session.strategy.size

@@ -1,4 +1,4 @@
-"""What rank 0 prints in a `@nano` function or in a model's steps, on its way to the user."""
+"""Relays rank 0's prints in a `@nano` function or in a model's steps to the user."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _FLUSH_SECONDS = 5.0  # for the pipe to be read; it takes a millisecond
 
 
 class _Relay(io.TextIOBase):
-    """A text stream that hands on what is written, line by line.
+    """A text stream that passes on what is written, line by line.
 
     Args:
         send: callable of a str.
-        is_terminal: bool, what `isatty` says; progress bars ask for it.
+        is_terminal: bool, returned by `isatty`, which progress bars call.
     """
 
     encoding = "utf-8"
@@ -38,8 +38,8 @@ class _Relay(io.TextIOBase):
         self._send = send
         self._is_terminal = is_terminal
         self._texts: collections.deque[str] = collections.deque()
-        # User code may print from several threads; and again in the thread that prints: in the
-        # destructor of what Python collects meanwhile.
+        # User code may print from several threads. It may also print in a destructor, when the
+        # garbage collector runs in the middle of a print: hence an RLock.
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
@@ -68,7 +68,7 @@ class _Relay(io.TextIOBase):
 
 
 class TensorFlowPrints:
-    """Makes `tf.print` go through a pipe; TensorFlow writes to descriptors, not to `sys.stderr`.
+    """Pipe for `tf.print`: TensorFlow writes to descriptors, not to `sys.stderr`.
 
     The pipe lives as long as the process, since traced functions keep its name.
     """
@@ -91,7 +91,7 @@ class TensorFlowPrints:
 
     @contextlib.contextmanager
     def relayed(self, send: Callable[[str], None]) -> Iterator[None]:
-        """Hands on, in this context, what `tf.print` writes."""
+        """Passes on what `tf.print` writes in this context."""
         stock, self._send = tf.print, send
         standard = (None, sys.stdout, sys.stderr)
 
@@ -109,7 +109,7 @@ class TensorFlowPrints:
         finally:
             tf.print = stock
             self._written.clear()
-            os.write(self._writer, b"\0")  # all before it has been read when this has
+            os.write(self._writer, b"\0")  # once this is read, all before it is read, too
             self._written.wait(_FLUSH_SECONDS)
             self._send = None
 
@@ -124,15 +124,15 @@ def to_parent(
     streams: Sequence[str] = STREAMS,
     quiet: bool = False,
 ) -> contextlib.AbstractContextManager[None]:
-    """A context in which the user sees what rank 0 prints; others write to their logs.
+    """Returns a context in which the user sees rank 0's prints; others write to their logs.
 
     Args:
         session: `session.Session`.
         job: int, its number.
         terminal: `Terminal`.
-        streams: sequence of str, which of Python's two streams; `tf.print` is always.
-        quiet: bool, whether rank 0 writes to its log, too. What is traced meanwhile is printed for
-            the user in later jobs.
+        streams: sequence of str, Python's streams to relay; `tf.print` is always relayed.
+        quiet: bool, whether rank 0 writes to its log, too. A function that is traced meanwhile
+            prints for the user in later jobs.
     """
     if session.rank != 0:
         return contextlib.nullcontext()
@@ -151,7 +151,7 @@ def to_parent(
 def relayed(
     send: Callable[[str, str], None], terminal: Terminal, streams: Sequence[str] = STREAMS
 ) -> Iterator[None]:
-    """Hands on, in this context, what this process prints.
+    """Passes on what this process prints in this context.
 
     Args:
         send: callable of the stream's name, "stdout" or "stderr", and a text.

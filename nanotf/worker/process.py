@@ -21,10 +21,10 @@ _PR_SET_NAME = 15
 
 
 def pin(cores: tuple[int, ...]) -> list[str]:
-    """Restricts this process to `cores`, and names it so that other pools leave them alone.
+    """Restricts this process to `cores`, and names it so that other pools avoid them.
 
     Returns:
-        list of str, what could not be done, for people.
+        list of str, warnings for the user.
     """
     if not cores or not hasattr(os, "sched_setaffinity"):
         return []
@@ -45,38 +45,38 @@ def _prctl(option: int, value: Any) -> None:
 def end_with_parent(parent: int) -> None:
     """Makes the kernel kill this process when its parent ends, in whatever way.
 
-    The inbox's thread notices that, too, but not while other code holds Python's lock.
+    The inbox's thread notices that, too, but not while other code holds the GIL.
 
     Args:
         parent: int, the process id of the parent.
     """
     if sys.platform == "linux":
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it has ended before
+        if os.getppid() != parent:  # the parent ended before the call of prctl
             os._exit(1)
 
 
 def write_stacks() -> None:
-    """Makes the log tell where Python is, when this process crashes and when the parent asks."""
+    """Writes Python's stacks to the log when this process crashes and when the parent asks."""
     faulthandler.enable(all_threads=False)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGQUIT, all_threads=True)
 
 
 def leave_interrupts_to_parent() -> None:
-    """Makes SIGINT do nothing here: schedulers send it to every process, and one has to decide.
+    """Makes SIGINT do nothing here: schedulers send it to every process; the parent decides.
 
-    It was blocked when this process was started. A handler, other than `SIG_IGN`, is not inherited
-    by programs that the user's code starts.
+    SIGINT was blocked when this process started. Programs that the user's code starts do not
+    inherit a handler, but would inherit `SIG_IGN`.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored as it is
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored already
         signal.signal(signal.SIGINT, lambda number, frame: None)
         signal.siginterrupt(signal.SIGINT, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 class _LogFile(io.FileIO):
-    """A standard stream to which a full disk, or `ulimit -f`, is no reason to stop training."""
+    """A standard stream that drops output if the disk is full, or by `ulimit -f`."""
 
     def write(self, data: Any) -> int:
         try:
@@ -88,7 +88,7 @@ class _LogFile(io.FileIO):
 
 
 def write_log() -> None:
-    """Makes `print` write whole lines to the log at once, as long as the disk takes them."""
+    """Makes `print` write whole lines to the log at once, as long as there is disk space."""
     for name in ("stdout", "stderr"):
         raw = _LogFile(getattr(sys, name).fileno(), "w", closefd=False)
         stream = io.TextIOWrapper(
@@ -98,7 +98,7 @@ def write_log() -> None:
 
 
 def bind_memory(numa_node: int | None) -> None:
-    """Prefers memory of a NUMA node, where libnuma is installed and there are several."""
+    """Prefers memory of a NUMA node if libnuma is installed and there are several nodes."""
     if numa_node is None:
         return
     name = ctypes.util.find_library("numa")

@@ -1,4 +1,4 @@
-"""What a worker's model does differently from the user's: its steps get batches in parts."""
+"""A worker's model. Unlike the user's model, its steps get parts of batches."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _STEPS = ("train_step", "test_step", "predict_step")
 
 
 class ReplicaMixin:
-    """Mixed in before the user's class.
+    """Mixin, placed before the user's class.
 
     A step gets `(data, extent)`: this worker's rows of the batch, and a tensor that has as many
-    rows as the batch. The user's step gets the batch: tensors that are joined of all workers' rows
-    where something asks for them.
+    rows as the batch. The user's step gets the batch: tensors that join all workers' rows when
+    something needs them.
     """
 
-    # All are set on the class that `become_replica` makes, one for each model.
+    # All are set on the class that `become_replica` makes for each model.
     _nanotf_outputs: Any
     _nanotf_data_end: Any
     _nanotf_stopwatch: timing.Stopwatch
@@ -43,13 +43,13 @@ class ReplicaMixin:
             return super().test_step(_batch(self, data))  # type: ignore[misc]
 
     def predict_step(self, data: Any) -> Any:
-        """This worker's rows of the outputs, and how many rows of the batch it has."""
+        """Returns this worker's rows of the outputs, and its number of rows of the batch."""
         with _calls(self):
             outputs = super().predict_step(_batch(self, data))  # type: ignore[misc]
         return _own_outputs(outputs, data)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """As in Keras; the function notes its executions, and may run ahead of Keras's loop."""
+        """Makes Keras's function, which records its executions and may run ahead of its loop."""
         if self.train_function is not None and not force:  # type: ignore[has-type]
             return self.train_function  # type: ignore[has-type]
         ahead, stopwatch = self._nanotf_ahead, self._nanotf_stopwatch
@@ -66,7 +66,7 @@ class ReplicaMixin:
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
-        """As in Keras; the function notes its executions."""
+        """Makes Keras's function, which records its executions."""
         super().make_test_function(force=force)  # type: ignore[misc]
         test_function: Any = self.test_function  # type: ignore[has-type]
         step = _telling_of_end(self, timing.TEST, test_function)
@@ -74,7 +74,7 @@ class ReplicaMixin:
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """As in Keras, but outputs go to `_nanotf_outputs`, and Keras collects a placeholder."""
+        """Makes Keras's function; outputs go to `_nanotf_outputs`, a placeholder to Keras."""
         super().make_predict_function(force=force)  # type: ignore[misc]
         stock: Any = self.predict_function  # type: ignore[has-type]
         if not hasattr(stock, "_nanotf_takes_outputs"):
@@ -88,7 +88,7 @@ class ReplicaMixin:
         return self.predict_function
 
     def get_metrics_result(self) -> Any:
-        """As in Keras, without the losses that only `session` has built."""
+        """Returns Keras's result without the losses that only `session` has built."""
         results = super().get_metrics_result()  # type: ignore[misc]
         return keras_names.without_unused_losses(self, results)
 
@@ -103,7 +103,7 @@ def _calls(model: Any) -> contextlib.AbstractContextManager[None]:
 
 @tf.autograph.experimental.do_not_convert
 def _batch(model: Any, data: Any) -> Any:
-    """The batch of which `data` has this worker's rows."""
+    """Returns the whole batch; `data` holds this worker's rows of it."""
     rows, extent = data
     if scope.exchange is None:  # a trace that makes variables
         return rows
@@ -113,9 +113,9 @@ def _batch(model: Any, data: Any) -> Any:
         return None if leaf is None else division.join(leaf)
 
     stamp = model._nanotf_stopwatch.stamp(extent)
-    if stamp is None or tf.executing_eagerly():  # the order is that of the code
+    if stamp is None or tf.executing_eagerly():  # eager code runs in its own order
         return tf.nest.map_structure(joined, rows)
-    with tf.control_dependencies([stamp]):  # all of the step comes after it
+    with tf.control_dependencies([stamp]):  # the whole step comes after it
         rows = tf.nest.map_structure(lambda t: None if t is None else tf.identity(t), rows)
     return tf.nest.map_structure(joined, rows)
 
@@ -129,7 +129,7 @@ def _own_outputs(outputs: Any, data: Any) -> Any:
 
 
 def _telling_of_end(model: Any, kind: str, step: Any) -> Any:
-    """A Keras step function that calls `_nanotf_data_end` where its data end."""
+    """Returns a Keras step function that calls `_nanotf_data_end` when its data end."""
     if step is None or hasattr(step, "_nanotf_kind"):
         return step
 
@@ -150,10 +150,10 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> Ahead:
 
     Args:
         model: a built model.
-        stopwatch: `timing.Stopwatch`, which hears of its steps.
+        stopwatch: `timing.Stopwatch`, which times its steps.
 
     Returns:
-        What its training is told by how far it may run ahead.
+        `Ahead`, which tells its training how far it may run ahead.
     """
     cls = type(model)
     ahead = Ahead()
@@ -167,13 +167,13 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> Ahead:
         "_nanotf_compiles": bool(model.jit_compile),
         "_nanotf_own_steps": frozenset(steps),
     }
-    model.jit_compile = False  # of the whole step
+    model.jit_compile = False  # do not compile the whole step
     object.__setattr__(model, "__class__", type(cls.__name__, (ReplicaMixin, cls), body))
     return ahead
 
 
 def _may_run_ahead(model: Any) -> bool:
-    """Whether nothing of the user's own stands between Keras's loop and a step in a graph."""
+    """Returns True if no code of the user's is between Keras's loop and a step in a graph."""
     makers = [cls for cls in type(model).__mro__ if "make_train_function" in vars(cls)]
     own = [c for c in makers if not (keras_names.is_keras_own(c) or _is_nanotf(c))]
     return not (own or model.run_eagerly) and generation().makes_one_step(model)
@@ -185,7 +185,7 @@ def _is_nanotf(cls: type) -> bool:
 
 @contextlib.contextmanager
 def at_end_of_data(model: Any, hear: Callable[[str], None]) -> Iterator[None]:
-    """Calls `hear` with the kind of step, one of `timing.KINDS`, where its data end."""
+    """Calls `hear` with the kind of step, one of `timing.KINDS`, when its data end."""
     type(model)._nanotf_data_end = staticmethod(hear)
     try:
         yield
@@ -195,7 +195,7 @@ def at_end_of_data(model: Any, hear: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def outputs_to(model: Any, take: Callable[[Any, Any], None]) -> Iterator[None]:
-    """Hands the outputs and counts of every execution of `predict` to `take`, in this context."""
+    """Passes the outputs and counts of every execution of `predict` in this context to `take`."""
     type(model)._nanotf_outputs = staticmethod(take)
     try:
         yield

@@ -152,10 +152,10 @@ class Session:
         TensorFlow forget every function that it has prepared, which takes seconds.
         """
         # Functions that were traced keep the settings of that time.
-        key = hashlib.sha256(data + repr(jobs.KerasSettings.taken()).encode()).digest()
+        key = hashlib.sha256(data + repr(jobs.KerasSettings.capture()).encode()).digest()
         kept = self._models.get(key)
         if kept is None or (built is not None and kept.has_optimizer and kept.shards != shards):
-            eager_context.put_seeds(chance.tensorflow)
+            eager_context.restore_seeds(chance.tensorflow)
             model, numbered = heap.load_model(data)
             ahead = replica.become_replica(model, self.stopwatch)
             kept = self._models[key] = KeptModel(model, numbered, ahead)

@@ -1,4 +1,4 @@
-"""Threads of a worker that tell the parent how it goes: `Heartbeat` that it does, `Watch` that not.
+"""Threads of a worker that report to the parent: `Heartbeat` progress, `Watch` a stuck step.
 
 See `pool.silence` and `pool.stalls`, the parent's halves.
 """
@@ -15,17 +15,17 @@ LOOK_SECONDS = 1.0  # how often a `Watch` looks
 
 
 def beat_seconds(stall_seconds: float) -> float:
-    """How often a worker says that it goes on."""
+    """Returns the seconds between a worker's reports of progress."""
     return min(BEAT_SECONDS, stall_seconds / 4)
 
 
 class Heartbeat:
-    """A worker's thread.
+    """A worker's thread that reports progress.
 
     Args:
-        seconds: float, how often it looks.
-        progress: callable, something that changes as the worker goes on.
-        tell: callable, called when it has.
+        seconds: float, time between looks.
+        progress: callable, returns something that changes as the worker makes progress.
+        tell: callable, called when it has changed.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Watch:
 
     Args:
         seconds: float, how long a step may last.
-        step_since: callable, when the step that runs has begun, by `timing.now`; None between
+        step_since: callable, returns when the running step began, by `timing.now`; None between
             steps.
-        tell: callable of that; called at every look at a step that has lasted longer.
+        tell: callable of that time; called at every look at a step that has lasted longer.
         look: callable, called at every look.
     """
 
@@ -71,7 +71,7 @@ class Watch:
         threading.Thread(target=self._run, name="nanotf-watch", daemon=True).start()
 
     def _run(self) -> None:
-        # In looks, since the clock goes on while the whole machine, or this process, is stopped.
+        # In looks, since the clock runs even while the whole machine, or this process, is stopped.
         known, lasted = None, 0.0
         while True:
             time.sleep(LOOK_SECONDS)

@@ -1,15 +1,15 @@
-"""The process that workers are forked from: it has imported TensorFlow, and run nothing.
+"""The process that workers are forked from. It has imported TensorFlow, but run no operation.
 
-A process that imports TensorFlow takes seconds to start, its fork milliseconds. A fork works as
-long as TensorFlow has run no operation (seen with 2.15 to 2.21, both Keras generations): the
-threads that exist by then are those of NumPy's BLAS, which ends and restarts them around a fork.
+A process that imports TensorFlow takes seconds to start; its fork takes milliseconds. A fork works
+as long as TensorFlow has run no operation (seen with 2.15 to 2.21, both Keras generations): the
+only threads by then are those of NumPy's BLAS, which ends and restarts them around a fork.
 
     parent                                     zygote
       |  Fork (rank, cores ...; 4 descriptors) ->  |   forks; the child becomes a worker
       |  <- process id, later how it ended         |   on a pipe for each worker
 
-Where TensorFlow must not be imported before the fork, each worker has a zygote of its own, which
-imports nothing. Whatever ends the parent ends the zygote, and the kernel then ends the workers
+If TensorFlow must not be imported before the fork, each worker has its own zygote, which imports
+nothing. Whatever ends the parent ends the zygote. The kernel then ends the workers
 (PR_SET_PDEATHSIG).
 """
 
@@ -31,11 +31,11 @@ from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
 from nanotf.wire.memory_files import STANDARD
 from nanotf.worker import life, process
 
-LOOK_SECONDS = 1.0  # how often it looks whether the parent is there
+LOOK_SECONDS = 1.0  # between checks that the parent still exists
 
 
 class _Zygote:
-    """The loop that forks workers and says how they ended.
+    """The loop that forks workers and reports how they ended.
 
     Args:
         channel: `Channel` to the parent.
@@ -45,7 +45,7 @@ class _Zygote:
     def __init__(self, channel: Channel, parent: int) -> None:
         self._channel, self._parent = channel, parent
         self._own_pid = os.getpid()
-        self._pipes: dict[int, int] = {}  # where to tell about a worker, by its process id
+        self._pipes: dict[int, int] = {}  # to report about a worker, by its process id
         self._woken, waking = os.pipe()
         for fd in (self._woken, waking):
             os.set_blocking(fd, False)
@@ -54,7 +54,7 @@ class _Zygote:
         signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
 
     def serve(self) -> tuple[messages.Fork, int]:
-        """Forks as often as the parent asks; returns in the forks alone.
+        """Forks as often as the parent asks; returns only in the forks.
 
         Returns:
             A tuple of the order and the descriptor of the worker's socket.
@@ -65,7 +65,7 @@ class _Zygote:
         while True:
             waiting: list[Any] = [self._channel, self._woken]
             ready: list[Any] = connection.wait(waiting, LOOK_SECONDS)
-            if os.getppid() != self._parent:  # has gone, and a fork of it holds the channel
+            if os.getppid() != self._parent:  # it is gone, but a fork of it holds the channel
                 raise ChannelClosed
             if self._woken in ready:
                 with contextlib.suppress(BlockingIOError):
@@ -82,7 +82,7 @@ class _Zygote:
 
     def _fork(self, pipe: int) -> int:
         try:
-            with warnings.catch_warnings():  # Python's, of the threads that are NumPy's
+            with warnings.catch_warnings():  # Python warns of NumPy's threads
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
         except OSError as error:
@@ -103,7 +103,7 @@ class _Zygote:
                 os.close(pipe)
 
     def _become_worker(self, log: int, directory: int) -> None:
-        """Makes this fork what a process of its own would be."""
+        """Makes this fork like a newly started process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         process.end_with_parent(self._own_pid)
@@ -119,12 +119,12 @@ class _Zygote:
 
 
 def _tell(pipe: int, number: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody waits for this worker any more
+    with contextlib.suppress(BrokenPipeError):  # the parent no longer waits for this worker
         os.write(pipe, messages.STATUS.pack(number))
 
 
 def main(arguments: list[str]) -> int:
-    """Forks workers until the parent goes away. Its arguments are FD, PARENT and "imports" or "".
+    """Forks workers until the parent exits. The arguments are FD, PARENT and "imports" or "".
 
     Returns:
         int, the exit code, of a worker in the forks.
@@ -137,7 +137,7 @@ def main(arguments: list[str]) -> int:
     os.dup2(os.open(os.devnull, os.O_RDONLY), STANDARD[0])
     channel = Channel(socket.socket(fileno=int(fd)))
     if imports:
-        # What fails here fails in the workers again, who tell the parent.
+        # An import that fails here fails again in the workers, which tell the parent.
         with contextlib.suppress(Exception):
             from nanotf.worker import session  # noqa: F401, for the forks to find
     gc.freeze()  # a collection in a fork would copy every page that holds an object

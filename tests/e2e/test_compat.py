@@ -180,7 +180,7 @@ def test_seeds_of_operations() -> None:
     assert before[0] == 3
     drawn = float(tf.random.uniform([]))
     assert eager_context.seeds() != before
-    eager_context.put_seeds(before)
+    eager_context.restore_seeds(before)
     assert float(tf.random.uniform([])) == drawn
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nanotf.errors import CollectiveError, WorkerDied, WorkerError, also
+from nanotf.errors import CollectiveError, WorkerDied, WorkerError, catchable_as
 
 
 class Coded(RuntimeError):
@@ -55,7 +55,7 @@ def _error() -> WorkerError:
     ],
 )
 def test_error_of_both_classes(original: Exception, attributes: dict[str, Any]) -> None:
-    made = also(_error(), original, f"{original}\n\nWorker 1 raised")
+    made = catchable_as(_error(), original, f"{original}\n\nWorker 1 raised")
     for error in (made, pickle.loads(pickle.dumps(made))):
         assert isinstance(error, WorkerError)
         assert isinstance(error, type(original))
@@ -79,6 +79,6 @@ def test_error_of_both_classes(original: Exception, attributes: dict[str, Any]) 
 )
 def test_error_that_no_class_can_be_made_of(original: BaseException | None) -> None:
     error = _error()
-    assert also(error, original, "text") is error
+    assert catchable_as(error, original, "text") is error
     assert error.__cause__ is original
     assert error.message == "Worker 1 raised"

@@ -29,7 +29,7 @@ def connect() -> Any:
     ray: Any = importlib.import_module("ray")
     if not ray.is_initialized():
         try:
-            _in_lasting_thread(functools.partial(_start, ray))
+            _run_in_spawner_thread(functools.partial(_start, ray))
         except Exception as error:
             raise NanoError(
                 "backend='ray' needs a Ray cluster, or room to start one. Received: "
@@ -48,7 +48,7 @@ def _start(ray: Any) -> None:
         _started = session(ray)
 
 
-def _in_lasting_thread(function: Callable[[], None]) -> None:
+def _run_in_spawner_thread(function: Callable[[], None]) -> None:
     """Calls a function in a thread that lives as long as this process.
 
     Linux ends Ray's processes with the *thread* that started them (PR_SET_PDEATHSIG), while Ray

@@ -115,7 +115,7 @@ def test_nothing_to_mend() -> None:
     report = doctor.examine(facts=_facts())
     assert report.findings == ()
     assert not report.has_errors()
-    assert doctor.render(report).endswith("findings    none: nothing to mend")
+    assert doctor.render(report).endswith("findings    none: nothing to fix")
 
 
 BUILDS = [
@@ -171,14 +171,14 @@ def test_efficiency_cores_slow_everybody_down() -> None:
 
 
 def test_a_cap_that_the_user_has_set() -> None:
-    found = _one(_findings(environ={"OMP_NUM_THREADS": "4"}), "4 cores of 56 are used")
+    found = _one(_findings(environ={"OMP_NUM_THREADS": "4"}), "nanotf uses 4 cores of 56")
     assert "unset OMP_NUM_THREADS" in found.fix
 
 
 SYSTEMS = [
     (System(address_space=8 * GIB), "limited to 8.0 GiB", "ulimit -v unlimited."),
-    (System(open_files=64), "64 files", "ulimit -n 1024."),
-    (System(memory=64 * GIB, memory_limit=GIB), "there are 1.0 GiB", "Use fewer workers"),
+    (System(open_files=64), "limit is 64,", "ulimit -n 1024."),
+    (System(memory=64 * GIB, memory_limit=GIB), "only 1.0 GiB is", "Use fewer workers"),
 ]
 
 

@@ -397,7 +397,7 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(made.cores()) <= usable
     if hasattr(os, "sched_getaffinity"):
         assert set(made.cores()) <= os.sched_getaffinity(0)
-    with pytest.raises(PlacementError, match=f"and {len(usable)} can be used"):
+    with pytest.raises(PlacementError, match=f"but {len(usable)} can be used"):
         plan(len(usable) + 1)
 
 
