@@ -340,7 +340,7 @@ def test_workers_that_are_there_need_no_start(
     x, y = digits(40)
     model, given = small_cnn(), {"x": x, "y": y, "batch_size": 1, "verbose": 2}  # a job of 40 s
     assert auto.choose(model, given) == 1
-    assert "not tried: this job takes less than the start of workers" in capsys.readouterr().out
+    assert "not tried: this job takes less time than starting workers" in capsys.readouterr().out
     is_there = True
     assert auto.choose(model, given) == 1, "the trial has ended them"
     assert auto.choose(model, given) == 2
