@@ -6,6 +6,7 @@
 #   make test-all            every test, with all cases, with both Keras generations (2 hours)
 #   make test TF=2.15.1      same, with another TensorFlow, in a virtual environment of its own
 #   make lint                ruff, mypy, import-linter, shellcheck, clang-format
+#   make prose               list phrases and docstrings that are not plain English yet
 #   make format              let ruff and clang-format rewrite the files
 #   make test-fast           unit tests alone
 #   make soak                load and faults many times over: 200 warm jobs, 100 random kills
@@ -27,7 +28,7 @@ PYTEST := $(BIN)/python -m pytest
 # Touched when the installation is complete, so that a second call installs nothing.
 STAMP := $(VENV)/.installed
 
-SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- .ci/run 'tools/*' 'scripts/*' '*.sh')
+SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- .ci/run 'tools/*' ':!tools/*.py' 'scripts/*' '*.sh')
 CPP_SOURCES = $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cpp' '*.h' '*.hpp' '*.c')
 
 .PHONY: demo test test-all test-fast lint format clean venv
@@ -65,6 +66,10 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 	$(if $(SHELL_SCRIPTS),$(BIN)/shellcheck $(SHELL_SCRIPTS))
 	$(if $(CPP_SOURCES),$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES))
+
+.PHONY: prose
+prose:
+	$(PYTHON) tools/check_prose.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
