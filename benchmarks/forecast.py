@@ -1,4 +1,4 @@
-"""What to expect of more cores than this machine has: `python -m benchmarks.forecast`.
+"""Forecast for machines with more cores than this one: `python -m benchmarks.forecast`.
 
 A model on paper. Measured here are, for each model,
 
@@ -40,7 +40,7 @@ DEFAULT_MODELS = ("mlp", "cnn", "lstm", "text", "transformer", "mobilenetv2", "r
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What is measured of a model.
+    """Measurements of a model.
 
     Args:
         rows: int, of a batch.

@@ -1,4 +1,4 @@
-"""What nanotf promises, next to what was measured. Pure functions of a result."""
+"""nanotf's goals next to the measurements. Pure functions of a result."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Goal:
 
     @property
     def met(self) -> bool | None:
-        """Whether the goal is met; None if it was not measured."""
+        """Returns True if the goal is met; None if it was not measured."""
         if self.measured is None:
             return None
         return self.measured >= self.target if self.at_least else self.measured <= self.target

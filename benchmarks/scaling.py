@@ -35,7 +35,7 @@ WARM_UP_STEPS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to measure.
+    """The measurements to make.
 
     Args:
         models: tuple of str, keys of `MODELS`.

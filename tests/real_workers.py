@@ -35,7 +35,7 @@ def pytest_report_header() -> str:
 
 
 def is_real(path: pathlib.Path) -> bool:
-    """Whether a file of tests is one of these."""
+    """Returns True if a file of tests is one of these."""
     return path.parent.name in ("e2e", "programs")
 
 

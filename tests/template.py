@@ -127,7 +127,7 @@ class _Task:
 
 
 def serve(fd: int, modules: Sequence[str]) -> None:
-    """What the template does until the other end is closed; returns in a fork alone."""
+    """Runs the template until the other end is closed. Returns in a fork alone."""
     for module in modules:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers

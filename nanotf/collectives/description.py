@@ -1,4 +1,4 @@
-"""What a call is, for peers and people: `native/description.h` in pure Python."""
+"""Description of a call, for peers and people: `native/description.h` in pure Python."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MAX_KEY = 2**32 - 1
 
 
 class Times(NamedTuple):
-    """Where a rank's time went since it attached. Collectives at the same time add up.
+    """Time that a rank spent in collectives since it attached. Collectives at the same time add up.
 
     Args:
         calls: int, collectives that have ended.
@@ -79,11 +79,11 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def times(self, steps_begin: bool = False) -> Times:
-        """Where this rank's time went; `steps_begin` says that an execution of steps begins."""
+        """Returns this rank's times; `steps_begin` says that an execution of steps begins."""
 
     @abc.abstractmethod
     def calls(self) -> int:
-        """How many collectives this rank has ended; for any thread."""
+        """Returns how many collectives this rank has ended; for any thread."""
 
     @abc.abstractmethod
     def failures(self) -> tuple[int, Failure | None]:

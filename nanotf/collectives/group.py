@@ -111,7 +111,7 @@ class Group:
     def all_reduce_many(
         self, tensors: Sequence[Tensor], key: int, op: str = "sum", if_read: bool = False
     ) -> list[Tensor]:
-        """As `all_reduce`, for tensors of one dtype in one call; they are not packed first.
+        """Reduces tensors of one dtype in one call, without packing them first; see `all_reduce`.
 
         Args:
             tensors, key, op: as there.
@@ -258,7 +258,7 @@ class Group:
         return self._in_python(run, [], [])
 
     def times(self, steps_begin: bool = False) -> Times:
-        """Where this rank's time went since it attached; takes about 1 us.
+        """Returns where this rank's time went since it attached; takes about 1 us.
 
         Args:
             steps_begin: bool, says that an execution of steps begins, for `stamp`.
@@ -266,12 +266,12 @@ class Group:
         return self._engine.times(steps_begin)
 
     def calls(self) -> int:
-        """How many collectives this rank has ended; for any thread."""
+        """Returns how many collectives this rank has ended; for any thread."""
         return self._engine.calls()
 
     @property
     def stamps(self) -> bool:
-        """Whether `stamp` can tell how long steps wait for their data."""
+        """Returns True if `stamp` can tell how long steps wait for their data."""
         return self._native
 
     def stamp(self, tensor: Tensor) -> Any:

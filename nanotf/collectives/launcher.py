@@ -30,7 +30,7 @@ _FIRST_GRAPH_KEY = 16
 
 
 class Keys:
-    """The keys of a process's collectives, by the function that they stand in."""
+    """The keys of a process's collectives, by the function that contains them."""
 
     def __init__(self) -> None:
         self._places: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = (
@@ -65,7 +65,7 @@ class ShmLauncher(distribute.Launcher):  # type: ignore[misc]
         self._group_size = group.size
 
     def can_order_nccl(self) -> bool:
-        """Whether collectives run in the order of the program; they do."""
+        """Returns True if collectives run in the order of the program; they do."""
         return True
 
     def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""How the shared memory of a group is laid out.
+"""Layout of a group's shared memory.
 
 The same numbers as in `native/layout.h`, which also states the protocol; a test compares
 them. All offsets and sizes are in bytes.
@@ -100,7 +100,7 @@ class Layout:
 
     @property
     def buffers(self) -> int:
-        """Where the buffers begin in a region."""
+        """Returns where the buffers begin in a region."""
         return _round_up(ACKNOWLEDGEMENTS + self.size * SLOTS * 8, PAGE)
 
     @property
@@ -110,7 +110,7 @@ class Layout:
 
     @property
     def region_bytes(self) -> int:
-        """What one rank writes."""
+        """The bytes of one rank's region."""
         return _round_up(self.buffers + SLOTS * self.slot_bytes, PAGE)
 
     @property
@@ -119,5 +119,5 @@ class Layout:
         return PAGE + self.size * self.region_bytes
 
     def region(self, rank: int) -> int:
-        """Where the region of `rank` begins in the file."""
+        """Returns where the region of `rank` begins in the file."""
         return PAGE + rank * self.region_bytes

@@ -1,7 +1,7 @@
 """Exchanges that a graph makes only if it reads what they bring.
 
 Their ops are stateless, so that TensorFlow drops those whose results are not read. It would run
-the others in any order, and threads that wait for different ones would wait for ever: so these
+the others in any order, and threads that wait for different ones would wait forever: so these
 take their place among the stateful ops of a `tf.function`, in the order in which they were traced.
 """
 

@@ -136,12 +136,12 @@ def rule_out(reason: str) -> None:
 
 
 def python_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the user has ruled out the native implementation."""
+    """Returns True if the user has ruled out the native implementation."""
     return environ.get("NANOTF_NATIVE") == "0"
 
 
 def native_status() -> tuple[bool, str]:
-    """Whether the native implementation can be used, and why or why not. Takes about 1 ms.
+    """Returns whether the native implementation can be used, and why or why not. Takes 1 ms.
 
     Whether TensorFlow can load the ops is known when a worker has tried; see `rule_out`.
 

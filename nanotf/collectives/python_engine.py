@@ -278,15 +278,15 @@ class _Call:
         self.engine.add_times(calls=1, in_calls=time.monotonic_ns() - self._began)
 
     def rounds(self, nbytes: int) -> int:
-        """How many chunks `nbytes` take, at least one."""
+        """Returns how many chunks `nbytes` take, at least one."""
         return max(1, -(-nbytes // self.engine.spec.chunk_bytes))
 
     def rows(self, rank: int) -> int:
-        """What a rank gives to a gather."""
+        """Returns what a rank gives to a gather."""
         return self.view.word(self._header(rank) + layout.ROWS)
 
     def buffer(self, rank: int, number: int, nbytes: int) -> memoryview:
-        """What a rank produced in a round."""
+        """Returns what a rank produced in a round."""
         return self.view.buffer(rank, self._slots[rank], number, nbytes)
 
     def run(
@@ -457,7 +457,7 @@ class _Call:
         return f"{self.description.summary} (key {self.key}, call {self.number})"
 
     def _missing(self, awaited: int) -> dict[int, str]:
-        """The ranks that have not come, or came and did not go on, and how to name them.
+        """The ranks that have not come, or came and made no progress, and how to name them.
 
         `awaited` at the least.
         """
@@ -466,7 +466,7 @@ class _Call:
         for peer in self._peers():
             # One looks for the peers one after another, so those after it were not looked for.
             found = peer in self._slots or self._find(peer)
-            # Until all have met, they cannot go on; in a gather they begin with unlike rounds.
+            # Until all have met, they cannot proceed; in a gather they begin with unlike rounds.
             if found and (
                 not self._met or self.view.word(self._header(peer) + layout.POSTED) >= here
             ):

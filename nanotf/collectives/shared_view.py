@@ -105,21 +105,21 @@ class SharedView:
         return value
 
     def set_half(self, offset: int, value: int) -> None:
-        """As `set_word`, 32 bits."""
+        """Sets a word of 32 bits; see `set_word`."""
         _fence()
         self._halves[offset // 4] = value
 
     def tag(self, rank: int, slot: int) -> int:
-        """Where the tag of a slot is."""
+        """Returns where the tag of a slot is."""
         return self.layout.region(rank) + layout.TAGS + slot * 8
 
     def acknowledged(self, reader: int, owner: int, slot: int) -> int:
-        """Where `reader` writes the last tag of `owner`'s slot that it has done with."""
+        """Returns where `reader` writes the last tag of `owner`'s slot that it has done with."""
         index = owner * layout.SLOTS + slot
         return self.layout.region(reader) + layout.ACKNOWLEDGEMENTS + index * 8
 
     def slot_header(self, rank: int, slot: int) -> int:
-        """Where the header of a slot is."""
+        """Returns where the header of a slot is."""
         region = self.layout.region(rank)
         return region + layout.SLOT_HEADERS + slot * layout.SLOT_HEADER_BYTES
 
@@ -181,7 +181,7 @@ class SharedView:
             pause = min(pause * 1.5, _LONGEST_SLEEP)
 
     def lost(self, rank: int) -> str | None:
-        """How a rank went away, None if it has not."""
+        """Returns how a rank went away, None if it has not."""
         region = self.layout.region(rank)
         state = self.half(region + layout.STATE)
         if state == layout.CLOSED:
@@ -198,7 +198,7 @@ class SharedView:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs. A zombie does not: its parent may reap it late."""
+    """Returns True if a process runs. A zombie does not: its parent may reap it late."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -41,7 +41,7 @@ _READ_DURING_A_WAIT = 50 << 10  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class GroupSpec:
-    """What a worker needs, beside the file descriptor, to attach to a group.
+    """Everything but the file descriptor that a worker needs to attach to a group.
 
     Args:
         size: int, number of ranks.

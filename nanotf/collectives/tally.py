@@ -1,7 +1,7 @@
-"""Where a rank stands among the collectives of a program, with TensorFlow's own collectives.
+"""A rank's position among the collectives of a program, with TensorFlow's own collectives.
 
 The memory of transport "shm" tells everybody who waits for whom. TensorFlow's collectives tell
-nothing: a rank whose peer has left waits for ever. Here each rank counts the collectives that it
+nothing: a rank whose peer has left waits forever. Here each rank counts the collectives that it
 has begun. Ranks that run the same program begin the same ones in the same order, so that
 
 - a rank that has ended after n collectives is missed by one that has begun its n+1st;
@@ -21,7 +21,7 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How far a rank has come.
+    """A rank's position in the program.
 
     Args:
         count: int, the collectives that it has begun.
@@ -34,7 +34,7 @@ class Progress:
     what: str = ""
 
     def since(self, earlier: Progress) -> Progress:
-        """What was begun after `earlier`."""
+        """Returns what was begun after `earlier`."""
         count = self.count - earlier.count
         return Progress(count, self.fingerprint - earlier.fingerprint, self.what)
 
@@ -97,7 +97,7 @@ class Tally:
     def _counting(self, name: str, tensor: Any) -> Callable[[], list[Any]]:
         """A function that counts a collective."""
         kind = f"{name} of {tensor.dtype.name}"
-        where = f" in the step {self.step}" if self.step else " outside of steps"
+        where = f" in the step {self.step}" if self.step else " outside steps"
         shape = "?" if tensor.shape.rank is None else tensor.shape.as_list()
         what = f"{kind}{shape}{where}"
         if what not in self._known:
@@ -121,7 +121,7 @@ class Tally:
         return result
 
     def progress(self) -> Progress:
-        """How far this process has come; may be called by any thread."""
+        """Returns how far this process has come; may be called by any thread."""
         with tf.init_scope():
             count, code = self._counts.numpy().tolist()
             last = int(self._last.numpy())

@@ -90,7 +90,7 @@ class ParentCallbacks:
         return frozenset(h for h in jobs.HOOKS for c in callbacks if keras_callbacks.defines(c, h))
 
     def needs_state(self, hook: str, index: int | None) -> bool:
-        """Whether a batch hook that does not always ask for the state needs it this time."""
+        """Returns True if a batch hook that needs the state only sometimes needs it now."""
         return index is not None and any(
             keras_callbacks.saves_at(callback, index)
             for name, callback in self._savers
@@ -110,7 +110,7 @@ class ParentCallbacks:
             method(index, logs)
 
     def recorded(self) -> list[dict[str, int]]:
-        """How many epochs each `History` has recorded, by the names of logs."""
+        """Returns how many epochs each `History` has recorded, by the names of logs."""
         return [
             {name: len(values) for name, values in history.history.items()}
             for history in self._histories

@@ -50,7 +50,7 @@ def fit(
         transport: str or None for the default, one of `transports.TRANSPORTS`.
         cores_per_process: int or None for equal shares of all usable cores.
         sharding: str or None for "auto", one of `shipping.pipelines.SHARDINGS`.
-        max_restarts: int, how often training goes on, from the last completed epoch and with new
+        max_restarts: int, how often training continues, from the last completed epoch and with new
             workers, after one has died or was stuck.
         cores: sequence of int or None, the logical CPUs to share out between the workers.
         backend: str or None for the default, one of `backends.BACKENDS`.
@@ -83,7 +83,7 @@ def fit(
 
 @dataclasses.dataclass
 class _EpochEnd:
-    """What the last completed epoch left, or the begin of training.
+    """State after the last completed epoch, or at the start of training.
 
     Args:
         next_epoch: int.
@@ -128,7 +128,7 @@ def _check_steps_per_execution(model: Any, transport: str) -> None:
 class _FitCall(ModelCall):
     """One call of `fit`.
 
-    After a restart `run` is called again. The callbacks go on as they are: they get no second
+    After a restart `run` is called again. The callbacks stay as they are: they get no second
     `on_train_begin`, but the hooks of the epoch that was not complete once more, from
     `on_epoch_begin` on.
     """
@@ -171,7 +171,7 @@ class _FitCall(ModelCall):
     def _check_optimizer(self) -> None:
         """Refuses an optimizer that has slots for other variables than those to be trained.
 
-        What Keras makes of it depends on what it has traced before: it raises, or goes on as if
+        What Keras makes of it depends on what it has traced before: it raises, or continues as if
         nothing had changed since.
         """
         model, optimizer = self.model, self.model.optimizer
@@ -220,7 +220,7 @@ class _FitCall(ModelCall):
         self.first = generation().place_to_resume(self.model, a.initial_epoch, self.data.steps)
 
     def _begin_again(self, last: _EpochEnd) -> None:
-        """Makes ready for new workers, which go on after the last completed epoch."""
+        """Makes ready for new workers, which continue after the last completed epoch."""
         keras_callbacks.forget_open_evaluation(self.callbacks.list)
         if self.restarts > 0:
             states = self.data.random_states_of(last.next_epoch, self.first[0])
@@ -236,12 +236,12 @@ class _FitCall(ModelCall):
         self.epoch_end = None
 
     def prepare_restart(self, error: WorkerError) -> None:
-        """Says that training goes on after an error, or raises it."""
+        """Logs that training continues after an error, or raises the error."""
         if self.last_epoch is None or self.restarts >= self.max_restarts:
             raise error
         self.restarts += 1
         logger.warning(
-            "%s Training goes on with epoch %d of %d and new workers: restart %d of %d.",
+            "%s Training continues with epoch %d of %d and new workers: restart %d of %d.",
             error.what,
             self.last_epoch.next_epoch + 1,
             self.arguments.epochs,
@@ -334,7 +334,7 @@ class _FitCall(ModelCall):
             self.metrics.load(0)
 
     def _changes(self, first: messages.Waiting) -> messages.Proceed:
-        """What the callbacks have changed, for the workers to go on with."""
+        """Returns what the callbacks have changed, for the workers to take over."""
         reload = reload_metrics = False
         written: messages.Written = ()
         if first.state and self.callbacks.look_at_model:

@@ -64,7 +64,7 @@ def plan(
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
 ) -> AnyPlan:
-    """What workers are wanted, and for the local ones where each will run.
+    """Returns what workers are wanted, and for the local ones where each will run.
 
     Args:
         backend: str or None for the default.
@@ -87,7 +87,7 @@ def plan(
 
 
 def crew_of(plan: AnyPlan, transport: str, key: bytes) -> Crew:
-    """Who starts the workers of a plan.
+    """Returns who starts the workers of a plan.
 
     Args:
         plan: `topology.Plan` or `RayPlan`.

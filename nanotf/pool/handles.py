@@ -33,7 +33,7 @@ _Error = TypeVar("_Error", bound=WorkerError)
 
 
 class Process(Protocol):
-    """What is needed of a worker's process; as in `subprocess.Popen`."""
+    """A worker's process, with the methods of `subprocess.Popen` that a pool needs."""
 
     @property
     def pid(self) -> int: ...
@@ -57,7 +57,7 @@ class Worker:
         rank: int.
         cores: tuple of int, the logical CPUs that it has.
         process: `Process`.
-        channel: `Channel`, to the worker or to what stands in for it.
+        channel: `Channel`, to the worker or to its proxy.
         log: `WorkerLog`, what it prints.
         host: str, where another worker reaches it.
         shares_memory: bool, whether it maps this process's shared blocks.
@@ -115,7 +115,7 @@ class Worker:
         )
 
     def how_it_ended(self) -> tuple[str, int | None, int | None]:
-        """As `errors.describe_exit`."""
+        """Describes how the worker ended; see `errors.describe_exit`."""
         return describe_exit(self.process.returncode)
 
     def where(self) -> str:
@@ -123,17 +123,17 @@ class Worker:
         return f"pid {self.process.pid}, cores {list(self.cores)}"
 
     def is_stopped(self) -> bool:
-        """Whether a signal (SIGSTOP, a debugger) has stopped it."""
+        """Returns True if a signal (SIGSTOP, a debugger) has stopped it."""
         return stalls.is_stopped(self.process.pid)
 
     def has_answered(self, since: float) -> bool:
-        """Whether it is there for sure: its node has answered since a moment of the clock."""
+        """Returns True if its node has answered since a moment of the clock."""
         return True
 
     def stack(self) -> str:
         """Its Python stack, as it writes it to its log; or why there is none.
 
-        Whatever holds Python's lock there does not keep it from doing so; a stopped process does
+        Whatever holds the GIL there does not keep it from doing so; a stopped process does
         not. Takes up to `STACK_SECONDS`.
         """
         if self.process.poll() is not None:
@@ -152,7 +152,7 @@ class Worker:
         return written or "it does not answer"
 
     def wait_killed(self) -> None:
-        """Waits until the process, which was killed, has ended; not for ever."""
+        """Waits until the process, which was killed, has ended; not forever."""
         try:
             self.process.wait(KILL_SECONDS)
         except subprocess.TimeoutExpired:  # it is in the kernel, as of a file system that hangs
@@ -170,7 +170,7 @@ class Worker:
 
 
 class Crew(Protocol):
-    """How the workers of a pool are started, and what stays of that when they have ended.
+    """Starts the workers of a pool, and releases what is left when they have ended.
 
     Attributes:
         workers: list of `Worker`, those that were started so far, by rank.

@@ -1,8 +1,8 @@
-"""What the parent sends to one worker: handed over at once, written when the worker reads.
+"""The parent's outgoing messages to one worker: queued at once, written when the worker reads.
 
-A worker that reads nothing, since a signal has stopped it or the user's code holds Python's lock,
+A worker that reads nothing, since a signal has stopped it or the user's code holds the GIL,
 would keep whoever writes to it; the parent could not look after its workers meanwhile. So a thread
-for each worker writes, and whoever sends goes on. The thread waits for as long as the worker lives:
+for each worker writes, and the sender does not wait. The thread waits as long as the worker lives:
 `Pool.check_progress` notices one that is stopped, and `Pool.kill` ends the wait.
 """
 

@@ -1,4 +1,4 @@
-"""What workers a pool has: where each of them runs, or who decides that."""
+"""Plans of a pool's workers: the place of each, or who decides it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RayPlan:
     cores_per_process: int | None = None
 
     def like_nodes(self) -> int:
-        """As `Plan.like_nodes`: 1, since nobody knows the cores before the workers run."""
+        """Returns 1: the cores are unknown before the workers run. See `Plan.like_nodes`."""
         return 1
 
 

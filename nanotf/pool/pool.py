@@ -9,11 +9,11 @@
 
 The channel is a Unix socket pair that only the two processes hold: it has no name that
 somebody else could open, or that could stay behind. A worker's output goes to an anonymous
-file, whose end stands in the error when the worker dies. When the parent goes, in whatever
+file, whose end is in the error when the worker dies. When the parent goes, in whatever
 way, the kernel closes its end, and each worker ends itself.
 
 A pool belongs to the thread that runs a job on it; see `warm` for who that is. It waits for
-nothing but the inbox, so that it notices workers that do not go on. Its reader threads touch
+nothing but the inbox, so that it notices workers that make no progress. Its reader threads touch
 nothing but the inbox.
 """
 
@@ -129,7 +129,7 @@ class Pool:
         return self._crew.workers
 
     def share_memory(self) -> bool:
-        """Whether all workers map this process's shared blocks."""
+        """Returns True if all workers map this process's shared blocks."""
         return all(worker.shares_memory for worker in self.workers)
 
     # ------------------------------------------------------------------------- starting
@@ -310,7 +310,7 @@ class Pool:
 
     # ----------------------------------------------------------------------- ending
     def is_alive(self) -> bool:
-        """Whether all workers run, and none has a job."""
+        """Returns True if all workers run, and none has a job."""
         return self.usable and all(w.process.poll() is None for w in self.workers)
 
     def close(self) -> None:

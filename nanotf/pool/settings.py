@@ -1,4 +1,4 @@
-"""What users set through environment variables."""
+"""Settings that users make through environment variables."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""How the parent knows that workers go on which have nothing to say.
+"""Lets the parent tell a silent worker that makes progress from a stuck one.
 
     worker                                          parent
-      counts steps and collectives as it goes on
-      watch.Heartbeat: has the count changed?  Progress ->  Silence: who has not gone on for long?
+      counts steps and collectives as it proceeds
+      watch.Heartbeat: has the count changed?  Progress ->  Silence: who made no progress for long?
 
 A worker waits for another, or for the parent, only where somebody looks at the clock, see `stalls`.
 What is left is a worker that is busy, or waits, by itself: in the user's code, in a compiler, in a
-data set. Nobody can know whether that will end, and a single process would go on as well; so it is
+data set. Nobody can know whether that will end, and a single process would wait as well; so it is
 no error. But it is said, with the Python stacks of all, and again after twice the time.
 
-The worker says that it goes on, and not that it does not: code that holds Python's lock would
+The worker reports progress, and not the lack of it: code that holds the GIL would
 keep it from saying that.
 """
 
@@ -23,7 +23,7 @@ MARGIN_SECONDS = 5.0
 
 
 class Silence:
-    """The parent's side: who has not gone on for long.
+    """The parent's side: the workers without progress for long.
 
     All times are in seconds, by any clock.
 
@@ -33,7 +33,7 @@ class Silence:
 
     def __init__(self, seconds: float) -> None:
         self._first = seconds + MARGIN_SECONDS
-        self._heard: dict[int, float] = {}  # by rank, when it has gone on
+        self._heard: dict[int, float] = {}  # by rank, when it last made progress
         self._after: dict[int, float] = {}  # by rank, after how long a silence it is said (again)
 
     def begin(self, ranks: Iterable[int], now: float) -> None:
@@ -42,11 +42,11 @@ class Silence:
             self.heard(rank, now)
 
     def heard(self, rank: int, now: float) -> None:
-        """A rank goes on."""
+        """Notes that a rank makes progress."""
         self._heard[rank], self._after[rank] = now, self._first
 
     def look(self, excused: Collection[int], now: float) -> tuple[list[int], float]:
-        """Says who has not gone on, if it is time to say so.
+        """Returns the ranks without progress, if it is time to report them.
 
         Args:
             excused: ranks that wait for the parent, or have ended the job.

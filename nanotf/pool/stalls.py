@@ -1,11 +1,11 @@
-"""Workers that do not go on: how long the others wait, and what is said then.
+"""Workers that make no progress: how long the others wait, and the report then.
 
 Every wait has somebody who notices:
 
 | who waits | who notices |
 | --- | --- |
 | a rank, in a collective of transport "shm" | the rank itself: the group's deadline |
-| a rank, in a step with transport "grpc", whose collectives wait for ever | `worker.watch.Watch` |
+| a rank, in a step with transport "grpc", whose collectives wait forever | `worker.watch.Watch` |
 | a rank of a `@nano` function, for one that has taken another path | the parent: `divergence` |
 | the parent, for the rest of the ranks at a hook or at the end of a job | `Pool.check_progress` |
 | anybody, for a process that a signal has stopped | `Pool.check_progress` |
@@ -29,7 +29,7 @@ STALL_VARIABLE = "NANOTF_STALL_SECONDS"
 
 
 def stall_seconds() -> float:
-    """How long a worker may keep others waiting: NANOTF_STALL_SECONDS, 600 by default.
+    """Returns how long a worker may keep others waiting: NANOTF_STALL_SECONDS, 600 by default.
 
     Raises:
         NanoError: The variable is not a number above 0.
@@ -38,7 +38,7 @@ def stall_seconds() -> float:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal (SIGSTOP, a debugger) has stopped a process. False where /proc is not."""
+    """Returns True if a signal has stopped a process (SIGSTOP). False without /proc."""
     try:
         line = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

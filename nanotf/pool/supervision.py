@@ -27,7 +27,7 @@ STALL_LOOKS = 3  # ranks begin a step, and look at the clock, not all at the sam
 
 @dataclasses.dataclass
 class _Told:
-    """What a rank has said of a step that does not end: of which, when last, at how many looks."""
+    """A rank's reports of a step that does not end: which step, when last, how many."""
 
     began: int
     at: float = 0.0
@@ -112,7 +112,7 @@ class Supervisor:
     def _report_silence(
         self, present: Collection[int], now: float, reading: Callable[[], Sequence[str]]
     ) -> None:
-        """Says who has not gone on for long, though nobody waits for it that could tell."""
+        """Warns about workers without progress for which no other worker waits."""
         if self._stalled:  # they look at the clock themselves, and say so
             return
         late, seconds = self._silence.look(present, now)
@@ -122,7 +122,7 @@ class Supervisor:
         lines = [
             f"Worker {who} has done no step and no collective for {seconds:.0f} s, and nobody "
             "knows whether it will. It may be busy (a compiler, a long step), wait for your data, "
-            "or hang. Training goes on waiting; interrupt it (Ctrl-C) if what follows looks wrong. "
+            "or hang. Training keeps waiting; interrupt it (Ctrl-C) if what follows looks wrong. "
             f"Set {stalls.STALL_VARIABLE} to hear of it later."
         ]
         lines += self._stacks_of_workers()
@@ -159,14 +159,14 @@ class Supervisor:
         )
 
     def stuck(self, ranks: Sequence[int], why: str) -> WorkerStuck:
-        """The error that says which workers have not gone on, and where all of them are.
+        """The error that names the workers without progress, and where all workers are.
 
         Args:
             ranks: sequence of int, the workers for which the others wait.
             why: str, what says so.
         """
         who = ", ".join(f"{rank} ({self._workers[rank].where()})" for rank in ranks)
-        what = f"Worker {who} has not gone on for {self._stall_seconds:g} s: {why}."
+        what = f"Worker {who} made no progress for {self._stall_seconds:g} s: {why}."
         lines = [f"{what} {OTHERS_STOPPED} Set {stalls.STALL_VARIABLE} to wait longer."]
         lines += self._stacks_of_workers()
         return self._workers[ranks[0]].error(WorkerStuck, "\n\n".join(lines), what=what)

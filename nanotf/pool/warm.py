@@ -51,7 +51,7 @@ def pool_for(plan: AnyPlan, transport: str) -> Iterator[Pool]:
 
 
 def is_warm(plan: AnyPlan, transport: str) -> bool:
-    """Whether `pool_for` would lend a pool that is there already.
+    """Returns True if `pool_for` would lend a pool that is there already.
 
     Not while another thread runs a job on it or starts it, which may take any time.
     """
@@ -124,7 +124,7 @@ def warm_up(
     cores: Sequence[int] | None = None,
     backend: str | None = None,
 ) -> None:
-    """Starts the workers in the background, while the caller goes on.
+    """Starts the workers in the background, while the caller continues.
 
     A worker needs some seconds to import TensorFlow; called at the top of a script, this hides
     them behind what the script does before its first `fit(num_processes=...)`, which waits for
@@ -159,7 +159,7 @@ def shutdown() -> None:
 
 
 def end_pool() -> None:
-    """Same, but keeps what workers are started from."""
+    """Ends the workers, but keeps what starts them: zygote, Ray."""
     _stop_idle_timer()
     with _lock:
         _end_pool()
@@ -200,7 +200,7 @@ def _close_if_idle() -> None:
 
 
 def idle_seconds() -> float:
-    """How long a warm pool waits for the next job: NANOTF_IDLE_SECONDS, 600 by default.
+    """Returns how long a warm pool waits for the next job: NANOTF_IDLE_SECONDS, 600 by default.
 
     Raises:
         NanoError: The variable is not a number above 0.

@@ -1,4 +1,4 @@
-"""What a worker prints: the parent's end of it."""
+"""A worker's log: the parent's end."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class WorkerLog:
         return self._fd
 
     def size(self) -> int:
-        """How many bytes it has now."""
+        """Returns how many bytes it has now."""
         return os.fstat(self._fd).st_size
 
     def since(self, position: int) -> str:
-        """What was written after the first `position` bytes, the first 64 KiB of it."""
+        """Returns what was written after the first `position` bytes, the first 64 KiB of it."""
         return os.pread(self._fd, KEPT_BYTES, position).decode(errors="replace").strip()
 
     def begin_here(self) -> None:

@@ -137,7 +137,7 @@ class Zygote:
             raise
 
     def is_alive(self) -> bool:
-        """Whether it runs, and belongs to this process."""
+        """Returns True if it runs, and belongs to this process."""
         return self.owner == os.getpid() and self.process.poll() is None
 
     def fork(self, order: messages.Fork, fds: Sequence[int]) -> Forked:
@@ -313,7 +313,7 @@ def _may_fork() -> bool:
 
 
 def _what_imports_see(environ: Mapping[str, str]) -> Any:
-    """What of this process decides how libraries are loaded in its children."""
+    """Returns what of this process decides how libraries are loaded in its children."""
     variables = {
         name: value
         for name, value in environ.items()

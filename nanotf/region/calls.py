@@ -1,4 +1,4 @@
-"""What a region changes in the calls that its code, and code around it, makes."""
+"""Calls that run differently in a region, or around one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nanotf.region.regions import divide
 def calling_layers(stock: Any, _: Any) -> Any:
     """Makes `Layer.__call__` divide the outermost call; see `overrides`.
 
-    Not inside of `strategy.run()`, whose replicas have rows of their own.
+    Not inside `strategy.run()`, whose replicas have rows of their own.
     """
 
     @functools.wraps(stock)
@@ -94,12 +94,12 @@ def refusing(stock: Any, strategy: Any) -> Any:
         if kwargs.pop("num_processes", None) not in (None, 1):
             raise NanoError(
                 "A worker cannot start workers of its own. Received: a call of "
-                f"{name}(num_processes=...) inside of a @nano function. Remove the argument, or "
+                f"{name}(num_processes=...) inside a @nano function. Remove the argument, or "
                 "call it outside."
             )
         if self.distribute_strategy is strategy:
             raise NanoError(
-                "Inside of a @nano function Keras's own loops take models that are made outside of "
+                "Inside a @nano function Keras's own loops take models that are made outside "
                 f"the strategy's scope. Received: a call of {name}() of the model {self.name!r}. "
                 "Make it without `with strategy.scope()`."
             )
@@ -141,8 +141,8 @@ def _check_under_strategy(strategy: Any, variables: Any) -> None:
         if not isinstance(variable, tf.distribute.DistributedValues):
             raise NanoError(
                 "Under strategy.run() an optimizer trains variables of the strategy. Received: "
-                f"{variable.name!r}, made outside of its scope. Make the model and the optimizer "
-                "inside of the @nano function, in `with strategy.scope()`; or call the step "
+                f"{variable.name!r}, made outside its scope. Make the model and the optimizer "
+                "inside the @nano function, in `with strategy.scope()`; or call the step "
                 "without strategy.run(): what it calls is divided by itself."
             )
 

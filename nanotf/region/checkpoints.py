@@ -44,7 +44,7 @@ class CheckpointManager:
 
     @property
     def directory(self) -> str:
-        """Where the checkpoints are."""
+        """Returns where the checkpoints are."""
         return str(self._arguments[1])
 
     @property

@@ -1,4 +1,4 @@
-"""Calls that XLA compiles: what is inside of a divided call is compiled, exchanges are not."""
+"""Calls that XLA compiles: what is inside a divided call is compiled, exchanges are not."""
 
 from __future__ import annotations
 

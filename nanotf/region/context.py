@@ -1,4 +1,4 @@
-"""Where code runs: in the user's process, or in a worker inside of a `@nano` function.
+"""The place where code runs: in the user's process, or in a worker inside a `@nano` function.
 
 The public functions work in both, so that a program without `@nano` is one of a single process.
 """
@@ -12,7 +12,7 @@ from nanotf.compat.versions import require_tensorflow
 
 
 class Loop(Protocol):
-    """What a worker offers while it runs a `@nano` function; see `worker.loop_run`."""
+    """Services of a worker while it runs a `@nano` function; see `worker.loop_run`."""
 
     strategy: Any
 
@@ -37,7 +37,7 @@ def get_strategy() -> Any:
     """The `tf.distribute.Strategy` of this code.
 
     Returns:
-        Inside of a `@nano` function with several processes, the worker's
+        Inside a `@nano` function with several processes, the worker's
         `tf.distribute.MultiWorkerMirroredStrategy`; elsewhere `tf.distribute.get_strategy()`.
     """
     if current is not None:
@@ -46,15 +46,15 @@ def get_strategy() -> Any:
 
 
 def rank() -> int:
-    """This worker's number inside of a `@nano` function, 0 to `size() - 1`; elsewhere 0."""
+    """This worker's number inside a `@nano` function, 0 to `size() - 1`; elsewhere 0."""
     return 0 if current is None else int(current.strategy.rank)
 
 
 def size() -> int:
-    """How many workers run this `@nano` function; elsewhere 1."""
+    """Returns how many workers run this `@nano` function; elsewhere 1."""
     return 1 if current is None else int(current.strategy.size)
 
 
 def is_chief() -> bool:
-    """Whether this is the process that writes files and prints: rank 0, or the only one."""
+    """Returns True if this is the process that writes files and prints: rank 0, or the only one."""
     return rank() == 0

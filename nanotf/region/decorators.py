@@ -1,6 +1,6 @@
 """Steps of a custom training loop: what the decorators of a step make of a function.
 
-A step is a plain function of the user's, and is called as it is. In a worker, inside of a `@nano`
+A step is a plain function of the user's, and is called as it is. In a worker, inside a `@nano`
 function, its begin and end are noted.
 """
 
@@ -21,7 +21,7 @@ from nanotf.region import context
 
 
 def is_tf_function(value: Any) -> bool:
-    """Whether something was made by `tf.function`."""
+    """Returns True if something was made by `tf.function`."""
     methods = ("python_function", "get_concrete_function")
     return not isinstance(value, Step) and all(hasattr(value, name) for name in methods)
 
@@ -70,7 +70,7 @@ def nano_multiprocessing(function: Callable[..., Any]) -> Step:
         function: a function, a method or a `tf.function`.
 
     Returns:
-        A callable with the same arguments. Outside of `@nano` it just calls the function.
+        A callable with the same arguments. Outside `@nano` it just calls the function.
 
     Raises:
         InvalidArgumentTypeError: It is not callable.

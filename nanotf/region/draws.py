@@ -1,4 +1,4 @@
-"""Random numbers inside of a region: those of the worker's rows, of all that one process draws.
+"""Random numbers inside a region: those of the worker's rows, of all that one process draws.
 
 So dropout and noise are those of one process. Of a generator that counts (Philox: Salmon et al.,
 "Parallel Random Numbers: As Easy as 1, 2, 3", 2011) a worker draws its own rows alone, from where
@@ -80,7 +80,7 @@ def keying(stock: Any, _: Any) -> Any:
 
 
 def _counts(name: str, arguments: dict[str, Any]) -> bool:
-    """Whether numbers are of a generator that counts, with as many of them for each count.
+    """Returns True if numbers are of a generator that counts, with as many of them for each count.
 
     TensorFlow's choice is Philox on CPUs.
     """

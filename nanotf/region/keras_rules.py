@@ -83,7 +83,7 @@ def _by_rows(key: Any, function: Callable[[Any, Any], Any], y_true: Any, y_pred:
 
 
 def _keeps_rows(function: Callable[[Any, Any], Any], *like: Any) -> bool:
-    """Whether a function of Keras's returns one value a row, which depends on that row alone.
+    """Returns True if a Keras function returns one value a row, which depends on that row alone.
 
     Targets are tried as numbers and as classes: Keras makes floats of both.
     """

@@ -1,7 +1,7 @@
 """Are the workers alike? Those that run one program have the same numbers, which is looked at.
 
 A program can tear them apart: a generator of random numbers seeded by the time, the order of a
-set, a branch that depends on the rank. Each would go on with weights of its own.
+set, a branch that depends on the rank. Each would continue with its own weights.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Likeness:
 
 
 def differ(ranks: Any) -> bool:
-    """Whether numbers that should be equal are not.
+    """Returns True if numbers that should be equal are not.
 
     Args:
         ranks: array (workers, numbers).

@@ -1,4 +1,4 @@
-"""Statistics over the batch, inside of a region: those of the whole batch.
+"""Statistics over the batch, inside a region: those of the whole batch.
 
 Each worker computes mean and sum of squared deviations of its rows; from those of all workers, which
 one exchange brings, follow those of the batch (Chan, Golub and LeVeque, 1979), without the
@@ -16,7 +16,7 @@ from nanotf.region import rows, scope
 
 
 def _is_over_rows(x: Any, axes: Any) -> bool:
-    """Whether statistics are over the rows of a region's, or a trial's, batch."""
+    """Returns True if statistics are over the rows of a region's, or a trial's, batch."""
     if scope.region is None and scope.trial is None:
         return False
     rank = tf.convert_to_tensor(x).shape.rank
@@ -190,7 +190,7 @@ def _totals(parts: list[Any]) -> list[Any]:
 
 
 def _total_count(x: Any, axes: Any) -> Any:
-    """How many numbers of the batch a statistic is over, as a float64 scalar."""
+    """Returns how many numbers of the batch a statistic is over, as a float64 scalar."""
     own = 1
     for axis in axes:
         if axis:

@@ -1,7 +1,7 @@
 """Files that a divided program writes are written once: by rank 0, while the others wait.
 
 All workers come to the same line. Rank 0 writes; the others take what it got, when it is complete,
-and go on as if they had written it: counters count, and old checkpoints are forgotten, everywhere.
+and continue as if they had written it: counters count, and old checkpoints are forgotten, everywhere.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nanotf.region import context
 
 
 def _is_apart() -> bool:
-    """Whether this is a worker whose files another one writes."""
+    """Returns True if this is a worker whose files another one writes."""
     return context.current is not None and not context.is_chief()
 
 

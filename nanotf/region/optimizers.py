@@ -28,7 +28,7 @@ class SummedRows:
         return super().aggregate_gradients(grads_and_vars)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
-        """What both generations do first with the gradients of an update."""
+        """Does what both generations do first with the gradients of an update."""
         tf = require_tensorflow()
         grads = [sum_rows(_joined_of_sums(gradient)) for gradient in grads]
         limit = getattr(self, "global_clipnorm", None)

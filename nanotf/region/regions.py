@@ -59,11 +59,11 @@ class Region:
 
     # ------------------------------------------------------------------------ random numbers
     def is_left(self) -> bool:
-        """Whether code runs outside of the call's graph, as what makes a variable does."""
+        """Returns True if code runs outside the call's graph, as what makes a variable does."""
         return self.graph is not None and scope.graph_here() is None
 
     def draws_rows(self, length: Any) -> bool:
-        """Whether random numbers that are drawn now have rows, `length` of them."""
+        """Returns True if random numbers that are drawn now have rows, `length` of them."""
         if self._draws is not None:
             has_rows = next(self._draws, None)
             if has_rows is not None:
@@ -178,7 +178,7 @@ class Region:
 
 
 def is_data(leaf: Any) -> bool:
-    """Whether a leaf of a call's arguments may have rows."""
+    """Returns True if a leaf of a call's arguments may have rows."""
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         return True
     is_tensor = isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign")
@@ -242,7 +242,7 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _division_for(
     layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Division | None:
-    """How a call of a layer is divided; None where it is not. Builds a model that is not built."""
+    """Returns the division of a layer's call, None for no division. Builds an unbuilt model."""
     leaves = tf.nest.flatten((args, kwargs))
     data = [leaf for leaf in leaves if is_data(leaf)]
     if not data or generation().is_symbolic(leaves) or _is_whole(layer):
@@ -255,14 +255,14 @@ def _division_for(
 
 
 def _is_whole(layer: Any) -> bool:
-    """Whether a layer runs undivided: nothing is to be gained, or the user says so."""
+    """Returns True if a layer runs undivided: nothing is to be gained, or the user says so."""
     if getattr(layer, keras_names.WHOLE, False) or keras_names.keeps_state_of_rows(layer):
         return True
     return bool(getattr(layer, "built", False)) and not layer.weights
 
 
 def _division_of(exchange: Any, first: Any) -> Division | None:
-    """How a batch is divided, of which `first` has the rows; None where there are none."""
+    """Returns how a batch is divided, of which `first` has the rows; None where there are none."""
     joined = rows.rows_of(first)
     if joined is not None and joined.factor == 1:
         return joined.division
@@ -274,7 +274,7 @@ def _division_of(exchange: Any, first: Any) -> Division | None:
 
 
 def _factor(division: Division, leaf: Any) -> Any:
-    """What an output of Keras's own layers is; see `Region.leave`."""
+    """Returns what an output of Keras's own layers is; see `Region.leave`."""
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (0, None):
         return "mean"
     length = leaf.shape[0]

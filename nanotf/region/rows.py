@@ -1,6 +1,6 @@
-"""Which rows of a batch are a worker's own, and how they become the whole batch again.
+"""A worker's own rows of a batch, and the operators that join them to the whole batch.
 
-    outside of regions              inside
+    outside regions              inside
     whole: equal on all workers     own rows: this worker's
 
 | operator | forward | its gradient |
@@ -29,7 +29,7 @@ import tensorflow as tf
 
 
 class Exchange(Protocol):
-    """What moves between workers; see `strategy.WorkerStrategy`."""
+    """The exchange between workers; see `strategy.WorkerStrategy`."""
 
     rank: int
     size: int
@@ -74,7 +74,7 @@ def rows_of(value: Any) -> Rows | None:
 
 
 class Division:
-    """Which of the n rows of a batch are this worker's: as equal parts as there are, in order.
+    """The division of a batch of n rows into parts, as equal as possible and in order.
 
     A worker without rows computes a copy of a row, of which nothing remains.
 
@@ -107,15 +107,15 @@ class Division:
 
     @property
     def is_full(self) -> bool:
-        """Whether the worker is known to have rows."""
+        """Returns True if the worker is known to have rows."""
         return self.is_known and self.count > 0
 
     def agrees_with(self, other: Division) -> bool:
-        """Whether both are known to divide alike."""
+        """Returns True if both are known to divide alike."""
         return self is other or (self.is_known and self.n == other.n)
 
     def fits(self, rows: int | None) -> bool:
-        """Whether a tensor's first dimension is this batch's, as far as tracing knows."""
+        """Returns True if a tensor's first dimension is this batch's, as far as tracing knows."""
         return rows == (self.n if self.is_known else None)
 
     @property
@@ -148,7 +148,7 @@ class Division:
         return take(whole)
 
     def cut(self, whole: Any, factor: int = 1) -> Any:
-        """As `take`, with zeros where the worker has no rows."""
+        """The own rows, zeros where the worker has none; see `take`."""
         rows = rows_of(whole)
         if rows is not None and rows.factor == factor and self.agrees_with(rows.division):
             return rows.own if self.is_full else self._without_rest(rows.own, factor)
@@ -188,7 +188,7 @@ class Division:
         return whole
 
     def gathered(self, own: Any, factor: int = 1) -> Any:
-        """As `join`, without a gradient, and for tensors of any dtype."""
+        """The whole tensor, without a gradient, for any dtype; see `join`."""
         counted = own if self.is_full else own[: factor * self.count]
         whole = self.exchange.gather_rows(counted, if_read=True)
         if not tf.executing_eagerly() and own.shape.rank is not None:
@@ -262,7 +262,7 @@ def add(exchange: Exchange, parts: Sequence[Any]) -> list[Any]:
 
 
 def part_of(total: Any) -> Any:
-    """What this worker has added to a sum over workers; None where a tensor is none."""
+    """Returns what this worker has added to a sum over workers; None where a tensor is none."""
     return getattr(total, "_nanotf_part", None)
 
 

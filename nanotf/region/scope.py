@@ -1,4 +1,4 @@
-"""What the code that runs is part of: a divided program, a region in it, a trial, or none."""
+"""The scope of the running code: a divided program, a region in it, a trial, or none."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def dividing(by: Exchange | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def entered(entering: Any) -> Iterator[None]:
-    """In this context code runs inside of a region; with None outside of any."""
+    """In this context code runs inside a region; with None outside any."""
     global region, regions
     before, region = region, entering
     regions += entering is not None and before is None
@@ -62,7 +62,7 @@ def compiling(inside: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def trying(layer_in: Any) -> Iterator[None]:
-    """In this context a layer is tried, outside of regions."""
+    """In this context a layer is tried, outside regions."""
     global trial
     before, trial = trial, layer_in
     try:

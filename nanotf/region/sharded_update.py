@@ -62,7 +62,7 @@ class Divided:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerShards:
-    """Which variables a divided update is about; each worker updates the others as a whole.
+    """The variables of a divided update; each worker updates the others as a whole.
 
     Args:
         dense: `Divided`, those that are divided as one vector.
@@ -76,7 +76,7 @@ class OptimizerShards:
 
     @classmethod
     def of(cls, model: Any, variables: Sequence[Any]) -> OptimizerShards | None:
-        """What can be divided of a model's update; None if nothing can.
+        """Returns what can be divided of a model's update; None if nothing can.
 
         Args:
             model: a built and compiled model, its optimizer built.
@@ -126,14 +126,14 @@ class OptimizerShards:
 
 
 def _is_known(optimizer: type) -> bool:
-    """Whether a class of optimizers is Keras's own or nanotf's."""
+    """Returns True if a class of optimizers is Keras's own or nanotf's."""
     return keras_names.is_keras_own(optimizer) or optimizer.__module__ == "nanotf.keras.optimizers"
 
 
 def _are_understood(
     optimizer: Any, slots: dict[str, list[int]], trainable: Sequence[Any], variables: Sequence[Any]
 ) -> bool:
-    """Whether each list of slots has one of its shape for each variable, and nothing is left."""
+    """Returns True if the lists of slots have one slot a variable, and contain all slots."""
     shapes = [v.shape for v in trainable]
     found = [i for places in slots.values() for i in places]
     own = sum(1 for v in keras_optimizers.optimizer_variables(optimizer) if v.shape.rank)
@@ -251,7 +251,7 @@ class ShardedUpdate:
             table.assign(own.of_all_ranks())
 
     def _own_part(self, gradient: Any, variable: Any) -> Any:
-        """What this worker adds to a gradient; of one that is no sum over workers, rank 0 all."""
+        """Returns this worker's part of a gradient; rank 0's is all of one that is no sum."""
         tf = require_tensorflow()
         if gradient is None:
             return tf.zeros_like(variable)
@@ -273,7 +273,7 @@ class ShardedUpdate:
         return tf.concat(pieces, axis=0) if pieces else tf.zeros([0], tensors[0].dtype)
 
     def _without_gradient(self, absent: Sequence[bool], locals_: Sequence[Any]) -> list[Any]:
-        """What a step must leave as it is, because the loss does not depend on it.
+        """Returns what a step must leave as it is, because the loss does not depend on it.
 
         Returns:
             A list of tuples: variable, its value, and a mask of the elements to put back.
@@ -320,7 +320,7 @@ class _TablePart:
         keras_names.tf_variable(self.part).assign(table[self._bounds[0] : self._bounds[1]])
 
     def of(self, gradient: Any) -> Any:
-        """What of the table's gradient, sparse or not, is about them; None stays None."""
+        """Returns what of the table's gradient, sparse or not, is about them; None stays None."""
         tf = require_tensorflow()
         first, end = self._bounds
         if gradient is None:
@@ -343,7 +343,7 @@ class _TablePart:
 
 
 def pieces_of(bounds: tuple[int, int], shapes: Sequence[Any]) -> list[tuple[int, int, int]]:
-    """Where a part of several arrays, seen as one vector, lies in them.
+    """Returns where a part of several arrays, seen as one vector, lies in them.
 
     Args:
         bounds: the part's first element and the element after its last.

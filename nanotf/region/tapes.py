@@ -1,6 +1,6 @@
 """Gradients with respect to what a layer returned.
 
-In one process code outside of a layer and inside of it use the same tensor. In a region that inside
+In one process code outside a layer and inside it use the same tensor. In a region that inside
 is the worker's own rows, of which the other was joined. So the gradient is taken with respect to the
 own rows, through which all ways lead, and joined.
 """

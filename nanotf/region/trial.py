@@ -30,7 +30,7 @@ _OF_16_BITS = 5e-2
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a trial has found.
+    """The findings of a trial.
 
     Args:
         runs_whole: bool, whether the layer cannot be divided.
@@ -58,7 +58,7 @@ class Facts:
 
 
 def users_layers(layer: Any) -> list[Any]:
-    """A layer and those inside of it whose classes are the user's."""
+    """A layer and those inside it whose classes are the user's."""
     return [v for v in keras_names.flat_layers(layer) if not keras_names.is_keras_own(type(v))]
 
 
@@ -101,7 +101,7 @@ class Trial:
         self.lengths: list[int | None] = []
 
     def draw(self, shape: Any, dtype: Any) -> Any:
-        """What stands for random numbers of a shape: a row's are the same in each call.
+        """Returns what stands for random numbers of a shape: a row's are the same in each call.
 
         They fall from row to row, so that a layer that puts rows in the order of their numbers
         puts them in another order.
@@ -126,7 +126,7 @@ def facts_of(
     division: Division,
     is_data: Callable[[Any], bool],
 ) -> Facts:
-    """What a trial of a layer finds; of one that is Keras's own all through, what is known.
+    """Returns what a trial of a layer finds; of one that is Keras's own all through, what is known.
 
     Args:
         layer: the layer.
@@ -212,7 +212,7 @@ def _try(
 
 
 def _kind_of_change(before: Any, whole: Any, one: Any, three: Any) -> str | None:
-    """What the change of a variable's value is; see `_kind_of_number`."""
+    """Returns what the change of a variable's value is; see `_kind_of_number`."""
     if not np.issubdtype(np.asarray(before).dtype, np.number):
         return None if _close(one, whole) and _close(three, whole) else "coupled"
     return _kind_of_number(*(np.asarray(after - before) for after in (whole, one, three)))

@@ -36,7 +36,7 @@ class _Variable:
 
 @dataclasses.dataclass(frozen=True)
 class StateLayout:
-    """Where each variable lies in the state block.
+    """The place of each variable in the state block.
 
     Args:
         variables: tuple of `_Variable`, in the order of the list given to `of`.
@@ -189,11 +189,11 @@ class State:
                 yield part.variable, _pieces(part, values)
 
     def spans(self, turn: int) -> tuple[tuple[int, int], ...]:
-        """What `store` writes: begin and length in bytes of each piece of the block."""
+        """Returns what `store` writes: begin and length in bytes of each piece of the block."""
         return ((self._start(turn), self.layout.values_nbytes),)
 
     def spans_of_rank(self, turn: int, rank: int) -> tuple[tuple[int, int], ...]:
-        """What `store_rank` writes, likewise."""
+        """Returns what `store_rank` writes, likewise."""
         base = _address(self.block.array(0, (1,), np.uint8))
         found: list[tuple[int, int]] = []
         for _, targets in self._targets(turn, rank):
@@ -215,7 +215,7 @@ class State:
         self.load(turn)
 
     def differs(self, turn: int) -> bool:
-        """Whether any variable differs from the block's values of `turn`."""
+        """Returns True if any variable differs from the block's values of `turn`."""
         values = self._values(turn)
         return any(
             not np.array_equal(_bits(_array(variable)), _bits(values[place]))

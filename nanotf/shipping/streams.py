@@ -439,8 +439,8 @@ class StreamWriter:
         empty = True
         for iterator, batch in self.reading.over(epoch):
             empty = False
-            goes_on = self._is_open and iterator is self._iterator
-            if not goes_on and not self._begin_turn(iterator):
+            continues = self._is_open and iterator is self._iterator
+            if not continues and not self._begin_turn(iterator):
                 return False
             if not self._wait(self._may_write):
                 return False

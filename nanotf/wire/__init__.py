@@ -1,4 +1,4 @@
-"""What goes over the wire: messages, the socket that carries them, shared blocks, clocks.
+"""The wire between parent and workers: messages, their socket, shared blocks, clocks.
 
 Called by both sides of the channel, and by nearly every package.
 May import `errors` alone.

@@ -53,7 +53,7 @@ class Channel:
         connection.answer_challenge(self._connection, key)
 
     def show_key_second(self, key: bytes) -> None:
-        """Same, in the parent's order: it can wait for the worker to begin, see `poll`."""
+        """Shows the key in the parent's order: it can wait for the worker to begin, see `poll`."""
         connection.answer_challenge(self._connection, key)
         connection.deliver_challenge(self._connection, key)
 
@@ -70,7 +70,7 @@ class Channel:
         self.send_packed(packed(message), fds)
 
     def send_packed(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Same, of what `packed` has returned."""
+        """Sends a message that `packed` has returned; see `send`."""
         try:
             with self._send_lock:
                 self._connection.send_bytes(data)
@@ -120,7 +120,7 @@ class Channel:
         return fds
 
     def poll(self, timeout: float) -> bool:
-        """Whether a message arrives within `timeout` seconds."""
+        """Returns True if a message arrives within `timeout` seconds."""
         try:
             return self._connection.poll(timeout)
         except (EOFError, OSError):
@@ -136,7 +136,7 @@ class Channel:
     def shut_down(self) -> None:
         """Closes the connection for both ends and for every process that holds a copy of one.
 
-        Threads that wait in `send` and `receive` go on, with `ChannelClosed`.
+        Threads that wait in `send` and `receive` raise `ChannelClosed`.
         """
         with contextlib.suppress(OSError), self._as_socket() as sock:
             sock.shutdown(socket.SHUT_RDWR)

@@ -7,7 +7,7 @@ import enum
 
 
 class Kind(enum.IntEnum):
-    """What happened; the numbers of `NanotfFailureKind` in `collectives/native/shm.h`."""
+    """Kinds of failures; the numbers of `NanotfFailureKind` in `collectives/native/shm.h`."""
 
     MISUSED = 1  # it was called wrongly, or the group cannot be used
     ABORTED = 2  # a rank or the parent gave up

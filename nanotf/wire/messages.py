@@ -13,7 +13,7 @@ The life of a pool, from top to bottom:
       |  <- Ready                                |
       |  Job (a model, data, arguments) ->       |
       |  <- EpochBegin, BatchEnd, TestBegin ...  |   rank 0 reports, for callbacks
-      |  <- Progress                             |   every rank, now and then, as it goes on
+      |  <- Progress                             |   every rank, now and then, as it proceeds
       |  <- Stalled                              |   a rank whose step does not end
       |  <- EpochEnd                             |   every rank, its state in the shared block
       |  Proceed (stop?, new state?) ->          |   every rank, so that all decide alike
@@ -37,7 +37,7 @@ Written = tuple[tuple[int, int, int], ...]  # the block's place in the job, offs
 
 
 def written(block: int, spans: tuple[tuple[int, int], ...]) -> Written:
-    """What a message says of pieces of a block, see `shipping.state.State.spans`."""
+    """Returns what a message says of pieces of a block, see `shipping.state.State.spans`."""
     return tuple((block, offset, nbytes) for offset, nbytes in spans)
 
 
@@ -188,12 +188,12 @@ class Event(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Progress(Message):
-    """Worker -> parent: it has gone on since it said so last, see `pool.silence`."""
+    """Worker -> parent: it made progress since the last one, see `pool.silence`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stalled(Message):
-    """Worker -> parent: its step goes on and on (transport "grpc" alone).
+    """Worker -> parent: its step does not end (transport "grpc" alone).
 
     Args:
         began: int, when the step began, by the worker's clock: what tells it from another.
@@ -204,9 +204,9 @@ class Stalled(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Waiting(Message):
-    """Worker -> parent, every rank: a hook was reached, and the parent decides how to go on.
+    """Worker -> parent, every rank: a hook was reached; the parent decides how to proceed.
 
-    The rank's variables stand in its part of the state block when `state` is true; `written` is
+    The rank's variables are in its part of the state block when `state` is true; `written` is
     what it has written there, if it was told to say so.
     """
 
@@ -226,7 +226,7 @@ class Proceed(Message):
     Args:
         job: int.
         stop: bool, whether `model.stop_training` was set.
-        reload: bool, whether the parent changed variables; they stand in the state block.
+        reload: bool, whether the parent changed variables; they are in the state block.
         reload_metrics: bool, same, of the metrics.
         store: bool, whether a callback needs the state at this hook: the workers are to store it
             and report the hook once more.
@@ -338,7 +338,7 @@ class Wrote(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Saved(Message):
-    """Worker -> parent, rank 0: a `CheckpointManager` has saved; a restart goes on from there."""
+    """Worker -> parent, rank 0: a `CheckpointManager` has saved; a restart continues from there."""
 
     job: int
     path: str

@@ -1,4 +1,4 @@
-"""Where the time of a job goes: what is noted while it runs, in the workers and in the parent.
+"""The times of a job, as workers and parent note them while it runs.
 
 All times are nanoseconds of the system's monotonic clock, which the processes of one machine
 share; those of another machine are moved (`WorkerTimes.moved`). What is noted costs about 5 us for
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-STEPS_KEPT = 2000  # executions that a worker notes one by one, 48 bytes each; sums go on
+STEPS_KEPT = 2000  # executions that a worker notes one by one, 48 bytes each; sums count all
 HOOKS_KEPT = 2000
 
 TRAIN, TEST, PREDICT = "train", "test", "predict"
@@ -61,7 +61,7 @@ class Pass:
 
 @dataclasses.dataclass
 class WorkerTimes:
-    """What a worker noted of one job.
+    """A worker's times of one job.
 
     Args:
         rank: int.
@@ -245,7 +245,7 @@ class Stopwatch:
             self.step_since = outer
 
     def progress(self) -> tuple[int, int]:
-        """Steps and collectives so far: numbers that change as this worker goes on."""
+        """Steps and collectives so far: numbers that change as this worker makes progress."""
         return self._steps, 0 if self._group is None else self._group.calls()
 
     @contextlib.contextmanager
@@ -308,7 +308,7 @@ class Stopwatch:
 
 @dataclasses.dataclass
 class Reading:
-    """What the parent spent on data that it reads for the workers, beside everything else.
+    """The parent's times for data that it reads for the workers, beside everything else.
 
     Args:
         reading: int, in the user's dataset or generator.
@@ -335,7 +335,7 @@ class Reading:
 
 @dataclasses.dataclass
 class CallTimes:
-    """What the parent notes of one call; the fields in the order in which they come.
+    """The parent's times of one call, in order.
 
     Args:
         began: int, the call's arguments were fine.

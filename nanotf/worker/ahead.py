@@ -121,7 +121,7 @@ class Ahead:
         return min(fitting, MOST_STEPS, self._left + 1)
 
     def _pays(self) -> bool:
-        """Whether a graph of several steps can be made, and saves more time than that takes."""
+        """Returns True if a graph of several steps can be made, and is worth its time."""
         assert self._left is not None and self._to_come is not None
         if self._left + self._to_come < STEPS_TO_COME or not _is_scalars(self._result):
             return False
@@ -131,12 +131,12 @@ class Ahead:
 
 
 def _is_scalars(result: Any) -> bool:
-    """Whether a step's result has the same shape after every step."""
+    """Returns True if a step's result has the same shape after every step."""
     return all(tf.is_tensor(leaf) and leaf.shape == () for leaf in tf.nest.flatten(result))
 
 
 def _keeps_random_state(graph: Any) -> bool:
-    """Whether an operation of a graph draws from a state of its own.
+    """Returns True if an operation of a graph draws from a state of its own.
 
     In another graph the same operation has another state. Such are all that take `seed` and
     `seed2`, which `tf.random.uniform` makes, and dropout in Keras 2.

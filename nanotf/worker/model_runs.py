@@ -130,7 +130,7 @@ class _ModelRun:
             yield
 
     def _end_if_broken(self, source: Any) -> None:
-        """Where data have ended: abandons the job if it is since they raised or are refused."""
+        """Abandons the job if its data have ended because they raised or are refused."""
         if isinstance(source, streams.StreamInput) and self.reader.is_broken(source.stream):
             raise Abandoned
         error = self._refused.get(id(source))
@@ -140,7 +140,7 @@ class _ModelRun:
             raise Abandoned
 
     def _seeds(self) -> list[Any]:
-        """Where the random layers stand, which draw in a pass without training, too."""
+        """Returns the seeds of the random layers, which draw without training, too."""
         return [v.numpy() for v in generation().seed_variables(self.model)]
 
     def _callbacks(self) -> list[Any]:
@@ -178,7 +178,7 @@ class _ModelRun:
             self._send_held()
 
     def _is_ahead(self) -> bool:
-        """Whether batches after this one were trained on already."""
+        """Returns True if batches after this one were trained on already."""
         return False
 
     def _send_held(self) -> None:
@@ -200,7 +200,7 @@ class _ModelRun:
         with_state: bool = False,
         written: messages.Written = (),
     ) -> messages.Proceed:
-        """Waits until all ranks are at this hook and the parent says how to go on."""
+        """Waits until all ranks are at this hook and the parent says how to proceed."""
         rank = self.session.rank
         self.session.channel.send(
             messages.Waiting(
@@ -299,7 +299,7 @@ class FitRun(_ModelRun):
         return bool(self.ahead.made)
 
     def _is_stored(self, name: str) -> bool:
-        """Whether nothing has changed since the state was stored.
+        """Returns True if nothing has changed since the state was stored.
 
         Between the end of the last epoch and the end of training only an optimizer that
         keeps averages of the weights changes something: it puts them in place.

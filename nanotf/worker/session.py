@@ -41,7 +41,7 @@ JOBS_PER_COLLECTION = 16
 
 
 class Session:
-    """What a worker keeps between jobs: its strategy, and the models that it has built.
+    """A worker's state between jobs: its strategy, and the models that it has built.
 
     Args:
         rank: int.
@@ -232,7 +232,7 @@ def _failure(job: int, rank: int, error: BaseException) -> messages.JobFailed:
 
 
 def _is_of_op(error: BaseException | None) -> bool:
-    """Whether an op or a collective has raised, or what was raised because of that."""
+    """Returns True if an op or a collective has raised, or what was raised because of that."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, (tf.errors.OpError, CollectiveError)):

@@ -56,7 +56,7 @@ def error_of(function: Any, *arguments: Any) -> str:
 
 
 def failure_of(engine: Any, function: Any, *arguments: Any) -> Failure:
-    """What the engine remembers of the failure that `function` must raise."""
+    """Returns what the engine remembers of the failure that `function` must raise."""
     before, _ = engine.failures()
     text = error_of(function, *arguments)
     count, failure = engine.failures()

@@ -86,7 +86,7 @@ def run_ranks(
 
 
 def values(outcomes: Sequence[Outcome]) -> list[Any]:
-    """What the ranks returned; fails with the traceback of one that did not."""
+    """Returns what the ranks returned; fails with the traceback of one that did not."""
     for rank, outcome in enumerate(outcomes):
         assert not outcome.error, f"rank {rank}: {outcome.traceback}"
         assert outcome.returncode == 0, f"rank {rank} ended with {outcome.returncode}"

@@ -192,7 +192,7 @@ def _raises(kind: type[Exception], function: Callable[[], Any]) -> None:
 
 
 def _failure_of(group: Group, kind: type[Exception], function: Callable[[], Any]) -> Failure:
-    """What the group remembers of the failure that `function` must raise."""
+    """Returns what the group remembers of the failure that `function` must raise."""
     before, _ = group.failures()
     try:
         function()

@@ -32,7 +32,7 @@ class Loop:
         return {"sum": self.sum.assign_add(number)}
 
     def run(self, steps: int) -> Any:
-        """What the last of so many steps returns."""
+        """Returns what the last of so many steps returns."""
         for _ in range(steps):
             found = self._answer(self.iterator)
         return found

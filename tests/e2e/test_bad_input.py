@@ -33,7 +33,7 @@ def _no_process_is_started() -> Iterator[None]:
 
 
 def _complaint(call: Callable[[], Any], kind: Any, text: str) -> str:
-    """How a call differs from one that raises `kind` with `text` and starts no process."""
+    """Returns how a call differs from one that raises `kind` with `text` and starts no process."""
     try:
         call()
     except Exception as error:

@@ -703,7 +703,7 @@ def test_attributes_of_wrapped_dicts() -> None:
 
 
 def heap_of(value: Any) -> Any:
-    """What comes out of a heap that holds a value."""
+    """Returns what comes out of a heap that holds a value."""
     data, _ = heap.dump(value, heap.Pickler)
     return heap.load(heap.Unpickler(io.BytesIO(data)))
 

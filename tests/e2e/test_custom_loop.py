@@ -1049,7 +1049,7 @@ def test_models_that_are_built_by_the_first_step(run_on: Any, float64: None) -> 
     if hasattr(tf.keras, "Variable"):  # Keras 3
         _train_both(run_on, OPTIMIZERS["adam"], model=make)
         return
-    # Keras 2 draws other initial weights inside of a tf.function than outside of one.
+    # Keras 2 draws other initial weights inside a tf.function than outside one.
     model, optimizer = make(), OPTIMIZERS["adam"]()
     step = nano_multiprocessing(tf.function(plain_step))
     losses = run_on()(plain_train)(model, loops.dataset(), cross_entropy(), optimizer, step)
@@ -1354,7 +1354,7 @@ def test_ways_to_write_a_step(run_on: Any, float64: None) -> None:
 
 
 def test_numbers_metrics_and_texts_in_a_loop(run_on: Any) -> None:
-    """Variables as numbers; metrics updated and called outside of steps; strings by row."""
+    """Variables as numbers; metrics updated and called outside steps; strings by row."""
 
     def both(run: Any) -> Any:
         slope, count = tf.Variable(1.5), tf.Variable(3)

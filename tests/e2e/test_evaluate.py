@@ -241,7 +241,7 @@ def test_inside_a_callback_of_fit() -> None:
 
 
 def _times_said(caplog: pytest.LogCaptureFixture, call: Callable[[], Any]) -> int:
-    """How often Keras says that the data ran out: by a warning, or in TensorFlow's log."""
+    """Returns how often Keras says that the data ran out: by a warning, or in TensorFlow's log."""
     caplog.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

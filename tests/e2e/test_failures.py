@@ -183,7 +183,7 @@ def test_worker_killed_between_fits() -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether a process runs; one that waits for its exit code to be read does not."""
+    """Returns True if a process runs; one that waits for its exit code to be read does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -138,7 +138,7 @@ def test_more_validation_steps_than_data(float64: None) -> None:
 
 
 def _warnings_of(caplog: pytest.LogCaptureFixture, **arguments: Any) -> int:
-    """How often Keras says that the data ran out: by a warning, or in TensorFlow's log."""
+    """Returns how often Keras says that the data ran out: by a warning, or in TensorFlow's log."""
     caplog.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -69,7 +69,7 @@ TRAINING = """
 fit(model(), Tell())
 """
 
-# Rank 1 keeps Python's lock for ever, and rank 0 waits for it in a collective.
+# Rank 1 keeps the GIL forever, and rank 0 waits for it in a collective.
 HOLDING_THE_LOCK = """
 def loss(y_true, y_pred):
     def hold(value):
@@ -288,7 +288,7 @@ def test_parent_that_is_killed(scripts: Any, number: signal.Signals) -> None:
 def test_workers_that_cannot_run_python_end_with_their_parent(
     scripts: Any, tmp_path: pathlib.Path
 ) -> None:
-    """One holds Python's lock for ever, the other waits for it; only the kernel can help."""
+    """One holds the GIL forever, the other waits for it; only the kernel can help."""
     script = scripts(HOLDING_THE_LOCK)
     pids = script.line()
     wait_until((tmp_path / "holds").exists, "rank 1 holds the lock", START_SECONDS)

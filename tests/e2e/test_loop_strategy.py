@@ -1,4 +1,4 @@
-"""Inside of `@nano`, for those who know tf.distribute: TensorFlow's own pattern, unchanged."""
+"""Inside `@nano`, for those who know tf.distribute: TensorFlow's own pattern, unchanged."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_passed_model_under_the_strategy(run_on: Any) -> None:
         for inputs in strategy.experimental_distribute_dataset(data):
             strategy.run(plain_step, args=(inputs, model, loss_object, optimizer))
 
-    with pytest.raises(nanotf.errors.WorkerError, match="made outside of its scope"):
+    with pytest.raises(nanotf.errors.WorkerError, match="made outside its scope"):
         train(dense(), loops.dataset())
 
 

@@ -31,7 +31,7 @@ def _example(*more: Any) -> Any:
 
 
 def _executions(model: Any) -> tuple[int, int]:
-    """How many executions of training there were, and how many steps they made."""
+    """Returns how many executions of training there were, and how many steps they made."""
     times = model.history.nanotf.times[0]
     steps = sum(one.executions for one in times.passes if one.kind == "train")
     kinds = times.steps[0 :: timing.STEP_COLUMNS]

@@ -53,7 +53,7 @@ def lines(text: str) -> list[str]:
 def shown_by_both(
     capfd: pytest.CaptureFixture[str], x: Any, y: Any = None, **arguments: Any
 ) -> tuple[list[str], list[str]]:
-    """What plain `fit` and `fit` with two processes print."""
+    """Returns what plain `fit` and `fit` with two processes print."""
     printed = []
     for processes in (None, 2):
         model = make()

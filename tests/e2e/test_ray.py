@@ -111,7 +111,7 @@ small_cnn().fit(x, y, epochs=100000, callbacks=[
 def _script(
     directory: pathlib.Path, own_ray: dict[str, str], body: str, check: bool = True
 ) -> list[str]:
-    """What a script prints, for which nanotf has to start a Ray."""
+    """Returns what a script prints, for which nanotf has to start a Ray."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in own_ray.items():
             patch.setenv(name, value)

@@ -51,7 +51,7 @@ class _Kill(tf.keras.callbacks.Callback):
         return hook
 
     def _in_time(self) -> bool:
-        """Whether epoch 2 (the third) has begun."""
+        """Returns True if epoch 2 (the third) has begun."""
         return ("on_epoch_begin", 2) in self.heard
 
 

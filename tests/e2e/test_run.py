@@ -61,7 +61,7 @@ class Note(tf.keras.callbacks.Callback):
         sizes.append(len(nanotf.worker_pids()))
         inner = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
         inner.compile("sgd", "mse")
-        inner.fit(x[:8, :1], y[:8], verbose=0)  # a fit inside of another
+        inner.fit(x[:8, :1], y[:8], verbose=0)  # a fit inside another
 
 def train(**arguments):
     tf.keras.utils.set_random_seed(1)
@@ -251,7 +251,7 @@ auto.START_UP = 0.0
 
 class Inner(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
-        train(epochs=1, verbose=0)  # a fit inside of another measures nothing
+        train(epochs=1, verbose=0)  # a fit inside another measures nothing
 
 def train(**arguments):
     model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
@@ -379,7 +379,7 @@ fails()
 
 
 def _plain(directory: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    """What `python sub/script.py` does."""
+    """Returns what `python sub/script.py` does."""
     return subprocess.run(
         [sys.executable, "sub/script.py"],
         cwd=directory,

@@ -339,7 +339,7 @@ def test_transfer_learning(float64: None) -> None:
 
 @nano(num_processes=2)
 def bytes_of_variables(one: Any, dataset: Any) -> int:
-    """What the variables take that are alive in a worker: `one` and all others."""
+    """Returns what the variables take that are alive in a worker: `one` and all others."""
     variables = [found for found in gc.get_objects() if isinstance(found, tf.Variable)]
     real = [v for v in variables if not hasattr(v, "values")]  # not those that stand for others
     return sum(v.shape.num_elements() * v.dtype.size for v in real)

@@ -61,7 +61,7 @@ SHARED_MEMORY = {"memfd_create", "shm_open", "SharedMemory"}
 
 
 def _run(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """Returns what a fresh interpreter prints."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,

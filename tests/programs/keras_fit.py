@@ -1,4 +1,4 @@
-"""Keras's own compile and fit, called inside of the loop function."""
+"""Keras's own compile and fit, called inside the loop function."""
 
 from __future__ import annotations
 

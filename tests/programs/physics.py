@@ -135,7 +135,7 @@ def neural_ode(nano: Any, step: Any) -> Any:
 
 @program
 def hamiltonian_net(nano: Any, step: Any) -> Any:
-    """The net is a scalar whose derivatives are the motion; a tape inside of model.call."""
+    """The net is a scalar whose derivatives are the motion; a tape inside model.call."""
 
     class Hamiltonian(tf.keras.Model):
         def __init__(self):

@@ -307,7 +307,7 @@ def state_carried_over(nano: Any, step: Any) -> Any:
 
 @program
 def gru_with_masking(nano: Any, step: Any) -> Any:
-    """mask_zero through a GRU into a classifier, accuracy by a metric outside of the step."""
+    """mask_zero through a GRU into a classifier, accuracy by a metric outside the step."""
     model = tf.keras.Sequential(
         [
             tf.keras.Input(shape=(None,), dtype="int64"),

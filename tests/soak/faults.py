@@ -115,7 +115,7 @@ class _Killer:
         self._thread.join()
 
     def was_killed(self) -> bool:
-        """Whether the signal has ended the worker, and not its own end before."""
+        """Returns True if the signal has ended the worker, and not its own end before."""
         if self.process is None:
             return False
         with contextlib.suppress(Exception):

@@ -43,7 +43,7 @@ def _assert_as_promised(outcomes: Sequence[Outcome], seconds: float | None = Non
 
 
 def _number(name: str, default: int) -> int:
-    """How many, from the environment; fewer for a machine that has others at work."""
+    """Returns how many, from the environment; fewer for a machine that has others at work."""
     return int(os.environ.get(name, default))
 
 

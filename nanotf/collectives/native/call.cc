@@ -157,7 +157,7 @@ std::vector<std::string> Call::Exchange(const std::string& details) {
   uint64_t begin = 0;
   do {
     const uint64_t round = kDescribing + begin / chunk;
-    // Those of another rank may be longer, and go on after these have ended.
+    // Those of another rank may be longer, and continue after these have ended.
     const std::string piece = details.substr(std::min<size_t>(begin, details.size()), chunk);
     memcpy(input(group_.rank(), round), piece.data(), piece.size());
     PostProduced(round + 1);
@@ -275,9 +275,9 @@ std::vector<int> Call::Missing(int awaited, std::string* names) {
     if (peer == group_.rank()) continue;
     // A rank looks for its peers one after another, so those after `awaited` were not looked for.
     const bool found = slots_[peer] >= 0 || Find(peer);
-    // Until all have met, they cannot go on, and in a gather they begin with unlike rounds.
-    const bool goes_on = !met_ || group_.slot(peer, slots_[peer]).posted.load() >= here;
-    if (found && goes_on) continue;
+    // Until all have met, they cannot proceed, and in a gather they begin with unlike rounds.
+    const bool proceeds = !met_ || group_.slot(peer, slots_[peer]).posted.load() >= here;
+    if (found && proceeds) continue;
     *names += (missing.empty() ? "" : ", ") + Lacking(peer, found);
     missing.push_back(peer);
   }

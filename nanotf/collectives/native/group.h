@@ -197,7 +197,7 @@ class Call {
   [[noreturn]] void GiveUp(NanotfFailureKind kind, const std::string& text,
                            const std::string& remedy, const std::vector<int>& missing = {});
   std::string Describe() const;
-  // The ranks that have not come, or that came and did not go on, and how to name them.
+  // The ranks that have not come, or that came and made no progress, and how to name them.
   std::vector<int> Missing(int awaited, std::string* names);
   std::string Lacking(int peer, bool found) const;
 

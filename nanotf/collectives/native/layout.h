@@ -16,7 +16,7 @@
 // One collective, seen from one rank ("post" is a release store, "wait" ends in an acquire load):
 //
 //   1. Claim a free slot of the own region: not used by another thread of this process, and
-//      every peer has acknowledged the tag that stands in it. Write what the call is.
+//      every peer has acknowledged the tag in it. Write what the call is.
 //   2. Produce round 0: copy the first chunk of the input to buffer 0. Post the tag.
 //   3. Produce round k + 1 in buffer (k + 1) mod 4 and post `posted`.
 //   4. Wait until every peer has posted round k; in round 0 find the peers' slots by tag and
@@ -106,7 +106,7 @@ struct Common {
   uint64_t size;
   uint64_t chunk_bytes;
   uint64_t nodes;
-  alignas(kLine) std::atomic<uint32_t> aborted;  // 1 for ever, by anyone, after an AbortRecord
+  alignas(kLine) std::atomic<uint32_t> aborted;  // 1 forever, by anyone, after an AbortRecord
   alignas(1024) AbortRecord record;              // by the parent
 };
 

@@ -37,7 +37,7 @@ INLINE_NBYTES = 64 * 1024  # less than this is an argument of a call, and no obj
 
 
 class Payloads:
-    """What all bridges of a pool send, each once in the object store.
+    """Data that all bridges of a pool send, each once in the object store.
 
     Args:
         ray: the module.
@@ -83,7 +83,7 @@ class _Span:
 
 
 def describe(error: BaseException) -> str:
-    """What Ray says, in a line; the last one of many says why."""
+    """Returns what Ray says, in a line; the last one of many says why."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else 'no reason is known'}"
 

@@ -82,19 +82,19 @@ def stop() -> None:
 
 
 def session(ray: Any) -> str:
-    """What tells this process's connection to Ray from a later one: clusters count jobs alike."""
+    """Returns an identity of this connection to Ray: clusters number their jobs alike."""
     context = ray.get_runtime_context()
     return f"{context.get_job_id()} {context.get_node_id()}"
 
 
 def cpus_by_node(ray: Any) -> dict[str, int]:
-    """How many CPUs Ray has on each node that lives, by the node's id."""
+    """Returns how many CPUs Ray has on each node that lives, by the node's id."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in alive}
 
 
 def share(cpus: Sequence[int], size: int, wanted: int | None) -> int:
-    """How many CPUs of Ray's each worker gets.
+    """Returns how many CPUs of Ray's each worker gets.
 
     Args:
         cpus: sequence of int, CPUs of each node that may have workers.

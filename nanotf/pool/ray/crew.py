@@ -43,7 +43,7 @@ FOREIGN = ("TF_VAR_", "TF_TOKEN_", "TF_CLI_")
 
 @dataclasses.dataclass(frozen=True)
 class _Post:
-    """Where a worker will be.
+    """The place of a worker.
 
     Args:
         relay: the handle of its `Relay`.

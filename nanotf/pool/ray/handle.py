@@ -15,12 +15,12 @@ LOST = -9  # as if by SIGKILL
 
 
 def is_connected(ray: Any, session: str) -> bool:
-    """Whether Ray is the one that a pool was started with; the user may have shut it down."""
+    """Returns True if a pool was started with this Ray; the user may have shut that down."""
     return bool(ray.is_initialized() and cluster.session(ray) == session)
 
 
 class RayProcess:
-    """What stands for the process of a worker that a relay has started.
+    """Proxy for the process of a worker that a relay has started.
 
     Args:
         ray: the module.
@@ -88,7 +88,7 @@ class RayProcess:
             tell.remote(*arguments)
 
     def ask(self, method: str, seconds: float = 0.0) -> str:
-        """What its relay answers, which takes so long; empty where it has gone."""
+        """Returns what its relay answers, which takes so long; empty where it has gone."""
         if not is_connected(self._ray, self._session):
             return ""
         asked = getattr(self._relay, method).options(concurrency_group="control").remote()

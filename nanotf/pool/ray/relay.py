@@ -38,7 +38,7 @@ Key = tuple[str, int]  # of a block: ("job", its place in the job) or ("ring", a
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """What a relay says when its worker runs.
+    """A relay's message when its worker runs.
 
     Args:
         pid: int, the worker's.

@@ -42,7 +42,7 @@ def test_process_table_says_which_cores_are_taken(tmp_path: pathlib.Path) -> Non
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, tuple[int, ...]]]:
-    """What other pools have, on a machine of eight cores."""
+    """Returns what other pools have, on a machine of eight cores."""
     found: dict[int, tuple[int, ...]] = {}
     monkeypatch.setattr(neighbours, "taken_cores", lambda: found)
     monkeypatch.setattr(topology, "describe_machine", lambda: EIGHT)

@@ -11,7 +11,7 @@ from nanotf.parent.auto import candidates
 
 
 def _cores(machine: Machine) -> dict[int, int]:
-    """How many cores each candidate uses."""
+    """Returns how many cores each candidate uses."""
     return {number: len(plan.cores()) for number, plan in candidates(machine=machine).items()}
 
 

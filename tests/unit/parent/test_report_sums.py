@@ -338,7 +338,7 @@ def test_parts_of_a_step_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
     stopwatch.end_pass()
     times = stopwatch.finish()
     rows = list(report_timeline.rows_of_steps(times))
-    # What the system took before the step counts as waiting for data, and is inside of the step.
+    # What the system took before the step counts as waiting for data, and is inside the step.
     assert [(ended - began, *parts) for _, began, ended, *parts, _ in rows] == [
         (45, 35, 0, 0),
         (45, 35, 4, 3),

@@ -54,7 +54,7 @@ def start() -> Iterator[Started]:
 
 
 def _is_there(worker: LocalWorker) -> bool:
-    """Whether it says hello."""
+    """Returns True if it says hello."""
     worker.channel.show_key_second(KEY)
     return isinstance(worker.channel.receive(), messages.Hello)
 
