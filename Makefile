@@ -5,8 +5,7 @@
 #                            (20 minutes on 2 cores)
 #   make test-all            every test, with all cases, with both Keras generations (2 hours)
 #   make test TF=2.15.1      same, with another TensorFlow, in a virtual environment of its own
-#   make lint                ruff, mypy, import-linter, shellcheck, clang-format
-#   make prose               list phrases and docstrings that are not plain English yet
+#   make lint                ruff, mypy, import-linter, check_prose, shellcheck, clang-format
 #   make format              let ruff and clang-format rewrite the files
 #   make test-fast           unit tests alone
 #   make soak                load and faults many times over: 200 warm jobs, 100 random kills
@@ -64,12 +63,9 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/check_prose.py
 	$(if $(SHELL_SCRIPTS),$(BIN)/shellcheck $(SHELL_SCRIPTS))
 	$(if $(CPP_SOURCES),$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES))
-
-.PHONY: prose
-prose:
-	$(PYTHON) tools/check_prose.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""What every test of nanotf can rely on: nothing leaks from one to the next.
+"""Guarantees for every test of nanotf: nothing leaks from one to the next.
 
 After each test the environment variables, the working directory and the threads are what they
 were. After each module so are the child processes, the temporary files, the segments in /dev/shm

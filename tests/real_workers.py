@@ -1,4 +1,4 @@
-"""What tests with real TensorFlow and real worker processes rely on, `e2e` and `programs`.
+"""Guarantees for tests with real TensorFlow and real worker processes, `e2e` and `programs`.
 
 The Keras generation is fixed when TensorFlow is imported, so a run tests one of them:
 

@@ -1,4 +1,4 @@
-"""What the ranks of the tests run: plain functions of (spec, rank, fd, ...)."""
+"""Programs of the ranks in the tests: plain functions of (spec, rank, fd, ...)."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def one_key_twice(spec: Any, rank: int, fd: int, directory: Path) -> Failure | N
 
 
 def mismatches(spec: Any, rank: int, fd: int) -> list[Failure]:
-    """The failures of calls in which the last rank differs; the group goes on after each."""
+    """The failures of calls in which the last rank differs; the group works after each."""
     last = rank == spec.size - 1
     ones = np.ones
     with engine_of(spec, rank, fd) as engine:
@@ -324,7 +324,7 @@ def mismatches(spec: Any, rank: int, fd: int) -> list[Failure]:
 
 
 def mismatches_of_many(spec: Any, rank: int, fd: int) -> list[str]:
-    """As `mismatches`, for calls of many tensors; `like` gives them from shapes."""
+    """Like `mismatches`, for calls of many tensors; `like` gives them from shapes."""
     last = rank == spec.size - 1
 
     def like(*shapes: Any, dtype: Any = np.float32) -> list[Any]:
@@ -360,7 +360,7 @@ def mismatches_of_many(spec: Any, rank: int, fd: int) -> list[str]:
 
 
 def differs_and_stops(spec: Any, rank: int, fd: int, directory: Path, how: str) -> Failure | None:
-    """The last rank comes with another call, and neither says what that is nor goes on."""
+    """The last rank comes with another call, and neither says what that is nor proceeds."""
     if rank < spec.size - 1:
         with engine_of(spec, rank, fd) as engine:
             failure = failure_of(engine, engine.all_reduce, [np.ones(3)] * 6, 42)
@@ -402,11 +402,11 @@ def last_rank_dies(spec: Any, rank: int, fd: int, how: str) -> list[Failure]:
         done.wait(20)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def go_on() -> None:
+    def proceed() -> None:
         while True:
             engine.all_reduce([values], 1)
 
-    return [failure_of(engine, go_on), failure_of(engine, engine.barrier, 2)]
+    return [failure_of(engine, proceed), failure_of(engine, engine.barrier, 2)]
 
 
 def aborted(spec: Any, rank: int, fd: int, directory: Path) -> list[Failure]:
@@ -492,7 +492,7 @@ def without_proc(spec: Any, rank: int, fd: int, directory: Path) -> None:
 
 
 def last_numbers(spec: Any, rank: int, fd: int) -> str:
-    """The last call of a key, and two after it; other keys go on."""
+    """The last call of a key, and two after it; other keys still work."""
     with engine_of(spec, rank, fd) as engine:
         engine._calls[5] = 2**32 - 2
         engine.barrier(5)

@@ -1,4 +1,4 @@
-"""What the ranks of test_tensorflow.py run. Importing TensorFlow costs seconds: few, long tests."""
+"""Programs of the ranks in test_tensorflow.py. TensorFlow takes seconds to import: few tests."""
 
 from __future__ import annotations
 
@@ -225,11 +225,11 @@ def _differences(group: Group) -> list[Failure]:
     if last:
         group.abort("enough")
 
-    def go_on() -> None:
+    def proceed() -> None:
         while True:
             group.all_reduce(tf.ones([3]), 66)
 
-    return [*found, _failure_of(group, CollectiveError, go_on)]
+    return [*found, _failure_of(group, CollectiveError, proceed)]
 
 
 def rank_that_raises(spec: Any, rank: int, fd: int) -> Failure:

@@ -1,4 +1,4 @@
-"""What the ranks of test_strategy.py run: `WorkerStrategy` used as tf.distribute's guides do."""
+"""Programs of the ranks in test_strategy.py: `WorkerStrategy` used as tf.distribute's guides do."""
 
 from __future__ import annotations
 

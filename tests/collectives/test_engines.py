@@ -86,7 +86,7 @@ def test_all_reduce_with_other_vector_instructions(vectors):
 @pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
 @pytest.mark.parametrize(("size", "nodes"), [(4, 2), (6, 2), (6, 3)])
 def test_all_reduce_of_several_nodes(size, nodes):
-    """What the ranks of a node give is reduced first."""
+    """The ranks of a node reduce theirs first."""
     with group(size, "native", nodes=nodes) as owner:
         digests = values(run_ranks(owner, ranks.reduce_everything))
     assert len(set(digests)) == 1
@@ -323,7 +323,7 @@ def test_the_deadline_names_who_does_not_reduce(tmp_path):
 
 @BOTH
 def test_the_deadline_does_not_count_while_all_are_frozen(implementation, tmp_path):
-    """As `docker pause` does it."""
+    """Like `docker pause`."""
     deadline = 2.0
 
     def freeze() -> None:

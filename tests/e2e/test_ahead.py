@@ -1,4 +1,4 @@
-"""How far the steps of `fit` run ahead of Keras's loop."""
+"""Steps of `fit` that run ahead of Keras's loop."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_data_that_end_early() -> None:
 
 @pytest.mark.parametrize(("left", "to_come"), [(None, None), (100, 0)])
 def test_one_step_at_a_time(left: int | None, to_come: int | None) -> None:
-    """Where somebody looks between steps, and where few are left."""
+    """A callback looks between steps, or few steps are left."""
     loop = Loop(1000)
     loop.ahead.begin_epoch(left, to_come)
     loop.run(100)

@@ -33,7 +33,7 @@ def train_both(make: Callable[[], Any], **arguments: Any) -> tuple[Any, Any]:
 
 # ----------------------------------------------------------------------- steps of the user's own
 class OwnSteps(Model):
-    """As in Keras's guide: own steps, a loss that Keras does not know, trackers of its own."""
+    """The model of Keras's guide: own steps, an unknown loss, its own trackers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -65,7 +65,7 @@ class OwnSteps(Model):
 
 
 class OwnStepWithoutMetrics(Model):
-    """Returns plain tensors, of which the last of an epoch stands in the history."""
+    """Returns plain tensors, of which the last of an epoch is in the history."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data

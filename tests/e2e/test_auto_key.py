@@ -1,4 +1,4 @@
-"""What decides which measurement a model gets."""
+"""The key that decides which measurement a model gets."""
 
 from __future__ import annotations
 

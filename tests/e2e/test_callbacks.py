@@ -495,7 +495,7 @@ def test_tensorboard_writes_the_same_scalars_once(tmp_path: pathlib.Path, update
 
 
 def scalars(directory: pathlib.Path) -> dict[tuple[str, str, int], float]:
-    """What event files hold: (train or validation, tag, step) to value; "" for histograms."""
+    """Reads event files: (train or validation, tag, step) to value; "" for histograms."""
     found = {}
     for path in directory.glob("*/*.tfevents.*"):
         for event in tf.compat.v1.train.summary_iterator(str(path)):

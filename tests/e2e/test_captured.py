@@ -1,4 +1,4 @@
-"""What a model's code holds beside its weights: variables, other models, the model itself."""
+"""Objects in a model's code beside its weights: variables, other models, the model itself."""
 
 from __future__ import annotations
 

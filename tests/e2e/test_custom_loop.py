@@ -263,7 +263,7 @@ def test_three_processes(float64: None) -> None:
     _train_both(functools.partial(nano, num_processes=3))
 
 
-def test_second_call_goes_on(run_on: Any, float64: None) -> None:
+def test_second_call_continues(run_on: Any, float64: None) -> None:
     found, expected = _train_both(run_on, OPTIMIZERS["adam"])
     step = nano_multiprocessing(tf.function(plain_step))
     train = run_on()(plain_train)
@@ -602,7 +602,7 @@ def test_metrics_that_see_the_whole_batch(run_on: Any, float64: None) -> None:
                 test_step(x, y)
             return [float(metric.result()) for metric in metrics]
 
-        # The last batch has one row. The second call goes on from the state of the first.
+        # The last batch has one row. The second call continues from the state of the first.
         numbers = test(loops.dataset(41, 8)) + test(loops.dataset(17, 8, seed=4))
         return [*numbers, *(float(metric.result()) for metric in metrics)]
 
@@ -620,7 +620,7 @@ def test_ways_to_read_a_dataset(run_on: Any, float64: None) -> None:
         iterator = iter(data)
         for _ in range(2):
             found.append(float(step(next(iterator), model, loss_object, optimizer)))
-        for number, inputs in enumerate(data):  # while the first iterator goes on
+        for number, inputs in enumerate(data):  # while the first iterator is in use
             if number == 2:
                 break
             found.append(float(step(inputs, model, loss_object, optimizer)))
@@ -956,7 +956,7 @@ def test_datasets_derived_inside(run_on: Any, float64: None) -> None:
     _same(run_on, program)
 
 
-def test_generators_go_on(run_on: Any) -> None:
+def test_generators_continue(run_on: Any) -> None:
     factor = tf.Variable(1.0)
 
     @nano_multiprocessing

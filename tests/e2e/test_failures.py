@@ -273,7 +273,7 @@ def test_shutdown_in_a_callback() -> None:
 
 @pytest.mark.thorough
 def test_a_second_interrupt_while_the_first_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who presses Ctrl-C twice does not lose the epochs that are complete."""
+    """A second Ctrl-C loses no complete epochs."""
     kill = pool.Pool.kill
 
     def interrupted_kill(workers: Any) -> None:

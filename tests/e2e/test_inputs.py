@@ -50,7 +50,7 @@ def _linear() -> Any:
 
 
 def _both(make: Callable[[], Any], data: Callable[[], dict[str, Any]], **arguments: Any) -> None:
-    """As `parity.fit_both`, for data that can be used once."""
+    """Like `parity.fit_both`, for data that can be used once."""
     arguments = {"verbose": 0, "epochs": 2, "shuffle": False, **arguments}
     before = make().fit(**data(), **arguments)  # `make` sets the seed
     after = make().fit(**data(), **arguments, num_processes=2)
@@ -234,7 +234,7 @@ def test_generator(float64: None, form: str) -> None:
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.thorough
 def test_generator_without_steps(float64: None) -> None:
-    # Keras 3 goes on with the two batches that it has peeked at, Keras 2 with none.
+    # Keras 3 continues with the two batches that it has peeked at, Keras 2 with none.
     _both(small_cnn, lambda: {"x": _batches()})
 
 

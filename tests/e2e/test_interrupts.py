@@ -180,7 +180,7 @@ class _Looking(tf.keras.callbacks.Callback):
         self.model.get_weights()
 
 
-# What happens between the workers' report of an epoch's end and their going on, in this order.
+# What happens between the workers' report of an epoch's end and the next epoch, in this order.
 MOMENTS = [
     (state.State, "load"),
     (callbacks.ParentCallbacks, "call"),

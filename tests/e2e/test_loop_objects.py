@@ -1,4 +1,4 @@
-"""What a `@nano` function leaves behind: in the user's objects, in files, in graphs."""
+"""Effects of a `@nano` function: in the user's objects, in files, in graphs."""
 
 from __future__ import annotations
 

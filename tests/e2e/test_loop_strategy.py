@@ -31,7 +31,7 @@ def run_on(request: pytest.FixtureRequest) -> Any:
 
 
 def _official(x: Any, y: Any, directory: str) -> Any:
-    """As in TensorFlow's guide to custom training with tf.distribute, in float64."""
+    """TensorFlow's guide to custom training with tf.distribute, in float64."""
     strategy = nanotf.get_strategy()
     with strategy.scope():
         model = dense(regularizer="l2")

@@ -50,7 +50,7 @@ def test_arrays_and_datasets(kind: str) -> None:
 
 
 def test_dropout() -> None:
-    """Its random numbers go on; that of Keras 2 keeps their state in the graph."""
+    """Its random numbers continue; that of Keras 2 keeps their state in the graph."""
     fit_both(lambda: _example(L.Dropout(0.2)), x=X, y=Y, batch_size=2, epochs=EPOCHS)
 
 

@@ -474,7 +474,7 @@ def test_the_first_predict_builds_a_model_under_its_strategy() -> None:
     x = np.ones((8, 3), np.float32)
     found = model.predict(x, verbose=0, num_processes=2)
     np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5)
-    model.fit(x, found, verbose=0)  # plain Keras goes on with these variables
+    model.fit(x, found, verbose=0)  # plain Keras continues with these variables
     assert int(model.optimizer.iterations.numpy()) == 1
 
 

@@ -436,7 +436,7 @@ class Halving(tf.keras.optimizers.schedules.LearningRateSchedule):
 
 
 class Warming(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """As in TensorFlow's tutorial on transformers: without get_config(), with a tensor."""
+    """TensorFlow's tutorial on transformers: without get_config(), with a tensor."""
 
     def __init__(self, width: int, steps: int = 4) -> None:
         super().__init__()
@@ -567,7 +567,7 @@ def test_optimizers(float64: None, name: str) -> None:
     make = lambda: dense(optimizer=OPTIMIZERS[name](), metrics=["mae"])  # noqa: E731
     arguments: dict[str, Any] = {"x": features(), "y": binary(), "shuffle": False, "verbose": 0}
     found, expected = fit_both(make, **arguments, batch_size=ONE_ROW_LEFT)
-    # Two processes, one, and two again: state and step count go on where they were.
+    # Two processes, one, and two again: state and step count continue where they were.
     for processes in (None, 2):
         ours = found.fit(**arguments, batch_size=30, num_processes=processes)
         theirs = expected.fit(**arguments, batch_size=30)

@@ -124,7 +124,7 @@ def test_table_that_is_read_otherwise(float64: None) -> None:
 
 @pytest.mark.both_generations
 def test_callback_that_changes_a_table(float64: None) -> None:
-    """Workers go on with its values; slots are kept over two calls of `fit`."""
+    """Workers continue with its values; slots are kept over two calls of `fit`."""
 
     class Halves(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -357,7 +357,7 @@ def test_optimizer_inside_of_an_own_step(float64: None, in_branch: bool) -> None
 
 
 class Distiller(Model):
-    """As keras.io's example of knowledge distillation: its step trains the student alone."""
+    """The keras.io example of knowledge distillation: its step trains the student alone."""
 
     def __init__(self, student: Any, teacher: Any) -> None:
         super().__init__()
@@ -398,6 +398,6 @@ def test_an_optimizer_has_slots_for_what_the_step_trains_alone() -> None:
             expected.fit(x, y, **options).history,
         )
         assert_same_state(found, expected)
-    found.fit(x, y, **options)  # plain Keras goes on with them
+    found.fit(x, y, **options)  # plain Keras continues with them
     expected.fit(x, y, **options)
     assert_same_state(found, expected)

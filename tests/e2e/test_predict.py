@@ -162,7 +162,7 @@ def test_structures_and_dtypes(float64: None, form: str) -> None:
 
 
 class AnythingBuilt(Anything):
-    """Same, for outputs that Keras cannot build a model from."""
+    """Outputs that Keras cannot build a model from."""
 
     def call(self, x: Any) -> Any:
         return self.dense(x)
@@ -179,7 +179,7 @@ def test_ragged_and_sparse(float64: None, form: str) -> None:
 
 @pytest.mark.both_generations
 def test_batches_of_different_widths(float64: None) -> None:
-    """As with padded_batch: Keras returns a ragged tensor."""
+    """Batches of unequal length, like padded_batch's: Keras returns a ragged tensor."""
     inputs = L.Input((None, 2))
     model = Model(inputs, L.Dense(3)(inputs))
     widths = [4, 2, 3]

@@ -1,4 +1,4 @@
-"""What a user sees in the terminal: Keras's own progress bar, once, and no noise of workers."""
+"""The user's terminal: Keras's own progress bar, once, and no noise of workers."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def own_ray() -> Iterator[dict[str, str]]:
 @pytest.mark.timeout(GROUP_SECONDS + 60)
 @pytest.mark.parametrize("module", ["ray_one_node", "ray_two_nodes"])
 def test_group(module: str, tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
-    """What workers of the local back end do, those of Ray's do, too."""
+    """Ray's workers do the same as local ones."""
     path = pathlib.Path(__file__).with_name(f"{module}.py")
     command = [sys.executable, "-m", "pytest", str(path), "-q", "-x", "--tb=short"]
     command += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}"]

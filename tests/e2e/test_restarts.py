@@ -97,7 +97,7 @@ def test_killed_in_the_middle_of_an_epoch(rank: int, caplog: pytest.LogCaptureFi
     (line,) = [r.getMessage() for r in caplog.records if "restart" in r.getMessage()]
     assert f"Worker {rank} (pid " in line
     assert "SIGKILL" in line
-    assert "goes on with epoch 3 of 4" in line
+    assert "continues with epoch 3 of 4" in line
     assert "restart 1 of 2" in line
     assert "The other workers" not in line  # they are started again at once
 
@@ -282,7 +282,7 @@ def test_what_the_parent_reads_at_random_is_read_again(
         assert data[1].ended == data[0].ended
 
 
-def test_a_generator_goes_on() -> None:
+def test_a_generator_continues() -> None:
     x, y = digits(200)
 
     def batches() -> Any:

@@ -1,6 +1,6 @@
 """Models of every kind, trained by two processes and saved, load where nanotf is not installed.
 
-One script, which cannot import nanotf, loads all of them and goes on training; what it finds is
+One script, which cannot import nanotf, loads all of them and continues training; what it finds is
 compared with a model of plain Keras that trained all the time, in one process.
 """
 
@@ -198,7 +198,7 @@ def test_loads_without_nanotf(
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if form != "export"])
 @pytest.mark.both_generations
-def test_a_loaded_model_goes_on_with_two_processes(
+def test_a_loaded_model_trains_with_two_processes(
     float64: None, tmp_path: pathlib.Path, form: str
 ) -> None:
     """The other way round: plain Keras trained and saved it, slots and step count included."""

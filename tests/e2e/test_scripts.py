@@ -70,7 +70,7 @@ pathlib.Path("told").write_text(json.dumps([before, loop(data, model)]))
 
 @pytest.mark.thorough
 def test_a_process_without_standard_streams(tmp_path: pathlib.Path) -> None:
-    """As a daemon may be: what it opens first gets the numbers 0, 1 and 2."""
+    """Like a daemon: what it opens first gets the numbers 0, 1 and 2."""
     (tmp_path / "daemon.py").write_text(DAEMON)
     command = f"{shlex.quote(sys.executable)} daemon.py <&- >&- 2>&-"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -149,7 +149,7 @@ print("TOTAL", total())
 
 
 def test_without_dev_shm(tmp_path: pathlib.Path) -> None:
-    """As on AWS Lambda."""
+    """Like AWS Lambda."""
     bare = [
         "unshare",
         "--mount",

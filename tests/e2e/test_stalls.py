@@ -1,4 +1,4 @@
-"""Workers that do not go on: the error names them, and says where everybody is."""
+"""Workers without progress: the error names them, and says where everybody is."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_data_that_take_longer_are_waited_for(kind: str) -> None:
 def test_workers_that_hang_by_themselves_are_reported(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody waits for them in a collective, and nobody knows whether they will go on.
+    """Nobody waits for them in a collective, and nobody knows whether they will end.
 
     They do when the report is there, and so do the data, which this process reads meanwhile.
     """

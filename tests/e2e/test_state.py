@@ -246,7 +246,7 @@ def test_learning_rate_and_weights_changed_between_fits(float64: None) -> None:
 
 @pytest.mark.both_generations
 def test_single_batches_between_fits(float64: None) -> None:
-    """What `train_on_batch` and `test_on_batch` do to weights, slots and metrics counts on."""
+    """The effects of `train_on_batch` and `test_on_batch` on weights, slots and metrics count."""
     results = []
     for processes in (2, None):
         model = dense(O.Adam(0.01))
@@ -375,7 +375,7 @@ def test_models_that_are_gone_leave_workers_and_this_process() -> None:
 
 
 def test_an_optimizer_of_other_variables_is_refused() -> None:
-    """In Keras's words where it raises; where it goes on with what it has traced, in ours."""
+    """In Keras's words where it raises; where it continues with what it has traced, in ours."""
     optimizer = O.Adam(0.01)
     first, second = dense(optimizer), dense("sgd")
     in_a_row(first, (2,))

@@ -90,7 +90,7 @@ class Graph(_Trains):
 
 
 class Words(Model):
-    """As a language model has it: a dict of integers, and an embedding inside the model."""
+    """Inputs of a language model: a dict of integers, and an embedding inside the model."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What users do in scripts and notebooks: data as they have them, models as they make them."""
+"""Uses in scripts and notebooks: data as they have them, models as they make them."""
 
 from __future__ import annotations
 

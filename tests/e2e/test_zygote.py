@@ -40,7 +40,7 @@ def test_later_workers_need_no_import() -> None:
 
 
 def test_what_libraries_read_when_they_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who sets TF_ENABLE_ONEDNN_OPTS wants workers that see it."""
+    """Workers see TF_ENABLE_ONEDNN_OPTS as it is now."""
     _fit()
     origin = zygote.pid()
     warm.end_pool()

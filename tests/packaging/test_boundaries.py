@@ -138,7 +138,7 @@ def _imports(path: pathlib.Path) -> set[str]:
 
 
 def _shares_memory(node: Any) -> bool:
-    """Whether code makes or maps shared memory; a file mapped for reading alone does not."""
+    """Returns True if code makes or maps shared memory; mapping a file for reading is none."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "mmap.mmap":
         return "mmap.ACCESS_READ" not in [ast.unparse(k.value) for k in node.keywords]
     return isinstance(node, ast.Attribute) and node.attr in SHARED_MEMORY
@@ -176,7 +176,7 @@ def test_shared_memory_stands_in_three_packages_alone() -> None:
 
 
 def test_lists_of_promises_name_tests_that_exist() -> None:
-    """As `file.py::test`, with or without its folder; as `file.py`; or as `test` alone."""
+    """Forms `file.py::test`, with or without its folder; `file.py`; or `test` alone."""
     tests = {f"/{path}": path.read_text() for path in (ROOT / "tests").rglob("*.py")}
     missing = []
     for document in (ROOT / "tests/README.md", ROOT / "docs/reliability.md"):

@@ -352,7 +352,7 @@ def byol(nano: Any, step: Any) -> Any:
 
 @program
 def nnclr(nano: Any, step: Any) -> Any:
-    """Nearest neighbours from a queue variable stand in for the view (keras.io, nnclr)."""
+    """Nearest neighbours from a queue variable replace the view (keras.io, nnclr)."""
     encoder, head = mlp(5, 8, 6), mlp(6, 4)
     queue = tf.Variable(
         tf.math.l2_normalize(tf.random.normal((20, 4), dtype=tf.float64), axis=1), trainable=False

@@ -69,7 +69,7 @@ def writing_a_training_loop(nano: Any, step: Any) -> Any:
 
 @program
 def plain_loop_without_steps(nano: Any, step: Any) -> Any:
-    """No step function and no tf.function: tape and update stand in the loop itself."""
+    """No step function and no tf.function: tape and update are in the loop itself."""
 
     @nano
     def train(x, y, epochs):

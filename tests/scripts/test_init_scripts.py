@@ -33,7 +33,7 @@ Variables = dict[str, str]
 
 @dataclass
 class Result:
-    """What a shell did: its exit code and output, and the environments that it wrote."""
+    """Result of a shell: its exit code and output, and the environments that it wrote."""
 
     code: int
     out: str
@@ -292,9 +292,9 @@ def test_an_executed_script_refuses(shell: Shell, script: str) -> None:
 def test_another_shell_is_refused(tmp_path: pathlib.Path) -> None:
     if shutil.which("dash") is None:
         pytest.skip("dash is not installed")
-    code = f'. "{ROOT}/scripts/nanotf-init"; echo goes on'
+    code = f'. "{ROOT}/scripts/nanotf-init"; echo continues'
     done = subprocess.run(["dash", "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "goes on\n"
+    assert done.stdout == "continues\n"
     assert done.stderr == "nanotf: nanotf-init needs bash or zsh\n"
 
 
@@ -322,9 +322,9 @@ def test_strict_shells_go_on(shell: Shell) -> None:
     options = {"bash": "set -Eeuo pipefail; trap 'echo trapped' ERR", "zsh": "set -eu"}
     done = shell.run(
         f"{options[shell.name]}; source nanotf-init -q; source nanotf-unset -q; "
-        "source nanotf-init --bogus || echo refused; echo goes on"
+        "source nanotf-init --bogus || echo refused; echo continues"
     )
-    assert (done.code, done.out) == (0, "refused\ngoes on\n")
+    assert (done.code, done.out) == (0, "refused\ncontinues\n")
 
 
 def test_a_function_can_source_them(shell: Shell) -> None:

@@ -53,7 +53,7 @@ PHASES = (
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How one run ended.
+    """The end of one run.
 
     Args:
         phase: str, one of `PHASES`.
@@ -69,7 +69,7 @@ class Outcome:
     left: tuple[str, ...]
 
     def is_as_promised(self, seconds: float | None = None) -> bool:
-        """Whether this may happen, and happened within so many seconds, where that counts."""
+        """Returns True if this may happen, and happened in time, where that counts."""
         in_time = seconds is None or self.seconds is None or self.seconds <= seconds
         right = self.result in ("raised", "restarted", "ended", "too late")
         return right and in_time and not self.left
@@ -148,7 +148,7 @@ class _Killer:
         if self.process is None:
             return False
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            # Before, since the parent may notice before this thread goes on.
+            # Before, since the parent may notice before this thread proceeds.
             self.sent_at = time.monotonic()
             self.process.send_signal(self._number)
         return True
@@ -341,7 +341,7 @@ def _call_of(phase: str) -> type[_Call]:
 # ------------------------------------------------------------------------------------- runs
 @dataclasses.dataclass(frozen=True)
 class _Undisturbed:
-    """What is right, and how long the phase is in seconds."""
+    """The right result, and the length of the phase in seconds."""
 
     result: list[Any]
     states: list[Any]

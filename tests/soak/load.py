@@ -16,7 +16,7 @@ from nanotf.keras import nano, nano_multiprocessing
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
-    """What the processes of a pool hold: memory in bytes and file descriptors, by process."""
+    """Resources of a pool's processes: memory in bytes and file descriptors, by process."""
 
     memory: tuple[int, ...]
     descriptors: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What child interpreters import: what this process would, and nothing from where they start."""
+"""Child interpreters import what this process would, and nothing from where they start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cores other pools have, and what is left beside them."""
+"""Cores of other pools, and the cores left beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of measurements, and how they are remembered. No TensorFlow."""
+"""Decisions from measurements, and the file that remembers these. No TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a cluster's CPUs, and of the parent's variables, each worker gets; no Ray is needed."""
+"""Each worker's share of a cluster's CPUs and of the parent's variables. No Ray is needed."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_who_ignores_sigchld_learns_how_a_worker_has_ended(start: Started) -> No
 
 
 def test_worker_ends_with_its_parent_though_a_fork_holds_the_channels(start: Started) -> None:
-    """As a data loader's processes do, which are forked in between."""
+    """A data loader's processes are forked in between."""
     reader, writer = os.pipe()
     parent = os.fork()
     if parent == 0:

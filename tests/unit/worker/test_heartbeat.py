@@ -1,4 +1,4 @@
-"""Who says that workers do not go on, and when."""
+"""Reports of workers without progress: who makes them, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rank 0 prints, on its way to the user."""
+"""Rank 0's output on its way to the user."""
 
 from __future__ import annotations
 

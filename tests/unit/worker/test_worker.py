@@ -1,4 +1,4 @@
-"""What a worker does before TensorFlow is there."""
+"""A worker's process before TensorFlow is there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_cores_that_cannot_be_pinned_are_a_warning(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_worker_whose_parent_has_gone_already() -> None:
     """It would wait for a signal that has been sent."""
-    code = "from nanotf.worker import process; process.end_with_parent(1); print('goes on')"
+    code = "from nanotf.worker import process; process.end_with_parent(1); print('continues')"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
