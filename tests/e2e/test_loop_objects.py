@@ -274,10 +274,10 @@ def test_files_are_written_once(tmp_path: pathlib.Path) -> None:
 
 
 # --------------------------------------------------------------------------------- tf.function
-def test_options_of_functions() -> None:
+def test_options_of_functions(float64: None) -> None:
     traced: list[int] = []
     model = dense()
-    x = tf.TensorSpec([None, loops.FEATURES], tf.float32)
+    x = tf.TensorSpec([None, loops.FEATURES], tf.float64)
 
     @nano_multiprocessing
     @tf.function(input_signature=[x], autograph=False)
@@ -291,13 +291,13 @@ def test_options_of_functions() -> None:
 
     @two
     def run() -> list[float]:
-        rows = [loops.rows(n)[0].astype("float32") for n in (3, 4, 5, 1)]
+        rows = [loops.rows(n)[0].astype("float64") for n in (3, 4, 5, 1)]
         return [float(f(x)) for x in rows for f in (step, compiled)]
 
     found = run()
     assert traced == [1]
     assert len(found) == 8
-    np.testing.assert_allclose(found[::2], found[1::2], rtol=1e-6)
+    np.testing.assert_allclose(found[::2], found[1::2], rtol=1e-10)
 
 
 # ------------------------------------------------------------------------------------ likeness

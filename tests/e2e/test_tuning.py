@@ -136,7 +136,7 @@ def test_one_process_is_as_without(
     said = capsys.readouterr().out
     assert "1, measured in" in said
     assert "ms per step" in said
-    assert "1, by what was measured on" in said
+    assert "1, as measured on" in said
     assert nanotf.last_report() is last  # not that of a trial
 
 
