@@ -196,7 +196,22 @@ def test_loads_without_nanotf(
         np.testing.assert_allclose(found["losses"], more, rtol=1e-4)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS if form != "export"])
+_NOT_YET = pytest.mark.xfail(
+    not KERAS_3,
+    raises=nanotf.errors.ShippingError,
+    strict=True,
+    reason="a bug: the model holds the functions of its SavedModel, which cannot be pickled",
+)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, marks=_NOT_YET) if form == "tf" else form
+        for form in FORMATS
+        if form != "export"
+    ],
+)
 @pytest.mark.both_generations
 def test_a_loaded_model_trains_with_two_processes(
     float64: None, tmp_path: pathlib.Path, form: str
