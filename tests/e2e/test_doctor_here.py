@@ -1,4 +1,4 @@
-"""`nanotf doctor` on this machine, with TensorFlow and workers that are really started."""
+"""`nanotf doctor` on this machine, with TensorFlow and real workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KERAS = keras_module_name()
 
 
 def _doctor(*arguments: str, cores: int | None = None) -> tuple[int, Any]:
-    """Starts `nanotf doctor --json`, on some of the cores alone; its exit code and report."""
+    """Runs `nanotf doctor --json` on some of the cores; returns its exit code and report."""
     allowed = sorted(os.sched_getaffinity(0))[:cores]
     code = f"import os, runpy; os.sched_setaffinity(0, {allowed}); "
     code += "runpy.run_module('nanotf', run_name='__main__')"

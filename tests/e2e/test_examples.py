@@ -1,4 +1,4 @@
-"""The examples run as they are, on data that need no network."""
+"""The examples run unchanged, on data that need no network."""
 
 from __future__ import annotations
 

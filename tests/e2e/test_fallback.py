@@ -1,4 +1,4 @@
-"""Where TensorFlow cannot load the native ops, workers exchange gradients in pure Python."""
+"""Workers exchange gradients in pure Python if TensorFlow cannot load the native ops."""
 
 from __future__ import annotations
 

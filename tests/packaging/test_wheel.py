@@ -31,7 +31,7 @@ def _run(*command: object, **more: object) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A wheel, built from a copy of the tracked and new files, as a release would be."""
+    """A wheel, built from a copy of the tracked and new files, like a release."""
     source = tmp_path_factory.mktemp("source")
     listed = _run("git", "-C", ROOT, "ls-files", "-co", "--exclude-standard", "-z")
     for name in filter(None, listed.split("\0")):

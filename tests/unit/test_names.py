@@ -1,4 +1,4 @@
-"""The exceptions: their bases, what survives a pickle, how the end of a process is named."""
+"""Exceptions: their bases, their attributes after a pickle, the description of an exit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_worker_error_survives_a_pickle() -> None:
         assert part in str(copy)
 
 
-def test_what_happened_without_what_comes_of_it() -> None:
+def test_errors_tell_the_cause_apart_from_its_consequences() -> None:
     assert errors.WorkerDied("It ended.").what == "It ended."
     error = errors.WorkerStuck("It hangs. The others were stopped.", rank=1, what="It hangs.")
     for copy in (error, pickle.loads(pickle.dumps(error))):

@@ -1,4 +1,4 @@
-"""`nanotf doctor` on described machines: the picture, the findings, what is printed."""
+"""`nanotf doctor` on described machines: the picture, the findings, the output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GOOD = Facts(
 
 
 def _facts(**changes: Any) -> Facts:
-    """A machine on which all is well, with changes; `nanotf-init` was sourced."""
+    """Describes a healthy machine, with changes; `nanotf-init` was sourced."""
     facts = dataclasses.replace(GOOD, **changes)
     wanted = shell_environment(facts.machine, facts.environ, Options(), facts.installed)
     return dataclasses.replace(facts, environ=initialised(facts.environ, Options(), wanted))
@@ -50,7 +50,7 @@ def _findings(num_processes: int | None = None, **changes: Any) -> list[Finding]
 
 
 def _one(found: list[Finding], word: str) -> Finding:
-    """The only finding that has a word in it."""
+    """Returns the only finding that contains a word."""
     (only,) = [finding for finding in found if word in finding.text]
     return only
 
@@ -70,7 +70,7 @@ def test_two_sockets_with_two_workers() -> None:
     ]
 
 
-def test_a_container_shows_what_is_not_its_own() -> None:
+def test_a_container_shows_which_cores_are_not_its_own() -> None:
     lines = draw(container(), plan(3, machine=container())).splitlines()
     assert lines[2] == "  | ----012.        | cores 0-7"
     assert lines[6] == "  | ....----        | cores 8-15"
@@ -111,7 +111,7 @@ def test_ranges() -> None:
 
 
 # ------------------------------------------------------------------------------- findings
-def test_nothing_to_mend() -> None:
+def test_nothing_to_fix() -> None:
     report = doctor.examine(facts=_facts())
     assert report.findings == ()
     assert not report.has_errors()
@@ -127,7 +127,7 @@ BUILDS = [
 
 
 @pytest.mark.parametrize(("build", "text"), BUILDS)
-def test_what_does_not_work_is_an_error_and_comes_first(build: TensorFlowBuild, text: str) -> None:
+def test_a_failure_is_an_error_and_comes_first(build: TensorFlowBuild, text: str) -> None:
     report = doctor.examine(facts=_facts(build=build, installed=Installed()))
     assert report.has_errors()
     first, *others = report.findings
@@ -156,14 +156,14 @@ def test_too_few_cores() -> None:
     assert "1 core" in _one(list(report.findings), "Two workers need two cores").text
 
 
-def test_a_worker_astride_two_nodes_and_the_number_that_avoids_it() -> None:
+def test_a_worker_across_two_nodes_and_the_number_that_avoids_it() -> None:
     found = _one(_findings(3), "cores of several NUMA nodes")
     assert "worker 2 has" in found.text
     assert found.fix == "Use another number of workers, such as 2, 4."
     assert _findings(4) == []
 
 
-def test_efficiency_cores_slow_everybody_down() -> None:
+def test_efficiency_cores_slow_all_workers() -> None:
     assert _findings(6, machine=laptop()) == []
     found = _one(_findings(8, machine=laptop()), "efficiency cores")
     assert "12-13" in found.text
@@ -189,7 +189,7 @@ def test_limits_of_the_system(system: System, text: str, fix: str) -> None:
     assert found.fix.startswith(fix)
 
 
-def test_what_makes_it_slower() -> None:
+def test_causes_of_slowness() -> None:
     found = _findings(
         native=(False, "_shm.so was not built"),
         build=dataclasses.replace(GOOD.build, onednn=False),
@@ -302,7 +302,7 @@ def test_json_is_plain_and_has_the_same() -> None:
 @pytest.mark.parametrize(
     ("number", "error"), [(0, InvalidArgumentError), (57, PlacementError), (10**6, PlacementError)]
 )
-def test_workers_that_there_cannot_be(number: int, error: type[Exception]) -> None:
+def test_impossible_numbers_of_workers(number: int, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"Received: num_processes={number}"):
         doctor.examine(number, facts=GOOD)
 
