@@ -23,6 +23,7 @@ Versions seen: 2.15, tf_keras 2.15-2.21.
 | `engine.data_adapter.select_data_adapter` and the adapters' `_handle_multiprocessing`, `_standardize_batch`, `_enqueuer` | the kind of input; its batches before they reach TensorFlow |
 | `engine.data_adapter.train_validation_split`, `_check_data_cardinality`, `_make_class_weight_map_fn`, `pack_x_y_sample_weight`, `_is_pandas_series` | arrays |
 | `engine.training_utils.handle_partial_sample_weights` | arrays |
+| `Layer._called` | differs after the first call |
 | `Model._assert_compile_was_called` | raises if `compile` was not called |
 | `Model._should_eval` | checks `validation_freq` |
 """
@@ -41,8 +42,8 @@ import numpy as np
 from nanotf.compat.keras_common import (
     flat_layers,
     has_own_step,
+    leaving_behind,
     source_module,
-    without_dependencies,
 )
 from nanotf.compat.keras_epochs import (
     UNKNOWN_CARDINALITY,
@@ -119,8 +120,7 @@ _LEFT_BEHIND = (*_FUNCTIONS, "history", "_cluster_coordinator")
 
 
 def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-    found = attributes | {name: None for name in _LEFT_BEHIND if name in attributes}
-    found = without_dependencies(found, _LEFT_BEHIND)
+    found = leaving_behind(attributes, _LEFT_BEHIND)
     if "_called" in found:  # `register_call_context_args` alone asks for it
         found["_called"] = False
     # Reference counts by identity, and a metric's last result.

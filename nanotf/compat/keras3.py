@@ -23,6 +23,7 @@ Versions seen: 3.10-3.15.
 | `trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter` | datasets, iterated as they are |
 | `trainers.data_adapters.data_adapter.DataAdapter.get_numpy_iterator`, `get_tf_dataset`, `num_batches`; `PyDatasetAdapter.enqueuer` | everything else |
 | `trainers.data_adapters.array_slicing.convert_to_sliceable`, `train_validation_split` | arrays as NumPy arrays; `validation_split` |
+| `Model._eval_epoch_iterator` | stays in a model after `fit` |
 | `Model._assert_compile_called` | raises if `compile` was not called |
 | `Model._should_eval` | checks `validation_freq` |
 """
@@ -35,10 +36,11 @@ from typing import Any
 import numpy as np
 
 from nanotf.compat.keras_common import (
+    OF_LOOPS,
     holds_numbers,
+    leaving_behind,
     source_module,
     tf_variable,
-    without_dependencies,
 )
 from nanotf.compat.keras_epochs import (
     UNKNOWN_CARDINALITY,
@@ -113,14 +115,13 @@ def variables_of_metric(metric: Any) -> list[Any]:
 
 # ----------------------------------------------------------------------------------- models
 _LEFT_BEHIND = ("train_function", "test_function", "predict_function")
-# A model has them after the first call of a loop, and must be the same in another process before.
-_OF_LOOPS = ("history", "stop_evaluating", "stop_predicting", "_eval_epoch_iterator")
+# A model must be the same in another process before and after the first call of a loop.
+_NOT_SENT = (*OF_LOOPS, "_eval_epoch_iterator")
 
 
 def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-    found = attributes | {name: None for name in _LEFT_BEHIND if name in attributes}
-    found = {name: value for name, value in found.items() if name not in _OF_LOOPS}
-    found = without_dependencies(found, _LEFT_BEHIND)
+    found = leaving_behind(attributes, _LEFT_BEHIND)
+    found = {name: value for name, value in found.items() if name not in _NOT_SENT}
     if isinstance(obj, _tracker_class()):
         del found["stored_ids"]  # see `restore_identities`
     elif hasattr(obj, "add_loss"):

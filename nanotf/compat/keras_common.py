@@ -14,7 +14,10 @@ from typing import Any
 
 from nanotf.compat.versions import keras_module_name, require_tensorflow
 
-_DEPENDENCIES = ("checkpoint_dependencies", "dependency_names")
+_REFERENCES = "_self_unconditional_checkpoint_dependencies"
+_REFERENCES_BY_NAME = "_self_unconditional_dependency_names"
+# A model has these after the first call of a loop of Keras's.
+OF_LOOPS = ("history", "stop_evaluating", "stop_predicting")
 
 
 def source_module(path: str) -> Any:
@@ -33,14 +36,14 @@ def flat_layers(obj: Any) -> list[Any]:
     return list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else [obj]
 
 
-def without_dependencies(attributes: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Returns the attributes of a trackable object, without its dependencies of these names."""
-    found = dict(attributes)
-    references, by_name = (f"_self_unconditional_{kind}" for kind in _DEPENDENCIES)
-    if references in found:
-        found[references] = [r for r in found[references] if r.name not in names]
-    if by_name in found:
-        found[by_name] = {n: v for n, v in found[by_name].items() if n not in names}
+def leaving_behind(attributes: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Returns an object's attributes with None for these names, and no dependency on them."""
+    found = attributes | {name: None for name in names if name in attributes}
+    if _REFERENCES in found:
+        found[_REFERENCES] = [r for r in found[_REFERENCES] if r.name not in names]
+    if _REFERENCES_BY_NAME in found:
+        by_name = found[_REFERENCES_BY_NAME]
+        found[_REFERENCES_BY_NAME] = {n: v for n, v in by_name.items() if n not in names}
     return found
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
+from nanotf.compat.keras_common import OF_LOOPS
 from nanotf.compat.keras_common import (
     flat_layers as flat_layers,
 )
@@ -170,8 +171,7 @@ def own_attributes() -> frozenset[str]:
     start = tf.keras.layers.InputLayer((1,), name="nanotf")
     sequential = sequential_class()([start], name="nanotf")
     bare = (tf.keras.layers.Layer(name="nanotf"), model, functional, sequential)
-    of_loops = {"history", "stop_evaluating", "stop_predicting"}
-    return frozenset(of_loops).union(*map(vars, bare))
+    return frozenset(OF_LOOPS).union(*map(vars, bare))
 
 
 def users_attributes(layer: Any) -> dict[str, Any]:

@@ -691,6 +691,22 @@ def test_what_an_optimizer_was_built_with() -> None:
         assert [id(v) for v in found] == [id(v) for v in reversed(ours)]
 
 
+def test_what_loops_leave_in_a_model() -> None:
+    model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
+    model.compile("sgd", "mse")
+    x, y = np.ones((2, 2)), np.ones((2, 1))
+    model.fit(x, y, verbose=0)
+    model.predict(x, verbose=0)
+    names = {"history", "_self_unconditional_checkpoint_dependencies"}
+    names |= {"_eval_epoch_iterator"} if IS_KERAS_3 else {"_called"}
+    assert names <= set(vars(model))
+    assert "predict_function" in model._self_unconditional_dependency_names
+    left = {"predict_function", "history"}
+    sent = generation().for_another_process(model, vars(model))
+    assert not left & {name for name, value in sent.items() if value is not None}
+    assert "predict_function" not in sent["_self_unconditional_dependency_names"]
+
+
 def test_attributes_of_wrapped_dicts() -> None:
     module = tf.Module()
     module.held = {"a": 1}

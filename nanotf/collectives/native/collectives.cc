@@ -177,46 +177,66 @@ void ReduceTwoStep(Group& group, Call& call, const Stream& stream, NanotfType ty
   copy_results(rounds - 1);
 }
 
+// Where the ranks of several nodes meet: rank `peer(k)` does on node k what this rank does here.
+class Nodes {
+ public:
+  explicit Nodes(const Group& group)
+      : ranks(group.ranks_of_node()),
+        count(group.nodes()),
+        index(group.rank() % ranks),
+        own(group.rank() / ranks),
+        first(group.rank() - index) {}
+  int peer(int node) const { return node * ranks + index; }
+
+  const int ranks;  // of a node
+  const int count;
+  const int index;  // of this rank among those of its node
+  const int own;    // this rank's node
+  const int first;  // rank of this node
+};
+
 // Each rank reduces a part of what its node's ranks give, then the results for that part of all
 // nodes, and all copy from the ranks of their node: steps 5a to 5c of several nodes.
 void ReduceByNodes(Group& group, Call& call, const Stream& stream, NanotfType type,
                    NanotfReduction reduction) {
   const uint64_t size_of_chunk = group.config().chunk_bytes;
   const uint64_t rounds = Rounds(stream.bytes(), size_of_chunk);
-  const int here = group.ranks_of_node();
-  const int own_part = group.rank() % here;
-  const int first = group.rank() - own_part;  // of this node's ranks
-  std::vector<const void*> inputs(std::max(here, group.nodes()));
+  const Nodes nodes(group);
+  std::vector<const void*> inputs(std::max(nodes.ranks, nodes.count));
   const ReduceFunction reduce = BestReduce().function;
   auto chunk_of = [&](uint64_t round) { return ChunkOf(round, size_of_chunk, stream.bytes()); };
   auto part_of = [&](int part, const Chunk& chunk) {
-    return ChunkOf(part, RoundUp((chunk.bytes() + here - 1) / here, kLine), chunk.bytes());
+    return ChunkOf(part, RoundUp((chunk.bytes() + nodes.ranks - 1) / nodes.ranks, kLine),
+                   chunk.bytes());
   };
   auto reduce_of_node = [&](uint64_t round) {
-    const Chunk part = part_of(own_part, chunk_of(round));
-    for (int i = 0; i < here; ++i) inputs[i] = call.input(first + i, round) + part.begin;
-    reduce(type, reduction, inputs.data(), here, call.result(group.rank(), round), part.bytes());
+    const Chunk part = part_of(nodes.index, chunk_of(round));
+    for (int i = 0; i < nodes.ranks; ++i) {
+      inputs[i] = call.input(nodes.first + i, round) + part.begin;
+    }
+    reduce(type, reduction, inputs.data(), nodes.ranks, call.result(group.rank(), round),
+           part.bytes());
     call.PostReduced(round + 1);
   };
   auto combine = [&](uint64_t round) {
-    const Chunk part = part_of(own_part, chunk_of(round));
-    for (int node = 0; node < group.nodes(); ++node) {
-      const int peer = node * here + own_part;
+    const Chunk part = part_of(nodes.index, chunk_of(round));
+    for (int node = 0; node < nodes.count; ++node) {
+      const int peer = nodes.peer(node);
       call.AwaitReducedBy(peer, round + 1);
       inputs[node] = call.result(peer, round);
     }
-    reduce(type, reduction, inputs.data(), group.nodes(), call.total(group.rank(), round),
+    reduce(type, reduction, inputs.data(), nodes.count, call.total(group.rank(), round),
            part.bytes());
     call.PostCombined(round + 1);
   };
   auto copy_totals = [&](uint64_t round) {
     const Chunk chunk = chunk_of(round);
     // Beginning with the own part, so that the ranks do not all read from the same one.
-    for (int i = 0; i < here; ++i) {
-      const int index = (own_part + i) % here;
+    for (int i = 0; i < nodes.ranks; ++i) {
+      const int index = (nodes.index + i) % nodes.ranks;
       const Chunk part = part_of(index, chunk);
-      call.AwaitCombinedBy(first + index, round + 1);
-      const char* total = call.total(first + index, round);
+      call.AwaitCombinedBy(nodes.first + index, round + 1);
+      const char* total = call.total(nodes.first + index, round);
       stream.ForEach(chunk.begin + part.begin, chunk.begin + part.end,
                      [&](const NanotfFragment& f, uint64_t inside, uint64_t at, uint64_t n) {
                        memcpy(static_cast<char*>(f.out) + inside, total + at, n);
@@ -250,6 +270,11 @@ uint64_t ElementBytes(NanotfType type) {
   }
 }
 
+// Several nodes reduce theirs first, but 16-bit floats, which are rounded once.
+bool GoesByNodes(const Group& group, NanotfType type) {
+  return group.nodes() > 1 && ElementBytes(type) > 2;
+}
+
 // The bytes of a rank's part, of `total` bytes in elements of `element` bytes.
 Chunk PartOf(int rank, int size, uint64_t total, uint64_t element) {
   const uint64_t elements = total / element;
@@ -262,24 +287,6 @@ void CheckPart(const Chunk& part, uint64_t given) {
                     "a rank's part must be of its size. Received: " + std::to_string(given) +
                         " bytes instead of " + std::to_string(part.bytes()));
 }
-
-// Where the ranks of several nodes meet: rank `peer(k)` does on node k what this rank does here.
-class Nodes {
- public:
-  explicit Nodes(const Group& group)
-      : ranks(group.ranks_of_node()),
-        count(group.nodes()),
-        index(group.rank() % ranks),
-        own(group.rank() / ranks),
-        first(group.rank() - index) {}
-  int peer(int node) const { return node * ranks + index; }
-
-  const int ranks;  // of a node
-  const int count;
-  const int index;  // of this rank among those of its node
-  const int own;    // this rank's node
-  const int first;  // rank of this node
-};
 
 // The parts of a vector that ranks get, and the piece of each that moves in a round.
 struct Parts {
@@ -394,7 +401,7 @@ void AllReduce(Group& group, const NanotfCall& what, NanotfType type, NanotfRedu
   // With two ranks both ways read as much from the peer, and one waits half as often.
   if (stream.bytes() <= group.config().symmetric_bytes) {
     ReduceSymmetric(group, call, stream, type, reduction);
-  } else if (group.nodes() > 1 && ElementBytes(type) > 2) {  // 16-bit floats are rounded once
+  } else if (GoesByNodes(group, type)) {
     ReduceByNodes(group, call, stream, type, reduction);
   } else {
     ReduceTwoStep(group, call, stream, type, reduction);
@@ -408,7 +415,7 @@ void ReduceScatter(Group& group, const NanotfCall& what, NanotfType type,
   const Parts parts{group.size(), stream.bytes(), ElementBytes(type), PieceForEach(group)};
   CheckPart(parts.part(group.rank()), out_bytes);
   Call call(group, what);
-  const bool by_nodes = group.nodes() > 1 && ElementBytes(type) > 2;  // as in AllReduce
+  const bool by_nodes = GoesByNodes(group, type);
   (by_nodes ? ReduceScatterByNodes : ReduceScatterFlat)(group, call, stream, parts, type,
                                                         static_cast<char*>(out));
 }

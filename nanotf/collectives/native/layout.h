@@ -58,9 +58,8 @@
 //
 //   5a. Reduce the own part, of as many as the node has ranks, of what the ranks of this node gave
 //       for chunk k, to result buffer k mod 4; post `reduced`.
-//   5b. Wait until the ranks of that part on the other nodes have posted `reduced` for k - 1;
-//   reduce
-//       their results in the order of nodes, to total buffer (k - 1) mod 4; post `combined`.
+//   5b. Wait until the ranks of that part on the other nodes have posted `reduced` for k - 1, and
+//       reduce their results in the order of nodes, to total buffer (k - 1) mod 4; post `combined`.
 //   5c. Wait until this node's ranks have posted `combined` for k - 2; copy their totals.
 //
 // The same four buffers do, once more. Results: reducing k comes after every peer has posted k, so
@@ -68,6 +67,18 @@
 // are what is overwritten. Totals: combining k - 1 comes in iteration k, when every peer has
 // finished its iteration k - 2, which copied the totals of round k - 4; those of k - 5 are what is
 // overwritten.
+//
+// A reduce-scatter of several nodes has 5a and 5b alone, a gather of parts the same two waits. A
+// rank's peers have its place on the other nodes; a round moves a piece of every rank's part, so
+// that a result buffer holds the pieces of a rank and its peers.
+//
+//   5a. Reduce-scatter: reduce what this node's ranks gave for those pieces to result buffer k mod
+//       4. Gather: copy the pieces of this node's ranks to the output, those of the peers to result
+//       buffer k mod 4. Post `reduced`.
+//   5b. Wait until the peers (gather: this node's ranks) have posted `reduced` for k - 1. Reduce
+//       the peers' results for the own piece (gather: copy the results) to the output.
+//
+// Inputs are read in 5a alone, as in steps 4 and 5; results are overwritten as those above are.
 //
 // The wait: a rank bumps its own `event` after everything that it posts; a peer that has spun in
 // vain adds itself to `sleepers` and sleeps in a futex on `event`. Both are sequentially
