@@ -4,14 +4,17 @@
 #   make test                lint, then a test of every promise, with the newest supported TensorFlow
 #                            (20 minutes on 2 cores)
 #   make test-all            every test, with all cases, with both Keras generations (2 hours)
-#   make test TF=2.15.1      same, with another TensorFlow, in a virtual environment of its own
-#   make lint                ruff, mypy, import-linter, check_prose, shellcheck, clang-format
+#   make test TF=2.15.1      the same with another TensorFlow, in its own virtual environment
+#   make lint                ruff, mypy, import-linter, check_prose, shellcheck, clang-format,
+#                            hadolint, docs
+#   make docs                build the documentation, strictly, into build/site
 #   make format              let ruff and clang-format rewrite the files
 #   make test-fast           unit tests alone
 #   make soak                load and faults many times over: 200 warm jobs, 100 random kills
 #   make bench               compare with plain Keras and others; results in benchmarks/results
 #   make scaling             compare with plain Keras for 2, 4, 8, ... workers
-#   make clean               remove what these commands made
+#   make dist                build what a release uploads into dist: a manylinux wheel, the sources
+#   make clean               remove the files that these commands made
 #
 # PYTHON=python3.11 chooses the interpreter, ARGS="-k parity -x" goes to pytest.
 
@@ -29,16 +32,18 @@ STAMP := $(VENV)/.installed
 
 SHELL_SCRIPTS = $(shell git ls-files -co --exclude-standard -- .ci/run 'tools/*' ':!tools/*.py' 'scripts/*' '*.sh')
 CPP_SOURCES = $(shell git ls-files -co --exclude-standard -- '*.cc' '*.cpp' '*.h' '*.hpp' '*.c')
+DOCKERFILES = $(shell git ls-files -co --exclude-standard -- '*Dockerfile')
 
-.PHONY: demo test test-all test-fast lint format clean venv
+.PHONY: demo test test-all test-fast lint docs format dist clean venv
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
 # TensorFlow 2.15 has one Keras generation; later versions have Keras 3 and, as tf_keras, Keras 2.
-# The generation is fixed when TensorFlow is imported, hence runs for each. No run keeps two cores
-# busy, so three go side by side; each prints when it is done. Exit code 5: ARGS has left no test.
+# Importing TensorFlow fixes the generation, hence a run for each. No run keeps two cores busy, so
+# three run in parallel; each prints at its end. Exit code 5: ARGS selects no test. `loadgroup`: one
+# process runs all tests of a group, which share a fixture that is slow to make.
 test test-all: lint
 	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target newest-1 newest-2 \
 		$(if $(filter 2.15%,$(TF)),,legacy) units SAMPLE="$(SAMPLE)" LEGACY="$(LEGACY)"
@@ -47,11 +52,11 @@ test test-all: lint
 newest-1 newest-2: newest-%:
 	$(PYTEST) tests/e2e tests/programs --part $*/2 $(SAMPLE) $(ARGS) || test $$? = 5
 units:
-	$(PYTEST) -n auto --ignore tests/e2e --ignore tests/programs tests $(SAMPLE) $(ARGS) || test $$? = 5
+	$(PYTEST) -n auto --dist loadgroup --ignore tests/e2e --ignore tests/programs tests $(SAMPLE) $(ARGS) || test $$? = 5
 legacy:
 	TF_USE_LEGACY_KERAS=1 $(PYTEST) tests/e2e tests/programs $(SAMPLE) $(LEGACY) $(ARGS) || test $$? = 5
 
-# `make test` is a selection: a case of each test, and no variations of what another covers.
+# `make test` selects one case of each test, and no variation of a promise that another test covers.
 test: SAMPLE := --cases 1 -m 'not slow and not thorough'
 test: LEGACY := -m 'both_generations and not thorough'
 
@@ -66,11 +71,22 @@ lint: $(STAMP)
 	$(BIN)/python tools/check_prose.py
 	$(if $(SHELL_SCRIPTS),$(BIN)/shellcheck $(SHELL_SCRIPTS))
 	$(if $(CPP_SOURCES),$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES))
+	$(if $(DOCKERFILES),$(BIN)/hadolint $(DOCKERFILES))
+	@$(MAKE) --no-print-directory docs
+
+# Warnings are errors (`strict` in mkdocs.yml): dead links, pages that the navigation lacks, names
+# that do not exist. NO_MKDOCS_2_WARNING silences a note of mkdocs-material.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --quiet
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(if $(CPP_SOURCES),$(BIN)/clang-format -i $(CPP_SOURCES))
+
+# Installs its tools in .venv-dist. zig needs 2 minutes the first time, to compile its libraries.
+dist:
+	PYTHON='$(PYTHON)' tools/build-dist
 
 venv: $(STAMP)
 
@@ -83,8 +99,8 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Some 30 minutes; prints a table. NANOTF_SOAK_SEED=n repeats the moments of a run;
-# NANOTF_SOAK_KILLS=n and NANOTF_SOAK_ROUNDS=n make it shorter or longer. Faults have to be noticed in
-# the promised time; on a machine that others use, NANOTF_SOAK_SLACK=5 allows five times that.
+# NANOTF_SOAK_KILLS=n and NANOTF_SOAK_ROUNDS=n make it shorter or longer. nanotf must notice faults
+# in the promised time; on a busy machine, NANOTF_SOAK_SLACK=5 allows five times that.
 .PHONY: soak
 soak: $(STAMP)
 	$(BIN)/python -m pytest tests/soak -m 'slow or not slow' -s $(ARGS)

@@ -119,7 +119,7 @@ def catchable_as(error: WorkerError, original: BaseException | None, message: st
 
     Args:
         error: `WorkerError`.
-        original: the exception that a worker raised, or None if it could not travel.
+        original: the exception that a worker raised, or None if it could not be sent.
         message: str, the error's new message.
 
     Returns:

@@ -1,12 +1,12 @@
-"""Guarantees for every test of nanotf: nothing leaks from one to the next.
+"""Fixtures and options of all tests: nothing leaks from one test to the next.
 
-After each test the environment variables, the working directory and the threads are what they
-were. After each module so are the child processes, the temporary files, the segments in /dev/shm
-and, where the warm pool is the same one, the file descriptors; after the session all of them are.
+After each test the environment variables, the working directory and the threads are what they were.
+After each module so are the child processes, the temporary files, the segments in /dev/shm and,
+where the warm pool is the same one, the file descriptors; after the session all of them are.
 
-`--cases N` runs N cases of a parametrised end-to-end test instead of all, the same ones each time;
-those marked `every_case` are left whole. `--part 1/2` runs every second file of tests, `--part 2/2`
-the others.
+`--cases N` runs N cases of a parametrized end-to-end test instead of all, the same ones each time.
+Tests marked `every_case` run whole. `--part 1/2` runs every second file of tests, `--part 2/2` the
+others.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from waiting import wait_until
 
 # Folders of tests with real workers, and how many cases of a test count as one of `--cases`.
 _REAL = {"e2e": 1, "programs": 8}
-# The pool's own threads live from one test to the next, as it does. `Timer` is its idle timer.
+# The pool's own threads live from one test to the next, like the pool. `Timer` is its idle timer.
 _POOL_THREADS = ("nanotf-", "Thread-")
 
-# Whoever starts the tests may ignore them (nohup, a shell's `&`), and children inherit that.
+# The shell that starts the tests may ignore them (nohup, `&`), and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Set by libraries when they are imported, which may happen inside any test.
+# Set by libraries on import, which may happen inside any test.
 _LIBRARY_VARIABLES = ("KMP_", "TF2_BEHAVIOR", "TF_", "PYTEST_", "CUDA_MODULE_LOADING", "TPU_")
 
 
@@ -55,13 +55,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Gives the run temporary files of its own, among which none of another run's can be."""
+    """Gives the run its own directory for temporary files, apart from other runs."""
     directory = tempfile.TemporaryDirectory(prefix="run-", ignore_cleanup_errors=True)
     config.add_cleanup(directory.cleanup)
     os.environ["TMPDIR"] = tempfile.tempdir = directory.name
 
 
-@pytest.hookimpl(trylast=True)  # among what -m and -k have left
+@pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _take_part(config, items)
     _sample(config, items)
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _pool_wanted(item: pytest.Item) -> tuple[bool, ...]:
-    """Sorts by the pool: none, a warm one, one of another transport, one that the module breaks."""
+    """Sorts by pool: none, the warm one, one of another transport, one that the module breaks."""
     return (
         item.path.parent.name in _REAL,
         item.get_closest_marker("own_pool") is not None,
@@ -83,7 +83,7 @@ def _is_grpc(item: pytest.Item) -> bool:
 
 
 def _take_part(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the tests of the files that `--part` says: each N-th, in alphabetical order."""
+    """Keeps the tests of the files selected by `--part`: every N-th, in alphabetical order."""
     part, parts = map(int, config.getoption("--part").split("/"))
     files = sorted({item.path for item in items})[part - 1 :: parts]
     _deselect(config, items, {item for item in items if item.path not in files})
@@ -95,7 +95,7 @@ def _deselect(config: pytest.Config, items: list[pytest.Item], left_out: set[pyt
 
 
 def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves as many cases of each end-to-end test as `--cases` says."""
+    """Keeps `--cases` cases of each end-to-end test."""
     number = config.getoption("--cases")
     if number is None:
         return
@@ -108,7 +108,7 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
     for (path, name), each in cases.items():
         draw = random.Random(f"{path.name}::{name}")  # the same ones each time
         draw.shuffle(each)
-        each.sort(key=_is_grpc)  # which has a module of its own (test_transport_grpc)
+        each.sort(key=_is_grpc)  # last: gRPC has a module of its own (test_transport_grpc)
         left_out.update(each[number * _REAL[path.parent.name] :])
     _deselect(config, items, left_out)
 
@@ -139,7 +139,7 @@ def _descriptors() -> dict[int, str]:
     for entry in pathlib.Path("/proc/self/fd").iterdir():
         try:
             found[int(entry.name)] = str(entry.readlink())
-        except FileNotFoundError:  # the descriptor of this very listing
+        except FileNotFoundError:  # the descriptor of this listing itself
             continue
     return found
 
@@ -152,13 +152,13 @@ def _own_files(directory: str) -> set[str]:
 
 
 def _pool() -> tuple[int, ...]:
-    """The processes of the warm pool; empty where there is none."""
+    """Returns the processes of the warm pool; empty if there is none."""
     warm = sys.modules.get("nanotf.pool.warm")
     return () if warm is None else warm.worker_pids()
 
 
 def _zygote() -> int | None:
-    """The process that workers are forked from, if there is one."""
+    """Returns the process that workers are forked from, if there is one."""
     zygote = sys.modules.get("nanotf.pool.zygote")
     return None if zygote is None else zygote.pid()
 
@@ -170,7 +170,7 @@ def shut_down() -> None:
 
 
 def _strangers() -> set[psutil.Process]:
-    """Children that are not the warm pool's."""
+    """Returns children outside the warm pool."""
     return {child for child in _children() if child.pid not in (*_pool(), _zygote())}
 
 
@@ -182,7 +182,7 @@ def _kept_open() -> set[tuple[int, str]]:
 
 @pytest.fixture(scope="module")
 def pool_of_module() -> None:
-    """The pool that a module finds; the end-to-end tests' is warm (real_workers.py)."""
+    """The pool for a module; end-to-end tests override this with a warm one (real_workers.py)."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -190,14 +190,14 @@ def _nothing_leaks_from_a_module(pool_of_module: None) -> Iterator[None]:
     pool, zygote, strangers, open_before = _pool(), _zygote(), _strangers(), _kept_open()
     temporary, shared = _own_files(tempfile.gettempdir()), _own_files("/dev/shm")
     yield
-    # Their descriptors and files would be taken for leaks.
+    # Their descriptors and files would look like leaks.
     if _zygote() != zygote:
         shut_down()
     elif _pool() != pool:
         sys.modules["nanotf.pool.warm"].end_pool()
     wait_until(lambda: _strangers() <= strangers, "child processes end")
-    assert _own_files(tempfile.gettempdir()) <= temporary, "temporary files stayed behind"
-    assert _own_files("/dev/shm") <= shared, "shared-memory segments stayed behind"
+    assert _own_files(tempfile.gettempdir()) <= temporary, "temporary files leaked"
+    assert _own_files("/dev/shm") <= shared, "shared-memory segments leaked"
 
     def closed() -> bool:
         if not _kept_open() <= open_before:

@@ -1,4 +1,4 @@
-"""Guarantees for tests with real TensorFlow and real worker processes, `e2e` and `programs`.
+"""Fixtures of tests with real TensorFlow and real workers: `e2e` and `programs`.
 
 The Keras generation is fixed when TensorFlow is imported, so a run tests one of them:
 
@@ -22,7 +22,7 @@ import nanotf
 from nanotf.pool import backends, transports, warm
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# Less than the limit of a test (pyproject.toml), so that a job that hangs tells its stacks before.
+# Less than the limit of a test (pyproject.toml), so that a hanging job prints its stacks first.
 os.environ.setdefault("NANOTF_STALL_SECONDS", "200")
 
 
@@ -35,12 +35,12 @@ def pytest_report_header() -> str:
 
 
 def is_real(path: pathlib.Path) -> bool:
-    """Returns True if a file of tests is one of these."""
+    """Returns True if a test file uses real workers."""
     return path.parent.name in ("e2e", "programs")
 
 
 def _why_not() -> str | None:
-    """Why these tests cannot run here, if so."""
+    """Returns the reason why these tests cannot run here, if there is one."""
     if os.environ.get("TF_USE_LEGACY_KERAS") == "1" and not importlib.util.find_spec("tf_keras"):
         return "TF_USE_LEGACY_KERAS=1, and tf_keras is not installed"
     try:
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module")
 def pool_of_module(request: pytest.FixtureRequest) -> None:
-    """Two warm workers; none for a module that is marked `own_pool`."""
+    """Two warm workers; none for a module marked `own_pool`."""
     if request.node.get_closest_marker("own_pool"):
         warm.end_pool()
     elif _why_not() is None:
@@ -72,7 +72,7 @@ def pool_of_module(request: pytest.FixtureRequest) -> None:
 def _iterators_end_at_once() -> Iterator[None]:
     """Turns tf.data's autotuner off in this process, for the runs of plain Keras.
 
-    Dropping an iterator waits for the autotuner's sleep, which is as long as the iterator has
+    Dropping an iterator waits for the autotuner's sleep, which lasts as long as the iterator has
     lived: seconds at every epoch's end, and a minute in a garbage collection after a module.
     """
     import tensorflow as tf
@@ -91,7 +91,7 @@ def _iterators_end_at_once() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _keras_as_new() -> Iterator[None]:
-    """Puts Keras's global settings back after a test that changed them."""
+    """Restores Keras's global settings after a test that changed them."""
     import tensorflow as tf
 
     yield
@@ -101,7 +101,7 @@ def _keras_as_new() -> Iterator[None]:
 
 @pytest.fixture
 def float64() -> None:
-    """Makes the test compute in float64; the next one is back at float32."""
+    """Makes the test compute in float64; the next test is back at float32."""
     import tensorflow as tf
 
     tf.keras.backend.set_floatx("float64")

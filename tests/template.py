@@ -1,4 +1,4 @@
-"""A process that has imported what takes long and run nothing, from which others are forked.
+"""A process that has imported slow modules but run nothing, so that tests can fork it.
 
 A process that imports TensorFlow takes seconds to start, its fork milliseconds. A fork works as
 long as TensorFlow has run no operation (seen with 2.15 to 2.21, both Keras generations).
@@ -27,10 +27,10 @@ _MESSAGE_NBYTES, _DESCRIPTORS = 1 << 16, 16
 
 
 class Forked:
-    """A fork that runs, with the methods of `subprocess.Popen` that tests need.
+    """A running fork, with the methods of `subprocess.Popen` that tests need.
 
     Args:
-        status: int, a pipe on which come its process id, and how it ended.
+        status: int, a pipe that delivers its process id and its exit status.
     """
 
     def __init__(self, status: int) -> None:
@@ -47,7 +47,7 @@ class Forked:
         return number
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs; that of a signal is negative."""
+        """Returns the exit code, or None while it runs; a signal is negative."""
         if self.returncode is None:
             try:
                 self.returncode = self._next()
@@ -70,11 +70,11 @@ class Forked:
 
 
 class Template:
-    """Starts the process that is forked.
+    """The process that tests fork.
 
     Args:
         modules: names of the modules to import in it.
-        environment: mapping, its environment variables, as the imports shall find them.
+        environment: mapping, its environment variables during the imports.
     """
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -98,10 +98,10 @@ class Template:
         """Calls `function(*arguments, *fds)` in a fork, which ends when the function does.
 
         Args:
-            function: one that can be imported in the template.
-            *arguments: what pickle takes.
-            fds: descriptors, which have other numbers there.
-            environment: mapping, environment variables that the fork has more or others.
+            function: importable in the template.
+            *arguments: picklable.
+            fds: descriptors; their numbers differ in the fork.
+            environment: mapping, environment variables to add or change in the fork.
         """
         reader, writer = os.pipe()
         try:
@@ -127,10 +127,10 @@ class _Task:
 
 
 def serve(fd: int, modules: Sequence[str]) -> None:
-    """Runs the template until the other end is closed. Returns in a fork alone."""
+    """Runs the template until its other end closes; returns only in a fork."""
     for module in modules:
         importlib.import_module(module)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the keepers
     with socket.socket(fileno=fd) as connection:
         while True:
             data, fds, _, _ = socket.recv_fds(connection, _MESSAGE_NBYTES, _DESCRIPTORS)
@@ -144,7 +144,7 @@ def serve(fd: int, modules: Sequence[str]) -> None:
 
 
 def _keep(task: _Task, status: int, *fds: int) -> None:
-    """Forks once more, and says on the pipe `status` how that ended."""
+    """Forks once more, and reports the exit status of that fork on the pipe `status`."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:

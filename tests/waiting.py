@@ -1,4 +1,4 @@
-"""Waiting for a condition instead of for a time."""
+"""Waits for a condition instead of a fixed time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-SECONDS = 60.0  # what ends or begins by itself has done so by then, on a busy machine too
+SECONDS = 60.0  # long enough on a busy machine, too
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
-    """Waits for a condition; fails with `what` when it has not come true in time."""
+    """Waits for a condition; fails with `what` if it does not become true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -13,8 +13,10 @@ import argparse
 import errno
 import json
 import os
+import shlex
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NoReturn, TypeVar
@@ -22,6 +24,7 @@ from typing import Any, NoReturn, TypeVar
 from nanotf import __version__
 from nanotf.cli import doctor, shell
 from nanotf.cli.picture import count
+from nanotf.cli.report_text import render
 from nanotf.cli.run import Script
 from nanotf.console import say
 from nanotf.errors import NanoError
@@ -45,7 +48,7 @@ sourced file receives the script's arguments."""
 
 
 class _ArgumentError(Exception):
-    """The command line is wrong; its text is one line."""
+    """The command line is wrong; its text is one line without the final period."""
 
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -58,7 +61,7 @@ class _NotHere(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         """Rejects the option."""
         parser.error(
-            "-n is the number of processes in all commands; this one does not take it. "
+            "-n is the number of processes in all commands, and this one takes none. "
             "Received: -n. Write --disable-onednn to switch oneDNN off"
         )
 
@@ -67,7 +70,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser that raises instead of printing its usage: sourced scripts print one clear line."""
 
     def error(self, message: str) -> NoReturn:
-        raise _ArgumentError(f"{message} (see {self.prog} --help)")
+        raise _ArgumentError(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,8 +132,8 @@ def _init(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     parser = _script_parser("nanotf-init", _INIT_ABOUT, _INIT_NOTES)
     _add_options(parser)
     parser.add_argument("-n", action=_NotHere, nargs=0, help=argparse.SUPPRESS)
-    parser.add_argument("-q", "--quiet", action="store_true", help="print warnings only")
-    parser.add_argument("-d", "--debug", action="store_true", help="print what was found to stderr")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print only warnings")
+    parser.add_argument("-d", "--debug", action="store_true", help="print what was found on stderr")
     parsed = _parse_script(parser, arguments)
     if parsed.help:
         return shell.say(parser.format_help().rstrip()) + "\n"
@@ -174,20 +177,44 @@ def _parse_script(parser: _Parser, arguments: Sequence[str]) -> argparse.Namespa
         given = list(arguments)
         return parser.parse_args(given[:-1] if given[-1:] == ["--"] else given)
     except _ArgumentError as error:
-        hint = f"a script with arguments of its own must write: source {parser.prog} --"
-        raise _ArgumentError(f"{error}; {hint}") from None
+        command = f"source {parser.prog}"
+        hint = f"A script with arguments of its own must write: {command} --"
+        raise _ArgumentError(f"{_explained(error, command, arguments)} {hint}") from None
+
+
+def _explained(error: _ArgumentError, command: str, arguments: Sequence[str]) -> str:
+    """Writes an error of the command line as rule, received arguments, remedy."""
+    text = f"{error}"
+    text = text[:1].upper() + text[1:]
+    if "Received: " not in text:
+        text += f". Received: {shell.printable(shlex.join([*command.split(), *arguments]))}"
+    return f"{text}. See `{command} --help`."
 
 
 # ------------------------------------------------------------------------- nanotf ...
 def _nanotf(arguments: Sequence[str]) -> int | Script:
-    parser = _Parser(prog="nanotf", description="Multi-instance CPU acceleration for TensorFlow.")
-    parser.add_argument("--version", action="version", version=f"nanotf {__version__}")
-    commands = parser.add_subparsers(dest="command", parser_class=_Parser)
+    parser = _Parser(
+        prog="nanotf",
+        description="Trains TensorFlow and Keras models with several processes on the CPU.",
+        epilog="`nanotf COMMAND --help` lists the options of a command. `source nanotf-init` sets "
+        "the environment of a shell.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"nanotf {__version__}", help="print the version"
+    )
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", title="commands", parser_class=_Parser
+    )
     _add_doctor(commands)
     _add_env(commands)
     _add_run(commands)
     _add_tune(commands)
-    parsed = parser.parse_args(arguments)
+    try:
+        parsed = parser.parse_args(arguments)
+    except _ArgumentError as error:
+        named = list(arguments[:1]) if arguments[:1] and arguments[0] in commands.choices else []
+        command = " ".join(["nanotf", *named])
+        raise _ArgumentError(_explained(error, command, arguments[len(named) :])) from None
     if parsed.command is None:
         parser.print_help()
         return 0
@@ -196,34 +223,50 @@ def _nanotf(arguments: Sequence[str]) -> int | Script:
 
 
 def _add_doctor(commands: Any) -> None:
-    doctor = commands.add_parser(
+    keys = "\n".join(
+        textwrap.fill(about, 96, initial_indent=f"  {key:<13}", subsequent_indent=" " * 15)
+        for key, about in doctor.KEYS.items()
+    )
+    parser = commands.add_parser(
         "doctor",
         help="show this machine, how nanotf would use it, problems found, and how to fix each",
-        description="Shows this machine, the cores that nanotf may use, the TensorFlow build, the "
-        "environment, problems found, and how to fix each. Changes nothing. Exits with 1 if "
-        "something does not work.",
+        description="Shows this machine, the cores that nanotf may use, the programs that use them "
+        "now,\nthe TensorFlow build, the environment, problems found, and how to fix each. Prints "
+        "one\nblock that you can copy into an issue. Changes nothing. Exits with 1 if something "
+        "does\nnot work.",
+        epilog=f"keys of the JSON object:\n{keys}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.add_argument(
+    parser.add_argument(
+        "--json", action="store_true", help="print the same as one JSON object, and nothing else"
+    )
+    parser.add_argument(
         "-n",
         "--num-processes",
-        type=int,
+        type=_whole_number,
         metavar="N",
-        help="show the cores of N workers, default 2",
+        help="show the cores of N workers; default 2, or 1 if there is 1 core",
     )
-    doctor.add_argument(
+    parser.add_argument(
         "--test",
         action="store_true",
         help="train with 2 workers, compare with 1 process, and check sums over workers",
     )
-    doctor.set_defaults(run=_doctor)
+    parser.set_defaults(run=_doctor)
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
     report = doctor.examine(parsed.num_processes, test=parsed.test)
-    print(json.dumps(doctor.as_json(report), indent=2) if parsed.json else doctor.render(report))
-    return 1 if report.has_errors() else 0
+    print(json.dumps(report, indent=2) if parsed.json else render(report))
+    return 1 if doctor.has_errors(report) else 0
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number. Received: {text!r}") from None
 
 
 def _add_run(commands: Any) -> None:
@@ -232,11 +275,12 @@ def _add_run(commands: Any) -> None:
         help="run an unchanged script or module; every fit uses several processes",
         usage="nanotf run [-h] [-n N] [--precision PRECISION] [--sparse] "
         "{script.py | -m MODULE} [arguments ...]",
-        description="Calls nanotf.patch_tensorflow(), then runs a script like "
-        "`python script.py arguments ...`, or a module like `python -m MODULE arguments ...`. "
-        "Its Keras models take num_processes. With -n, every fit without num_processes "
-        "uses N processes. TensorFlow is imported before the script begins: set its environment "
-        "variables, such as TF_USE_LEGACY_KERAS, in the shell.",
+        description="Calls nanotf.patch_tensorflow(), then runs a script as "
+        "`python script.py arguments ...` would, or a module as `python -m MODULE arguments ...` "
+        "would. Its Keras models accept num_processes. With -n, every fit without num_processes "
+        "uses N processes. TensorFlow is imported before the script begins, so set its "
+        "environment variables, such as TF_USE_LEGACY_KERAS, in the shell. Exits with the "
+        "script's own code.",
         allow_abbrev=False,
     )
     run.add_argument(
@@ -244,13 +288,15 @@ def _add_run(commands: Any) -> None:
         "--num-processes",
         type=_processes,
         metavar="N",
-        help='workers of every fit; "auto" measures which number is fastest for each fit',
+        help='run every fit that names no number with N workers; "auto" measures for each fit '
+        "which number is fastest",
     )
     run.add_argument(
         "--precision",
         choices=PRECISIONS,
         default=PRECISIONS[0],
-        help="as in nanotf.patch_tensorflow, default %(default)s",
+        help="compute in this precision, as nanotf.patch_tensorflow(precision) does; "
+        "default %(default)s",
     )
     run.add_argument(
         "--sparse",
@@ -263,9 +309,9 @@ def _add_run(commands: Any) -> None:
         action="store_true",
         help="the next argument names a module or package, as in `python -m`",
     )
-    run.add_argument("script", help="a Python file, or the module")
+    run.add_argument("script", help="the Python file, or with -m the module")
     run.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="the script's arguments, in sys.argv"
+        "arguments", nargs=argparse.REMAINDER, help="the script's own arguments (sys.argv)"
     )
     run.set_defaults(run=_run)
 
@@ -297,14 +343,20 @@ def _run(parsed: argparse.Namespace) -> Script:
 def _add_env(commands: Any) -> None:
     env = commands.add_parser(
         "env",
-        help="print the environment variables that would be set",
-        description="Prints the variables that `source nanotf-init` would set, or with -n those "
-        "of each worker. Changes nothing.",
+        help="print the environment variables that nanotf-init would set, or those of workers",
+        description="Prints the environment variables that `source nanotf-init` would set, or "
+        "with -n those of each worker. Changes nothing.",
         allow_abbrev=False,
     )
-    env.add_argument("--json", action="store_true", help="print JSON")
     env.add_argument(
-        "-n", "--num-processes", type=int, metavar="N", help="the variables of N workers"
+        "--json", action="store_true", help="print the same as one JSON object, and nothing else"
+    )
+    env.add_argument(
+        "-n",
+        "--num-processes",
+        type=_whole_number,
+        metavar="N",
+        help="print the variables of N workers",
     )
     _add_options(env)
     env.set_defaults(run=_env)
@@ -314,10 +366,13 @@ def _add_tune(commands: Any) -> None:
     tune = commands.add_parser(
         "tune",
         help='show or delete the measurements of num_processes="auto"',
-        description='Shows the measurements that fit(num_processes="auto") has stored.',
+        description='Shows the measurements that fit(num_processes="auto") has stored: for each '
+        "model the time of a step by the number of processes.",
         allow_abbrev=False,
     )
-    tune.add_argument("--clear", action="store_true", help="delete them, to measure again")
+    tune.add_argument(
+        "--clear", action="store_true", help="delete them; the next fit measures again"
+    )
     tune.set_defaults(run=_tune)
 
 
@@ -409,7 +464,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("-p", "--perf", action="store_true", help=environment.PERF_HELP)
     add("--disable-onednn", action="store_true", help="set TF_ENABLE_ONEDNN_OPTS=0 instead of 1")
-    add("-r", "--cores", type=int, metavar="N", help="use N cores in all, default all usable ones")
+    add(
+        "-r",
+        "--cores",
+        type=_whole_number,
+        metavar="N",
+        help="use N cores in all; default all usable ones",
+    )
 
 
 def _options(parsed: argparse.Namespace) -> shell_state.Options:

@@ -1,18 +1,22 @@
-"""Problems that `nanotf doctor` finds on a machine, and the fix for each."""
+"""Problems that `nanotf doctor` finds on a machine, and the fix for each.
+
+Findings do not overlap: one cause gives one finding, with everything that it leads to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 
-from nanotf.cli.picture import count, ranges
+from nanotf.cli.facts import Facts
+from nanotf.cli.picture import count, gigabytes, ranges
+from nanotf.cli.usage import Process
 from nanotf.collectives.native_library import python_wanted
 from nanotf.compat.versions import OLDEST_KERAS_3, parse_version
 from nanotf.machine import environment, shell_state
 from nanotf.machine.cpus import Machine
-from nanotf.machine.installed import ALLOCATORS, Installed
+from nanotf.machine.installed import ALLOCATORS
 from nanotf.machine.limits import System
-from nanotf.machine.processor import Processor
 from nanotf.machine.tensorflow_build import TensorFlowBuild
 from nanotf.machine.topology import Plan, plan
 
@@ -21,9 +25,12 @@ SEVERITIES = ("error", "warning", "note")
 
 _OPEN_FILES = 256  # a worker needs about ten; TensorFlow and a dataset's files need the others
 _PROCESS_BYTES = 600 << 20  # a worker with TensorFlow and a small model
+_BUSY = 0.5  # cores; other processes that use more make a worker wait
+_NAMED = 3  # processes that a finding names
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Finding:
     """Something that could be better.
 
@@ -38,62 +45,33 @@ class Finding:
     fix: str
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The facts that the doctor examines.
-
-    Args:
-        machine: `Machine`.
-        processor: `Processor`.
-        system: `System`.
-        build: `TensorFlowBuild`.
-        installed: `Installed`.
-        native: tuple of bool and str, whether the compiled collectives can be used, and why.
-        environ: mapping, the environment variables.
-    """
-
-    machine: Machine
-    processor: Processor
-    system: System
-    build: TensorFlowBuild
-    installed: Installed
-    native: tuple[bool, str]
-    environ: Mapping[str, str]
-
-
-def find(facts: Facts, chosen: Plan, *, skipped: bool = False) -> list[Finding]:
+def find(facts: Facts, chosen: Plan, *, testing: bool = False) -> list[Finding]:
     """Finds problems, most important first.
 
     Args:
         facts: `Facts`.
         chosen: `Plan`, the cores of the workers to examine.
-        skipped: bool, default False, whether the requested test needs more cores.
+        testing: bool, default False, whether a test of two workers was requested. It needs two
+            cores, so having one core is an error then.
     """
     found = [
-        *_of_tensorflow(facts.build),
-        *_of_machine(facts, skipped),
+        *_of_tensorflow(facts.build, facts.system),
+        *_of_cores(facts, testing),
+        *_of_pinning(facts),
         *_of_plan(facts, chosen),
-        *_of_system(facts.system, len(chosen.placements)),
+        *_of_usage(facts, chosen),
+        *_of_system(facts, len(chosen.placements)),
         *_of_environment(facts, chosen),
         *_of_speed(facts),
     ]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
-def _of_tensorflow(build: TensorFlowBuild) -> Iterator[Finding]:
-    install = "pip install 'nanotf[cpu]', or 'nanotf[intel]', or 'nanotf[gpu]'"
-    if not build.tensorflow and not build.packages:
-        yield Finding("error", "No TensorFlow is installed.", f"{install}.")
+def _of_tensorflow(build: TensorFlowBuild, system: System) -> Iterator[Finding]:
+    if build.tensorflow and len(build.packages) > 1:
+        yield Finding("warning", f"{_several(build)}.", _keep_one(build))
     elif not build.tensorflow:
-        text = f"TensorFlow cannot be imported: the attempt {build.error}."
-        yield Finding("error", text, "Run `python -c 'import tensorflow'`, then reinstall it.")
-    if len(build.packages) > 1:
-        yield Finding(
-            "warning",
-            f"Several packages provide the module tensorflow: {', '.join(build.packages)}. The "
-            "order of installation decides whose files are there.",
-            f"pip uninstall {' '.join(p.split()[0] for p in build.packages)}, then install one.",
-        )
+        yield _without_tensorflow(build, system)
     version = parse_version(build.keras.partition(" ")[2])
     if (3,) <= version < OLDEST_KERAS_3:
         yield Finding(
@@ -117,89 +95,180 @@ def _of_tensorflow(build: TensorFlowBuild) -> Iterator[Finding]:
         )
 
 
+def _without_tensorflow(build: TensorFlowBuild, system: System) -> Finding:
+    if not build.packages:
+        fix = "pip install 'nanotf[cpu]', or 'nanotf[intel]', or 'nanotf[gpu]'."
+        return Finding("error", "No TensorFlow is installed.", fix)
+    text = f"TensorFlow cannot be imported: the attempt {build.error}."
+    fix = "Run `python -c 'import tensorflow'`, then reinstall it."
+    if len(build.packages) > 1:
+        text, fix = f"{text} {_several(build)}.", _keep_one(build)
+    if system.address_space is not None:
+        text, fix = f"{text} {_address_space(system.address_space)}", f"{_UNLIMITED} {fix}"
+    return Finding("error", text, fix)
+
+
+def _several(build: TensorFlowBuild) -> str:
+    return (
+        f"Several packages provide the module tensorflow: {', '.join(build.packages)}. The order "
+        "of installation decides whose files are there"
+    )
+
+
+def _keep_one(build: TensorFlowBuild) -> str:
+    return f"pip uninstall {' '.join(p.split()[0] for p in build.packages)}, then install one."
+
+
 def usable_cores(machine: Machine, environ: Mapping[str, str]) -> int:
     """Counts the cores that workers may use: the free ones, up to the environment's limit."""
     return len(machine.usable_cores()[: shell_state.cores_cap(environ)])
 
 
-def _of_machine(facts: Facts, skipped: bool) -> Iterator[Finding]:
+def _of_cores(facts: Facts, testing: bool) -> Iterator[Finding]:
     machine, environ = facts.machine, facts.environ
-    free, cap = len(machine.usable_cores()), shell_state.cores_cap(environ)
-    usable = usable_cores(machine, environ)
+    usable, causes, fix = usable_cores(machine, environ), *_caps(machine, environ)
     if usable < 2:
+        has = f"{count(usable, 'core')}, because of {causes}" if causes else machine.explain()
         yield Finding(
-            "error" if skipped else "warning",
-            f"Two workers need two cores, but this process has {count(usable, 'core')}"
-            + ("; the test was skipped." if skipped else "."),
-            "Give it more cores with `taskset`, the container's --cpus or --cpuset-cpus, or the "
-            "scheduler's request. See the next findings, too.",
+            "error" if testing else "warning",
+            f"Two workers need two cores, but this process has {has}"
+            + ("; the test was skipped." if testing else "."),
+            fix
+            or "Give it more cores with `taskset`, the container's --cpus or --cpuset-cpus, or the "
+            "scheduler's request.",
         )
+        return
+    if causes:
+        free = len(machine.usable_cores())
+        text = f"nanotf uses {count(usable, 'core')} of {free}, because of {causes}."
+        yield Finding("warning", text, fix)
+    if machine.is_quota_limited() and machine.can_pin:
+        cores = machine.usable_cores()
+        yield Finding(
+            "note",
+            f"{_quota(machine)}. Workers are not pinned, and pause when the quota is used up.",
+            f"Give the container its own cores: --cpuset-cpus={ranges(c.id for c in cores)} "
+            "instead of --cpus (Kubernetes: the static CPU manager policy).",
+        )
+
+
+def _caps(machine: Machine, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the user's settings that leave cores unused, and the fix; empty for none."""
+    free, causes, fixes = len(machine.usable_cores()), [], []
+    state = shell_state.read_state(environ)
+    by_user = shell_state.thread_count(shell_state.user_environ(environ).get("OMP_NUM_THREADS"))
+    by_option = state.options.cores if state else None
+    if by_user is not None and by_user < free:
+        causes.append(f"OMP_NUM_THREADS={by_user}")
+        fixes.append("unset OMP_NUM_THREADS")
+    if by_option is not None and by_option < free:
+        causes.append(f"nanotf-init --cores {by_option}")
+        fixes.append("source nanotf-init again, without --cores")
+    return " and ".join(causes), f"{', then '.join(fixes)}." if fixes else ""
+
+
+def _quota(machine: Machine) -> str:
+    return (
+        f"A CPU quota of {machine.quota:g} CPUs limits the number of cores, but does not reserve "
+        "any"
+    )
+
+
+def _of_pinning(facts: Facts) -> Iterator[Finding]:
+    machine = facts.machine
     if not machine.can_pin:
         text = "Workers cannot be pinned to cores here, so they may slow each other down."
+        if machine.is_quota_limited():
+            text += f" {_quota(machine)}."
         yield Finding("warning", text, "Run on Linux, where sched_setaffinity is allowed.")
     elif machine.notes:
         text = f"Some facts about the cores are unknown: {'; '.join(machine.notes)}."
         yield Finding("warning", text, "Mount /sys in the container.")
-    if cap is not None and cap < free:
-        yield Finding(
-            "warning",
-            f"nanotf uses {count(cap, 'core')} of {free}, because of OMP_NUM_THREADS or "
-            "nanotf-init --cores.",
-            "unset OMP_NUM_THREADS, or source nanotf-init again, without --cores.",
-        )
-    if machine.is_quota_limited():
-        cores = machine.usable_cores()
-        yield Finding(
-            "note",
-            f"A CPU quota of {machine.quota:g} CPUs limits the number of cores, but does not "
-            "reserve any. Workers are not pinned, and pause when the quota is used up.",
-            f"Give the container its own cores: --cpuset-cpus={ranges(c.id for c in cores)} "
-            "instead of --cpus (Kubernetes: the static CPU manager policy).",
-        )
 
 
 def _of_plan(facts: Facts, chosen: Plan) -> Iterator[Finding]:
     machine, size = facts.machine, len(chosen.placements)
     by_id = {cpu.id: cpu for cpu in machine.cpus}
     astride = [
-        placement.rank
+        str(placement.rank)
         for placement in chosen.placements
         if placement.pin and len({by_id[core].numa_node for core in placement.cores}) > 1
     ]
+    texts = []
     if astride and size > 1:
-        better = ", ".join(str(n) for n in _even_sizes(machine, size))
-        yield Finding(
-            "warning",
-            f"With -n {size}, worker {', '.join(map(str, astride))} has cores of several NUMA "
-            "nodes. Reading the other node's memory slows it down, and every step waits for it.",
-            f"Use another number of workers, such as {better}." if better else "Use fewer workers.",
+        texts.append(
+            f"worker {', '.join(astride)} has cores of several NUMA nodes, and reading the other "
+            "node's memory slows it down"
         )
     slow = [core for core in chosen.cores() if by_id[core].efficiency]
-    if slow:
-        fast = sum(not core.efficiency for core in machine.usable_cores())
+    if 0 < len(slow) < len(chosen.cores()):
+        texts.append(f"workers use the efficiency cores {ranges(slow)}")
+    if texts:
+        better = ", ".join(map(str, _even_sizes(facts, size)))
         yield Finding(
             "warning",
-            f"With -n {size}, workers use the efficiency cores {ranges(slow)}. Every step waits "
-            "for the slowest worker.",
-            f"Use up to {fast} workers: they fit on the performance cores.",
+            f"With -n {size}, {'; '.join(texts)}. Every step waits for the slowest worker.",
+            f"Use another number of workers, such as {better}." if better else "Use fewer workers.",
         )
 
 
-def _even_sizes(machine: Machine, size: int) -> list[int]:
-    """Returns up to two numbers of workers, closest to `size`, that keep each on one NUMA node."""
-    most = min(len(machine.usable_cores()), 2 * size)
-    even = [n for n in range(2, most + 1) if not plan(n, machine=machine).straddles()]
+def _even_sizes(facts: Facts, size: int) -> list[int]:
+    """Returns up to two numbers of workers, closest to `size`, that none of them slows down."""
+    machine, cap = facts.machine, shell_state.cores_cap(facts.environ)
+    slow = {cpu.id for cpu in machine.cpus if cpu.efficiency}
+    even = []
+    for n in range(2, min(usable_cores(machine, facts.environ), 2 * size) + 1):
+        made = plan(n, machine=machine, max_cores=cap)
+        if not made.straddles() and slow.isdisjoint(made.cores()):
+            even.append(n)
     return sorted(sorted(even, key=lambda n: abs(n - size))[:2])
 
 
-def _of_system(system: System, size: int) -> Iterator[Finding]:
-    if system.address_space is not None:
-        yield Finding(
-            "warning",
-            f"The address space is limited to {gigabytes(system.address_space)}. TensorFlow maps "
-            "much more than it uses, so its allocations fail.",
-            "ulimit -v unlimited.",
+def _of_usage(facts: Facts, chosen: Plan) -> Iterator[Finding]:
+    """Finds processes that keep cores busy, and workers of other pools, which are such, too."""
+    busy = [process for process in facts.usage.processes if process.on_usable_cores]
+    used = sum(process.cores for process in busy)
+    pools = [(pid, cores) for pid, cores in facts.usage.pools if set(cores) & set(chosen.cores())]
+    texts, fixes = [], []
+    if used >= _BUSY:
+        texts.append(
+            f"Other processes keep {used:.1f} cores busy that workers may use: {_named(busy)}."
         )
+        fixes.append("wait until they end, or stop them")
+    for pid, cores in pools:
+        texts.append(
+            f"The nanotf workers of process {pid} are pinned to the cores {ranges(cores)}."
+        )
+    if pools:
+        pids = ", ".join(str(pid) for pid, _ in pools)
+        fixes.append(f"call nanotf.shutdown() in process {pids} when it has no more work for them")
+    if texts:
+        texts.append("Every step waits for the slowest worker.")
+        fix = "; or ".join(fixes)
+        severity = "warning" if used >= _BUSY else "note"
+        yield Finding(severity, " ".join(texts), f"{fix[:1].upper()}{fix[1:]}.")
+
+
+def _named(processes: Sequence[Process]) -> str:
+    named = [f"{p.name} (pid {p.pid}) {p.cores:.1f}" for p in processes[:_NAMED]]
+    more = len(processes) - len(named)
+    return ", ".join(named) + (f" and {more} more" if more else "")
+
+
+_UNLIMITED = "ulimit -v unlimited."
+
+
+def _address_space(limit: int) -> str:
+    return (
+        f"The address space is limited to {gigabytes(limit)}. TensorFlow maps much more than it "
+        "uses, so its allocations fail."
+    )
+
+
+def _of_system(facts: Facts, size: int) -> Iterator[Finding]:
+    system = facts.system
+    if system.address_space is not None and (facts.build.tensorflow or not facts.build.packages):
+        yield Finding("warning", _address_space(system.address_space), _UNLIMITED)
     if system.open_files is not None and system.open_files < _OPEN_FILES:
         text = f"The open-file limit is {system.open_files}, which may be too low."
         yield Finding("warning", text, f"ulimit -n {4 * _OPEN_FILES}.")
@@ -217,22 +286,70 @@ def _of_system(system: System, size: int) -> Iterator[Finding]:
 def _of_environment(facts: Facts, chosen: Plan) -> Iterator[Finding]:
     environ, installed = facts.environ, facts.installed
     state = shell_state.read_state(environ)
-    options = state.options if state else None
-    shell = environment.shell_environment(facts.machine, environ, options, installed)
+    shell = shell_environment(facts)
     worker = environment.worker_environment(chosen.placements[0], environ, installed)
     for warning in dict.fromkeys([*shell.warnings, *worker.warnings]):
         fix = f"{warning.fix[:1].upper()}{warning.fix[1:]}."
         yield Finding("warning", f"{warning.text}.", fix)
-    missing = [n for n, value in shell.variables.items() if environ.get(n) != value]
-    if missing:
+    options = state.options if state else shell_state.Options()
+    # An allocator that the user has chosen, or has preloaded, makes tcmalloc no better advice.
+    chosen_one = options.allocator != "auto" or "malloc" in environ.get("LD_PRELOAD", "")
+    if installed.allocator("tcmalloc") is None and not chosen_one:
         yield Finding(
             "note",
+            "The allocator tcmalloc is not installed. It made convolutional models up to 1.4 "
+            "times as fast.",
+            f"Install {ALLOCATORS['tcmalloc'][1]}; workers and nanotf-init then use it.",
+        )
+    yield from _of_variables(facts, shell, state)
+
+
+def shell_environment(facts: Facts) -> environment.Environment:
+    """Returns the variables that `nanotf-init` would set.
+
+    The number of cores is what this process has now, whatever `nanotf-init --cores` was told:
+    the finding about the cores speaks of that.
+    """
+    state = shell_state.read_state(facts.environ)
+    options = state.options if state else shell_state.Options()
+    if options.cores is not None:
+        cores = min(options.cores, usable_cores(facts.machine, facts.environ))
+        options = dataclasses.replace(options, cores=cores)
+    return environment.shell_environment(facts.machine, facts.environ, options, facts.installed)
+
+
+def _of_variables(
+    facts: Facts, shell: environment.Environment, state: shell_state.State | None
+) -> Iterator[Finding]:
+    """Finds variables of `nanotf-init` that are not set, and oneDNN, which one of them enables."""
+    environ = facts.environ
+    missing = [n for n, value in shell.variables.items() if environ.get(n) != value]
+    without_onednn = bool(facts.build.tensorflow) and not facts.build.onednn
+    severity = "note"
+    if without_onednn and "avx512f" in facts.processor.flags:
+        severity = "warning"
+    if missing:
+        text = (
             f"nanotf-init would set {count(len(missing), 'variable')} for single processes; "
             "workers have their own settings."
             if state is None
-            else f"Variables of nanotf-init were changed later: {', '.join(missing)}.",
-            "source nanotf-init.",
+            else "These variables differ from what nanotf-init would set now: "
+            f"{', '.join(missing)}."
         )
+        by_onednn = without_onednn and _ONEDNN in missing
+        if by_onednn:
+            text += f" One is {_ONEDNN}: TensorFlow does not use oneDNN now, nor do workers."
+        yield Finding(severity if by_onednn else "note", text, "source nanotf-init.")
+    if without_onednn and _ONEDNN not in missing:
+        if environ.get(_ONEDNN) != "0":
+            text, fix = "This build of TensorFlow has no oneDNN.", "Install tensorflow-cpu."
+        elif state and not state.options.onednn:
+            text = "TensorFlow does not use oneDNN, because of nanotf-init --disable-onednn."
+            fix = "source nanotf-init without --disable-onednn."
+        else:
+            text = f"TensorFlow does not use oneDNN, because of {_ONEDNN}=0."
+            fix = f"unset {_ONEDNN}."
+        yield Finding(severity, text, fix)
 
 
 def _of_speed(facts: Facts) -> Iterator[Finding]:
@@ -245,31 +362,9 @@ def _of_speed(facts: Facts) -> Iterator[Finding]:
             if python_wanted(facts.environ)
             else "Install a C++ compiler (g++), then python -m nanotf.collectives.build.",
         )
-    if facts.build.tensorflow and not facts.build.onednn:
-        switched_off = facts.environ.get("TF_ENABLE_ONEDNN_OPTS") == "0"
-        yield Finding(
-            "warning" if "avx512f" in facts.processor.flags else "note",
-            "TensorFlow does not use oneDNN"
-            + (", since TF_ENABLE_ONEDNN_OPTS=0." if switched_off else "."),
-            "unset TF_ENABLE_ONEDNN_OPTS, or source nanotf-init without --disable-onednn."
-            if switched_off
-            else "export TF_ENABLE_ONEDNN_OPTS=1.",
-        )
-    if facts.installed.allocator("tcmalloc") is None:
-        yield Finding(
-            "note",
-            "The allocator tcmalloc is not installed. It made convolutional models up to 1.4 "
-            "times as fast.",
-            f"Install {ALLOCATORS['tcmalloc'][1]}; workers and nanotf-init then use it.",
-        )
     if facts.processor.flags and not facts.processor.has_bfloat16:
         yield Finding(
             "note",
             "The processor has no bfloat16 instructions: mixed_bfloat16 would be slower.",
             "Keep float32.",
         )
-
-
-def gigabytes(number: int) -> str:
-    """Writes a number of bytes in GiB, for people."""
-    return f"{number / (1 << 30):.1f} GiB"

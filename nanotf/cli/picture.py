@@ -29,17 +29,9 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def headline(machine: Machine) -> str:
-    """Counts a machine's sockets, NUMA nodes, cores and logical CPUs, for people."""
-    online = [cpu for cpu in machine.cpus if cpu.online]
-    return ", ".join(
-        [
-            count(len({cpu.socket for cpu in online}), "socket"),
-            count(len({cpu.numa_node for cpu in online}), "NUMA node"),
-            count(len(machine.physical_cores()), "core"),
-            count(len(online), "logical CPU"),
-        ]
-    )
+def gigabytes(number: int) -> str:
+    """Writes a number of bytes in GiB, for people."""
+    return f"{number / (1 << 30):.1f} GiB"
 
 
 def draw(machine: Machine, plan: Plan | None = None) -> str:

@@ -12,7 +12,7 @@ May import `compat`, `machine` and `wire`.
 - `spec.py`: the parent's side: the memory, its specification, abort.
 - `group.py`: the worker's side, on tensors.
 - `engine.py`: the interface of an implementation, on NumPy arrays.
-- `native/`, `native_library.py`, `native_engine.py`: the implementation in C++.
+- `native/`, `native_library.py`, `native_engine.py`: the C++ implementation.
   `native/layout.h` states the protocol.
 - `python_engine.py`, `shared_view.py`, `layout.py`: the same protocol in pure Python.
 - `tally.py`: counts TensorFlow's own collectives, with transport "grpc".

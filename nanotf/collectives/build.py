@@ -1,13 +1,13 @@
 """Compiles the native library: `python -m nanotf.collectives.build`.
 
-Two files are made beside this module: `_shm.so`, the protocol, which knows nothing of
-TensorFlow, and `_ops.so`, TensorFlow's ops over it. Neither needs TensorFlow's headers; one
-build serves every supported TensorFlow, and Python, of this machine.
+It makes two files next to this module: `_shm.so`, the protocol, which is independent of
+TensorFlow, and `_ops.so`, the TensorFlow ops on top of it. Neither needs TensorFlow's headers.
+One build serves every supported TensorFlow and Python on this machine.
 
-Needs nothing but the standard library, because `setup.py` runs it in an empty environment.
+Uses only the standard library, because `setup.py` runs it in an empty environment.
 
-Environment variables read: `CXX` (the compiler, default the first of `COMPILERS` that is
-found), `CXXFLAGS`.
+Environment variables read: `CXX` (the compiler; default: the first of `COMPILERS` found),
+`CXXFLAGS`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SOURCES = Path(__file__).with_name("native")
 
 _FLAGS = [
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
-    # Let comparisons become vector instructions; neither changes a result.
+    # Allow vectorized comparisons. Neither flag changes a result.
     *("-fno-trapping-math", "-fno-math-errno"),
 ]
 _SHM = ("wait", "description", "group", "call", "collectives", "shm", "reduce", "reduce_baseline")
@@ -42,7 +42,7 @@ class BuildError(Exception):
 
 
 def compiler() -> list[str]:
-    """The C++ compiler, as the first words of a command."""
+    """Returns the C++ compiler as the first words of a command."""
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
     for name in COMPILERS:
@@ -54,24 +54,33 @@ def compiler() -> list[str]:
     )
 
 
+def target_macros(command: list[str]) -> set[str]:
+    """Returns the names of a compiler's predefined macros, which identify its target.
+
+    `-dumpmachine` does not work: zig rejects it if the target names a glibc version.
+    """
+    lines = _run([*command, "-E", "-dM", "-x", "c++", os.devnull]).splitlines()
+    return {line.split()[1] for line in lines if line.startswith("#define ")}
+
+
 def build(target: Path | None = None) -> tuple[Path, Path]:
     """Compiles both files.
 
     Args:
-        target: directory to put them in; default: beside this module.
+        target: output directory; default: the directory of this module.
 
     Returns:
-        Their paths.
+        The paths of both files.
 
     Raises:
         BuildError: with the compiler's message.
     """
     target = target or Path(__file__).parent
     command = compiler()
-    machine = _run([*command, "-dumpmachine"])
+    macros = target_macros(command)
     flags = _FLAGS + shlex.split(os.environ.get("CXXFLAGS", ""))
     extra: dict[str, list[str]] = {}
-    if machine.startswith(("x86_64", "amd64")):
+    if "__x86_64__" in macros:
         flags = [*flags, "-DNANOTF_X86_VARIANTS"]
         extra = _X86_VARIANTS
     with tempfile.TemporaryDirectory() as name, concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -86,8 +95,8 @@ def build(target: Path | None = None) -> tuple[Path, Path]:
         shm_objects = pool.map(compile_one, (*_SHM, *extra))
         ops_objects = pool.map(compile_one, _OPS)
         shm, ops = directory / "_shm.so", directory / "_ops.so"
-        mac = "apple" in machine
-        # The ops find the protocol beside them, wherever the package is installed.
+        mac = "__APPLE__" in macros
+        # The ops load the protocol from their own directory, wherever the package is installed.
         own_name = "-Wl,-install_name,@rpath/_shm.so" if mac else "-Wl,-soname,_shm.so"
         origin = "@loader_path" if mac else "$ORIGIN"
         link = [*command, "-shared", "-pthread"]
@@ -98,7 +107,7 @@ def build(target: Path | None = None) -> tuple[Path, Path]:
 
 
 def _install(source: Path, target: Path) -> Path:
-    """Replaces a library as a whole: a process that has the old one mapped keeps it."""
+    """Replaces a library atomically: a process that has mapped the old file keeps it."""
     beside = target / f".{source.name}.{os.getpid()}"
     shutil.copy(source, beside)
     return beside.replace(target / source.name)
@@ -115,7 +124,7 @@ def _run(command: list[str]) -> str:
 
 
 def main() -> int:
-    """The command: builds, says what it made; 1 if it could not."""
+    """Runs the command: builds and prints the paths. Returns 1 on failure."""
     try:
         for path in build():
             print(path)

@@ -1,4 +1,4 @@
-"""Description of a call, for peers and people: `native/description.h` in pure Python."""
+"""Descriptions of calls, for peers and people: `native/description.h` in pure Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHOWN = 4  # tensors in a summary
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A call of a collective. Ranks whose descriptions differ raise.
+    """A description of a collective call. Ranks raise if their descriptions differ.
 
     Args:
         name: str, such as "all_reduce(sum)".
@@ -25,7 +25,7 @@ class Description:
 
     @property
     def summary(self) -> str:
-        """One line, for people. Only the first tensors."""
+        """One line for people, with only the first tensors."""
         if not self.tensors:
             return self.name
         count = len(self.tensors)
@@ -34,17 +34,17 @@ class Description:
 
     @property
     def details(self) -> bytes:
-        """Everything, for peers: a line for the name and one for each tensor."""
+        """The full text for peers: a line for the name and one for each tensor."""
         return "\n".join([self.name, *self.tensors]).encode()
 
     @property
     def signature(self) -> int:
-        """64 bits of the details. Two checksums: one would let a difference pass too often."""
+        """A 64-bit hash of the details, of two checksums: one would miss too many differences."""
         details = self.details
         return zlib.crc32(details) << 32 | zlib.adler32(details)
 
     def side(self, at: int) -> str:
-        """This call for people, where tensor `at`, which it may lack, is the first to differ."""
+        """Describes this call for people. Tensor `at`, if it exists, is the first that differs."""
         count = len(self.tensors)
         if count < 2:
             return self.summary
@@ -53,7 +53,7 @@ class Description:
 
 
 def describe(name: str, arrays: Sequence[Array] = (), any_rows: bool = False) -> Description:
-    """The description of a call.
+    """Describes a call.
 
     Args:
         name: str.
@@ -70,7 +70,7 @@ def describe(name: str, arrays: Sequence[Array] = (), any_rows: bool = False) ->
 
 
 def difference(first: bytes, rank: int, other: bytes) -> str:
-    """Says for people in what the details of rank 0 and of another rank differ."""
+    """Describes for people how the details of rank 0 and of another rank differ."""
     a, b = (Description(name, tensors) for name, *tensors in map(_lines, (first, other)))
     pairs = enumerate(zip(a.tensors, b.tensors, strict=False))
     both = min(len(a.tensors), len(b.tensors))

@@ -14,19 +14,19 @@ from nanotf.wire.failures import Failure
 
 Array = np.ndarray[Any, Any]
 
-# What TensorFlow's own collectives reduce; 16-bit floats are summed in float32.
+# The dtypes that TensorFlow's own collectives reduce; 16-bit floats are summed in float32.
 REDUCIBLE = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 MAX_KEY = 2**32 - 1
 
 
 class Times(NamedTuple):
-    """Time that a rank spent in collectives since it attached. Collectives at the same time add up.
+    """A rank's times since it attached. Concurrent collectives add up.
 
     Args:
-        calls: int, collectives that have ended.
+        calls: int, completed collectives.
         in_calls: int, nanoseconds in them.
-        waited: int, nanoseconds of these in which it waited for peers.
-        input: int, nanoseconds that steps waited for their data, as far as they were stamped.
+        waited: int, part of `in_calls` spent waiting for peers.
+        input: int, nanoseconds that steps waited for their data, if they were stamped.
     """
 
     calls: int = 0
@@ -36,14 +36,14 @@ class Times(NamedTuple):
 
 
 class Engine(abc.ABC):
-    """One rank of a group. Collectives of different keys may run in several threads at once.
+    """One rank of a group. Collectives with different keys may run in several threads at once.
 
     Args:
         spec: `GroupSpec`.
         rank: int.
 
-    All collectives raise `CollectiveError` on every rank when ranks differ in what they call,
-    when a rank ends, leaves or aborts, and when the deadline of the group passes.
+    All collectives raise `CollectiveError` on every rank when ranks call different collectives,
+    when a rank exits, leaves or aborts, and when the deadline of the group passes.
     """
 
     def __init__(self, spec: GroupSpec, rank: int) -> None:
@@ -55,7 +55,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def all_reduce(self, arrays: Sequence[Array], key: int, op: str = "sum") -> list[Array]:
-        """Reduces arrays of one dtype as if they were one; returns new arrays."""
+        """Reduces arrays of one dtype as one vector; returns new arrays."""
 
     @abc.abstractmethod
     def reduce_scatter(self, arrays: Sequence[Array], key: int) -> Array:
@@ -63,7 +63,7 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def gather_parts(self, part: Array, likes: Sequence[Array], key: int) -> list[Array]:
-        """The way back: arrays of the shapes of `likes`, from the parts of all ranks."""
+        """Reverses `reduce_scatter`: joins all ranks' parts to arrays of the shapes of `likes`."""
 
     @abc.abstractmethod
     def all_gather(self, array: Array, key: int) -> Array:
@@ -71,23 +71,23 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def broadcast(self, array: Array, key: int, root: int = 0) -> Array:
-        """Returns the root's array; the other ranks' give dtype and shape."""
+        """Returns the root's array. Other ranks' arrays only give dtype and shape."""
 
     @abc.abstractmethod
     def barrier(self, key: int) -> None:
-        """Returns when every rank has come."""
+        """Returns when every rank has arrived."""
 
     @abc.abstractmethod
     def times(self, steps_begin: bool = False) -> Times:
-        """Returns this rank's times; `steps_begin` says that an execution of steps begins."""
+        """Returns this rank's times; `steps_begin` marks the start of an execution of steps."""
 
     @abc.abstractmethod
     def calls(self) -> int:
-        """Returns how many collectives this rank has ended; for any thread."""
+        """Returns the number of collectives this rank has completed; any thread may call it."""
 
     @abc.abstractmethod
     def failures(self) -> tuple[int, Failure | None]:
-        """Returns how many collectives of this rank have failed, and why the last of them did."""
+        """Returns the number of this rank's failed collectives and the last failure."""
 
     @abc.abstractmethod
     def abort(self, text: str) -> None:
@@ -99,15 +99,15 @@ class Engine(abc.ABC):
 
 
 def part_of(rank: int, size: int, elements: int) -> tuple[int, int]:
-    """The part of a vector that a rank gets in a reduce-scatter.
+    """Returns the part of a vector that a rank gets in a reduce-scatter.
 
     Args:
         rank: int.
         size: int, number of ranks.
-        elements: int, of the vector.
+        elements: int, length of the vector.
 
     Returns:
-        A tuple of the first element and the element after the last.
+        A tuple of the first index and the index after the last.
     """
     each = -(-elements // size)
     return min(rank * each, elements), min((rank + 1) * each, elements)
@@ -117,12 +117,12 @@ def check_key(key: int) -> int:
     """Returns the key as a Python int.
 
     Raises:
-        InvalidArgumentError: if it does not fit 32 bits without sign.
+        InvalidArgumentError: if it does not fit in 32 unsigned bits.
     """
     key = int(key)
     if not 0 <= key <= MAX_KEY:
         raise InvalidArgumentError(
-            f"key must be 0 to {MAX_KEY}. Received: key={key}. Ranks find each other by it."
+            f"key must be 0 to {MAX_KEY}. Received: key={key}. Use the same key on all ranks."
         )
     return key
 
@@ -138,12 +138,12 @@ def check_reduction(op: str) -> str:
 
 
 def check_reducible(dtypes: Sequence[str]) -> None:
-    """Raises `InvalidArgumentTypeError` unless all dtypes are one that can be reduced."""
+    """Raises `InvalidArgumentTypeError` unless all dtypes are the same reducible one."""
     if not dtypes:
         raise InvalidArgumentError("all_reduce needs at least one tensor. Received: none.")
     if len(set(dtypes)) > 1 or dtypes[0] not in REDUCIBLE:
         raise InvalidArgumentTypeError(
-            f"all_reduce needs tensors of one dtype out of {REDUCIBLE}. "
+            f"all_reduce needs tensors of one dtype, one of {REDUCIBLE}. "
             f"Received: {', '.join(sorted(set(dtypes)))}. Cast first, or make one call per dtype."
         )
 
@@ -153,7 +153,7 @@ def check_parts(part: Array, likes: Sequence[Array], rank: int, size: int) -> No
     begin, end = part_of(rank, size, sum(like.size for like in likes))
     if part.shape != (end - begin,) or any(like.dtype != part.dtype for like in likes):
         raise InvalidArgumentError(
-            f"gather_parts needs a part of {end - begin} elements, of the dtype of the whole. "
+            f"gather_parts needs a part of {end - begin} elements with the dtype of `likes`. "
             f"Received: {part.dtype.name}{list(part.shape)}."
         )
 

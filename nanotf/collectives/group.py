@@ -32,40 +32,39 @@ Tensor = Any  # tf.Tensor; TensorFlow ships no usable types
 
 @functools.cache
 def _ops() -> Any:
-    """TensorFlow's wrappers of the native ops."""
+    """Loads the native ops and returns TensorFlow's wrappers."""
     try:
         ops = tf.load_op_library(os.fspath(OPS_LIBRARY))
     except (tf.errors.OpError, OSError) as error:
         text = getattr(error, "message", None) or str(error)
         raise NativeUnusable(f"TensorFlow cannot load {OPS_LIBRARY.name}: {text}") from error
     if not hasattr(ops, "nanotf_all_reduce"):
-        # The library has written to the log which function it did not find.
+        # The library has logged the function that it did not find.
         raise NativeUnusable(
-            f"{OPS_LIBRARY.name} does not know TensorFlow {tf.__version__}'s C API"
+            f"{OPS_LIBRARY.name} does not support TensorFlow {tf.__version__}'s C API"
         )
     return ops
 
 
 class Group:
-    """One rank of a group, for TensorFlow. Made by `Group.attach`, once per process and group.
+    """One rank of a group, on tensors. Made by `Group.attach`, once per process and group.
 
     Attributes:
         spec: `GroupSpec`.
         rank, size: int.
 
-    Every collective takes a `key`: int, 0 to 2**32 - 1. The n-th call of a key on one rank
-    meets the n-th call of that key on the others, in whatever order a rank runs different
-    keys. One rank may have one call of a key, and 16 calls in all, in flight; the next waits.
-    A call blocks its thread until all ranks have come.
+    Every collective takes a `key`: int, 0 to 2**32 - 1. The n-th call with a key on one rank
+    meets the n-th call with that key on the others, whatever the order in which a rank runs
+    different keys. A rank may have one call per key and 16 calls in total in flight; the next
+    one waits. A call blocks its thread until all ranks have arrived.
 
-    All raise `CollectiveError` eagerly, and `tf.errors.OpError` with the same text from a
-    `tf.function` (`failures` has the facts), on every rank: when ranks differ in what they call,
-    when a rank ends, leaves or aborts, and when the group's deadline passes. After a difference
-    the group can be used further; after the others it cannot.
+    On failure all ranks raise: `CollectiveError` eagerly, `tf.errors.OpError` with the same text
+    from a `tf.function` (`failures` has the details). Calls fail when ranks call different
+    collectives, when a rank exits, leaves or aborts, and when the group's deadline passes. Only
+    after the first of these is the group still usable.
 
-    In a `tf.function` collectives are stateful ops: they run in the order in which they were
-    traced, once each, and are never optimised away. The function belongs to this group; with
-    another group it has to be traced again.
+    In a `tf.function` collectives are stateful ops: each runs once, in the order of tracing, and is
+    never optimized away. The function belongs to this group; for another group, trace it again.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -81,8 +80,8 @@ class Group:
         Args:
             spec: `GroupSpec` from the parent.
             rank: int, this process's rank; each rank attaches once.
-            fd: int, the descriptor that came with the specification. It stays the caller's and
-                may be closed afterwards.
+            fd: int, the descriptor sent with the specification. The caller keeps it and may close
+                it afterwards.
 
         Raises:
             CollectiveError: if the descriptor does not belong to the specification, or the rank
@@ -95,13 +94,13 @@ class Group:
         return cls(PythonEngine(spec, rank, fd))
 
     def all_reduce(self, tensor: Tensor, key: int, op: str = "sum") -> Tensor:
-        """Reduces a tensor over all ranks, in the order of ranks, to equal bits on all.
+        """Reduces a tensor over all ranks, in the order of ranks, to identical bits on all.
 
         Args:
             tensor: float16, bfloat16 (both summed in float32 and rounded once), float32,
                 float64, int32 or int64, of the same shape on all ranks.
             key: int, see the class.
-            op: str, "sum", "min" or "max"; a NaN on any rank makes a NaN.
+            op: str, "sum", "min" or "max"; a NaN on any rank gives a NaN.
 
         Returns:
             Tensor of the same dtype and shape.
@@ -111,10 +110,10 @@ class Group:
     def all_reduce_many(
         self, tensors: Sequence[Tensor], key: int, op: str = "sum", if_read: bool = False
     ) -> list[Tensor]:
-        """Reduces tensors of one dtype in one call, without packing them first; see `all_reduce`.
+        """Does `all_reduce` for tensors of one dtype in one call, without packing them first.
 
         Args:
-            tensors, key, op: as there.
+            tensors, key, op: as in `all_reduce`.
             if_read: bool, as in `all_gather`.
         """
         key, op = check_key(key), check_reduction(op)
@@ -134,15 +133,15 @@ class Group:
         return _with_shapes(results, [tensor.shape for tensor in tensors])
 
     def reduce_scatter(self, tensors: Sequence[Tensor], key: int) -> Tensor:
-        """Sums tensors over all ranks, and gives each rank its part of the sum.
+        """Sums tensors over all ranks; each rank gets its part of the sum.
 
         Args:
-            tensors: of one dtype (see `all_reduce`), of the same shapes on all ranks, known when
-                a function is traced. They are seen as one vector, flattened in order.
+            tensors: of one dtype (see `all_reduce`) and the same shapes on all ranks, known at
+                trace time. They are treated as one vector, flattened in order.
             key: int, see the class.
 
         Returns:
-            Tensor of one dimension, the elements of this rank (`engine.part_of`).
+            One-dimensional tensor, the elements of this rank (`engine.part_of`).
         """
         key = check_key(key)
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
@@ -164,11 +163,11 @@ class Group:
         return _with_shapes(results, [tf.TensorShape([end - begin])])[0]
 
     def gather_parts(self, part: Tensor, likes: Sequence[Tensor], key: int) -> list[Tensor]:
-        """The way back from `reduce_scatter`: every rank gives its part, and gets all.
+        """Reverses `reduce_scatter`: every rank gives its part and gets all parts.
 
         Args:
-            part: tensor of one dimension.
-            likes: tensors that give the shapes, and may give their memory.
+            part: one-dimensional tensor.
+            likes: tensors that give the shapes; their memory may be reused.
             key: int, see the class.
 
         Returns:
@@ -195,8 +194,8 @@ class Group:
         Args:
             tensor: number or bool, shape `(rows, d1, ...)`; `rows` may differ between ranks.
             key: int, see the class.
-            if_read: bool, whether a `tf.function` that does not read the result leaves it out. All
-                ranks' must then read it, or none's. See `lazy`.
+            if_read: bool, whether a `tf.function` omits the op if nothing reads the result. Then
+                all ranks' functions must read it, or none. See `lazy`.
 
         Returns:
             Tensor of shape `(all rows, d1, ...)`; at trace time `(None, d1, ...)`.
@@ -225,7 +224,7 @@ class Group:
         Args:
             tensor: number or bool; on ranks other than the root it gives dtype and shape.
             key: int, see the class.
-            root: int, default 0, the rank whose value counts.
+            root: int, default 0, the rank whose value all ranks get.
         """
         key = check_key(key)
         if not 0 <= root < self.size:
@@ -244,7 +243,7 @@ class Group:
         return _with_shapes(results, [tensor.shape])[0]
 
     def barrier(self, key: int) -> Any:
-        """Waits until every rank has come. In a `tf.function` returns the op."""
+        """Waits until every rank has arrived. In a `tf.function` returns the op."""
         key = check_key(key)
         if tf.executing_eagerly():
             return self._engine.barrier(key)
@@ -258,37 +257,37 @@ class Group:
         return self._in_python(run, [], [])
 
     def times(self, steps_begin: bool = False) -> Times:
-        """Returns where this rank's time went since it attached; takes about 1 us.
+        """Returns this rank's times since it attached. Takes about 1 us.
 
         Args:
-            steps_begin: bool, says that an execution of steps begins, for `stamp`.
+            steps_begin: bool, whether an execution of steps begins now, for `stamp`.
         """
         return self._engine.times(steps_begin)
 
     def calls(self) -> int:
-        """Returns how many collectives this rank has ended; for any thread."""
+        """Returns the number of collectives this rank has completed; any thread may call it."""
         return self._engine.calls()
 
     @property
     def stamps(self) -> bool:
-        """Returns True if `stamp` can tell how long steps wait for their data."""
+        """True if `stamp` can measure how long steps wait for their data."""
         return self._native
 
     def stamp(self, tensor: Tensor) -> Any:
-        """Says that the data of a step are there.
+        """Marks the moment when a step's data have arrived.
 
         Args:
-            tensor: number or bool, one of them.
+            tensor: number or bool, one of the data.
 
         Returns:
-            In a `tf.function` the op, on which the rest of the step should depend.
+            In a `tf.function` the op; the rest of the step should depend on it.
         """
         return _ops().nanotf_stamp(tensor=tensor, group=self._handle, key=0)
 
     def failures(self) -> tuple[int, Failure | None]:
-        """Returns how many collectives of this rank have failed, and why the last of them did.
+        """Returns the number of this rank's failed collectives and the last failure.
 
-        TensorFlow carries the text of a failure out of a `tf.function`, and nothing else of it.
+        TensorFlow carries only the text of a failure out of a `tf.function`.
         """
         return self._engine.failures()
 
@@ -302,7 +301,7 @@ class Group:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turns the error of an eager op whose collective has failed into `CollectiveError`."""
+        """Turns the error of an eager op into `CollectiveError` if its collective failed."""
         before, _ = self.failures()
         try:
             yield
@@ -348,7 +347,7 @@ def _movable(tensor: Tensor, what: str) -> Tensor:
 
 
 def _with_shapes(tensors: Sequence[Tensor], shapes: Sequence[Any]) -> list[Tensor]:
-    """`tf.numpy_function` forgets shapes."""
+    """Sets the shapes that `tf.numpy_function` loses."""
     if not tf.executing_eagerly():
         for tensor, shape in zip(tensors, shapes, strict=True):
             tensor.set_shape(shape)

@@ -4,11 +4,10 @@ All collectives of `MultiWorkerMirroredStrategy` pass through one object per dev
 `CollectiveReplicaLauncher`: gradients, metrics, `strategy.reduce`, `gather`. This one hands
 them to a `Group`.
 
-Ranks find each other's collective by a key. It is made of the name of the `tf.function` that
-is being traced and the collective's place in it, so that it is the same on a rank that traces
-a function once more than the others (which happens when shapes differ between ranks), and
-collectives of two functions that run at once are told apart. Eager collectives run in the
-order of the program and share one key.
+Ranks match collectives by a key, made from the name of the traced `tf.function` and the
+collective's place in it. So a rank that traces a function once more than the others, as happens
+when shapes differ between ranks, uses the same keys. Collectives of two functions that run
+concurrently have different keys. Eager collectives run in program order and share one key.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Keys:
         )
 
     def next(self) -> int:
-        """The key of the collective that is about to be launched."""
+        """Returns the key of the collective that is launched next."""
         graph = distribute.function_graph()
         if graph is None:
             return EAGER_KEY
@@ -65,7 +64,7 @@ class ShmLauncher(distribute.Launcher):  # type: ignore[misc]
         self._group_size = group.size
 
     def can_order_nccl(self) -> bool:
-        """Returns True if collectives run in the order of the program; they do."""
+        """Returns True: collectives run in program order."""
         return True
 
     def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:
@@ -98,16 +97,16 @@ class ShmLauncher(distribute.Launcher):  # type: ignore[misc]
             return self._group.all_gather(input_tensor, self._keys.next())
 
     def all_gather(self, input_tensor: Any, axis: Any, options: Any = None) -> Any:
-        """Concatenates tensors along `axis`, in which alone they may differ between ranks."""
+        """Concatenates tensors along `axis`, the only one where ranks may differ."""
         tensor = tf.convert_to_tensor(input_tensor)
         rank = tf.rank(tensor)
-        # The group gathers along the first axis: bring `axis` there, and back afterwards.
+        # The group gathers along the first axis: move `axis` there, and back afterwards.
         there = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, rank)], axis=0)
         back = tf.concat([tf.range(1, axis + 1), [0], tf.range(axis + 1, rank)], axis=0)
         return tf.transpose(self._all_gather(tf.transpose(tensor, there)), back)
 
     def all_reduce_indexed_slices(self, input_slices: Any, options: Any = None) -> Any:
-        """Sums sparse gradients: the rows of all ranks, which may differ in number."""
+        """Sums sparse gradients by joining the rows of all ranks; their numbers may differ."""
         return tf.IndexedSlices(
             values=self._all_gather(input_slices.values),
             indices=self._all_gather(input_slices.indices),

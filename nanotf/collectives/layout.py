@@ -1,7 +1,7 @@
-"""Layout of a group's shared memory.
+"""The layout of a group's shared memory.
 
-The same numbers as in `native/layout.h`, which also states the protocol; a test compares
-them. All offsets and sizes are in bytes.
+`native/layout.h` has the same numbers and states the protocol; a test compares them. All offsets
+and sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import dataclasses
 from nanotf.wire.failures import Failure, Kind
 
 MAGIC = 0x6E616E6F74663034  # "nanotf04": changes with the layout
-SLOTS = 16  # collectives that one rank may have in flight
-BUFFERS = 4  # rounds of one collective that may be under way
-DESCRIBING = 1 << 62  # the first round in which ranks say in what they differ
+SLOTS = 16  # collectives a rank may have in flight
+BUFFERS = 4  # rounds of one collective that may be in progress
+DESCRIBING = 1 << 62  # the first round in which ranks exchange descriptions
 LINE = 64
 PAGE = 4096
 MAX_SIZE = 1024  # ranks
@@ -39,9 +39,9 @@ ROWS = 136
 TEXT_LENGTH = 144
 TEXT = 148
 TEXT_BYTES = 360
-# In an abort record, whose first word says whether it is set.
+# In an abort record. Its first word is 1 once the record is set.
 RECORD_FAILURE = 4
-# In a rank's region again.
+# In a rank's region, continued.
 ACKNOWLEDGEMENTS = SLOT_HEADERS + SLOTS * SLOT_HEADER_BYTES
 
 ABSENT, ATTACHED, CLOSED = 0, 1, 2
@@ -60,7 +60,7 @@ class RawFailure(ctypes.Structure):
 
     @classmethod
     def of(cls, failure: Failure) -> RawFailure:
-        """Packs a failure; texts that are too long are cut."""
+        """Packs a failure, truncating long texts."""
         raw = cls(failure.kind, failure.rank)
         for rank in failure.missing:
             raw.missing[rank // 32] |= 1 << rank % 32
@@ -69,7 +69,7 @@ class RawFailure(ctypes.Structure):
         return raw
 
     def unpacked(self) -> Failure:
-        """The failure."""
+        """Unpacks the failure."""
         missing = [rank for rank in range(MAX_SIZE) if self.missing[rank // 32] >> rank % 32 & 1]
         text, remedy = (raw.decode("utf-8", "replace") for raw in (self.text, self.remedy))
         return Failure(Kind(self.kind), self.rank, text, remedy, tuple(missing))
@@ -85,7 +85,7 @@ class Layout:
 
     Args:
         size: int, number of ranks.
-        chunk_bytes: int, what one round moves; a multiple of `LINE`.
+        chunk_bytes: int, bytes per round; a multiple of `LINE`.
         nodes: int, see `GroupSpec`.
     """
 
@@ -95,22 +95,22 @@ class Layout:
 
     @property
     def part_bytes(self) -> int:
-        """A rank's share of a chunk in an all-reduce of two steps, among those of its node."""
+        """A rank's share of a chunk among its node's ranks, in a two-step all-reduce."""
         return _round_up(-(-self.chunk_bytes // (self.size // self.nodes)), LINE)
 
     @property
     def buffers(self) -> int:
-        """Returns where the buffers begin in a region."""
+        """The offset of the buffers in a region."""
         return _round_up(ACKNOWLEDGEMENTS + self.size * SLOTS * 8, PAGE)
 
     @property
     def slot_bytes(self) -> int:
-        """The buffers of one slot."""
+        """The size of one slot's buffers."""
         return BUFFERS * (self.chunk_bytes + (2 if self.nodes > 1 else 1) * self.part_bytes)
 
     @property
     def region_bytes(self) -> int:
-        """The bytes of one rank's region."""
+        """The size of the region that one rank writes."""
         return _round_up(self.buffers + SLOTS * self.slot_bytes, PAGE)
 
     @property
@@ -119,5 +119,5 @@ class Layout:
         return PAGE + self.size * self.region_bytes
 
     def region(self, rank: int) -> int:
-        """Returns where the region of `rank` begins in the file."""
+        """Returns the offset of the region of `rank` in the file."""
         return PAGE + rank * self.region_bytes

@@ -1,8 +1,8 @@
-"""Exchanges that a graph makes only if it reads what they bring.
+"""Exchanges that a graph makes only if it reads their results.
 
 Their ops are stateless, so that TensorFlow drops those whose results are not read. It would run
-the others in any order, and threads that wait for different ones would wait forever: so these
-take their place among the stateful ops of a `tf.function`, in the order in which they were traced.
+the others in any order, and threads that wait for different ones would deadlock. So these run
+among the stateful ops of a `tf.function`, in the order of tracing.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 
 import tensorflow as tf
 
-# Of each graph that is traced, the names of ops whose exchange is made if it is read.
+# By traced graph: the names of ops whose exchange is made only if it is read.
 _noted: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-_read: dict[Any, set[str]] = {}  # of the graphs that are being completed, those that are read
+_read: dict[Any, set[str]] = {}  # by id of each graph being completed: the ones that are read
 
 
 def noted(result: Any, if_read: bool) -> Any:
-    """Takes notice of an exchange; returns its result."""
+    """Registers an exchange; returns its result."""
     if if_read and not tf.executing_eagerly():
         _noted.setdefault(result.graph, set()).add(result.op.name)
     return result
 
 
 def completing(stock: Any, _: Any) -> Any:
-    """Makes the end of a function's trace find out which exchanges it reads; see `overrides`."""
+    """Makes the end of a function's trace find the exchanges that it reads; see `overrides`."""
 
     @functools.wraps(stock)
     def __exit__(self: Any, *args: Any) -> Any:
@@ -42,7 +42,7 @@ def completing(stock: Any, _: Any) -> Any:
 
 
 def ordering(stock: Any, _: Any) -> Any:
-    """Makes an exchange that is read count as stateful, which is run, and run in its place."""
+    """Makes an exchange that is read count as stateful, so that it runs, and in its place."""
 
     @functools.wraps(stock)
     def op_is_stateful(op: Any) -> bool:
@@ -62,7 +62,7 @@ def _reading(graph: Any, returned: Any) -> Iterator[None]:
 
 
 def _reached(graph: Any, returned: Any) -> set[str]:
-    """The names of the ops that what a graph returns or does depends on."""
+    """Returns the names of ops that a graph's results and stateful ops depend on."""
     waiting = [op for op in graph.get_operations() if op._is_stateful]
     waiting += [tensor.op for tensor in tf.nest.flatten(list(returned), expand_composites=True)]
     found: set[str] = set()

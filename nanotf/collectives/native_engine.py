@@ -1,6 +1,6 @@
-"""The implementation in C++ (`native/`), called through ctypes on NumPy arrays.
+"""The C++ implementation (`native/`), called through ctypes on NumPy arrays.
 
-`group.py` calls the same library through TensorFlow's ops; both use one handle.
+`group.py` calls the same library through TensorFlow ops. Both use one handle.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class NativeEngine(Engine):
     Args:
         spec: `GroupSpec`.
         rank: int.
-        fd: int, the group's file; stays the caller's.
+        fd: int, the group's file; the caller keeps it.
     """
 
     def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:
         super().__init__(spec, rank)
         self._library = native.load()
-        # Of `times`, which one thread calls, twice for each execution of steps.
+        # Reused by `times`: only one thread calls it, twice for each execution of steps.
         self._numbers = (ctypes.c_int64 * len(Times()))()
         self._read_times = self._library.nanotf_times
         self._begin_steps = self._library.nanotf_begin_steps
@@ -202,7 +202,7 @@ class NativeEngine(Engine):
 
 
 def _fragments(pairs: Sequence[tuple[Array | None, Array | None]]) -> Any:
-    """The C array for pairs of what is read and what is written, either of which may be None."""
+    """Builds the C array of pairs of the source and the target, either of which may be None."""
 
     def fragment(source: Array | None, target: Array | None) -> native.Fragment:
         known = source if source is not None else target

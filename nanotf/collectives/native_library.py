@@ -1,4 +1,4 @@
-"""The C interface of the compiled library (`native/shm.h`), and whether it can be used."""
+"""The C interface of the compiled library (`native/shm.h`) and checks that it is usable."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Allocate = ctypes.CFUNCTYPE(
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, with the types of its functions declared."""
+    """Loads the library and declares the types of its functions."""
     library = ctypes.CDLL(os.fspath(LIBRARY))
     call, failure = ctypes.POINTER(Call), ctypes.POINTER(layout.RawFailure)
     handle, address, size = ctypes.c_int64, ctypes.c_void_p, ctypes.c_uint64
@@ -118,20 +118,20 @@ def load() -> ctypes.CDLL:
 
 
 def native_layout(size: int, chunk_bytes: int, nodes: int = 1) -> list[int]:
-    """The numbers of `native/layout.h`, in the order of `nanotf_layout`."""
+    """Returns the numbers of `native/layout.h`, in the order of `nanotf_layout`."""
     numbers = (ctypes.c_uint64 * 64)()
     return list(numbers[: load().nanotf_layout(size, chunk_bytes, nodes, numbers)])
 
 
 class NativeUnusable(Exception):
-    """TensorFlow cannot load the ops. Raised in workers, which alone load them."""
+    """TensorFlow cannot load the ops. Raised in workers, the only processes that load them."""
 
 
 _unusable: list[str] = []
 
 
 def rule_out(reason: str) -> None:
-    """Makes `native_status` say no from now on: what a worker has found, for people."""
+    """Makes `native_status` return False from now on, with a reason that a worker has found."""
     _unusable.append(reason)
 
 
@@ -141,9 +141,9 @@ def python_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def native_status() -> tuple[bool, str]:
-    """Returns whether the native implementation can be used, and why or why not. Takes 1 ms.
+    """Returns whether the native implementation is usable, and the reason. Takes about 1 ms.
 
-    Whether TensorFlow can load the ops is known when a worker has tried; see `rule_out`.
+    Only a worker finds out if TensorFlow can load the ops; see `rule_out`.
 
     Environment variables read: `NANOTF_NATIVE`; 0 forces the pure-Python implementation.
     """
@@ -156,7 +156,7 @@ def native_status() -> tuple[bool, str]:
             return False, f"{path.name} was not built"
     try:
         if native_layout(2, 4096)[0] != layout.MAGIC:
-            return False, f"{LIBRARY.name} is of another version; build it again"
+            return False, f"{LIBRARY.name} is from another version; rebuild it"
         return True, f"{LIBRARY.name}, {load().nanotf_vectors().decode()}"
     except (OSError, AttributeError) as error:
         return False, f"{LIBRARY.name} cannot be loaded: {error}"

@@ -1,7 +1,7 @@
-"""The implementation in pure Python: the protocol of `native/layout.h`, one-step rounds only.
+"""The pure-Python implementation: the protocol of `native/layout.h`, one-step rounds only.
 
-It is taken where the native library was not built. A sleeping rank polls, since Python has
-no futex; reductions are NumPy's, in the order of ranks, so that all ranks get equal bits.
+It is used if the native library was not built. A sleeping rank polls, since Python has no futex.
+Reductions are NumPy's, in the order of ranks, so that all ranks get identical bits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nanotf.wire.failures import Failure, Kind
 
 _REDUCE: dict[str, Callable[..., Any]] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
-_MAX_NUMBER = 2**32 - 1  # of a call of a key: the lower half of its tag
+_MAX_NUMBER = 2**32 - 1  # of calls with a key: the lower half of a tag
 
 
 class PythonEngine(Engine):
@@ -43,7 +43,7 @@ class PythonEngine(Engine):
     Args:
         spec: `GroupSpec`.
         rank: int.
-        fd: int, the group's file; stays the caller's.
+        fd: int, the group's file; the caller keeps it.
     """
 
     def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:
@@ -52,7 +52,7 @@ class PythonEngine(Engine):
             self.view = SharedView(spec, rank, fd)
         except Failed as failed:
             raise CollectiveError(failed.failure.message) from None
-        # Guards what follows. Held for a moment, never in a wait.
+        # Guards the fields below. Held only briefly, never during a wait.
         self._lock = threading.Lock()
         self._calls: dict[int, int] = {}
         self._in_flight: set[int] = set()
@@ -97,7 +97,7 @@ class PythonEngine(Engine):
     def reduce_scatter(self, arrays: Sequence[Array], key: int) -> Array:
         arrays = [np.asarray(array, order="C") for array in arrays]
         check_reducible([array.dtype.name for array in arrays])
-        # The same traffic as an all-reduce; the protocol in Python is not worth a second one.
+        # The traffic of an all-reduce: a second protocol in Python is not worth it.
         sums = self._all_reduce(describe("reduce_scatter", arrays), arrays, key, "sum")
         flat = np.concatenate([array.reshape(-1) for array in sums])
         begin, end = part_of(self.rank, self.size, flat.size)
@@ -169,7 +169,7 @@ class PythonEngine(Engine):
         return self._times.calls
 
     def add_times(self, calls: int = 0, in_calls: int = 0, waited: int = 0) -> None:
-        """Counts a call that has ended, or a wait in one."""
+        """Counts a completed call, or a wait in a call."""
         with self._lock:
             old = self._times
             self._times = Times(
@@ -188,7 +188,7 @@ class PythonEngine(Engine):
 
     @contextlib.contextmanager
     def _call(self, key: int, description: Description, rows: int = 0) -> Iterator[_Call]:
-        """A collective; its failure is remembered."""
+        """Runs a collective and remembers its failure."""
         try:
             with _Call(self, key, description, rows) as call:
                 yield call
@@ -200,7 +200,7 @@ class PythonEngine(Engine):
 
     # ---------------------------------------------------------------- for `_Call`
     def enter(self, key: int) -> int:
-        """The number of this call of `key`."""
+        """Returns the number of this call with `key`."""
         with self._lock:
             if key in self._in_flight:
                 raise self.view.misused(
@@ -208,8 +208,8 @@ class PythonEngine(Engine):
                     f"key={key} on rank {self.rank} from two threads at once",
                     "Give each its own key.",
                 )
-            # From 1 on, since 0 would be the tag of a slot that was never used; and none twice,
-            # since a slot may still have the tag of the first call of that number.
+            # Numbers begin at 1, since 0 would be the tag of an unused slot. None is used twice,
+            # since a slot may still have the tag of the first call with that number.
             number = self._calls.get(key, 0) + 1
             if number > _MAX_NUMBER:
                 raise self.view.misused(
@@ -222,13 +222,13 @@ class PythonEngine(Engine):
             return number
 
     def leave(self, key: int, slot: int | None) -> None:
-        """Ends what `enter` and `try_claim` began."""
+        """Releases what `enter` and `try_claim` took."""
         with self._lock:
             self._in_flight.discard(key)
             self._busy.discard(-1 if slot is None else slot)
 
     def try_claim(self) -> int | None:
-        """A slot that no thread uses and that every peer has done with, None if there is none."""
+        """Claims a slot that no thread uses and all peers have finished; None if there is none."""
         view = self.view
         peers = [rank for rank in range(self.size) if rank != self.rank]
         with self._lock:
@@ -278,15 +278,15 @@ class _Call:
         self.engine.add_times(calls=1, in_calls=time.monotonic_ns() - self._began)
 
     def rounds(self, nbytes: int) -> int:
-        """Returns how many chunks `nbytes` take, at least one."""
+        """Returns the number of chunks for `nbytes`, at least one."""
         return max(1, -(-nbytes // self.engine.spec.chunk_bytes))
 
     def rows(self, rank: int) -> int:
-        """Returns what a rank gives to a gather."""
+        """Returns the number of rows that a rank gives to a gather."""
         return self.view.word(self._header(rank) + layout.ROWS)
 
     def buffer(self, rank: int, number: int, nbytes: int) -> memoryview:
-        """Returns what a rank produced in a round."""
+        """Returns the buffer that a rank filled in a round."""
         return self.view.buffer(rank, self._slots[rank], number, nbytes)
 
     def run(
@@ -296,9 +296,9 @@ class _Call:
         consume: Callable[[int], None],
         total: Callable[[], int] | None = None,
     ) -> None:
-        """Steps 2 to 6: `source` as bytes goes out, `consume` is called for each round.
+        """Runs steps 2 to 6: sends `source` as bytes and calls `consume` for each round.
 
-        `total` is called when all ranks have come, and returns the number of rounds.
+        `total` is called when all ranks have arrived, and returns the number of rounds.
         """
         chunk = self.engine.spec.chunk_bytes
         produced = number = 0
@@ -329,7 +329,7 @@ class _Call:
         return self.view.slot_header(rank, self._slots[rank])
 
     def _claim(self) -> None:
-        """Step 1."""
+        """Runs step 1."""
         claimed: list[int] = []
 
         def try_claim() -> bool:
@@ -363,7 +363,7 @@ class _Call:
             view.set_word(view.tag(own, self._slots[own]), self.tag)
 
     def _meet(self) -> None:
-        """Step 4 in round 0."""
+        """Runs step 4 in round 0."""
         for peer in self._peers():
             self._await(peer, lambda peer=peer: self._find(peer))  # type: ignore[misc]
         self._met = True
@@ -385,7 +385,7 @@ class _Call:
                 )
 
     def _exchange(self, details: bytes) -> list[bytes]:
-        """Step 4a: gives the details of this rank's call, returns those of all ranks'."""
+        """Runs step 4a: sends the details of this rank's call, returns those of all ranks."""
         view, own, chunk = self.view, self.engine.rank, self.engine.spec.chunk_bytes
         found = [b""] * self.engine.size
         view.set_word(self._header(own) + layout.ROWS, len(details))
@@ -419,7 +419,7 @@ class _Call:
     def _await(self, peer: int, ready: Callable[[], bool]) -> None:
         def look_around(waited: float) -> None:
             how = self.view.lost(peer)
-            if how is not None and not ready():  # it may have posted, then ended
+            if how is not None and not ready():  # it may have posted, then exited
                 pid = self.view.half(self.view.layout.region(peer) + layout.PID)
                 self._give_up(
                     Kind.LOST,
@@ -448,7 +448,7 @@ class _Call:
             self.engine.add_times(waited=time.monotonic_ns() - began)
 
     def _give_up(self, kind: Kind, text: str, remedy: str, missing: Sequence[int] = ()) -> NoReturn:
-        """Aborts the group, and raises."""
+        """Aborts the group and raises."""
         failure = Failure(kind, self.engine.rank, text, remedy, tuple(missing))
         self.view.abort(failure)
         raise Failed(failure)
@@ -457,16 +457,16 @@ class _Call:
         return f"{self.description.summary} (key {self.key}, call {self.number})"
 
     def _missing(self, awaited: int) -> dict[int, str]:
-        """The ranks that have not come, or came and made no progress, and how to name them.
+        """Returns the ranks that have not arrived or made no progress, with texts that name them.
 
-        `awaited` at the least.
+        The result includes at least `awaited`.
         """
         missing = {}
         here = self.view.word(self._header(self.engine.rank) + layout.POSTED)
         for peer in self._peers():
-            # One looks for the peers one after another, so those after it were not looked for.
+            # A rank looks for its peers one by one, so it has not yet looked for later ones.
             found = peer in self._slots or self._find(peer)
-            # Until all have met, they cannot proceed; in a gather they begin with unlike rounds.
+            # Until all have met, none can proceed; in a gather they begin with different rounds.
             if found and (
                 not self._met or self.view.word(self._header(peer) + layout.POSTED) >= here
             ):
@@ -481,12 +481,12 @@ class _Call:
 
 
 def _raw(array: Array) -> Array:
-    """The bytes of a contiguous array."""
+    """Returns the bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8)
 
 
 def _reduce(function: Callable[..., Any], inputs: Sequence[Array], out: Array) -> None:
-    """out = inputs[0] op inputs[1] op ...; 16-bit floats are accumulated in float32."""
+    """Computes out = inputs[0] op inputs[1] op ...; sums 16-bit floats in float32."""
     wide = out.dtype.itemsize == 2
     first = inputs[0].astype(np.float32) if wide else inputs[0]
     total = np.empty(out.shape, np.float32) if wide else out

@@ -1,8 +1,8 @@
 """A rank's view of the shared memory in pure Python: words, buffers and waits.
 
-Words are read and written through memoryviews, each access one machine instruction. What
-the C++ implementation does with acquire and release, this one gets from the order in which
-x86 makes stores visible, and from `_fence` elsewhere.
+Words are read and written through memoryviews; each access is one machine instruction. Where
+the C++ implementation uses acquire and release, this one relies on x86's order of stores, and on
+`_fence` elsewhere.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _fence_lock = threading.Lock()
 
 _SHORTEST_SLEEP = 20e-6  # s
 _LONGEST_SLEEP = 1e-3
-_LOOK_AROUND_EVERY = 0.05  # s, for an abort, a death, the deadline
+_LOOK_AROUND_EVERY = 0.05  # s, to check for an abort, a death and the deadline
 
 
 def _fence() -> None:
     """Orders all earlier reads and writes before all later ones."""
     if not _ORDERED_STORES:
-        # Releasing orders what came before, acquiring what comes after, and the processor keeps
-        # an acquire behind an earlier release.
+        # A release orders earlier accesses, an acquire orders later ones, and the processor does
+        # not move an acquire before an earlier release.
         for _ in range(2):
             with _fence_lock:
                 pass
 
 
 class Failed(Exception):
-    """A collective fails; `python_engine` makes a `CollectiveError` of it.
+    """The failure of a collective; `python_engine` turns it into a `CollectiveError`.
 
     Args:
         failure: `Failure`.
@@ -50,12 +50,12 @@ class Failed(Exception):
 
 
 class SharedView:
-    """The mapped memory of a group, as one rank sees it.
+    """One rank's mapping of a group's memory.
 
     Args:
         spec: `GroupSpec`.
         rank: int.
-        fd: int, stays the caller's.
+        fd: int; the caller keeps it.
     """
 
     def __init__(self, spec: GroupSpec, rank: int, fd: int) -> None:
@@ -88,43 +88,43 @@ class SharedView:
         self.set_half(region + layout.STATE, layout.ATTACHED)
 
     def word(self, offset: int) -> int:
-        """An unsigned 64-bit word that another rank may write."""
+        """Reads an unsigned 64-bit word that another rank may write."""
         value = self._words[offset // 8]
         _fence()
         return value
 
     def set_word(self, offset: int, value: int) -> None:
-        """Makes everything written before visible no later than this word."""
+        """Writes a word; everything written before is visible no later than it."""
         _fence()
         self._words[offset // 8] = value
 
     def half(self, offset: int) -> int:
-        """An unsigned 32-bit word that another rank may write."""
+        """Reads an unsigned 32-bit word that another rank may write."""
         value = self._halves[offset // 4]
         _fence()
         return value
 
     def set_half(self, offset: int, value: int) -> None:
-        """Sets a word of 32 bits; see `set_word`."""
+        """Writes 32 bits in the manner of `set_word`."""
         _fence()
         self._halves[offset // 4] = value
 
     def tag(self, rank: int, slot: int) -> int:
-        """Returns where the tag of a slot is."""
+        """Returns the offset of a slot's tag."""
         return self.layout.region(rank) + layout.TAGS + slot * 8
 
     def acknowledged(self, reader: int, owner: int, slot: int) -> int:
-        """Returns where `reader` writes the last tag of `owner`'s slot that it has done with."""
+        """Returns the offset at which `reader` acknowledges the last tag of `owner`'s slot."""
         index = owner * layout.SLOTS + slot
         return self.layout.region(reader) + layout.ACKNOWLEDGEMENTS + index * 8
 
     def slot_header(self, rank: int, slot: int) -> int:
-        """Returns where the header of a slot is."""
+        """Returns the offset of a slot's header."""
         region = self.layout.region(rank)
         return region + layout.SLOT_HEADERS + slot * layout.SLOT_HEADER_BYTES
 
     def buffer(self, rank: int, slot: int, number: int, nbytes: int) -> memoryview:
-        """The first bytes of the buffer of a round."""
+        """Returns the first bytes of a round's buffer."""
         begin = (
             self.layout.region(rank)
             + self.layout.buffers
@@ -134,7 +134,7 @@ class SharedView:
         return self.bytes[begin : begin + nbytes]
 
     def check_aborted(self) -> None:
-        """Raises `Failed` if the group was aborted, or closed on this rank."""
+        """Raises `Failed` if the group was aborted or is closed on this rank."""
         if self.closed:
             raise self.misused(f"the group is closed on rank {self.rank}", "Attach to a new group.")
         if not self.half(layout.ABORTED):
@@ -147,11 +147,11 @@ class SharedView:
         raise Failed(raw.unpacked())
 
     def misused(self, text: str, remedy: str = "") -> Failed:
-        """The exception for a call that is wrong; `text` and `remedy` as in `Failure`."""
+        """Returns the exception for an invalid call; `text` and `remedy` as in `Failure`."""
         return Failed(Failure(Kind.MISUSED, self.rank, text, remedy))
 
     def abort(self, failure: Failure) -> None:
-        """Aborts the group, with `failure` unless this rank has already given one."""
+        """Aborts the group with `failure`, unless this rank has already reported one."""
         write_abort_record(self._map, self.layout.region(self.rank) + layout.RANK_RECORD, failure)
 
     def wait(
@@ -161,9 +161,9 @@ class SharedView:
 
         Args:
             ready: called often.
-            look_around: called now and then with the seconds waited; may raise. A look that comes
-                late adds one second: this process was frozen meanwhile (SIGSTOP, `docker pause`),
-                and most often its peers with it, which then could not come.
+            look_around: called periodically with the seconds waited; may raise. A late call adds
+                only one second: this process was frozen meanwhile (SIGSTOP, `docker pause`), and
+                usually its peers too, so that they could not arrive.
         """
         for _ in range(50 if self.spec.spin_seconds else 1):
             if ready():
@@ -181,7 +181,7 @@ class SharedView:
             pause = min(pause * 1.5, _LONGEST_SLEEP)
 
     def lost(self, rank: int) -> str | None:
-        """Returns how a rank went away, None if it has not."""
+        """Returns how a rank left, None if it has not."""
         region = self.layout.region(rank)
         state = self.half(region + layout.STATE)
         if state == layout.CLOSED:
@@ -191,7 +191,7 @@ class SharedView:
         return None
 
     def close(self) -> None:
-        """Tells the peers that this rank is gone. The memory goes with the last view of it."""
+        """Tells the peers that this rank has left. The memory is freed with its last view."""
         if not self.closed:
             self.closed = True
             self.set_half(self.layout.region(self.rank) + layout.STATE, layout.CLOSED)
@@ -207,7 +207,7 @@ def is_alive(pid: int) -> bool:
         pass
     try:
         status = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:  # no /proc here, or it just went; then the next look says so
+    except OSError:  # no /proc, or it just exited; the next look will tell
         return True
-    # The name in parentheses may contain anything, a parenthesis included.
+    # The name in parentheses may contain anything, including a parenthesis.
     return status.rpartition(b")")[2].split()[:1] not in ([b"Z"], [b"X"])

@@ -1,14 +1,13 @@
 """The parent's side of a group: it owns the memory and can abort.
 
-The memory is an anonymous file (`memfd_create`). It has no name that anybody could open or
-that could stay behind after `kill -9`; only who is handed the descriptor can map it, and the
-size of `/dev/shm` sets no limit. Pages are allocated when they are first written, so the
-size of the file,
+The memory is an anonymous file (`memfd_create`). It has no name that another process could open
+or that could survive `kill -9`. Only a process that gets the descriptor can map it, and the size
+of `/dev/shm` does not limit it. Pages are allocated on first write, so the size of the file,
 
     4 KiB + size x (12 KiB + size x 128 B, in whole pages + 16 x 4 x (chunk + chunk / size)),
 
-is address space. What a rank really uses is two slots (of the 16) in ordinary training, at
-most 4 x chunk bytes each: 1 MiB for the native implementation, 8 MiB for the Python one.
+is only address space. In ordinary training a rank uses two of the 16 slots, at most 4 x chunk
+bytes each: 1 MiB for the native implementation, 8 MiB for the Python one.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ IMPLEMENTATIONS = ("native", "python")
 REDUCTIONS = ("sum", "min", "max")
 DEFAULT_DEADLINE = 600.0  # s
 
-# Measured with benchmarks/latency.py; see there.
+# Measured with benchmarks/latency.py.
 _CHUNK_BYTES = {"native": 128 << 10, "python": 1 << 20}
 _SPIN_SECONDS = 50e-6
 _READ_DURING_A_WAIT = 50 << 10  # bytes
@@ -41,20 +40,20 @@ _READ_DURING_A_WAIT = 50 << 10  # bytes
 
 @dataclasses.dataclass(frozen=True)
 class GroupSpec:
-    """Everything but the file descriptor that a worker needs to attach to a group.
+    """The data that a worker needs, besides the file descriptor, to attach to a group.
 
     Args:
         size: int, number of ranks.
-        nonce: int, random; a descriptor of another group is refused.
+        nonce: int, random, to reject the descriptor of another group.
         implementation: str, one of `IMPLEMENTATIONS`, the same on all ranks.
-        chunk_bytes: int, what one round of the protocol moves; a multiple of 64.
+        chunk_bytes: int, bytes per round of the protocol; a multiple of 64.
         symmetric_bytes: int, all-reduces above this take two steps: each rank reduces a part,
             then all copy the results (native implementation).
-        nodes: int, on how many NUMA nodes the ranks are: the first `size // nodes` of them on one,
-            and so on. All-reduces of two steps then cross from node to node once. 1 where nodes
-            have unlike numbers of ranks.
+        nodes: int, number of NUMA nodes: the first `size // nodes` ranks are on one, and so on.
+            Two-step all-reduces then cross from node to node once. 1 if nodes have different
+            numbers of ranks.
         spin_seconds: float, how long a rank spins before it sleeps in the kernel.
-        deadline: float, seconds that one wait for other ranks may take.
+        deadline: float, limit of one wait for other ranks, in seconds.
     """
 
     size: int
@@ -73,7 +72,7 @@ class GroupSpec:
 
 
 def write_abort_record(memory: mmap.mmap, offset: int, failure: Failure) -> None:
-    """Writes an abort record at `offset` unless it is set, then the group's abort flag."""
+    """Writes an abort record at `offset` if it is not set, then the group's abort flag."""
     if struct.unpack_from("<I", memory, offset)[0] == 0:
         raw, begin = bytes(layout.RawFailure.of(failure)), offset + layout.RECORD_FAILURE
         memory[begin : begin + len(raw)] = raw
@@ -83,13 +82,13 @@ def write_abort_record(memory: mmap.mmap, offset: int, failure: Failure) -> None
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """A collective in which a rank waits.
+    """A collective in which a rank waits for others.
 
     Args:
         rank: int.
-        missing: tuple of int, the ranks that have not come.
-        tag: int, of the collective; see `native/layout.h`.
-        what: str, the call, for people.
+        missing: tuple of int, the ranks that have not arrived.
+        tag: int, tag of the collective; see `native/layout.h`.
+        what: str, description of the call for people.
     """
 
     rank: int
@@ -102,17 +101,17 @@ class GroupOwner:
     """The parent's handle of a group. Made by `create_group`.
 
     Attributes:
-        spec: `GroupSpec`, to be sent to every worker.
-        fd: int, the descriptor to be sent along. `close` closes it; workers that have
-            attached keep their mapping.
+        spec: `GroupSpec` to send to every worker.
+        fd: int, the descriptor to send with it. `close` closes it; attached workers keep their
+            mapping.
     """
 
     def __init__(self, spec: GroupSpec) -> None:
         self.spec = spec
         self.fd = anonymous_file(spec.layout.total_bytes, fixed=True)
         self._closer = weakref.finalize(self, os.close, self.fd)
-        # The common page alone: the parent has no business in the ranks' regions, and what it
-        # touched there would lie on its NUMA node.
+        # Only the common page: the parent does not use the ranks' regions, and pages that it
+        # touched there would be on its own NUMA node.
         self._common = mmap.mmap(self.fd, layout.PAGE)
         struct.pack_into(
             "<5Q",
@@ -126,10 +125,10 @@ class GroupOwner:
         )
 
     def abort(self, text: str) -> None:
-        """Makes every rank that is in a collective, or enters one, raise `CollectiveError`.
+        """Makes all collectives, running and future, raise `CollectiveError` on every rank.
 
         Args:
-            text: str, why. The first abort of a group counts.
+            text: str, the reason. Only the first abort of a group counts.
 
         Blocked ranks notice within 50 ms.
         """
@@ -138,7 +137,7 @@ class GroupOwner:
             write_abort_record(self._common, layout.COMMON_RECORD, failure)
 
     def waits(self) -> list[Wait]:
-        """The collectives in which some rank waits for others that have not come."""
+        """Returns the collectives in which a rank waits for others that have not arrived."""
         return [wait for rank in range(self.spec.size) for wait in self._waits_of(rank)]
 
     def _waits_of(self, rank: int) -> list[Wait]:
@@ -156,16 +155,16 @@ class GroupOwner:
     def _has_come(self, peer: int, rank: int, slot: int, tag: int) -> bool:
         region = self.spec.layout.region(peer)
         place = layout.ACKNOWLEDGEMENTS + (rank * layout.SLOTS + slot) * 8
-        # In this order: a peer acknowledges what is in its tags before it puts another there.
+        # In this order: a peer acknowledges a tag of its own before it overwrites the tag.
         here = tag in self._words(region + layout.TAGS, layout.SLOTS)
         return here or self._words(region + place, 1)[0] == tag
 
     def _words(self, offset: int, count: int) -> tuple[int, ...]:
-        # Read through the descriptor: what the parent maps would lie on its NUMA node.
+        # Read through the descriptor: pages that the parent maps would be on its NUMA node.
         return struct.unpack(f"<{count}Q", os.pread(self.fd, 8 * count, offset))
 
     def close(self) -> None:
-        """Gives up the parent's mapping and descriptor. May be called twice."""
+        """Closes the parent's mapping and descriptor. May be called twice."""
         self._common.close()
         self._closer()
 
@@ -191,19 +190,19 @@ def create_group(
     symmetric_bytes: int | None = None,
     spin_seconds: float | None = None,
 ) -> GroupOwner:
-    """Creates the shared memory of a group, in the parent.
+    """Creates the shared memory of a group in the parent.
 
     Args:
         size: int, number of ranks.
-        nodes: int, as in `GroupSpec`, of which the Python implementation makes nothing.
+        nodes: int, as in `GroupSpec`. The Python implementation ignores it.
         deadline: float, default 600 seconds, for each wait for other ranks.
-        implementation: str or None, one of `IMPLEMENTATIONS`. `None` takes "native" where the
-            library was built and `NANOTF_NATIVE` is not 0, else "python", with one line in the
-            log that says why.
+        implementation: str or None, one of `IMPLEMENTATIONS`. `None` means "native" if the
+            library was built and `NANOTF_NATIVE` is not 0, else "python". The log then gives the
+            reason once.
         chunk_bytes: int or None, see `GroupSpec`; the default was measured.
-        symmetric_bytes: int or None, see `GroupSpec`; for the default see `_symmetric_bytes`.
-        spin_seconds: float or None. `None` spins 50 us, and not at all if there are more ranks
-            than cores: a spinning rank would keep the one it waits for from running.
+        symmetric_bytes: int or None, see `GroupSpec`; `_symmetric_bytes` gives the default.
+        spin_seconds: float or None. `None` spins 50 us, but not at all with more ranks than cores:
+            a spinning rank would keep the rank that it waits for from running.
 
     Returns:
         A `GroupOwner`.
@@ -222,8 +221,8 @@ def create_group(
     implementation = _choose(implementation)
     if nodes < 1 or size % nodes:
         raise InvalidArgumentError(
-            f"nodes must divide size, since each has as many ranks. Received: nodes={nodes}, "
-            f"size={size}. Leave it out for ranks that are on unlike nodes."
+            f"nodes must divide size into equal numbers of ranks. Received: nodes={nodes}, "
+            f"size={size}. Omit nodes if the nodes have different numbers of ranks."
         )
     if implementation == "python" or size == nodes:
         nodes = 1
@@ -231,8 +230,8 @@ def create_group(
         chunk_bytes = _CHUNK_BYTES[implementation]
     if chunk_bytes < layout.LINE * size or chunk_bytes % layout.LINE:
         raise InvalidArgumentError(
-            f"chunk_bytes must be a multiple of {layout.LINE}, at least one for each rank. "
-            f"Received: chunk_bytes={chunk_bytes}. Leave it out for the measured default."
+            f"chunk_bytes must be a multiple of {layout.LINE}, and at least that much per rank. "
+            f"Received: chunk_bytes={chunk_bytes}. Omit it for the measured default."
         )
     if spin_seconds is None:
         spin_seconds = _SPIN_SECONDS if size <= _cores() else 0.0
@@ -258,7 +257,7 @@ def _symmetric_bytes(size: int) -> int:
     In one step a rank reads `N - 1` messages from its peers, in two steps `2 (N - 1) / N`, after
     one more wait. A wait takes as long as reading some 50 KB (5 us at 10 GB/s), so one step is
     faster up to about `50 KB / ((N - 1) (1 - 2 / N))`: 33 KB for 4 ranks, 1 KB for 56. Two ranks
-    read as much either way.
+    read equally much either way.
     """
     return 1 << 62 if size <= 2 else _READ_DURING_A_WAIT * size // ((size - 1) * (size - 2))
 

@@ -1,6 +1,6 @@
-"""Every private name of TensorFlow and Keras that nanotf touches, and nothing else.
+"""All private names of TensorFlow and Keras that nanotf uses, and nothing else.
 
-Each is listed with the versions it was seen in and why no public name will do.
-`tests/e2e/test_compat.py` looks all of them up and fails first when one moves. Workers replace
-the names in `nanotf.region.overrides.TABLE`.
+Each name is listed with the versions in which it was seen, and the reason why no public name
+suffices. `tests/e2e/test_compat.py` looks up all of them and fails first if one moves. Workers
+replace the names in `nanotf.region.overrides.TABLE`.
 """

@@ -116,7 +116,7 @@ def saves_at(callback: Any, batch: int) -> bool:
 
 
 def forget_open_evaluation(callback_list: Any) -> None:
-    """Closes an evaluation of `fit` whose end callbacks were not and will not be told of.
+    """Closes an evaluation inside `fit` whose end hooks were not called and never will be.
 
     Args:
         callback_list: Keras's `CallbackList`, in the middle of training.

@@ -1,8 +1,8 @@
-"""Keras's own handling of the data given to `fit`, so that nanotf takes what Keras takes.
+"""Keras's own handling of the data of `fit`, so that nanotf accepts exactly what Keras accepts.
 
-Private modules decide which data Keras takes, which errors it raises, how many batches there
-are, and when iterators and the hooks of a `PyDataset` are called. nanotf uses these modules in
-the parent instead of imitating them: see `Generation.open_data`.
+Private modules of Keras decide which data it accepts, which errors it raises, how many batches
+there are, when iterators are made and when the hooks of a `PyDataset` run. nanotf uses these
+modules in the parent instead of imitating them: see `Generation.open_data`.
 """
 
 from __future__ import annotations

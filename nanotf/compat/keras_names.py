@@ -315,7 +315,7 @@ def build_metrics(model: Any, specs: Any, trace: Callable[[], None] | None = Non
         model: a built and compiled model.
         specs: nested structure of `tf.TensorSpec`, of one batch as `evaluate` sees it.
         trace: function that traces the user's own step, or None if the step is Keras's. It is
-            called if the data do not show what the step calls the model on. Tracing makes the
+            called if the data do not show the model's inputs in that step. Tracing makes the
             metrics that the step uses.
     """
     if not has_call(model):

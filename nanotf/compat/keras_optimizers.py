@@ -1,6 +1,6 @@
 """Optimizers of both Keras generations, behind one interface.
 
-Covers what they consist of (variables, slots) and how they are built.
+Covers their variables and slots, and how they are built.
 
 | name | generation, versions seen | why |
 | --- | --- | --- |

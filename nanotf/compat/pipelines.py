@@ -65,8 +65,8 @@ def copy_of(dataset: Any) -> Any:
                 continue
             for handle in node.attr["value"].tensor.resource_handle_val:
                 if "SeedGenerator" in handle.maybe_type_name:
-                    # The name finds the original generator with its state. If it is not found, as
-                    # in another process, a shuffle makes a new one from the seeds in the graph.
+                    # The old name would find the original generator, with its state. If no such
+                    # name exists, a shuffle makes a new generator from the seeds in the graph.
                     handle.name += "/copy"
         copy = from_graph(graph.SerializeToString(), dataset.element_spec)
     except tf.errors.OpError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
@@ -75,6 +75,20 @@ class Embedding(EmbeddingInPlace):
     Example:
         >>> layer = nanotf.keras.layers.Embedding(20_000, 128, embeddings_regularizer="l2")
     """
+
+    if TYPE_CHECKING:  # the arguments that both Keras generations take
+
+        def __init__(
+            self,
+            input_dim: int,
+            output_dim: int,
+            embeddings_initializer: Any = "uniform",
+            embeddings_regularizer: Any = None,
+            *,
+            embeddings_constraint: Any = None,
+            mask_zero: bool = False,
+            **kwargs: Any,
+        ) -> None: ...
 
 
 # Keras 3 reads this signature to tell a layer's arguments apart.

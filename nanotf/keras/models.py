@@ -6,13 +6,16 @@ import abc
 import functools
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from nanotf.compat import keras_names
 from nanotf.errors import InvalidArgumentTypeError
 from nanotf.machine import topology
 from nanotf.parent import defaults
 from nanotf.shipping import iterators
+
+if TYPE_CHECKING:
+    import nanotf.keras
 
 _KerasModel: Any = keras_names.model_class()
 _KerasSequential: Any = keras_names.sequential_class()
@@ -56,46 +59,55 @@ class Accelerated:
     def fit(
         self,
         *args: Any,
-        num_processes: int | str | None = None,
-        transport: str | None = None,
+        num_processes: int | Literal["auto"] | None = None,
+        transport: Literal["shm", "grpc"] | None = None,
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
-        sharding: str | None = None,
+        sharding: Literal["auto", "data", "parent"] | None = None,
         max_restarts: int = 0,
-        backend: str | None = None,
+        backend: Literal["local", "multiprocessing", "ray"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Trains the model, on several core-pinned processes if asked.
 
         Args:
             *args: as in Keras's `fit`.
-            num_processes: int, "auto" or None. None or 1 trains in this process, as Keras does.
-                N > 1 trains on N workers, each pinned to its own cores; `batch_size` stays
-                the size of the global batch. "auto" measures what is fastest, see `parent.auto`.
-            transport: str or None, how workers exchange gradients; None is the default.
-            cores_per_process: int or None, cores of each worker. None shares the usable
-                cores equally.
-            cores: sequence of int or None, the logical CPUs to share out between the workers.
-                None takes all usable ones, except those of other nanotf pools on this machine if
-                enough are left.
-            sharding: str or None, where a `tf.data.Dataset` is read: "parent", once, in this
-                process; "data", by every worker, each keeping its rows; "auto" or None chooses.
-            max_restarts: int, default 0, how often training restarts by itself from the last
-                completed epoch, with new workers, after a worker has died or was stuck. Nothing
-                restarts without workers, or if one dies before training has begun.
-            backend: str or None. With "local", the default (also called "multiprocessing"), this
-                process starts the workers on this machine; with "ray", Ray starts them on this
-                machine or a cluster, see `pool.ray`.
+            num_processes: int, "auto" or None, default None. None or 1 trains in this process, as
+                Keras does. N > 1 trains on N workers, each pinned to its own cores; `batch_size`
+                stays the size of the global batch. "auto" measures a few steps on several numbers
+                of workers, and uses the fastest.
+            transport: "shm", "grpc" or None, default None, which is "shm". Workers exchange
+                gradients through shared memory or through TensorFlow's gRPC.
+            cores_per_process: int or None, default None, the number of cores of each worker. None
+                divides the usable cores equally.
+            cores: sequence of int or None, default None, the logical CPUs to divide between the
+                workers. None takes all usable ones, except those of other nanotf pools on this
+                machine if enough are left.
+            sharding: "auto", "data", "parent" or None, default None, which is "auto": the process
+                that reads a `tf.data.Dataset`. "parent" reads it once, in this process. With
+                "data", every worker reads it and keeps its own rows. "auto" chooses.
+            max_restarts: int, default 0, the number of times that training restarts by itself from
+                the last completed epoch, with new workers, after a worker has died or was stuck.
+                Nothing restarts without workers, or if one dies before training has begun.
+            backend: "local", "multiprocessing", "ray" or None, default None, which is "local".
+                With "local" (also called "multiprocessing") this process starts the workers on
+                this machine. With "ray", Ray starts them on this machine or on a cluster.
             **kwargs: as in Keras's `fit`.
 
         Returns:
-            A `keras.callbacks.History`; its attribute `nanotf` says where the time went, see
-            `report.Report`. The model and its optimizer end in the same state as after a
-            single-process `fit`.
+            A `keras.callbacks.History`. Its attribute `nanotf` is a `Report` of where the time
+            went. The model and its optimizer end in the same state as after a single-process `fit`.
 
         Raises:
-            nanotf.errors.NanoError: See the subclasses. Invalid arguments raise before any
-                process is started.
+            nanotf.errors.InvalidArgumentError: An argument has a value that cannot be used. This
+                and the next four are raised before any process starts.
+            nanotf.errors.InvalidArgumentTypeError: An argument has a type that cannot be used.
+            nanotf.errors.PlacementError: There are not enough cores.
+            nanotf.errors.ModelError: Workers cannot train the model in its present state.
+            nanotf.errors.ShippingError: The model or its data cannot be sent to the workers.
+            nanotf.errors.WorkerError: A worker raised an exception, which is also of the original
+                class. Its subclasses `WorkerDied` and `WorkerStuck` report one that ended, or that
+                made no progress for longer than the timeout.
         """
         # The parent's side, not needed in a worker.
         from nanotf.parent import calls, one_process, training
@@ -103,16 +115,14 @@ class Accelerated:
 
         keras_fit = super().fit  # type: ignore[misc]
         calls.check_max_restarts(max_restarts)
-        num_processes = defaults.num_processes(num_processes)
+        wanted = defaults.num_processes(num_processes)
         hint = 'num_processes="auto" measures whether they would be faster.'
-        if isinstance(num_processes, str) and num_processes == topology.AUTO:
+        if isinstance(wanted, str) and wanted == topology.AUTO:
             calls.needs_workers(None, transport, sharding, backend)
             backends.check_can_measure(backend)
             hint = 'num_processes="auto" has chosen one process.'
-            num_processes = self._fastest(
-                keras_fit, args, kwargs, transport, cores_per_process, cores
-            )
-        if not calls.needs_workers(num_processes, transport, sharding, backend):
+            wanted = self._fastest(keras_fit, args, kwargs, transport, cores_per_process, cores)
+        if not calls.needs_workers(wanted, transport, sharding, backend):
             try:
                 return one_process.fit(keras_fit, args, kwargs, hint)
             finally:
@@ -123,7 +133,7 @@ class Accelerated:
         return training.fit(
             self,
             given,
-            int(num_processes or 1),
+            int(wanted or 1),
             transport,
             cores_per_process,
             sharding,
@@ -152,10 +162,10 @@ class Accelerated:
         self,
         *args: Any,
         num_processes: int | None = None,
-        transport: str | None = None,
+        transport: Literal["shm", "grpc"] | None = None,
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
-        backend: str | None = None,
+        backend: Literal["local", "multiprocessing", "ray"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes loss and metrics, on several core-pinned processes if asked.
@@ -192,10 +202,10 @@ class Accelerated:
         self,
         *args: Any,
         num_processes: int | None = None,
-        transport: str | None = None,
+        transport: Literal["shm", "grpc"] | None = None,
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
-        backend: str | None = None,
+        backend: Literal["local", "multiprocessing", "ray"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes the model's outputs, on several core-pinned processes if asked.
@@ -234,6 +244,41 @@ class Accelerated:
         super().make_test_function(force=force)  # type: ignore[misc]
         self.test_function = iterators.keeping(self.test_function)
         return self.test_function
+
+
+def _joined_signature(ours: Any, keras_method: Any) -> inspect.Signature:
+    """Returns the signature of a Keras method with the keywords of the method that extends it."""
+    signature = inspect.signature(keras_method)
+    parameters = list(signature.parameters.values())
+    end = len(parameters) - (parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
+    parameters[end:end] = [
+        parameter
+        for name, parameter in inspect.signature(ours).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in signature.parameters
+    ]
+    return signature.replace(parameters=parameters)
+
+
+_EXTENDED = ("fit", "evaluate", "predict")
+
+# `inspect.signature` and `help` show the arguments of the Keras in use and nanotf's.
+for _name in _EXTENDED:
+    _ours, _theirs = getattr(Accelerated, _name), getattr(_KerasModel, _name)
+    _ours.__signature__ = _joined_signature(_ours, _theirs)
+    _texts = (inspect.getdoc(_ours), f"Keras's `{_name}`:", inspect.getdoc(_theirs))
+    _ours.__doc__ = "\n\n".join(filter(None, _texts))
+
+
+def _extending(name: str, keras_method: Any) -> Any:
+    """Returns a method of `Accelerated` with the signature of a class's own method in it."""
+    ours = vars(Accelerated)[name]
+
+    @functools.wraps(ours)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return ours(self, *args, **kwargs)
+
+    method.__signature__ = _joined_signature(ours, keras_method)  # type: ignore[attr-defined]
+    return method
 
 
 # Keras's classes by the nanotf classes that have taken their public names; see `patching`.
@@ -311,7 +356,12 @@ def _is_functional_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 @functools.cache
 def _accelerated_class(cls: type) -> type:
-    made = type(cls.__name__, (Accelerated, cls), {"__module__": cls.__module__})
+    methods = {
+        name: _extending(name, getattr(cls, name))
+        for name in _EXTENDED
+        if getattr(cls, name) is not getattr(_KerasModel, name)
+    }
+    made = type(cls.__name__, (Accelerated, cls), {"__module__": cls.__module__, **methods})
     made._nanotf_original = cls  # type: ignore[attr-defined]
     keras_names.save_as(made, cls)
     made.__init__ = cls.__init__  # type: ignore[misc]
@@ -345,7 +395,7 @@ def _unpickled(rebuild: Any, arguments: Any) -> Any:
     return accelerate(rebuild(*arguments))
 
 
-def accelerate(model: Any) -> Any:
+def accelerate(model: Any) -> nanotf.keras.Model:
     """Gives an existing model the methods of `nanotf.keras.Model`.
 
     Args:
@@ -366,4 +416,5 @@ def accelerate(model: Any) -> Any:
     if not isinstance(model, Accelerated):
         cls: Any = type(model)
         object.__setattr__(model, "__class__", _accelerated_class(cls))
-    return model
+    accelerated: nanotf.keras.Model = model
+    return accelerated

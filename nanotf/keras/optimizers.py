@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.versions import require_tensorflow
@@ -66,9 +66,30 @@ class SparseAdam(SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
         >>> model.fit(tokens, labels, num_processes=4)
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._check_options()
+    if TYPE_CHECKING:  # the arguments that both Keras generations take
+
+        def __init__(
+            self,
+            learning_rate: Any = 0.001,
+            beta_1: float = 0.9,
+            beta_2: float = 0.999,
+            epsilon: float = 1e-07,
+            *,
+            amsgrad: bool = False,
+            weight_decay: float | None = None,
+            clipnorm: float | None = None,
+            clipvalue: float | None = None,
+            global_clipnorm: float | None = None,
+            use_ema: bool = False,
+            ema_momentum: float = 0.99,
+            ema_overwrite_frequency: int | None = None,
+            **kwargs: Any,
+        ) -> None: ...
+    else:
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._check_options()
 
     def _check_options(self) -> None:
         for name, reason, remedy in (

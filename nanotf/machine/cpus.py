@@ -1,4 +1,4 @@
-"""The machine as this process may use it: logical CPUs, affinity, cpuset, quota, NUMA nodes.
+"""The CPUs that this process may use: logical CPUs, affinity, cpuset, quota, NUMA nodes.
 
 `Machine` is plain data, so that code that uses it can be tested for machines that we do not have.
 `describe_machine` reads it from `/proc` and `/sys`, and never fails: unknown facts are left out
@@ -110,7 +110,7 @@ class Machine:
         return limit is not None and limit < len(_one_per_core(self.allowed_cpus()))
 
     def explain(self) -> str:
-        """Says in one line how many cores are usable, and what limits them."""
+        """Describes in one line the number of usable cores, and the limits that apply."""
         physical, allowed = len(self.physical_cores()), len(_one_per_core(self.allowed_cpus()))
         reasons = [f"{physical} physical {_cores(physical)} online"]
         if allowed < physical:

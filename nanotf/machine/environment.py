@@ -19,7 +19,7 @@ by `nanotf-init` are not the user's: `NANOTF_ENV` lists them, and they are compu
 worker the user's thread counts are upper bounds, since they were meant for the whole machine.
 oneDNN changes the last digits of results, so a worker uses it if its parent does.
 
-Everything here is a pure function of its arguments; `None` for `installed` looks at this machine.
+All functions here are pure, except that `None` for `installed` examines this machine.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def worker_environment(
         placement: `topology.Placement`, its cores.
         environ: mapping, the parent's environment. Options of `nanotf-init` recorded in it hold
             for the workers, too.
-        installed: `Installed`, or None to look.
+        installed: `Installed`, or None to examine this machine.
 
     Returns:
         `Environment`; its `apply` returns the worker's whole environment.
@@ -154,7 +154,7 @@ def shell_environment(
         machine: `topology.Machine`.
         environ: mapping, the shell's environment.
         options: `Options`, or None for the defaults.
-        installed: `Installed`, or None to look.
+        installed: `Installed`, or None to examine this machine.
 
     Returns:
         `Environment`, without `NANOTF_ENV`.

@@ -12,7 +12,7 @@ from nanotf.errors import NanoError
 # `-m` and `-c` put the current folder before the standard library, and it may hold any files;
 # `-P` came with Python 3.11. Python imports nothing from there before the first line of this code,
 # and that line needs only built-in modules. The package is loaded from this one's location.
-# Putting its folder (site-packages) on the path would add the packages beside it, or shadow the
+# Putting its folder (site-packages) on the path would add the packages next to it, or shadow the
 # standard library.
 _BOOT = "; ".join(
     (

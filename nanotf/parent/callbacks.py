@@ -1,8 +1,8 @@
 """The user's callbacks, run once, in the parent, on the user's own objects.
 
-Workers report which hook of Keras's training loop they have reached; the parent calls the
-user's callbacks, and at some hooks the workers wait for it, so that what a callback decides
-(stop, a learning rate, weights) holds on all of them from the same step on.
+Workers report each hook that they reach in Keras's training loop, and the parent calls the user's
+callbacks. At some hooks the workers wait for the parent, so that a callback's decision (stop, a
+learning rate, weights) takes effect on all of them at the same step.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from nanotf.shipping import jobs
 
 
 class ParentCallbacks:
-    """Keras's callback list, and what the workers have to report for it.
+    """Keras's callback list, and the hooks that the workers must report for it.
 
     Args:
-        callbacks: what the user gave `fit`: None, a callback, a list, or a `CallbackList`.
+        callbacks: the argument of `fit`: None, a callback, a list, or a `CallbackList`.
         model: the user's model.
         verbose: 0, 1, 2 or "auto", as in `fit`.
         epochs: int.
         steps: int or None, batches per epoch.
 
     Attributes:
-        events: frozenset of str, hooks that rank 0 has to report.
-        waits: frozenset of str, hooks at which all ranks have to wait.
-        asks: frozenset of str, the batch hooks among `waits` at which the state has to be in the
-            user's model every time. At those of epochs it always is.
+        events: frozenset of str, hooks that rank 0 must report.
+        waits: frozenset of str, hooks at which all ranks must wait.
+        asks: frozenset of str, the batch hooks among `waits` that need the state in the user's
+            model every time. At epoch hooks the state is always there.
         look_at_model: bool, whether some callback may read or change the model. Keras's own
-            progress bar reads the step count where the number of steps is not known.
+            progress bar reads the step count if the number of steps is unknown.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ParentCallbacks:
         """Calls a hook of all callbacks, in Keras's order."""
         if hook.endswith("_batch_end"):
             begin = hook.replace("_end", "_begin")
-            if begin not in self.waits:  # Keras 2 times batches from one to the other
+            if begin not in self.waits:  # Keras 2 times batches from the begin hook to the end hook
                 getattr(self.list, begin)(index)
         method = getattr(self.list, hook)
         if index is None:
@@ -110,19 +110,19 @@ class ParentCallbacks:
             method(index, logs)
 
     def recorded(self) -> list[dict[str, int]]:
-        """Returns how many epochs each `History` has recorded, by the names of logs."""
+        """Returns the number of epochs that each `History` has recorded, by the names of logs."""
         return [
             {name: len(values) for name, values in history.history.items()}
             for history in self._histories
         ]
 
     def record(self, epoch: int | None, logs: Any, before: list[dict[str, int]]) -> None:
-        """Makes each `History` record an epoch, unless it has.
+        """Makes each `History` record an epoch, unless it already has.
 
         Args:
             epoch: int.
             logs: dict of str to float.
-            before: what `recorded` returned before the callbacks heard of the epoch's end.
+            before: the result of `recorded` before the callbacks of the epoch's end.
         """
         for history, counts in zip(self._histories, before, strict=True):
             found = history.history

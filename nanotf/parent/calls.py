@@ -127,10 +127,10 @@ def plan_for(
 
 
 def seed_of_user(number: int) -> int:
-    """Returns a seed that follows `set_random_seed`, and uses none of the user's random numbers.
+    """Returns a seed that follows `set_random_seed` without using up the user's random numbers.
 
     Args:
-        number: int, makes two calls at the same state differ.
+        number: int; different numbers give different seeds in the same random state.
     """
     state: Any = np.random.get_state(legacy=False)
     position = f"{state['state']['pos']} {number}".encode()
@@ -138,7 +138,7 @@ def seed_of_user(number: int) -> int:
 
 
 class Call:
-    """One job on the parent's side. A subclass defines what is sent and how results are used.
+    """One job on the parent's side. Subclasses define its content and the use of its results.
 
     Args:
         size: int, number of workers.
@@ -161,11 +161,11 @@ class Call:
         raise NotImplementedError
 
     def job(self) -> Any:
-        """Returns the job that workers get: one of the kinds in `jobs`."""
+        """Returns the job for the workers, one of the kinds in `jobs`."""
         raise NotImplementedError
 
     def data_streams(self) -> list[Stream]:
-        """Returns the data that this process reads for the workers, by stream number."""
+        """Returns the data that this process reads for the workers, in the order of streams."""
         return []
 
     def divided(self, stream: Stream) -> Any:
@@ -181,14 +181,14 @@ class Call:
         return self.writers
 
     def sent(self) -> None:
-        """Called when the workers have the job and the blocks' descriptors are still open."""
+        """Handles that the workers have the job; the blocks' descriptors are still open."""
 
     def hear(self, message: Any) -> None:
-        """Takes a message of the job's own kind, see `messages`."""
+        """Handles a message specific to the kind of job, see `messages`."""
         raise AssertionError(message)
 
     def hear_stream(self, message: Any) -> None:
-        """Takes a message about the data that this process reads."""
+        """Handles a message about the data that this process reads."""
         self.writers[message.stream].handle(message)
 
     def look(self, ended: set[int]) -> None:
@@ -216,20 +216,20 @@ class Call:
         return catchable_as(error, original, f"{original}\n\n{who} {type(original).__name__}.")
 
     def collect(self) -> None:
-        """Called when all workers have ended the job and its blocks still exist."""
+        """Handles that all workers have ended the job; its blocks still exist."""
 
     def fail(self) -> None:
-        """Saves what can be saved after a failure; the workers are gone."""
+        """Handles a failure: keeps the results of completed epochs. The workers are gone."""
 
     def release(self) -> None:
-        """Drops what refers to the job's blocks."""
+        """Drops all references to the job's blocks."""
 
     def end(self, results: list[Any]) -> Any:
         """Returns the result of the call; `results` holds the result of each rank's job."""
         raise NotImplementedError
 
     def reported(self) -> None:
-        """Called last, when `report` has the call's times."""
+        """Handles the end of the call; `report` has its times."""
 
     # ------------------------------------------------------------------------------- run
     def run(self, workers: Pool) -> Any:
@@ -260,7 +260,7 @@ class Call:
                 clock.done = timing.now()
             self.collect()
         except BaseException:
-            # A fork that a callback made may end here. It owns nothing of the job.
+            # A process forked by a callback may end here. It owns nothing of the job.
             if workers.owner == os.getpid():
                 with interrupts.held_back():
                     self._give_up(blocks)
@@ -269,7 +269,7 @@ class Call:
         return self.finish(results, self.times)
 
     def finish(self, results: list[Any], times: tuple[timing.WorkerTimes, ...]) -> Any:
-        """Returns the result of the call, and reports where its time went.
+        """Returns the result of the call, and creates the report of its times.
 
         Args:
             results: list, the result of each rank's job; empty if the workers died.
@@ -303,7 +303,7 @@ class Call:
                 blocks.pop().discard()
 
     def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
-        # Bound now, since a writer whose data take long may outlive a restart.
+        # Bound now: a writer with slow data may outlive a restart.
         workers, job = self.workers, self.number
 
         def send(message: messages.Message, block: Block | None) -> None:
@@ -340,9 +340,9 @@ class Call:
         return results
 
     def _data_have_failed(self, failed: messages.DataFailed) -> None:
-        """Continues, after the user's data raised, with the batches that workers have.
+        """Lets the workers use the batches that they have after the user's data raised.
 
-        Callbacks are called for these, as in a single process, and for nothing after them.
+        Callbacks run for these batches, as in a single process, and for nothing after them.
         """
         if not self.can_be_abandoned:
             raise failed.error

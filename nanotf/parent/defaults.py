@@ -22,7 +22,7 @@ class RunDefault:
 
     Args:
         processes: int, `AUTO`, or None for no default.
-        check: callable that the first `fit` calls; `fit` raises what it raises.
+        check: callable that the first `fit` calls; its exceptions pass through `fit`.
         fits: int, how often `fit` was called.
     """
 

@@ -20,7 +20,7 @@ class Partings:
     """Detector of diverged ranks in one call.
 
     Args:
-        name: str, of the user's function.
+        name: str, name of the user's function.
         size: int, number of workers.
     """
 
@@ -31,7 +31,7 @@ class Partings:
         self._reached: dict[int, messages.Reached] = {}
 
     def hear(self, message: messages.Reached) -> None:
-        """Takes the report of a rank with transport "grpc"."""
+        """Records the report of a rank with transport "grpc"."""
         self._reached[message.rank] = message
 
     def look(self, group: Any, ended: set[int]) -> None:
@@ -102,7 +102,7 @@ class Partings:
         """Returns the error, with its remedy.
 
         Args:
-            received: str, what the ranks do.
+            received: str, a description of what each rank does.
         """
         return CollectiveError(
             "All workers must take the same path through a @nano function, and run the same "

@@ -45,14 +45,14 @@ class FitArguments:
     validation_steps: int | None = None
     validation_batch_size: int | None = None
     validation_freq: Any = 1
-    # Keras 2's, for generators and `Sequence`s; in Keras 3 a `PyDataset` has them.
+    # Keras 2's arguments for generators and `Sequence`s; in Keras 3 a `PyDataset` has them.
     max_queue_size: int = 10
     workers: int = 1
     use_multiprocessing: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> FitArguments:
-        """Makes them from the arguments of a call.
+        """Makes an object from the arguments of a call.
 
         Args:
             given: mapping of str to object, the arguments of Keras's `fit` that were given.
@@ -69,7 +69,7 @@ class FitArguments:
         return cls(**given)._limited()
 
     def _limited(self) -> FitArguments:
-        """Cuts them to `keras_names.run_limits`, and warns as Keras does."""
+        """Reduces the arguments to `keras_names.run_limits`, and warns as Keras does."""
         most_epochs, most_steps = keras_names.run_limits()
         changed: dict[str, int] = {}
         if most_epochs and most_epochs < self.epochs:
@@ -90,7 +90,7 @@ class Resume:
 
     Args:
         first_epoch: int, the epoch at which it began.
-        first_step: int, the step in it; 0 unless `BackupAndRestore` of Keras 2 resumed there.
+        first_step: int, the step in that epoch; 0 unless Keras 2's `BackupAndRestore` resumed.
         epoch: int, the epoch to run next.
         random_states: the random states when this process began to read that epoch, see
             `random_states`; None if it did not.
@@ -103,19 +103,19 @@ class Resume:
 
     @property
     def epochs(self) -> int:
-        """The number of complete epochs."""
+        """Returns the number of complete epochs."""
         return self.epoch - self.first_epoch
 
     def place(self, steps: int, size: int, at_once: int) -> tuple[int, int]:
-        """Returns the number of complete passes over the data, and of batches taken of the next.
+        """Returns the number of complete passes over the data, and of batches used of the next.
 
         Args:
-            steps: int, of an epoch.
-            size: int, batches of one pass.
-            at_once: int, steps of one execution.
+            steps: int, steps per epoch.
+            size: int, batches per pass.
+            at_once: int, steps per execution.
         """
         if generation().EACH_PASS_HAS_AN_ITERATOR and (size % steps or steps % at_once):
-            return self.epochs, 0  # passes differ in length there, and each epoch begins one
+            return self.epochs, 0  # these passes differ in length, and each epoch begins one
         return divmod(self.epochs * steps - self.first_step, size)
 
 
@@ -290,7 +290,7 @@ class FitData:
         """Returns where workers continue in a dataset: `iterated` and `taken` of their input.
 
         Args:
-            cardinality: int, the number of batches that their Keras is told.
+            cardinality: int, the number of batches that the workers' Keras assumes.
         """
         resume, steps = self._resume, self._arguments.steps_per_epoch
         if resume is None:

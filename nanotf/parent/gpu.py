@@ -31,10 +31,10 @@ def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: i
         model: a Keras model.
         method: str, the method's name.
         given: mapping of str to object, the arguments that it was given.
-        num_processes: int, what the user asked for; only reported.
+        num_processes: int, the user's argument; only reported.
 
     Returns:
-        What Keras's method returns.
+        The result of Keras's method.
     """
     console.say(
         f"TensorFlow sees {len(devices())} GPU(s); {method}(num_processes={num_processes}) "
@@ -54,7 +54,7 @@ def fit(
     Args:
         call: `model_call.ModelCall`, of a compiled and built Keras model.
         given: mapping of str to object, the arguments of Keras's `fit` that were given.
-        num_processes: int, what the user asked for; only reported.
+        num_processes: int, the user's argument; only reported.
         names: list of str, the devices.
 
     Returns:

@@ -149,7 +149,7 @@ class _Inference(ModelCall):
         return waiting.logs
 
     def take_over(self, first: jobs.Evaluated | jobs.Predicted) -> None:
-        """Sets what a pass changes in the user's model: counters, seeds of random layers.
+        """Copies the changes of a pass to the user's model: counters, seeds of random layers.
 
         Args:
             first: rank 0's result, whose seeds are those of a single process.

@@ -73,21 +73,21 @@ def nano(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Runs a custom training loop on several core-pinned processes.
 
-    The decorated function runs in every worker, and computes what it computes in one process. The
+    The decorated function runs in every worker, with the same results as in one process. The
     workers divide the calls of Keras's layers and models in it: each computes its part of the
     batch's rows. When it returns, the caller's models, optimizers, metrics and variables have the
-    workers' values. The caller's lists, dicts and other objects hold what the function has put
-    into them. The caller gets what rank 0 returned.
+    workers' values. The caller's lists, dicts and other objects get the function's changes. The
+    call returns rank 0's result.
 
     Args:
         num_processes: int or None. None or 1 calls the function in this process. N > 1 runs it
             on N workers, each pinned to its own cores. Batches keep their size.
         transport, cores_per_process, cores: as in `nanotf.keras.Model.fit`.
-        max_restarts: int, default 0, how often the function is called again, with new workers,
-            after one has died or was stuck. Its objects then have the values from before the
-            call: a function that begins with `CheckpointManager.restore_or_initialize` continues
-            from its last `save`. Datasets continue after the last pass that was complete then.
-            Iterators and generators are refused, since they can be read only once.
+        max_restarts: int, default 0, how many times to call the function again, with new workers,
+            after a worker died or got stuck. The function's objects are reset to their values
+            before the call. A function that begins with `CheckpointManager.restore_or_initialize`
+            resumes from its last `save`. Datasets continue after the last pass that was complete
+            at that `save`. Iterators and generators raise an error: they can be read only once.
         backend: str or None, as in `nanotf.keras.Model.fit`.
 
     Returns:
@@ -143,7 +143,7 @@ def nano(
 
 
 def _chance() -> Chance:
-    """Returns the random states; TensorFlow's are alike on all workers even without a seed."""
+    """Returns the random states; TensorFlow's are equal on all workers even without a seed."""
     chance, seed = Chance.capture(), calls.seed_of_user(0)
     if chance.tensorflow is not None:
         return chance
@@ -257,7 +257,7 @@ class _LoopCall(calls.Call):
         return [source.passed + closed[number] for number, source in enumerate(self.sources)]
 
     def _go_on_from(self, path: str) -> None:
-        """Handles that the workers restored a checkpoint of this call, or an older one."""
+        """Adjusts the position in the data after workers restored a checkpoint."""
         if not self.restarts:
             self.complete_at.setdefault(path, self._complete())
         elif not self._passes:  # the first one after a restart, before anything is read
@@ -360,7 +360,7 @@ class _LoopCall(calls.Call):
         op_error = require_tensorflow().errors.OpError
         if self.workers.transport != "grpc" or not isinstance(original, op_error):
             return None
-        # TensorFlow's collectives fail in one rank, and do not name what the others have begun.
+        # TensorFlow's collectives fail on one rank, and do not name the other ranks' collectives.
         self._hear_where_others_are(message.rank)
         try:
             self.partings.check()
@@ -436,7 +436,7 @@ class _LoopCall(calls.Call):
         return objects.parts_of(objs[number] for number in numbers)
 
     def build(self, objs: list[Any], built: jobs.Built, compiled: dict[int, Any]) -> None:
-        """Builds the rest of what the workers have built, and sets all values."""
+        """Builds all other objects that the workers have built, and sets all values."""
         for number, configs in built.layers.items():
             keras_build.build_layers(objs[number], configs)
         for number, attributes in compiled.items():

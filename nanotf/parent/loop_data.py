@@ -57,17 +57,17 @@ class Source:
         )
 
     def begin_again(self, complete: int) -> None:
-        """Prepares for a job that continues after so many passes, in the same shuffle orders."""
+        """Prepares a job that continues after `complete` passes, with the same shuffle orders."""
         self.passed = complete
         copy = pipelines.copy_of(self._source)
-        if copy is None:  # TensorFlow cannot write its graph: it continues where it is
+        if copy is None:  # TensorFlow cannot write its graph, so it is not rewound
             return
         self._source = copy
         for _ in range(complete):
             iterators.drop([iter(copy)])  # every iterator draws a shuffle order
 
     def stream(self) -> Stream:
-        """Returns a stream of one pass over it."""
+        """Returns a stream of one pass over the data."""
         source = self._source if self.data.kind == "dataset" else self._rest()
         return Stream(OnePass(source), self.data.signature, trains=False)
 

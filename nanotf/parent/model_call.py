@@ -19,7 +19,7 @@ from nanotf.wire.blocks import Block
 
 
 class ModelCall(calls.Call):
-    """A call of a model's method, checked and laid out before workers are needed.
+    """A call of a model's method, checked and prepared before workers are needed.
 
     Args:
         model: a Keras model.
@@ -97,7 +97,7 @@ class ModelCall(calls.Call):
         return generation().model_variables(self.model)
 
     def variables_apart(self) -> list[Any]:
-        """Returns the model's variables whose values travel in another block."""
+        """Returns the model's variables whose values are sent in another block."""
         return []
 
     def data_streams(self) -> list[Stream]:

@@ -1,7 +1,7 @@
 """Raises Keras's own errors for data that do not suit the model.
 
-Keras finds such errors when it traces its step. In the parent that takes as long as in a worker, so
-the parent traces only if something looks wrong, before workers start. Then the user gets the same
+Keras finds such errors when it traces its step. Tracing takes as long in the parent as in a worker,
+so the parent traces only if the data look wrong, before workers start. Then the user gets the same
 exception as in a single process.
 """
 

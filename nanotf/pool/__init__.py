@@ -1,4 +1,4 @@
-"""Worker processes: start, greet, supervise, restart and stop them, here or through Ray.
+"""Starts, supervises, restarts and stops worker processes, on this machine or through Ray.
 
 Called by `parent`, which borrows a warm pool for each call.
 May import `collectives` and everything below it.

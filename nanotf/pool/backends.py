@@ -1,9 +1,9 @@
-"""The names of the back ends: who starts the workers.
+"""The back ends, which start workers, by name.
 
-"local": this process, on this machine. "multiprocessing": the same, as BigDL-Nano calls it. "ray":
-Ray, on this machine or on the nodes of a cluster; see `ray`. A back end is a kind of plan, which
-says what workers are wanted, and a kind of crew (`handles.Crew`), which starts them; the
-rest of nanotf knows `Pool` alone.
+"local": this process starts them, on this machine. "multiprocessing": BigDL-Nano's name for the
+same. "ray": Ray starts them, on this machine or on the nodes of a cluster; see `ray`. A back end
+has a kind of plan, which describes the workers, and a kind of crew (`handles.Crew`), which starts
+them. The rest of nanotf only uses `Pool`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFAULT_BACKEND = "local"
 
 
 def check_backend(backend: str | None) -> str:
-    """The back end to use for an argument `backend`: "local" or "ray".
+    """Returns the back end to use for an argument `backend`: "local" or "ray".
 
     Args:
         backend: str, one of `BACKENDS`, or None for the default.
@@ -46,10 +46,10 @@ def check_backend(backend: str | None) -> str:
 
 
 def check_can_measure(backend: str | None) -> None:
-    """Refuses `num_processes="auto"` where what is measured here says nothing.
+    """Rejects `num_processes="auto"` if measurements on this machine do not apply to the workers.
 
     Raises:
-        InvalidArgumentError: As said.
+        InvalidArgumentError: The workers run through Ray.
     """
     if check_backend(backend) == "ray":
         raise InvalidArgumentError(
@@ -64,7 +64,7 @@ def plan(
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
 ) -> AnyPlan:
-    """Returns what workers are wanted, and for the local ones where each will run.
+    """Plans the workers of a call: their number and, for local ones, their cores.
 
     Args:
         backend: str or None for the default.
@@ -87,7 +87,7 @@ def plan(
 
 
 def crew_of(plan: AnyPlan, transport: str, key: bytes) -> Crew:
-    """Returns who starts the workers of a plan.
+    """Returns the crew that starts the workers of a plan.
 
     Args:
         plan: `topology.Plan` or `RayPlan`.
@@ -100,6 +100,6 @@ def crew_of(plan: AnyPlan, transport: str, key: bytes) -> Crew:
 
 
 def stop_what_was_started() -> None:
-    """Ends what a back end needed beside the workers: the zygote, a Ray that nanotf has started."""
+    """Ends the helpers of the back ends: the zygote, and Ray if nanotf started it."""
     zygote.end()
     cluster.stop()

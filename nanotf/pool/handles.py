@@ -1,7 +1,7 @@
-"""The parent's view of its workers: of each, process, channel and log.
+"""The parent's view of its workers: the process, channel and log of each.
 
-`Pool` knows a `Crew` of `Worker`s, and not how they were started: `local` starts them here,
-`ray.crew` through Ray.
+`Pool` has a `Crew` of `Worker`s and does not know how they were started: `local` starts them on
+this machine, `ray.crew` starts them through Ray.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from nanotf.pool import stalls
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire.channel import Channel
 
-DEATH_SECONDS = 2.0  # a process that has closed its channel is gone by then
-KILL_SECONDS = 20.0  # one that holds tens of gigabytes takes seconds to end
+DEATH_SECONDS = 2.0  # enough for a process to end after its channel has closed
+KILL_SECONDS = 20.0  # a process with tens of gigabytes of memory takes seconds to end
 STACK_SIGNAL = signal.SIGQUIT  # makes a worker write its Python stacks to its log
 STACK_SECONDS = 5.0
-STACK_LOOKS = 4  # a dump is complete when the log has not grown for so many looks
+STACK_LOOKS = 4  # a dump is complete when the log has not grown for this many looks
 
-# What comes of an error that ends a call; not said where workers are started again at once.
+# The consequence of an error that ends a call. Omitted if the workers are restarted at once.
 OTHERS_STOPPED = "The other workers were stopped; the next call starts new ones."
 
 _Error = TypeVar("_Error", bound=WorkerError)
@@ -55,11 +55,11 @@ class Worker:
 
     Attributes:
         rank: int.
-        cores: tuple of int, the logical CPUs that it has.
+        cores: tuple of int, its logical CPUs.
         process: `Process`.
         channel: `Channel`, to the worker or to its proxy.
-        log: `WorkerLog`, what it prints.
-        host: str, where another worker reaches it.
+        log: `WorkerLog`, its output.
+        host: str, the address at which other workers reach it.
         shares_memory: bool, whether it maps this process's shared blocks.
     """
 
@@ -72,11 +72,11 @@ class Worker:
     shares_memory: bool = True
 
     def log_tail(self) -> str:
-        """The last lines that the worker printed; of a crash, the top of its Python stack."""
+        """Returns the last lines that the worker printed; after a crash, the top of its stack."""
         return self.log.tail()
 
     def is_ready(self) -> None:
-        """It has started: what it said meanwhile is of no use in an error."""
+        """Records that the worker has started; errors no longer quote its startup output."""
         self.log.begin_here()
 
     def trim_log(self) -> None:
@@ -84,7 +84,7 @@ class Worker:
         self.log.trim()
 
     def error(self, kind: type[_Error], message: str, **more: Any) -> _Error:
-        """An error that says which worker it is about, with the end of its log.
+        """Returns an error that names this worker and quotes the end of its log.
 
         Args:
             kind: `WorkerError` or a subclass.
@@ -101,7 +101,7 @@ class Worker:
         )
 
     def died(self, doing: str) -> WorkerDied:
-        """The error that says how the worker ended."""
+        """Returns the error that reports how the worker ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=DEATH_SECONDS)
         how, exit_code, signal = self.how_it_ended()
@@ -119,7 +119,7 @@ class Worker:
         return describe_exit(self.process.returncode)
 
     def where(self) -> str:
-        """For people: its process, its cores."""
+        """Describes the worker's process and cores for people."""
         return f"pid {self.process.pid}, cores {list(self.cores)}"
 
     def is_stopped(self) -> bool:
@@ -127,14 +127,14 @@ class Worker:
         return stalls.is_stopped(self.process.pid)
 
     def has_answered(self, since: float) -> bool:
-        """Returns True if its node has answered since a moment of the clock."""
+        """Returns True if the worker's node has answered since the time `since`."""
         return True
 
     def stack(self) -> str:
-        """Its Python stack, as it writes it to its log; or why there is none.
+        """Returns the worker's Python stack, which it writes to its log, or why there is none.
 
-        Whatever holds the GIL there does not keep it from doing so; a stopped process does
-        not. Takes up to `STACK_SECONDS`.
+        Works even while other code holds the GIL there, but not if the process is stopped. Takes
+        up to `STACK_SECONDS`.
         """
         if self.process.poll() is not None:
             return "it has ended"
@@ -152,10 +152,10 @@ class Worker:
         return written or "it does not answer"
 
     def wait_killed(self) -> None:
-        """Waits until the process, which was killed, has ended; not forever."""
+        """Waits until the killed process has ended, at most `KILL_SECONDS`."""
         try:
             self.process.wait(KILL_SECONDS)
-        except subprocess.TimeoutExpired:  # it is in the kernel, as of a file system that hangs
+        except subprocess.TimeoutExpired:  # stuck in the kernel, as with a hanging file system
             logger.warning(
                 "Worker %d (%s) was killed, and has not ended for %g s.",
                 self.rank,
@@ -164,16 +164,16 @@ class Worker:
             )
 
     def close(self) -> None:
-        """Lets go of channel and log; the process has ended."""
+        """Closes channel and log, after the process has ended."""
         self.channel.close()
         self.log.close()
 
 
 class Crew(Protocol):
-    """Starts the workers of a pool, and releases what is left when they have ended.
+    """The starter of a pool's workers, which also cleans up after they have ended.
 
     Attributes:
-        workers: list of `Worker`, those that were started so far, by rank.
+        workers: list of the `Worker`s started so far, by rank.
     """
 
     @property
@@ -183,10 +183,10 @@ class Crew(Protocol):
         """Starts the workers."""
 
     def close(self) -> None:
-        """Lets go of what they were started with; they have ended."""
+        """Releases the resources used to start the workers, after they have ended."""
 
 
 def stacks(workers: Sequence[Worker]) -> list[str]:
-    """The Python stacks of workers, all at the same time."""
+    """Returns the Python stacks of several workers, all taken at the same time."""
     with concurrent.futures.ThreadPoolExecutor(len(workers), "nanotf-stack") as pool:
         return list(pool.map(lambda worker: worker.stack(), workers))

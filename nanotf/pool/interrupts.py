@@ -1,4 +1,4 @@
-"""Ctrl-C while something is being put in order."""
+"""Ctrl-C during cleanup."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ HELD_SECONDS = 5.0
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Ignores SIGINT in this context: for the end of a call that fails already.
+    """Ignores SIGINT in this context, for the cleanup of a call that already fails.
 
-    Who presses Ctrl-C twice wants the call to end, not to lose what it leaves in order. What takes
-    longer than `HELD_SECONDS` can be interrupted.
+    A user who presses Ctrl-C twice wants the call to end, not to stop its cleanup. A cleanup that
+    takes longer than `HELD_SECONDS` can be interrupted.
     """
     before: Any = signal.getsignal(signal.SIGINT)
-    # Other threads are not interrupted. None: a handler that is not Python's.
+    # Only the main thread is interrupted. A handler that is not Python's is None.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return

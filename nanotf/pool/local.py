@@ -1,4 +1,4 @@
-"""Workers of this machine, which are forked from a zygote."""
+"""Workers on this machine, forked from a zygote."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nanotf.wire.memory_files import above_standard
 
 
 class LocalCrew:
-    """Workers of this machine: of a zygote that they share, or each of its own.
+    """Workers on this machine. They share a zygote, or each has its own.
 
     Args:
         plan: `topology.Plan`.
@@ -49,7 +49,7 @@ class LocalCrew:
 
 
 class LocalWorker(Worker):
-    """A worker that is forked from a zygote.
+    """A worker forked from a zygote.
 
     Args:
         placement: `topology.Placement`, its rank and cores.
@@ -59,7 +59,7 @@ class LocalWorker(Worker):
         zygote: `Zygote`.
 
     Raises:
-        WorkerDied: The zygote has ended, as where the import of TensorFlow crashes.
+        WorkerDied: The zygote has ended, for example because importing TensorFlow crashed.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class LocalWorker(Worker):
 
 
 def worker_variables(placement: topology.Placement, environ: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment of a worker."""
+    """Returns the whole environment of a worker."""
     found = environment.worker_environment(placement, environ)
     if placement.rank == 0:  # the same for all
         for warning in found.warnings:

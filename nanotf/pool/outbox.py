@@ -1,9 +1,9 @@
 """The parent's outgoing messages to one worker: queued at once, written when the worker reads.
 
-A worker that reads nothing, since a signal has stopped it or the user's code holds the GIL,
-would keep whoever writes to it; the parent could not look after its workers meanwhile. So a thread
-for each worker writes, and the sender does not wait. The thread waits as long as the worker lives:
-`Pool.check_progress` notices one that is stopped, and `Pool.kill` ends the wait.
+A worker may stop reading, because a signal has stopped it or the user's code holds the GIL. A
+blocking write would then keep the parent from supervising its workers. So one thread per worker
+writes, and senders do not wait. The thread waits as long as the worker lives:
+`Pool.check_progress` notices a stopped worker, and `Pool.kill` ends the wait.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 
 from nanotf.wire.channel import Channel, ChannelClosed
 
-END_SECONDS = 1.0  # for a thread whose channel is shut down; it takes a millisecond
+END_SECONDS = 1.0  # limit for a thread to end once its channel is shut down; it takes a millisecond
 
 
 class Parcel:
-    """A message on its way to several workers, with descriptors of its own.
+    """A message on its way to several workers, with its own file descriptors.
 
     Args:
         data: bytes, the message, see `channel.packed`.
-        fds: sequence of int, descriptors that go with it; duplicates are made.
+        fds: sequence of int, descriptors to send with it; the parcel duplicates them.
         readers: int, number of workers.
 
     Raises:
@@ -43,7 +43,7 @@ class Parcel:
             raise
 
     def done(self) -> None:
-        """One of the workers has it, or will not get it."""
+        """Records that one of the workers has received it, or never will."""
         with self._lock:
             self._left -= 1
             last = self._left == 0
@@ -60,9 +60,9 @@ class Outbox:
 
     Args:
         channel: `Channel` to the worker.
-        name: str, the thread's.
-        fail: callable of an exception with which writing has failed. A worker that has gone is
-            not such: who reads the channel notices.
+        name: str, the thread's name.
+        fail: callable of the exception that made a write fail. Not called when the worker has
+            exited; the thread that reads the channel reports that.
     """
 
     def __init__(self, channel: Channel, name: str, fail: Callable[[BaseException], None]) -> None:
@@ -75,7 +75,7 @@ class Outbox:
         self._thread.start()
 
     def put(self, parcel: Parcel) -> None:
-        """Hands a message over; they are written in this order."""
+        """Queues a message. Messages are written in the order of the calls."""
         with self._lock:
             if not self._ended:
                 self._parcels.put(parcel)
@@ -83,7 +83,7 @@ class Outbox:
         parcel.done()
 
     def end(self) -> None:
-        """Ends the thread, when the channel is shut down."""
+        """Ends the thread, after the channel was shut down."""
         with self._lock:
             self._ended = True
             self._parcels.put(None)

@@ -1,4 +1,4 @@
-"""Plans of a pool's workers: the place of each, or who decides it."""
+"""Plans for a pool's workers: the place of each one, or the number that Ray places."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from nanotf.machine import topology
 
 @dataclasses.dataclass(frozen=True)
 class RayPlan:
-    """Workers for which Ray finds the nodes, and each node the cores.
+    """Workers for which Ray chooses the nodes, and each node chooses the cores.
 
     Args:
         size: int, number of workers.
-        cores_per_process: int or None for equal shares of what the cluster has.
+        cores_per_process: int or None for equal shares of the cluster.
     """
 
     size: int
     cores_per_process: int | None = None
 
     def like_nodes(self) -> int:
-        """Returns 1: the cores are unknown before the workers run. See `Plan.like_nodes`."""
+        """Returns 1, as `Plan.like_nodes` may: the cores are unknown before the workers run."""
         return 1
 
 

@@ -1,20 +1,20 @@
-"""A pool: start its workers, talk to them and stop them; `supervision` notices those that hang.
+"""A pool starts its workers, talks to them and stops them. `supervision` notices hanging workers.
 
     parent process                                   worker process (one per rank)
       Pool(plan, transport)                            nanotf.worker, forked or started
         socketpair, secret key               ---->     pins itself, before TensorFlow runs anything
         one thread per worker reads its channel        one thread reads the channel
-        and puts what it says into `Pool._inbox`       and ends the process when it closes
+        and puts its messages into `Pool._inbox`       and ends the process when it closes
         another writes to it, see `outbox`
 
-The channel is a Unix socket pair that only the two processes hold: it has no name that
-somebody else could open, or that could stay behind. A worker's output goes to an anonymous
-file, whose end is in the error when the worker dies. When the parent goes, in whatever
-way, the kernel closes its end, and each worker ends itself.
+The channel is a Unix socket pair that only the two processes hold. It has no name that
+another process could open, or that could stay behind. A worker's output goes to an anonymous
+file. If the worker dies, the error quotes the file's end. When the parent exits, for any
+reason, the kernel closes its end, and each worker exits.
 
-A pool belongs to the thread that runs a job on it; see `warm` for who that is. It waits for
-nothing but the inbox, so that it notices workers that make no progress. Its reader threads touch
-nothing but the inbox.
+A pool belongs to the thread that runs a job on it, see `warm`. That thread waits only for the
+inbox, so that it notices workers that make no progress. The reader threads touch only the
+inbox.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from nanotf.wire.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packe
 
 START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 STOP_SECONDS = 2.0
-TRIM_SECONDS = 60.0  # how often the parent looks whether a worker's log has become long
+TRIM_SECONDS = 60.0  # how often the parent checks whether a worker's log has become long
 
 
 class _Gone:
-    """In the inbox: the worker's channel has closed."""
+    """An item of the inbox: the worker's channel has closed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Delivery:
-    """In the inbox: a message with the shared block whose descriptor followed it."""
+    """An item of the inbox: a message, and the shared block whose descriptor followed it."""
 
     message: Any  # `messages.Outputs` or `messages.Returned`
     block: Block
@@ -79,7 +79,7 @@ class Pool:
         self.transport = transport
         self.size = plan.size
         self.owner = os.getpid()
-        self.usable = True  # not so while a job runs: what it leaves would answer the next one
+        self.usable = True  # False while a job runs: its late answers would reach the next one
         self._closed = False
         self._inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._readers: list[threading.Thread] = []
@@ -88,14 +88,14 @@ class Pool:
         self._jobs = 0
         self.stall_seconds = stalls.stall_seconds()
         self._trimmed = time.monotonic()  # the workers' logs
-        self._checked = time.monotonic()  # when `check_progress` was called
+        self._checked = time.monotonic()  # the last call of `check_progress`
         self.group: collectives.GroupOwner | None = None
         key = secrets.token_bytes(KEY_NBYTES)
         self._crew = backends.crew_of(plan, transport, key)
         self.supervisor = Supervisor(self._crew.workers, self.stall_seconds, transport)
         try:
             with explaining_few_descriptors(self.size):
-                if transport != "grpc":  # before the workers: its limits are known at once
+                if transport != "grpc":  # before the workers, so that its limits raise at once
                     self.group = collectives.create_group(
                         self.size, nodes=plan.like_nodes(), deadline=self.stall_seconds
                     )
@@ -125,7 +125,7 @@ class Pool:
 
     @property
     def workers(self) -> Sequence[Worker]:
-        """The workers that were started, by rank."""
+        """Returns the workers that were started, by rank."""
         return self._crew.workers
 
     def share_memory(self) -> bool:
@@ -148,9 +148,9 @@ class Pool:
             raise worker.died("starting") from error
 
     def _expect(self, kind: type, doing: str, deadline: float) -> list[Any]:
-        """Waits until every worker has sent a message of one kind; returns them by rank.
+        """Waits until every worker has sent a message of one kind. Returns the messages by rank.
 
-        Whoever fails first is heard first, since the others may be waiting for it.
+        The first failure raises first, since the other workers may be waiting for that one.
         """
         found: dict[int, Any] = {}
         while len(found) < self.size:
@@ -217,14 +217,14 @@ class Pool:
                 self._inbox.put((worker.rank, _next_of(worker)))
         except ChannelClosed:
             self._inbox.put((worker.rank, _Gone()))
-        except BaseException as error:  # no memory or descriptor for what came: the job's end
+        except BaseException as error:  # no memory or descriptor for a message: the job fails
             self._inbox.put((worker.rank, error))
 
     def send(self, message: messages.Message, blocks: Sequence[Block] = ()) -> None:
         """Sends a message, and the descriptors of shared blocks, to all workers.
 
-        Does not wait until they have them: a worker that has gone, or that does not read, is not
-        noticed here but by `receive` and `check_progress`.
+        Does not wait for the workers to read: `receive` and `check_progress` notice a worker that
+        has exited or does not read.
 
         Raises:
             OSError: This process has no file descriptors left.
@@ -242,18 +242,18 @@ class Pool:
             timeout: float or None, seconds.
 
         Returns:
-            A tuple of the rank and the message, which is a `Delivery` where a block came with it.
+            A tuple of the rank and the message, which is a `Delivery` if a block came with it.
 
         Raises:
-            WorkerDied: A worker has gone. The pool is not usable any more.
-            NanoError: All have, since `close` was called.
-            queue.Empty: Nothing is there, and the timeout has passed since the last message or
-                since `check_progress` was called.
+            WorkerDied: A worker has exited. The pool is no longer usable.
+            NanoError: All workers have exited, since `close` was called.
+            queue.Empty: There is no message, and the timeout has passed since the last message or
+                the last call of `check_progress`.
         """
         self._trim_logs()
         looked_long_ago = timeout is not None and time.monotonic() - self._checked > timeout
         if looked_long_ago and self._inbox.empty():
-            raise queue.Empty  # of many workers one has always just said something
+            raise queue.Empty  # with many workers, frequent messages would delay the check
         rank, message = self._inbox.get(timeout=timeout)
         if isinstance(message, _Gone):
             raise self._lost(self.workers[rank])
@@ -261,13 +261,13 @@ class Pool:
         return rank, message
 
     def _lost(self, worker: Worker) -> NanoError:
-        """The error for a worker that has ended in the middle of a job."""
+        """Returns the error for a worker that has ended in the middle of a job."""
         self.usable = False
         if self._closed:
             return NanoError(
-                "The workers have to stay until the call that uses them has returned. Received: "
-                "nanotf.shutdown() in the middle of it, in a callback or a signal's handler. Call "
-                "it later."
+                "The workers must stay until the call that uses them has returned. Received: "
+                "nanotf.shutdown() during that call, in a callback or a signal handler. Call it "
+                "later."
             )
         died: WorkerDied = worker.died("a job ran")
         return died
@@ -282,14 +282,14 @@ class Pool:
     def check_progress(
         self, present: Collection[int], reading: Callable[[], Sequence[str]] = tuple
     ) -> None:
-        """Looks whether all workers are there and none keeps the others waiting for too long.
+        """Checks that all workers run, and that none keeps the others waiting for too long.
 
         Args:
             present, reading: as in `Supervisor.check_progress`.
 
         Raises:
-            WorkerStuck: One keeps the others waiting for too long.
-            WorkerDied: One has ended, and a fork of this process holds its channel open.
+            WorkerStuck: A worker keeps the others waiting for too long.
+            WorkerDied: A worker has ended, and a fork of this process holds its channel open.
         """
         self._checked = time.monotonic()
         for worker in self.workers:
@@ -298,11 +298,11 @@ class Pool:
         self.supervisor.check_progress(present, reading)
 
     def post(self, message: messages.DataFailed) -> None:
-        """Puts a message of the parent's own threads into the inbox, as of rank -1."""
+        """Puts a message of the parent's own threads into the inbox, with rank -1."""
         self._inbox.put((-1, message))
 
     def next_job(self) -> int:
-        """A new job number."""
+        """Returns a new job number."""
         self._jobs += 1
         self._checked = time.monotonic()
         self.supervisor.begin_job()
@@ -310,11 +310,11 @@ class Pool:
 
     # ----------------------------------------------------------------------- ending
     def is_alive(self) -> bool:
-        """Returns True if all workers run, and none has a job."""
+        """Returns True if all workers run and none has a job."""
         return self.usable and all(w.process.poll() is None for w in self.workers)
 
     def close(self) -> None:
-        """Asks the workers to end, and ends those that do not."""
+        """Asks the workers to exit, and kills those that do not."""
         if self.owner != os.getpid():  # after a fork, the workers belong to the parent
             return
         self.usable, self._closed = False, True
@@ -328,7 +328,7 @@ class Pool:
             self.kill()
 
     def kill(self) -> None:
-        """Ends the workers at once."""
+        """Kills the workers at once."""
         if self.owner != os.getpid():
             return
         self.usable = False
@@ -351,7 +351,7 @@ class Pool:
 
 @contextlib.contextmanager
 def explaining_few_descriptors(size: int) -> Iterator[None]:
-    """Says in a `NanoError` what to do where this process has no file descriptors left."""
+    """Raises a `NanoError` with the remedy if this process has no file descriptors left."""
     try:
         yield
     except OSError as error:
@@ -364,7 +364,7 @@ def explaining_few_descriptors(size: int) -> Iterator[None]:
 
 
 def _next_of(worker: Worker) -> Any:
-    """Waits for a worker's next message; the thread that reads keeps no block of the last one."""
+    """Waits for a worker's next message. In a function, so that no local keeps the last block."""
     message = worker.channel.receive()
     if isinstance(message, (messages.Outputs, messages.Returned)):
         block = Block(message.nbytes, worker.channel.receive_fds(1)[0])
@@ -373,18 +373,18 @@ def _next_of(worker: Worker) -> Any:
 
 
 def _warn_of_listeners(cluster: Sequence[str]) -> None:
-    """TensorFlow's server binds all interfaces (0.0.0.0, in its sources), whatever it is told."""
+    """Warns that TensorFlow's server always binds all interfaces (0.0.0.0, in its sources)."""
     ports = [address.rpartition(":")[2] for address in cluster]
     logger.warning(
         'transport="grpc": TensorFlow\'s server in each worker listens on all network interfaces, '
-        "TCP port%s %s, and lets everybody in who reaches it: that is enough to run code as you. "
-        'Use it on trusted networks only, or behind a firewall; transport="shm" opens no port.',
+        "TCP port%s %s, and accepts every connection. Anyone who can reach it can run code as you. "
+        'Use it only on trusted networks or behind a firewall; transport="shm" opens no port.',
         "s" if len(ports) > 1 else "",
         ", ".join(ports),
     )
 
 
 class SetupError(WorkerError):
-    """A worker could not make its strategy; `retry` says whether starting again may help."""
+    """A worker could not set up its strategy. `retry` is True if starting again may help."""
 
     retry = False

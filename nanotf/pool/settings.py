@@ -8,11 +8,11 @@ from nanotf.errors import NanoError
 
 
 def seconds(variable: str, default: float) -> float:
-    """A time in seconds.
+    """Reads a time in seconds from an environment variable.
 
     Args:
         variable: str, the environment variable's name.
-        default: float, where it is not set.
+        default: float, the value if it is not set.
 
     Raises:
         NanoError: The variable is not a number above 0.
@@ -25,6 +25,6 @@ def seconds(variable: str, default: float) -> float:
     if not value > 0:
         raise NanoError(
             f"{variable} must be a number of seconds above 0. "
-            f"Received: {variable}={text!r}. Set another, or unset it."
+            f"Received: {variable}={text!r}. Set such a number, or unset it."
         )
     return value

@@ -4,45 +4,46 @@
       counts steps and collectives as it proceeds
       watch.Heartbeat: has the count changed?  Progress ->  Silence: who made no progress for long?
 
-A worker waits for another, or for the parent, only where somebody looks at the clock, see `stalls`.
-What is left is a worker that is busy, or waits, by itself: in the user's code, in a compiler, in a
-data set. Nobody can know whether that will end, and a single process would wait as well; so it is
-no error. But it is said, with the Python stacks of all, and again after twice the time.
+Every wait of a worker for another, or for the parent, has a timeout, see `stalls`. That leaves
+workers that are busy or wait by themselves: in the user's code, in a compiler, in a dataset.
+nanotf cannot tell if that will end, and a single process would wait as well. So it is not an
+error: nanotf logs a warning with all Python stacks, and again after twice the time.
 
-The worker reports progress, and not the lack of it: code that holds the GIL would
-keep it from saying that.
+Workers report progress, not the lack of it: code that holds the GIL would keep them from
+reporting.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-# After this much more than the time that ranks wait for each other: what they say then is an error,
-# and names the one that is missing.
+# Added to the timeout of waits between ranks: the error of an expired wait comes first, and names
+# the missing rank.
 MARGIN_SECONDS = 5.0
 
 
 class Silence:
-    """The parent's side: the workers without progress for long.
+    """The parent's record of workers that have made no progress for long.
 
     All times are in seconds, by any clock.
 
     Args:
-        seconds: float, the time after which that is said; then after twice, four times ...
+        seconds: float, the silence after which to report; reports repeat after twice the time,
+            four times the time, and so on.
     """
 
     def __init__(self, seconds: float) -> None:
         self._first = seconds + MARGIN_SECONDS
-        self._heard: dict[int, float] = {}  # by rank, when it last made progress
-        self._after: dict[int, float] = {}  # by rank, after how long a silence it is said (again)
+        self._heard: dict[int, float] = {}  # by rank, the time of its last progress
+        self._after: dict[int, float] = {}  # by rank, the silence after which to report (again)
 
     def begin(self, ranks: Iterable[int], now: float) -> None:
-        """A job begins."""
+        """Starts the clocks of all ranks at the beginning of a job."""
         for rank in ranks:
             self.heard(rank, now)
 
     def heard(self, rank: int, now: float) -> None:
-        """Notes that a rank makes progress."""
+        """Records that a rank has made progress."""
         self._heard[rank], self._after[rank] = now, self._first
 
     def look(self, excused: Collection[int], now: float) -> tuple[list[int], float]:
@@ -53,7 +54,8 @@ class Silence:
             now: float.
 
         Returns:
-            A tuple of the ranks, maybe none, and for how long one of them has not.
+            A tuple of the ranks, maybe none, and the seconds since the last progress of one of
+            them.
         """
         for rank in excused:
             self.heard(rank, now)

@@ -1,21 +1,21 @@
-"""Workers that make no progress: how long the others wait, and the report then.
+"""Timeouts for workers that make no progress, and the code that notices them.
 
-Every wait has somebody who notices:
+Every wait has a watcher:
 
-| who waits | who notices |
+| wait | watcher |
 | --- | --- |
 | a rank, in a collective of transport "shm" | the rank itself: the group's deadline |
 | a rank, in a step with transport "grpc", whose collectives wait forever | `worker.watch.Watch` |
 | a rank of a `@nano` function, for one that has taken another path | the parent: `divergence` |
 | the parent, for the rest of the ranks at a hook or at the end of a job | `Pool.check_progress` |
-| anybody, for a process that a signal has stopped | `Pool.check_progress` |
-| nobody: a rank is busy, or hangs, by itself | `Pool.check_progress` warns; see `silence` |
-| the parent, for a rank to read | nobody has to: threads write, see `outbox` |
+| any process, for one that a signal has stopped | `Pool.check_progress` |
+| none: a rank is busy, or hangs, by itself | `Pool.check_progress` warns; see `silence` |
+| the parent, for a rank to read | not needed: threads write, see `outbox` |
 
-The time is the same for all, NANOTF_STALL_SECONDS. It may not be short: ranks wait for each
-other while one of them compiles, or is swapped in. What a callback or the user's data take in the
-parent does not count, since all workers wait for that alike; only the parent knows whether a step
-waits for it (`StreamWriter.owes`).
+All use the same timeout, NANOTF_STALL_SECONDS. It must not be short: ranks wait for each
+other while one of them compiles, or is swapped in. Time that a callback or the user's data take in
+the parent does not count, since all workers wait for it equally. Only the parent knows if a step
+waits for data (`StreamWriter.owes`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STALL_VARIABLE = "NANOTF_STALL_SECONDS"
 
 
 def stall_seconds() -> float:
-    """Returns how long a worker may keep others waiting: NANOTF_STALL_SECONDS, 600 by default.
+    """Returns how long a worker may keep others waiting: NANOTF_STALL_SECONDS, default 600 s.
 
     Raises:
         NanoError: The variable is not a number above 0.
@@ -38,7 +38,7 @@ def stall_seconds() -> float:
 
 
 def is_stopped(pid: int) -> bool:
-    """Returns True if a signal has stopped a process (SIGSTOP). False without /proc."""
+    """Returns True if a signal (SIGSTOP, a debugger) has stopped a process; False without /proc."""
     try:
         line = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
-"""Notices workers that make no progress, and says which one is behind a failure.
+"""Notices workers that make no progress, and names the worker that caused a failure.
 
-A `Supervisor` has no thread of its own: whoever waits for a pool's messages tells it what came, and
-asks it to look when nothing has come for `LOOK_SECONDS`.
+A `Supervisor` has no thread of its own. The thread that waits for a pool's messages passes them on,
+and asks it to check when no message has come for `LOOK_SECONDS`.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from nanotf.pool.handles import OTHERS_STOPPED, Worker, stacks
 from nanotf.wire import messages
 from nanotf.wire.failures import Kind
 
-LOOK_SECONDS = 1.0  # how often the parent looks around while it waits
-SILENT_SECONDS = 10.0  # a node that has not answered for so long has gone
-# A rank may hear of a peer's end before the parent does: not long before, if it is on this host.
+LOOK_SECONDS = 1.0  # how often the parent checks the workers while it waits
+SILENT_SECONDS = 10.0  # a node that has not answered for this long is lost
+# A rank may notice a peer's end before the parent does: shortly before, if it is on this host.
 GRACE_SECONDS = 1.0
 REMOTE_GRACE_SECONDS = 5.0
-STALL_LOOKS = 3  # ranks begin a step, and look at the clock, not all at the same time
+STALL_LOOKS = 3  # ranks begin a step, and read the clock, at slightly different times
 
 
 @dataclasses.dataclass
 class _Told:
-    """A rank's reports of a step that does not end: which step, when last, how many."""
+    """A rank's reports of a step that does not end: its begin, the last report, their number."""
 
     began: int
     at: float = 0.0
@@ -49,9 +49,9 @@ class Supervisor:
         self._transport = transport
         self._clock = 0.0  # s; see `_now`
         self._looked = time.monotonic()
-        self._heard: dict[int, float] = {}  # by rank, when it last said something
+        self._heard: dict[int, float] = {}  # by rank, the time of its last message
         self._stalled: dict[int, _Told] = {}  # by rank
-        self._stopped: dict[int, float] = {}  # by rank, since when a signal has stopped it
+        self._stopped: dict[int, float] = {}  # by rank, when a signal was first seen to stop it
         self._silence = silence.Silence(stall_seconds)
 
     def begin_job(self) -> None:
@@ -60,16 +60,16 @@ class Supervisor:
         self._silence.begin(range(len(self._workers)), self._now())
 
     def heard(self, rank: int, message: messages.Message) -> None:
-        """Notes that a message of a rank has come."""
+        """Records that a message of a rank has come."""
         now = self._now()
         if not isinstance(message, messages.Stalled):
             self._silence.heard(rank, now)
-        # Progress is not what those wait for who are at a hook, or have ended the job.
+        # Ranks at a hook, or at the job's end, wait for other messages than `Progress`.
         if not isinstance(message, messages.Progress):
             self._heard[rank] = now
 
     def _now(self) -> float:
-        """A clock in seconds for which time does not count in which this process does not look.
+        """Returns the time in seconds, without the time in which this process does not check.
 
         It may be frozen then, and its workers with it, or in a callback, for which they wait.
         """
@@ -80,15 +80,15 @@ class Supervisor:
     def check_progress(
         self, present: Collection[int], reading: Callable[[], Sequence[str]] = tuple
     ) -> None:
-        """Looks whether a worker keeps the others waiting for too long.
+        """Checks that no worker keeps the others waiting for too long.
 
         Args:
-            present: ranks that wait for the others, in the parent's answer.
+            present: ranks that wait for the parent's answer, and so for the others.
             reading: callable, returns the stacks of this process's threads that read data for
                 them.
 
         Raises:
-            WorkerStuck: One does.
+            WorkerStuck: A worker does.
         """
         now = self._now()
         for worker in self._workers:
@@ -112,18 +112,18 @@ class Supervisor:
     def _report_silence(
         self, present: Collection[int], now: float, reading: Callable[[], Sequence[str]]
     ) -> None:
-        """Warns about workers without progress for which no other worker waits."""
-        if self._stalled:  # they look at the clock themselves, and say so
+        """Warns about workers that have made no progress while no other worker waits for them."""
+        if self._stalled:  # workers check the clock themselves, and report stalls
             return
         late, seconds = self._silence.look(present, now)
         if not late:
             return
         who = ", ".join(f"{rank} ({self._workers[rank].where()})" for rank in late)
         lines = [
-            f"Worker {who} has done no step and no collective for {seconds:.0f} s, and nobody "
-            "knows whether it will. It may be busy (a compiler, a long step), wait for your data, "
-            "or hang. Training keeps waiting; interrupt it (Ctrl-C) if what follows looks wrong. "
-            f"Set {stalls.STALL_VARIABLE} to hear of it later."
+            f"Worker {who} has done no step and no collective for {seconds:.0f} s. nanotf cannot "
+            "tell whether it is busy (a compiler, a long step), waits for your data, or hangs. "
+            "Training keeps waiting; interrupt it (Ctrl-C) if the stacks below look wrong. "
+            f"Set {stalls.STALL_VARIABLE} to be warned later."
         ]
         lines += self._stacks_of_workers()
         lines += [f"This process reads data for them:\n{stack}" for stack in reading()]
@@ -136,16 +136,16 @@ class Supervisor:
         ]
 
     def note_stalled(self, rank: int, message: messages.Stalled) -> None:
-        """Hears that a rank's step does not end; after some looks the others have said so, too.
+        """Records a rank's report that its step does not end. Others may report it later.
 
         Raises:
-            WorkerStuck: It has said so at `STALL_LOOKS` looks.
+            WorkerStuck: The rank has reported the step `STALL_LOOKS` times.
         """
         now = time.monotonic()
         told = self._stalled.get(rank)
         if told is None or told.began != message.began:
             told = self._stalled[rank] = _Told(message.began)
-        # Messages that came while this process was stopped are one.
+        # Messages that came while this process was stopped count as one.
         if now - told.at > LOOK_SECONDS / 2:
             told.at, told.times = now, told.times + 1
         if told.times < STALL_LOOKS:
@@ -155,26 +155,26 @@ class Supervisor:
             raise self.stuck(late, f"the workers {sorted(self._stalled)} are in a step without it")
         raise self.stuck(
             range(len(self._workers)),
-            "their step does not end, and TensorFlow does not say who waits for whom",
+            "their step does not end, and TensorFlow does not report which worker waits for which",
         )
 
     def stuck(self, ranks: Sequence[int], why: str) -> WorkerStuck:
-        """The error that names the workers without progress, and where all workers are.
+        """Returns the error that names the workers without progress, and shows all stacks.
 
         Args:
             ranks: sequence of int, the workers for which the others wait.
-            why: str, what says so.
+            why: str, the evidence.
         """
         who = ", ".join(f"{rank} ({self._workers[rank].where()})" for rank in ranks)
-        what = f"Worker {who} made no progress for {self._stall_seconds:g} s: {why}."
+        what = f"Worker {who} has made no progress for {self._stall_seconds:g} s: {why}."
         lines = [f"{what} {OTHERS_STOPPED} Set {stalls.STALL_VARIABLE} to wait longer."]
         lines += self._stacks_of_workers()
         return self._workers[ranks[0]].error(WorkerStuck, "\n\n".join(lines), what=what)
 
     def explain(self, message: messages.JobFailed) -> WorkerError | None:
-        """The error of the worker that is behind another's, or None if that worker says all.
+        """Returns the error of the worker that caused another's error, or None if none did.
 
-        A rank that waits for another in a collective may notice first that this one has ended
+        A rank that waits in a collective may be the first to notice that another rank has ended
         or does not come.
         """
         why = message.failure
@@ -197,7 +197,7 @@ class Supervisor:
 
 
 def not_finished(workers: Sequence[Worker], doing: str, seconds: float) -> WorkerError:
-    """The error for workers that have not done something for so long, such as "starting"."""
+    """Returns the error for workers that did not finish an action, such as "starting", in time."""
     text = f"Workers {[w.rank for w in workers]} did not finish {doing} within {seconds:.0f} s."
     stopped = [w.rank for w in workers if w.is_stopped()]
     if stopped:

@@ -1,7 +1,7 @@
-"""The names of the transports: how workers exchange gradients.
+"""The names of the transports: ways in which workers exchange gradients.
 
-"shm": through shared memory, on one host; no socket is opened. "grpc": TensorFlow's own
-collectives, for comparison and for several hosts; its server in each worker listens on all
+"shm": through shared memory, on one host, without sockets. "grpc": TensorFlow's own
+collectives, for comparison and for several hosts. Its server in each worker listens on all
 interfaces.
 """
 
@@ -12,10 +12,10 @@ DEFAULT_TRANSPORT = "shm"
 
 
 def check_transport(transport: str | None) -> str:
-    """The transport to use for an argument `transport`; None means the default.
+    """Checks an argument `transport` and returns the transport to use; None means the default.
 
     Raises:
-        InvalidArgumentError: There is no such transport.
+        InvalidArgumentError: The transport is unknown.
     """
     if transport is None:
         return DEFAULT_TRANSPORT

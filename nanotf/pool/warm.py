@@ -22,18 +22,18 @@ START_TRIES = 3  # a port that was free may be taken before TensorFlow binds it
 _lock = threading.RLock()
 _pool: Pool | None = None
 _idle_timer: threading.Timer | None = None
-_lent_to: int | None = None  # the thread that runs a job; written by that thread, under `_lock`
+_lent_to: int | None = None  # the thread that runs a job; that thread writes it, under `_lock`
 
 
 @contextlib.contextmanager
 def pool_for(plan: AnyPlan, transport: str) -> Iterator[Pool]:
-    """Lends the warm pool, or a new one where plan or transport differ or a worker died.
+    """Lends the warm pool, or a new one if plan or transport differ or a worker died.
 
     There is one pool per process, since its workers own the cores. A second thread waits
     until the first has ended its job.
     """
     global _lent_to
-    idle_seconds()  # raises now, and not when training has ended
+    idle_seconds()  # raises now, not after training
     _stop_idle_timer()
     with _lock:
         pool = _current(plan, transport)
@@ -41,7 +41,7 @@ def pool_for(plan: AnyPlan, transport: str) -> Iterator[Pool]:
         try:
             yield pool
         except BaseException:
-            # What a job left unfinished would answer the next one.
+            # Late answers of an unfinished job would reach the next one.
             if not pool.is_alive():
                 _end_pool()
             raise
@@ -51,9 +51,9 @@ def pool_for(plan: AnyPlan, transport: str) -> Iterator[Pool]:
 
 
 def is_warm(plan: AnyPlan, transport: str) -> bool:
-    """Returns True if `pool_for` would lend a pool that is there already.
+    """Returns True if `pool_for` would lend an existing pool.
 
-    Not while another thread runs a job on it or starts it, which may take any time.
+    False while another thread runs a job on it or starts it, which may take any time.
     """
     if not _lock.acquire(blocking=False):
         return False
@@ -69,32 +69,32 @@ def _is_usable(pool: Pool, plan: AnyPlan, transport: str) -> bool:
 
 
 def lent_to() -> int | None:
-    """The thread that runs a job on this process's workers, if one does."""
+    """Returns the thread that runs a job on this process's workers, or None."""
     lent = _pool is not None and _pool.owner == os.getpid()
     return _lent_to if lent else None
 
 
 def check_not_lent(received: str) -> None:
-    """Refuses a job inside another, in a callback above all: its workers wait for the callback.
+    """Rejects a job inside another, mainly in a callback: the workers wait for that callback.
 
     Args:
         received: str, the call, as the user wrote it.
 
     Raises:
-        NanoError: This thread runs a job already.
+        NanoError: This thread already runs a job.
     """
     if lent_to() == threading.get_ident():
         raise NanoError(
-            "The workers are in the middle of a job, and wait for what this callback decides. "
+            "The workers are in the middle of a job, and wait for this callback. "
             f"Received: {received} inside another call with num_processes. Leave num_processes "
-            "out there, and it runs in this process, on the model's current weights."
+            "out there: the call then runs in this process, on the model's current weights."
         )
 
 
 def _current(plan: AnyPlan, transport: str) -> Pool:
     global _pool
     if _pool is not None and _pool.owner != os.getpid():
-        _pool = None  # forked: the workers are the other process's
+        _pool = None  # this is a fork: the workers belong to the other process
     if _pool is not None and not _is_usable(_pool, plan, transport):
         _end_pool()
     if _pool is None:
@@ -111,7 +111,7 @@ def _start(plan: AnyPlan, transport: str) -> Pool:
                 raise
             logger.info("Starting the workers again: %s", error.message)
         finally:
-            # Last registered, first called: workers end before what they were started with (Ray).
+            # Last registered, first called: workers end before the Ray that started them.
             atexit.unregister(_at_exit)
             atexit.register(_at_exit)
     raise AssertionError("unreachable")
@@ -124,15 +124,15 @@ def warm_up(
     cores: Sequence[int] | None = None,
     backend: str | None = None,
 ) -> None:
-    """Starts the workers in the background, while the caller continues.
+    """Starts the workers in the background, without waiting for them.
 
-    A worker needs some seconds to import TensorFlow; called at the top of a script, this hides
-    them behind what the script does before its first `fit(num_processes=...)`, which waits for
-    the rest. An error in starting is raised by that `fit`.
+    A worker needs some seconds to import TensorFlow. Call this at the top of a script, so that
+    the import overlaps with the work before the first `fit(num_processes=...)`, which waits for
+    the rest. That `fit` raises any error in starting.
 
     Args:
-        num_processes, cores_per_process, transport, cores, backend: as in `fit`; the pool is used
-            by a `fit` with the same ones.
+        num_processes, cores_per_process, transport, cores, backend: as in `fit`; a `fit` with the
+            same arguments uses the pool.
 
     Raises:
         NanoError: An argument cannot be used.
@@ -151,7 +151,7 @@ def warm_up(
 
 
 def shutdown() -> None:
-    """Ends the workers of this process, if there are any. The next job starts new ones."""
+    """Stops the workers of this process, if there are any. The next job starts new ones."""
     _stop_idle_timer()
     with _lock:
         _end_pool()
@@ -159,7 +159,7 @@ def shutdown() -> None:
 
 
 def end_pool() -> None:
-    """Ends the workers, but keeps what starts them: zygote, Ray."""
+    """Stops the workers, but keeps the zygote or Ray that starts them."""
     _stop_idle_timer()
     with _lock:
         _end_pool()
@@ -192,7 +192,7 @@ def _start_idle_timer() -> None:
 
 
 def _close_if_idle() -> None:
-    if _lock.acquire(blocking=False):  # held by a job that has just begun
+    if _lock.acquire(blocking=False):  # fails if a job has just begun
         try:
             shutdown()
         finally:
@@ -200,7 +200,7 @@ def _close_if_idle() -> None:
 
 
 def idle_seconds() -> float:
-    """Returns how long a warm pool waits for the next job: NANOTF_IDLE_SECONDS, 600 by default.
+    """Returns how long a warm pool waits for the next job: NANOTF_IDLE_SECONDS, default 600 s.
 
     Raises:
         NanoError: The variable is not a number above 0.
@@ -209,7 +209,7 @@ def idle_seconds() -> float:
 
 
 def worker_pids() -> tuple[int, ...]:
-    """The process ids of the live workers, by rank; empty when there is no pool."""
+    """Returns the process ids of the live workers, by rank; empty if there is no pool."""
     pool = _pool
     if pool is None or pool.owner != os.getpid():
         return ()
@@ -220,12 +220,12 @@ def _at_exit() -> None:
     if _lock.acquire(blocking=False):
         _lock.release()
         shutdown()
-    elif _pool is not None:  # a daemon thread's job, which nobody waits for
+    elif _pool is not None:  # a daemon thread runs a job; the process does not wait for it
         _pool.kill()
 
 
 def _after_fork() -> None:
-    """The thread that held the lock is not there in a child, and the cores are the parent's."""
+    """Resets the lock, whose thread does not exist in a child. The cores are the parent's."""
     global _lock, _lent_to
     _lock, _lent_to = threading.RLock(), None
     neighbours.forget()

@@ -1,4 +1,4 @@
-"""A worker's log: the parent's end."""
+"""The log of a worker's output, as the parent reads it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nanotf.wire.channel import NO_DESCRIPTORS
 from nanotf.wire.memory_files import above_standard, anonymous_file
 
 TAIL_LINES = 20
-CRASH = "Fatal Python error:"  # as faulthandler begins
-MAX_BYTES = 2**24  # of a log; a worker may print at every step, for days
-KEPT_BYTES = 2**16  # of one that has grown beyond; more than anybody reads in an error
+CRASH = "Fatal Python error:"  # the first words of faulthandler
+MAX_BYTES = 2**24  # limit of a log; a worker may print at every step, for days
+KEPT_BYTES = 2**16  # kept of a log beyond the limit; more than anyone reads in an error
 
 
 class WorkerLog:
-    """A file without a name that a worker writes to, and of which its parent reads the end.
+    """A file without a name. A worker writes to it, and its parent reads the end.
 
-    In memory where no disk takes it.
+    It is in memory if no disk can hold it.
 
     Args:
-        fd: int or None, the descriptor of one that another process has made, which it owns from
-            now on; None makes one.
+        fd: int or None, the descriptor of a log that another process has created; this object
+            owns it from now on. None creates a log.
 
     Raises:
         OSError: This process has no file descriptors left.
@@ -31,30 +31,30 @@ class WorkerLog:
 
     def __init__(self, fd: int | None = None) -> None:
         self._fd = _open() if fd is None else fd
-        self._begin = 0  # of what `tail` shows
-        # Parent and worker share the descriptor's position, which is the parent's to set
-        # only as long as the worker always writes at the end.
+        self._begin = 0  # where `tail` begins
+        # Parent and worker share the descriptor's position. The parent may set it only because
+        # the worker always writes at the end.
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
         fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_APPEND)
 
     def fileno(self) -> int:
-        """The descriptor, for the worker's standard output."""
+        """Returns the descriptor, for the worker's standard output."""
         return self._fd
 
     def size(self) -> int:
-        """Returns how many bytes it has now."""
+        """Returns the number of bytes that it has now."""
         return os.fstat(self._fd).st_size
 
     def since(self, position: int) -> str:
-        """Returns what was written after the first `position` bytes, the first 64 KiB of it."""
+        """Returns up to 64 KiB of the text that follows the first `position` bytes."""
         return os.pread(self._fd, KEPT_BYTES, position).decode(errors="replace").strip()
 
     def begin_here(self) -> None:
-        """Leaves what was written so far out of `tail`: what TensorFlow says when it starts."""
+        """Excludes the text so far from `tail`: TensorFlow's messages at its start."""
         self._begin = self.size()
 
     def tail(self) -> str:
-        """The last lines; of a crash, the top of its Python stack."""
+        """Returns the last lines, or after a crash the top of its Python stack."""
         text = os.pread(self._fd, KEPT_BYTES, max(self._begin, self.size() - KEPT_BYTES))
         lines = text.decode(errors="replace").splitlines()
         crash = [number for number, line in enumerate(lines) if line.startswith(CRASH)]
@@ -65,7 +65,7 @@ class WorkerLog:
     def trim(self) -> None:
         """Drops all but the end of a log that has become long.
 
-        What the worker writes at this very moment may be lost.
+        Text that the worker writes at this very moment may be lost.
         """
         if self.size() > MAX_BYTES:
             text = os.pread(self._fd, KEPT_BYTES, self.size() - KEPT_BYTES)
@@ -74,7 +74,7 @@ class WorkerLog:
             os.write(self._fd, text)
 
     def close(self) -> None:
-        """Closes the parent's end; a second time does nothing."""
+        """Closes the parent's end. A second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -1,7 +1,7 @@
-"""The parent's view of the process that its workers are forked from, see `worker.zygote`.
+"""The parent's view of the process from which its workers are forked, see `worker.zygote`.
 
 N workers cost one import of TensorFlow instead of N, and the next pool costs none. There is one
-zygote per process; it ends with `nanotf.shutdown()`, with the idle timer and with its process.
+zygote per process. It ends with `nanotf.shutdown()`, with the idle timer and with its process.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from nanotf.wire.memory_files import above_standard
 
 START_VARIABLE = "NANOTF_START"
 _STARTS = ("fork", "spawn")
-LOOK_SECONDS = 0.05  # how long whoever waits keeps others from looking
+LOOK_SECONDS = 0.05  # how long a thread that waits holds the lock
 FORK_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 
-# Libraries look at these after the fork, or it does not matter which pool's they have seen.
+# Libraries read these after the fork, or the values of any pool will do.
 _READ_LATER = (
     "OMP_NUM_THREADS",
     "KMP_AFFINITY",
@@ -51,7 +51,7 @@ class Forked:
 
     Args:
         pid: int, its process id.
-        status: int, the pipe on which comes how it ended; owned from now on.
+        status: int, the pipe on which its exit code will come; owned from now on.
     """
 
     def __init__(self, pid: int, status: int) -> None:
@@ -61,14 +61,14 @@ class Forked:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit code, or minus a signal's number; None while it runs."""
+        """Returns the exit code, or minus a signal's number; None while it runs."""
         return self._wait(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
         """Waits until it has ended.
 
         Raises:
-            subprocess.TimeoutExpired: It has not within `timeout` seconds.
+            subprocess.TimeoutExpired: It has not ended within `timeout` seconds.
         """
         end = math.inf if timeout is None else time.monotonic() + timeout
         while (code := self._wait(LOOK_SECONDS)) is None:
@@ -80,7 +80,7 @@ class Forked:
         with self._lock:
             if self.returncode is None and _is_readable(self._status, seconds):
                 told = _read(self._status)
-                # A zygote that is killed takes its workers with it, and cannot tell.
+                # A killed zygote takes its workers with it, and cannot report their exit codes.
                 self.returncode = -signal.SIGKILL if told is None else told
                 os.close(self._status)
             return self.returncode
@@ -91,12 +91,12 @@ class Forked:
             os.kill(self.pid, sig)
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills it at once."""
         self.send_signal(signal.SIGKILL)
 
 
 def _read(pipe: int) -> int | None:
-    """The next number that the zygote has told; None where there is no zygote any more."""
+    """Reads the next number from the zygote; None if the zygote has exited."""
     data = os.read(pipe, messages.STATUS.size)
     return messages.STATUS.unpack(data)[0] if data else None
 
@@ -108,15 +108,15 @@ def _is_readable(fd: int, seconds: float) -> bool:
 
 
 class Zygote:
-    """Starts the process.
+    """The process from which workers are forked. Creating this object starts it.
 
     Args:
-        environ: mapping, its environment variables, as libraries find them when they are loaded.
-        imports: bool, whether it imports TensorFlow, and not each worker by itself.
+        environ: mapping, its environment variables, which libraries read when they are loaded.
+        imports: bool, whether it imports TensorFlow; otherwise each worker does.
 
     Attributes:
         process: `subprocess.Popen`.
-        log: `WorkerLog`, what it prints.
+        log: `WorkerLog`, its output.
     """
 
     def __init__(self, environ: Mapping[str, str], *, imports: bool) -> None:
@@ -137,19 +137,19 @@ class Zygote:
             raise
 
     def is_alive(self) -> bool:
-        """Returns True if it runs, and belongs to this process."""
+        """Returns True if it runs and belongs to this process."""
         return self.owner == os.getpid() and self.process.poll() is None
 
     def fork(self, order: messages.Fork, fds: Sequence[int]) -> Forked:
-        """Makes a worker.
+        """Forks a worker.
 
         Args:
             order: `messages.Fork`.
-            fds: sequence of int, the descriptors that follow it, but for the last.
+            fds: sequence of int, the descriptors that follow it, except the last.
 
         Raises:
             ChannelClosed: The zygote has ended.
-            OSError: The kernel gives no further process, or this one has no descriptors left.
+            OSError: The kernel allows no further process, or this one has no descriptors left.
             TimeoutError: It has not forked within `FORK_SECONDS`.
         """
         reader, writer = (above_standard(fd) for fd in os.pipe())
@@ -165,7 +165,7 @@ class Zygote:
                 raise ChannelClosed("the zygote has ended")
             if number < 0:
                 raise OSError(-number, os.strerror(-number))
-        except BaseException:  # Ctrl-C may have come in the middle of a message
+        except BaseException:  # Ctrl-C may have interrupted a message
             os.close(reader)
             self.process.kill()
             raise
@@ -183,7 +183,7 @@ class Zygote:
         self._channel.send(order, fds)
 
     def close(self) -> None:
-        """Ends the process, and with it the workers that it has forked."""
+        """Kills the process, and with it the workers that it has forked."""
         if self.owner == os.getpid():
             self.process.kill()
             self.process.wait()
@@ -202,13 +202,13 @@ def _start(
 
     Args:
         module: str, its name.
-        arguments: sequence of str, what it finds in `sys.argv` after the channel's descriptor.
+        arguments: sequence of str, its `sys.argv` after the channel's descriptor.
         environ: mapping, all of its environment variables.
         key: bytes, the channel's secret key, which it reads from standard input.
-        log: `WorkerLog`, what it prints.
+        log: `WorkerLog`, its output.
 
     Returns:
-        A tuple of the process and of this end; neither has shown the other the key yet.
+        A tuple of the process and this end of the channel. No key has been shown yet.
 
     Raises:
         NanoError: `sys.executable` names no program.
@@ -227,7 +227,7 @@ def _start(
     finally:
         theirs.close()
     assert process.stdin is not None, "a pipe, as asked for"
-    with contextlib.suppress(BrokenPipeError):  # died already; the channel will tell
+    with contextlib.suppress(BrokenPipeError):  # it has died; the channel reports that
         process.stdin.write(key)
         process.stdin.close()
     return process, Channel(ours)
@@ -236,10 +236,10 @@ def _start(
 def _spawn(
     command: list[str], environ: Mapping[str, str], fd: int, log: WorkerLog
 ) -> subprocess.Popen[bytes]:
-    # Inherited: no SIGINT reaches it before it has seen to that itself.
+    # The child inherits the mask: no SIGINT reaches it before it handles SIGINT itself.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        # A session of its own: Ctrl-C in the terminal is for the parent to handle.
+        # A separate session: only the parent gets Ctrl-C from the terminal.
         return subprocess.Popen(
             command,
             env=environ,
@@ -253,18 +253,18 @@ def _spawn(
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-# ------------------------------------------------------------------- that of this process
+# --------------------------------------------------------------- the zygote of this process
 _zygote: Zygote | None = None
 
 
 def shared_zygote(environ: Mapping[str, str]) -> Zygote | None:
-    """This process's zygote, a new one where libraries would now find other things when loaded.
+    """Returns this process's zygote, a new one if libraries would now be loaded differently.
 
     Args:
         environ: mapping, all environment variables of a worker.
 
     Returns:
-        `Zygote`, or None where each worker has to import TensorFlow by itself.
+        `Zygote`, or None if each worker must import TensorFlow by itself.
 
     Raises:
         InvalidArgumentError: NANOTF_START is neither "fork" nor "spawn".
@@ -283,12 +283,12 @@ def shared_zygote(environ: Mapping[str, str]) -> Zygote | None:
 
 
 def pid() -> int | None:
-    """The process id of this process's zygote, if there is one."""
+    """Returns the process id of this process's zygote, or None."""
     return None if _zygote is None or not _zygote.is_alive() else _zygote.process.pid
 
 
 def end() -> None:
-    """Ends this process's zygote, and with it the workers that it has forked."""
+    """Kills this process's zygote, and with it the workers that it has forked."""
     global _zygote
     zygote, _zygote = _zygote, None
     if zygote is not None:
@@ -302,18 +302,18 @@ def _may_fork() -> bool:
     start = os.environ.get(START_VARIABLE) or "fork"
     if start not in _STARTS:
         raise InvalidArgumentError(
-            f"{START_VARIABLE} says how workers start: 'fork', from one process that has imported "
-            f"TensorFlow, or 'spawn', each by itself. Received: {START_VARIABLE}={start!r}. Set it "
-            "to one of them, or unset it."
+            f"{START_VARIABLE} must be 'fork', to fork workers from a process that has imported "
+            f"TensorFlow, or 'spawn', to start each by itself. Received: {START_VARIABLE}={start!r}"
+            ". Set it to one of them, or unset it."
         )
-    # libiomp5 takes its affinity when it is loaded; elsewhere nobody has tried.
+    # libiomp5 takes its affinity when it is loaded. Other platforms are untested.
     return (
         start == "fork" and sys.platform == "linux" and not find_installed().tensorflow_uses_openmp
     )
 
 
 def _what_imports_see(environ: Mapping[str, str]) -> Any:
-    """Returns what of this process decides how libraries are loaded in its children."""
+    """Returns the settings of this process that decide how its children load libraries."""
     variables = {
         name: value
         for name, value in environ.items()

@@ -1,5 +1,5 @@
-"""Division of a step between workers: rows, gradients, losses, the optimizer's update.
+"""Divides a step between workers: rows of batches, gradients, losses, the optimizer's update.
 
-Called by `worker` in every step; its decorators and `CheckpointManager` by users' programs.
+`worker` calls it in every step. Users' programs use its decorators and `CheckpointManager`.
 May import `collectives` and everything below it.
 """

@@ -1,4 +1,4 @@
-"""Calls that run differently in a region, or around one."""
+"""Changes that a region makes to calls in its code and in the code around it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nanotf.region.regions import divide
 def calling_layers(stock: Any, _: Any) -> Any:
     """Makes `Layer.__call__` divide the outermost call; see `overrides`.
 
-    Not inside `strategy.run()`, whose replicas have rows of their own.
+    Calls inside `strategy.run()` are not divided: its replicas have their own rows.
     """
 
     @functools.wraps(stock)
@@ -37,10 +37,9 @@ def calling_layers(stock: Any, _: Any) -> Any:
 def calling_functions(stock: Any, _: Any) -> Any:
     """Makes a `tf.function` that a region's code calls run as part of that code.
 
-    A graph that it was traced into elsewhere knows nothing of the region. The same in a branch or a
-    graph's loop, over gRPC: there TensorFlow does not feed the keys of a function's collectives.
-
-    One that the user has compiled by XLA has its divided calls compiled.
+    A graph that it was traced into elsewhere is unaware of the region. Over gRPC this also applies
+    in a graph's branches and loops: there TensorFlow does not feed the keys of a function's
+    collectives. If the user compiles the function with XLA, its divided calls are compiled.
     """
 
     @functools.wraps(stock)
@@ -58,7 +57,7 @@ def calling_functions(stock: Any, _: Any) -> Any:
 
 
 def tracing_pipelines(stock: Any, _: Any) -> Any:
-    """Makes functions that a `tf.data.Dataset` calls run undivided: each worker calls them alone."""
+    """Makes functions of a `tf.data.Dataset` run undivided: each worker calls them alone."""
 
     @functools.wraps(stock)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -69,9 +68,9 @@ def tracing_pipelines(stock: Any, _: Any) -> Any:
 
 
 def looping(stock: Any, _: Any) -> Any:
-    """Makes a graph's loop over a dataset a loop over its iterator.
+    """Turns a graph's loop over a dataset into a loop over its iterator.
 
-    AutoGraph would make it a part of the pipeline, which each worker runs alone.
+    AutoGraph would make it part of the pipeline, which each worker runs alone.
     """
 
     @functools.wraps(stock)
@@ -84,7 +83,7 @@ def looping(stock: Any, _: Any) -> Any:
 
 
 def refusing(stock: Any, strategy: Any) -> Any:
-    """Makes one of Keras's own loops refuse, in a `@nano` function, what it cannot do there."""
+    """Makes Keras's own loops reject calls that are impossible in a `@nano` function."""
     name = stock.__name__
 
     @functools.wraps(stock)
@@ -99,7 +98,7 @@ def refusing(stock: Any, strategy: Any) -> Any:
             )
         if self.distribute_strategy is strategy:
             raise NanoError(
-                "Inside a @nano function Keras's own loops take models that are made outside "
+                "Inside a @nano function Keras's own loops take only models made outside "
                 f"the strategy's scope. Received: a call of {name}() of the model {self.name!r}. "
                 "Make it without `with strategy.scope()`."
             )
@@ -109,7 +108,7 @@ def refusing(stock: Any, strategy: Any) -> Any:
 
 
 def applying(stock: Any, strategy: Any) -> Any:
-    """Makes Keras 3's `apply` refuse, in `strategy.run()`, variables that are not the strategy's."""
+    """Makes Keras 3's `apply`, in `strategy.run()`, reject variables made outside the strategy."""
 
     @functools.wraps(stock)
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -123,7 +122,7 @@ def applying(stock: Any, strategy: Any) -> Any:
 
 
 def applying_pairs(stock: Any, strategy: Any) -> Any:
-    """The same of Keras 2's `apply_gradients`."""
+    """Does the same for Keras 2's `apply_gradients`."""
 
     @functools.wraps(stock)
     def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
@@ -143,12 +142,12 @@ def _check_under_strategy(strategy: Any, variables: Any) -> None:
                 "Under strategy.run() an optimizer trains variables of the strategy. Received: "
                 f"{variable.name!r}, made outside its scope. Make the model and the optimizer "
                 "inside the @nano function, in `with strategy.scope()`; or call the step "
-                "without strategy.run(): what it calls is divided by itself."
+                "without strategy.run(): nanotf divides its calls anyway."
             )
 
 
 def making_operations(stock: Any, _: Any) -> Any:
-    """Makes operations of a region use tensors of outside through `spread`."""
+    """Makes operations of a region use tensors from outside through `spread`."""
 
     @functools.wraps(stock)
     def _create_op_internal(self: Any, op_type: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,9 +163,10 @@ def making_operations(stock: Any, _: Any) -> Any:
 
 
 def recomputing(stock: Any, _: Any) -> Any:
-    """Makes gradient functions of a region's code, `tf.recompute_grad`'s, run as part of it.
+    """Makes gradient functions of a region's code, as of `tf.recompute_grad`, run as part of it.
 
-    They use variables as they are: what they return for them goes the way of the region's.
+    Gradient functions use variables directly. The gradients that they return for variables are
+    handled like the region's.
     """
 
     @functools.wraps(stock)

@@ -12,19 +12,19 @@ from nanotf.region import context
 class CheckpointManager:
     """`tf.train.CheckpointManager` for `@nano` functions and for a single process.
 
-    In a `@nano` function every worker calls `save` and `restore_or_initialize`; rank 0 writes the
-    files, and the others wait until they are complete. Files have TensorFlow's own format, and
-    are restored without a strategy, too.
+    In a `@nano` function every worker calls `save` and `restore_or_initialize`. Rank 0 writes the
+    files; the others wait until they are complete. The files have TensorFlow's own format and can
+    be restored without a strategy.
 
     Args:
         checkpoint: `tf.train.Checkpoint`.
         directory: str or path-like.
-        max_to_keep: int or None, as all further arguments in `tf.train.CheckpointManager`.
+        max_to_keep: int or None, like all further arguments as in `tf.train.CheckpointManager`.
         **options: `keep_checkpoint_every_n_hours`, `checkpoint_name`, `step_counter`,
             `checkpoint_interval`, `init_fn`, `last_checkpoint_step`.
 
     Raises:
-        ValueError: What `tf.train.CheckpointManager` raises.
+        ValueError: as raised by `tf.train.CheckpointManager`.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class CheckpointManager:
 
     @property
     def directory(self) -> str:
-        """Returns where the checkpoints are."""
+        """The directory of the checkpoints."""
         return str(self._arguments[1])
 
     @property
@@ -55,12 +55,12 @@ class CheckpointManager:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The last one; None before the first."""
+        """The last checkpoint; None before the first."""
         found = self.checkpoints
         return found[-1] if found else None
 
     def _look_again(self) -> None:
-        """Takes notice of what another process has written: rank 0, for the parent."""
+        """Picks up checkpoints that another process has written, such as rank 0 for the parent."""
         if context.current is not None:
             return
         state = require_tensorflow().train.get_checkpoint_state(self.directory)
@@ -71,13 +71,13 @@ class CheckpointManager:
     def save(
         self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None
     ) -> str | None:
-        """Saves; returns when the files are complete.
+        """Saves a checkpoint and returns when its files are complete.
 
         Args:
             checkpoint_number, check_interval, options: as in `tf.train.CheckpointManager`.
 
         Returns:
-            The path, on every rank; None if it is not time yet.
+            The path, on every rank; None if the interval is not over.
         """
         path: str | None
         self._look_again()

@@ -1,4 +1,4 @@
-"""Calls that XLA compiles: what is inside a divided call is compiled, exchanges are not."""
+"""Calls that XLA compiles: the code inside a divided call is compiled, exchanges are not."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from nanotf.region import scope
 
 
 def call(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`stock(layer, *args, **kwargs)`, compiled if nothing is lost by that.
+    """Runs `stock(layer, *args, **kwargs)`, compiled if possible.
 
-    It is not where the call exchanges something, as statistics of the batch, since XLA knows no
-    communication between processes; nor where tensors have masks or the layer adds losses: a
+    A call is not compiled if it exchanges something, such as statistics of the batch, since XLA has
+    no communication between processes. Nor is it if tensors have masks or the layer adds losses: a
     compiled function returns neither.
 
     Args:

@@ -1,6 +1,6 @@
-"""The place where code runs: in the user's process, or in a worker inside a `@nano` function.
+"""The place where code runs: the user's process, or a `@nano` function in a worker.
 
-The public functions work in both, so that a program without `@nano` is one of a single process.
+The public functions work in both. A program without `@nano` runs in a single process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from nanotf.compat.versions import require_tensorflow
 
 
 class Loop(Protocol):
-    """Services of a worker while it runs a `@nano` function; see `worker.loop_run`."""
+    """The interface of a worker while it runs a `@nano` function; see `worker.loop_run`."""
 
     strategy: Any
 
@@ -29,12 +29,12 @@ class Loop(Protocol):
     def restored(self, path: str | None) -> None: ...
 
 
-# The `@nano` function that this process runs as a worker; written by `worker.loop_run` alone.
+# The `@nano` function that this process runs as a worker; only `worker.loop_run` writes it.
 current: Loop | None = None
 
 
 def get_strategy() -> Any:
-    """The `tf.distribute.Strategy` of this code.
+    """Returns the `tf.distribute.Strategy` of this code.
 
     Returns:
         Inside a `@nano` function with several processes, the worker's
@@ -46,15 +46,15 @@ def get_strategy() -> Any:
 
 
 def rank() -> int:
-    """This worker's number inside a `@nano` function, 0 to `size() - 1`; elsewhere 0."""
+    """Returns this worker's rank in a `@nano` function, 0 to `size() - 1`; elsewhere 0."""
     return 0 if current is None else int(current.strategy.rank)
 
 
 def size() -> int:
-    """Returns how many workers run this `@nano` function; elsewhere 1."""
+    """Returns the number of workers that run this `@nano` function; elsewhere 1."""
     return 1 if current is None else int(current.strategy.size)
 
 
 def is_chief() -> bool:
-    """Returns True if this is the process that writes files and prints: rank 0, or the only one."""
+    """Returns True in the process that writes files and prints: rank 0, or the only one."""
     return rank() == 0

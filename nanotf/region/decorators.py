@@ -1,7 +1,7 @@
-"""Steps of a custom training loop: what the decorators of a step make of a function.
+"""Decorators for the steps of a custom training loop.
 
-A step is a plain function of the user's, and is called as it is. In a worker, inside a `@nano`
-function, its begin and end are noted.
+A step is the user's plain function, called unchanged. In a worker's `@nano` function, its begin
+and end are recorded.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from nanotf.region import context
 
 
 def is_tf_function(value: Any) -> bool:
-    """Returns True if something was made by `tf.function`."""
+    """Returns True if `tf.function` made the value."""
     methods = ("python_function", "get_concrete_function")
     return not isinstance(value, Step) and all(hasattr(value, name) for name in methods)
 
 
 class Step:
-    """A function that is a step of a `@nano` function. Made by `nano_multiprocessing`.
+    """A step of a `@nano` function, made by `nano_multiprocessing`.
 
-    Attributes that it does not have itself are those of the function.
+    Attribute look-ups fall back to the decorated function.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         python = getattr(function, "python_function", function)
         functools.update_wrapper(self, python)
-        del vars(self)["__wrapped__"]  # AutoGraph would call that instead
-        with contextlib.suppress(ValueError, TypeError):  # of a function written in C
-            # `inspect` takes what has a `__get__` for such a function; `tf.function` asks it.
+        del vars(self)["__wrapped__"]  # AutoGraph would call `__wrapped__` instead
+        with contextlib.suppress(ValueError, TypeError):  # raised for a function written in C
+            # `inspect` takes an object with `__get__` for such a function; `tf.function` uses it.
             self.__signature__ = inspect.signature(python)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ class Step:
         return self if owner is None else types.MethodType(self, owner)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "function":  # a copy that is not filled yet
+        if name.startswith("__") or name == "function":  # a copy without its attributes yet
             raise AttributeError(name)
         return getattr(self.function, name)
 
@@ -61,19 +61,19 @@ class Step:
 def nano_multiprocessing(function: Callable[..., Any]) -> Step:
     """Marks a training or test step of a `@nano` function.
 
-    The step computes what it computes in one process, since each worker runs all of it, but for the
-    calls of Keras's layers and models, of which each computes its part of the batch's rows. The
-    mark tells the report how long steps take, and an error in which step it was raised. After
-    steps it is checked that what they return is the same in all workers.
+    The step computes the same as in one process. Each worker runs all of it, except that calls of
+    Keras layers and models compute only the worker's part of the batch's rows. The mark lets
+    reports show how long steps take and errors name the step that raised them. After steps, nanotf
+    checks that all workers return the same.
 
     Args:
         function: a function, a method or a `tf.function`.
 
     Returns:
-        A callable with the same arguments. Outside `@nano` it just calls the function.
+        A callable with the same arguments. Outside `@nano` it only calls the function.
 
     Raises:
-        InvalidArgumentTypeError: It is not callable.
+        InvalidArgumentTypeError: `function` is not callable.
 
     Example:
         >>> @nano_multiprocessing
@@ -94,16 +94,16 @@ def nano_multiprocessing(function: Callable[..., Any]) -> Step:
 
 
 class _Loss:
-    """A plain function of rows, as a loss; see `nano_multiprocessing_loss`.
+    """A loss made from a plain function of rows; see `nano_multiprocessing_loss`.
 
     Args:
         function: callable, of targets and predictions.
-        options: mapping of str to object, arguments of `tf.function`; none for no `tf.function`.
+        options: mapping of str to object, arguments of `tf.function`; if empty, it is not used.
     """
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         functools.update_wrapper(self, function)
-        del vars(self)["__wrapped__"]  # AutoGraph would call that instead
+        del vars(self)["__wrapped__"]  # AutoGraph would call `__wrapped__` instead
         self.compiled = function
         if options:
             python = getattr(function, "python_function", function)
@@ -118,19 +118,19 @@ class _Loss:
 def nano_multiprocessing_loss(function: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
     """Turns a plain function of targets and predictions into a loss for a step.
 
-    The loss is the scalar that the function returns, or the mean of what it returns.
+    The loss is the scalar that the function returns, or the mean of a tensor that it returns.
 
     Args:
-        function: callable, where the decorator is written without parentheses.
-        **kwargs: arguments of `tf.function`, such as `jit_compile`, under which the function then
-            runs. Without any it runs as it is.
+        function: callable, if the decorator is written without parentheses.
+        **kwargs: arguments of `tf.function`, such as `jit_compile`. With any, the function runs as
+            a `tf.function`; without, it runs as it is.
 
     Returns:
-        The loss, or without `function` a decorator that makes one.
+        The loss, or, without `function`, a decorator that makes one.
 
     Raises:
-        InvalidArgumentTypeError: What is decorated is not callable, or `tf.function` does not take
-            the arguments.
+        InvalidArgumentTypeError: The decorated object is not callable, or `tf.function` does not
+            take the arguments.
 
     Example:
         >>> @nano_multiprocessing_loss()
@@ -149,8 +149,8 @@ def nano_multiprocessing_loss(function: Callable[..., Any] | None = None, /, **k
         except TypeError as error:
             raise InvalidArgumentTypeError(
                 "nano_multiprocessing_loss() takes the arguments of tf.function. Received: "
-                f"{', '.join(f'{name}={value!r}' for name, value in kwargs.items())}, of which "
-                f"TensorFlow says: {str(error).rstrip('.')}. Leave out what it does not take."
+                f"{', '.join(f'{name}={value!r}' for name, value in kwargs.items())}. TensorFlow "
+                f"reports: {str(error).rstrip('.')}. Omit arguments that it does not take."
             ) from error
 
     return decorate if function is None else decorate(function)
@@ -159,8 +159,8 @@ def nano_multiprocessing_loss(function: Callable[..., Any] | None = None, /, **k
 def whole(layer: Any) -> Any:
     """Makes a layer or model run undivided, on all rows of a batch, in every worker.
 
-    It is right for any layer, and no faster than in one process. A layer whose rows depend on each
-    other, which a trial finds out, runs so without being told.
+    This is correct for any layer and no faster than one process. If a trial finds that a layer's
+    rows depend on each other, the layer runs this way automatically.
 
     Args:
         layer: `tf.keras.layers.Layer`.
@@ -169,7 +169,7 @@ def whole(layer: Any) -> Any:
         The layer.
 
     Raises:
-        InvalidArgumentTypeError: It is something else.
+        InvalidArgumentTypeError: `layer` is not a layer.
 
     Example:
         >>> attention = nanotf.whole(AttentionOverTheBatch())
@@ -190,7 +190,7 @@ def nano_bf16(function: Callable[..., Any]) -> Callable[..., Any]:
         function: a function, a method or a `tf.function`.
 
     Returns:
-        A function with the same arguments. Models, optimizers and Python numbers are passed on.
+        A function with the same arguments. It passes models, optimizers and Python numbers on.
     """
     if not callable(function):
         raise InvalidArgumentTypeError(

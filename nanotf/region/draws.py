@@ -1,8 +1,8 @@
-"""Random numbers inside a region: those of the worker's rows, of all that one process draws.
+"""Random numbers inside a region: the worker's rows of the numbers that one process draws.
 
-So dropout and noise are those of one process. Of a generator that counts (Philox: Salmon et al.,
-"Parallel Random Numbers: As Easy as 1, 2, 3", 2011) a worker draws its own rows alone, from where
-they begin. Of others it draws all, and takes its rows.
+So dropout and noise are the same as in one process. With a counter-based generator (Philox: Salmon
+et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011) a worker skips to its own rows and
+draws only these. With other generators it draws all rows and takes its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nanotf.region import scope
 
 
 def drawing(stock: Any, _: Any) -> Any:
-    """Makes a function that draws numbers of a `shape` draw those of the batch; see `overrides`."""
+    """Makes a random function draw the same numbers as for the whole batch; see `overrides`."""
     signature = inspect.signature(stock)
 
     @functools.wraps(stock)
@@ -52,7 +52,7 @@ def drawing(stock: Any, _: Any) -> Any:
 
 
 def drawing_otherwise(stock: Any, _: Any) -> Any:
-    """Makes a layer that draws by what its rows are, or puts rows in an order, run whole."""
+    """Makes a layer run whole if its draws depend on row values or it reorders rows."""
 
     @functools.wraps(stock)
     def draw(*args: Any, **kwargs: Any) -> Any:
@@ -63,11 +63,11 @@ def drawing_otherwise(stock: Any, _: Any) -> Any:
     return draw
 
 
-_skipped: Any = None  # how far the generator of what is being drawn has counted before
+_skipped: Any = None  # counts that the generator of the current draw skips
 
 
 def keying(stock: Any, _: Any) -> Any:
-    """Makes the generator of stateless random numbers begin further on; see `overrides`."""
+    """Makes the generator of stateless random numbers skip counts; see `overrides`."""
 
     @functools.wraps(stock)
     def get_key_counter_alg(seed: Any, alg: Any) -> Any:
@@ -80,9 +80,9 @@ def keying(stock: Any, _: Any) -> Any:
 
 
 def _counts(name: str, arguments: dict[str, Any]) -> bool:
-    """Returns True if numbers are of a generator that counts, with as many of them for each count.
+    """Returns True for a counter-based generator with equally many numbers per count.
 
-    TensorFlow's choice is Philox on CPUs.
+    TensorFlow chooses Philox on CPUs.
     """
     kinds = ("stateless_random_uniform", "stateless_random_normal")
     chosen = arguments.get("alg") in ("auto_select", "philox")
@@ -91,7 +91,7 @@ def _counts(name: str, arguments: dict[str, Any]) -> bool:
 
 def _own_rows(stock: Any, bound: Any, division: Any, rest: Any) -> Any:
     global _skipped
-    # Philox makes 128 bits of each count; a number takes 32 of them, or 64.
+    # Philox makes 128 bits from each count; a number takes 32 or 64 of them.
     each = 2 if tf.as_dtype(bound.arguments["dtype"]) == tf.float64 else 4
     row = tf.reduce_prod(tf.cast(rest, tf.int64))
     begin = tf.cast(division.start, tf.int64) * row

@@ -1,6 +1,6 @@
-"""Keras's own losses and metrics, which are functions of rows, run on the worker's own rows.
+"""Runs Keras's own losses and metrics that are functions of rows on the worker's own rows.
 
-A function of rows commutes with `join`: instead of a model's outputs, one number a row is gathered.
+A function of rows commutes with `join`: workers gather one number per row, not a model's outputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nanotf.region.rows import rows_of
 
 
 def calling(stock: Any, _: Any) -> Any:
-    """Makes `LossFunctionWrapper.call` do so, see `overrides`."""
+    """Makes `LossFunctionWrapper.call` run on the worker's own rows; see `overrides`."""
 
     @functools.wraps(stock)
     def call(self: Any, y_true: Any, y_pred: Any) -> Any:
@@ -29,7 +29,7 @@ def calling(stock: Any, _: Any) -> Any:
 
 
 def updating(stock: Any, _: Any) -> Any:
-    """The same of `MeanMetricWrapper.update_state`."""
+    """Makes `MeanMetricWrapper.update_state` run on the worker's own rows."""
 
     @functools.wraps(stock)
     def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -51,7 +51,7 @@ def updating(stock: Any, _: Any) -> Any:
 
 
 def noting_call(stock: Any, _: Any) -> Any:
-    """Makes Keras 2's losses of `compile` say that a step has used them."""
+    """Makes Keras 2's losses of `compile` record that a step has used them."""
 
     @functools.wraps(stock)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +65,7 @@ _keep_rows: dict[Any, bool] = {}
 
 
 def _by_rows(key: Any, function: Callable[[Any, Any], Any], y_true: Any, y_pred: Any) -> Any:
-    """A function of targets and predictions, on own rows where those are all that it needs."""
+    """Calls a function of targets and predictions, on the worker's own rows if these suffice."""
     joined = rows_of(y_pred)
     if joined is None or joined.factor != 1 or not keras_names.is_keras_own(key[0]):
         return function(y_true, y_pred)
@@ -83,9 +83,9 @@ def _by_rows(key: Any, function: Callable[[Any, Any], Any], y_true: Any, y_pred:
 
 
 def _keeps_rows(function: Callable[[Any, Any], Any], *like: Any) -> bool:
-    """Returns True if a Keras function returns one value a row, which depends on that row alone.
+    """Returns True if a Keras function returns one value per row that depends on that row alone.
 
-    Targets are tried as numbers and as classes: Keras makes floats of both.
+    Tries targets as numbers and as classes: Keras turns both into floats.
     """
     random = np.random.default_rng(0)
     shapes = [[4, *[2 if d is None else d for d in tensor.shape[1:]]] for tensor in like]
@@ -106,7 +106,7 @@ def _are_apart(function: Callable[[Any, Any], Any], *values: Any) -> bool:
             np.asarray(function(*[tf.constant(v[a:b]) for v in values]))
             for a, b in ((0, 4), (0, 1), (1, 4))
         )
-    except Exception:  # it takes no such numbers; on the whole batch it will say so itself
+    except Exception:  # it does not take such numbers; on the whole batch it raises itself
         return False
     if whole.ndim == 0 or (whole.shape[0], one.shape[:1], three.shape[:1]) != (4, (1,), (3,)):
         return False

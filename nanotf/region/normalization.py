@@ -1,8 +1,8 @@
-"""Statistics over the batch, inside a region: those of the whole batch.
+"""Computes batch statistics of the whole batch inside a region.
 
-Each worker computes mean and sum of squared deviations of its rows; from those of all workers, which
-one exchange brings, follow those of the batch (Chan, Golub and LeVeque, 1979), without the
-cancellation of a mean of squares.
+Each worker computes the mean and the sum of squared deviations of its rows. One exchange collects
+those of all workers. The statistics of the batch follow from them (Chan, Golub and LeVeque, 1979),
+without the cancellation of a mean of squares.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nanotf.region import rows, scope
 
 
 def _is_over_rows(x: Any, axes: Any) -> bool:
-    """Returns True if statistics are over the rows of a region's, or a trial's, batch."""
+    """Returns True for statistics over the rows of the batch of a region or a trial."""
     if scope.region is None and scope.trial is None:
         return False
     rank = tf.convert_to_tensor(x).shape.rank
@@ -40,7 +40,7 @@ def moments(stock: Any, _: Any) -> Any:
 
 
 def weighted_moments(stock: Any, _: Any) -> Any:
-    """The same of `tf.nn.weighted_moments`."""
+    """Does the same for `tf.nn.weighted_moments`."""
 
     @functools.wraps(stock)
     def nn_weighted_moments(
@@ -57,7 +57,7 @@ def weighted_moments(stock: Any, _: Any) -> Any:
 
 
 def fused_batch_norm(stock: Any, _: Any) -> Any:
-    """The same of `tf.compat.v1.nn.fused_batch_norm`, which Keras 2 trains with."""
+    """Does the same for `tf.compat.v1.nn.fused_batch_norm`, used by Keras 2 in training."""
 
     @functools.wraps(stock)
     def fused(
@@ -84,7 +84,7 @@ def fused_batch_norm(stock: Any, _: Any) -> Any:
         scale, offset = (tf.reshape(tf.cast(v, wide.dtype), shape) for v in (scale, offset))
         out = tf.nn.batch_normalization(wide, batch_mean, batch_variance, offset, scale, epsilon)
         total = _total_count(wide, axes)
-        # As its kernel: what is averaged is the variance of a sample.
+        # Like the kernel, this averages the sample variance.
         correction = total / tf.maximum(total - 1, 1)
         batch_mean, batch_variance = (tf.reshape(v, [-1]) for v in (batch_mean, batch_variance))
         batch_variance *= tf.cast(correction, wide.dtype)
@@ -98,7 +98,7 @@ def fused_batch_norm(stock: Any, _: Any) -> Any:
 
 
 def masked_moments(stock: Any, _: Any) -> Any:
-    """The same of what Keras 3's `BatchNormalization` computes of a mask."""
+    """Does the same for masked moments of Keras 3's `BatchNormalization`."""
 
     @functools.wraps(stock)
     def _moments(self: Any, inputs: Any, mask: Any) -> Any:
@@ -118,7 +118,7 @@ def masked_moments(stock: Any, _: Any) -> Any:
 
 
 def synchronized_moments(stock: Any, _: Any) -> Any:
-    """The same of what Keras 3 computes where statistics are to be synchronized."""
+    """Does the same for Keras 3's synchronized statistics."""
 
     @functools.wraps(stock)
     def compute(x: Any, axes: Any, keepdims: Any) -> Any:
@@ -130,7 +130,7 @@ def synchronized_moments(stock: Any, _: Any) -> Any:
 
 
 def synchronized_in_2(stock: Any, _: Any) -> Any:
-    """The same of Keras 2."""
+    """Does the same for Keras 2's synchronized statistics."""
 
     @functools.wraps(stock)
     def calculate(self: Any, x: Any, reduction_axes: Any, keep_dims: Any, mask: Any = None) -> Any:
@@ -142,8 +142,8 @@ def synchronized_in_2(stock: Any, _: Any) -> Any:
 
 
 def _of_batch(x: Any, axes: Any, weights: Any) -> tuple[Any, Any]:
-    """Mean and variance over axes that the rows are among, which stay as dimensions of 1."""
-    if scope.trial is not None:  # which compares rows: these are apart here
+    """Returns mean and variance over axes that include the rows, kept as dimensions of 1."""
+    if scope.trial is not None:  # rows count as independent in a trial
         like = tf.reduce_sum(x, axes, keepdims=True)
         return tf.zeros_like(like), tf.ones_like(like)
     ones = tf.ones_like(x) if weights is None else tf.broadcast_to(weights, tf.shape(x))
@@ -158,7 +158,7 @@ def _of_batch(x: Any, axes: Any, weights: Any) -> tuple[Any, Any]:
 
 
 def _gathered(values: list[Any]) -> list[Any]:
-    """Values of one shape of each worker's rows, with a first dimension of workers."""
+    """Stacks each worker's values, which have equal shapes, along a new first dimension."""
     region = scope.region
     assert region is not None
     exchange, present = region.exchange, region.division.count > 0
@@ -180,7 +180,7 @@ def _gathered(values: list[Any]) -> list[Any]:
 
 
 def _totals(parts: list[Any]) -> list[Any]:
-    """Sums over the rows of all workers, used by each."""
+    """Sums parts over the rows of all workers, for use by each worker."""
     if scope.trial is not None:
         return [tf.ones_like(part) for part in parts]
     region = scope.region
@@ -190,7 +190,7 @@ def _totals(parts: list[Any]) -> list[Any]:
 
 
 def _total_count(x: Any, axes: Any) -> Any:
-    """Returns how many numbers of the batch a statistic is over, as a float64 scalar."""
+    """Returns the number of values of the batch in a statistic, as a float64 scalar."""
     own = 1
     for axis in axes:
         if axis:

@@ -1,7 +1,7 @@
-"""Files that a divided program writes are written once: by rank 0, while the others wait.
+"""Writes files of a divided program once: rank 0 writes while the others wait.
 
-All workers come to the same line. Rank 0 writes; the others take what it got, when it is complete,
-and continue as if they had written it: counters count, and old checkpoints are forgotten, everywhere.
+All workers reach the same line. When rank 0 has finished, the others take its result and continue
+as if they had written it: on every rank counters advance and old checkpoints are dropped.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nanotf.region import context
 
 
 def _is_apart() -> bool:
-    """Returns True if this is a worker whose files another one writes."""
+    """Returns True in a worker whose files rank 0 writes."""
     return context.current is not None and not context.is_chief()
 
 
 def writing(name: str) -> Callable[[Any, Any], Any]:
-    """Makes a function that writes what its argument `name` says do so on rank 0; see `overrides`."""
+    """Makes a function that writes to its argument `name` do so on rank 0; see `overrides`."""
 
     def replacement(stock: Any, _: Any) -> Any:
         signature = inspect.signature(stock)
@@ -42,7 +42,7 @@ def writing(name: str) -> Callable[[Any, Any], Any]:
 
 
 def leaving_files_alone(stock: Any, _: Any) -> Any:
-    """Makes a function that changes files, and returns nothing, do nothing on other ranks."""
+    """Makes a function that changes files and returns nothing a no-op on other ranks."""
 
     @functools.wraps(stock)
     def change(*args: Any, **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ def leaving_files_alone(stock: Any, _: Any) -> Any:
 
 
 def making_writers(stock: Any, _: Any) -> Any:
-    """Makes a writer of summaries write nothing on other ranks."""
+    """Makes a summary writer write nothing on other ranks."""
 
     @functools.wraps(stock)
     def create_file_writer(*args: Any, **kwargs: Any) -> Any:

@@ -12,23 +12,23 @@ from nanotf.region import rows, scope
 
 
 class SummedRows:
-    """Mixed in before an optimizer class to which a sparse gradient is its sum by rows.
+    """A mixin, before an optimizer class, that replaces a sparse gradient by its sum by rows.
 
-    A row that occurs several times in a `tf.IndexedSlices` counts as the sum of its values, in
-    clipping, too, for which Keras takes them one by one. So they can be summed in each worker
-    before it sends them.
+    A row that occurs several times in a `tf.IndexedSlices` counts as the sum of its values. This
+    includes clipping, where Keras takes the values one by one. So each worker can sum them before
+    it sends them.
 
-    Without workers each gradient is summed once, since XLA cannot do it twice, see `sum_rows`.
+    Without workers it sums each gradient once, since XLA cannot do it twice; see `sum_rows`.
     """
 
     def aggregate_gradients(self, grads_and_vars: Any) -> Any:
-        """Keras 2's sum over workers; those of other workers may bring the same rows."""
+        """Sums over workers in Keras 2; other workers' gradients may have the same rows."""
         if _has_replicas():
             grads_and_vars = [(sum_rows(grad), variable) for grad, variable in grads_and_vars]
         return super().aggregate_gradients(grads_and_vars)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
-        """Does what both generations do first with the gradients of an update."""
+        """Clips gradients, the first action of an update in both generations."""
         tf = require_tensorflow()
         grads = [sum_rows(_joined_of_sums(gradient)) for gradient in grads]
         limit = getattr(self, "global_clipnorm", None)
@@ -37,11 +37,11 @@ class SummedRows:
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
     def _deduplicate_sparse_grad(self, grads: Any) -> Any:
-        """Keras 2 would sum them again."""
+        """Returns gradients unchanged: Keras 2 would sum them again."""
         return grads
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
-        """Keras 3's sum over replicas of TensorFlow's own strategies comes after clipping."""
+        """Sums over replicas of TensorFlow's own strategies; Keras 3 does this after clipping."""
         pairs = super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
         return [(sum_rows(grad), var) for grad, var in pairs] if _has_replicas() else pairs
 
@@ -51,7 +51,7 @@ def _has_replicas() -> bool:
 
 
 def _joined_of_sums(gradient: Any) -> Any:
-    """A sum over workers of sparse gradients, of which each has sent the sums of its rows."""
+    """Joins the sparse gradients of all workers, each of which sends the sums of its rows."""
     tf = require_tensorflow()
     part = rows.part_of(gradient)
     if scope.exchange is None or not isinstance(part, tf.IndexedSlices):
@@ -60,9 +60,9 @@ def _joined_of_sums(gradient: Any) -> Any:
 
 
 def sum_rows(gradient: Any) -> Any:
-    """A sparse gradient in which each row occurs once; others as they are.
+    """Returns a sparse gradient with each row once; returns other gradients unchanged.
 
-    In what XLA compiles the length of the result is known only when it runs. XLA's `tf.unique`
+    In code compiled by XLA, the length of the result is known only at run time. XLA's `tf.unique`
     takes the padding of such a vector for rows, so the result must not be summed again there.
     """
     tf = require_tensorflow()

@@ -1,8 +1,8 @@
-"""`TABLE` lists all that a worker replaces in TensorFlow and Keras for the life of its process.
+"""The `TABLE` of everything that a worker replaces in TensorFlow and Keras for its process's life.
 
-Calls of layers are divided, and what is around them runs as in one process.
+Calls of layers are divided. The code around them runs as in one process.
 
-For the time of a call nanotf also replaces `tf.print` (`worker.output`). In the user's process
+During a call nanotf also replaces `tf.print` (`worker.output`). In the user's process
 `patch_tensorflow` replaces Keras's classes until `unpatch_tensorflow`.
 """
 
@@ -18,7 +18,7 @@ from nanotf.region import calls, draws, keras_rules, normalization, once, tapes
 
 
 def install(strategy: Any) -> None:
-    """Replaces what `TABLE` names, in a worker's process. A second call replaces the first's.
+    """Applies `TABLE` in a worker's process. A second call replaces the first one's overrides.
 
     Args:
         strategy: `strategy.WorkerStrategy`.
@@ -28,7 +28,7 @@ def install(strategy: Any) -> None:
 
 # ---------------------------------------------------------------------- TensorFlow's variables
 def _with_known_values(stock: Any, strategy: Any) -> Any:
-    """Lets one rank alone call what makes variables, which begin alike on every rank."""
+    """Lets a single rank make variables that start with the same values on every rank."""
 
     @functools.wraps(stock)
     def call(*args: Any) -> Any:
@@ -39,31 +39,31 @@ def _with_known_values(stock: Any, strategy: Any) -> Any:
 
 
 _OF_BATCH = "statistics are those of the whole batch"
-_ONE_NUMBER = "of a function of rows one number a row is gathered"
-_UNDER_THE_STRATEGY = "what `strategy.run` trains is made in its scope"
-_ONCE = "all workers run the program, and one of them writes its files"
+_ONE_NUMBER = "a function of rows gathers one number per row"
+_UNDER_THE_STRATEGY = "`strategy.run` only trains variables made in its scope"
+_ONCE = "all workers run the program, but only one writes its files"
 
 TABLE: tuple[Override, ...] = (
     # Models.
     Override("keras.src.layers.core.embedding:Embedding.call", "see `keras_names.look_up`", lambda stock, strategy: keras_names.look_up(stock), KERAS_3),
     Override("keras.src.layers.core.embedding:Embedding.add_loss", "see `keras_names.of_variable_dtype`", lambda stock, strategy: keras_names.of_variable_dtype(stock), KERAS_3),
-    Override("keras.src.saving.saving_lib:get_attr_skipset", "makes variables, which are broadcast, and one rank may save alone", _with_known_values, KERAS_3),
+    Override("keras.src.saving.saving_lib:get_attr_skipset", "makes variables, which would be broadcast, while one rank may save alone", _with_known_values, KERAS_3),
     # TensorFlow.
-    Override("tensorflow:train.Checkpoint._maybe_create_save_counter", "makes a variable, which is broadcast, and one rank may save alone", _with_known_values),
+    Override("tensorflow:train.Checkpoint._maybe_create_save_counter", "makes a variable, which would be broadcast, while one rank may save alone", _with_known_values),
     Override("tensorflow.python.autograph.core.config:CONVERSION_RULES", "see `autograph.leave_tf_keras_alone`", lambda stock, strategy: autograph.leave_tf_keras_alone(stock), KERAS_2),
     Override("tensorflow.python.autograph.pyct.loader:load_source", "see `autograph.keep_no_files`", lambda stock, strategy: autograph.keep_no_files(stock)),
-    # Regions: what is divided, and what its code reads, draws and returns.
+    # Regions: the divided calls, and the values that their code reads, draws and returns.
     Override("tensorflow:keras.layers.Layer.__call__", "the outermost call is divided", calls.calling_layers),
-    Override("tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__", "a graph traced elsewhere knows nothing of the region", calls.calling_functions),
+    Override("tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__", "a graph traced elsewhere is unaware of the region", calls.calling_functions),
     Override("tensorflow.python.data.ops.structured_function:StructuredFunctionWrapper.__init__", "each worker runs its pipelines alone", calls.tracing_pipelines),
-    Override("tensorflow.python.autograph.operators.control_flow:for_stmt", "AutoGraph makes a loop over a dataset a pipeline, which a worker runs alone", calls.looping),
+    Override("tensorflow.python.autograph.operators.control_flow:for_stmt", "AutoGraph turns a loop over a dataset into a pipeline, which each worker runs alone", calls.looping),
     *(
-        Override(f"tensorflow:keras.Model.{name}", "a worker has no workers; a model under the strategy would have its batches divided twice", calls.refusing)
+        Override(f"tensorflow:keras.Model.{name}", "a worker has no workers of its own; a model under the strategy would divide its batches twice", calls.refusing)
         for name in ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
     ),
-    Override("tensorflow.python.framework.func_graph:FuncGraph._create_op_internal", "a tensor that reaches a region behind its call has a gradient, too", calls.making_operations),
+    Override("tensorflow.python.framework.func_graph:FuncGraph._create_op_internal", "a tensor that reaches a region bypassing its arguments needs a gradient, too", calls.making_operations),
     *(
-        Override(f"tensorflow.python.ops.custom_gradient:{name}", "a gradient function may run a region's code again", calls.recomputing)
+        Override(f"tensorflow.python.ops.custom_gradient:{name}", "a gradient function may rerun a region's code", calls.recomputing)
         for name in ("_graph_mode_decorator", "_eager_mode_decorator")
     ),
     *(
@@ -85,8 +85,8 @@ TABLE: tuple[Override, ...] = (
         for name in ("shuffle", "experimental.stateless_shuffle", "stateless_binomial", "stateless_parameterized_truncated_normal", "Generator.binomial")
     ),
     Override("tensorflow.python.ops.random_ops_util:get_key_counter_alg", "a worker draws from where its rows begin", draws.keying),
-    Override("tensorflow:GradientTape.gradient", "a joined tensor's gradient is that of its rows, joined", tapes.differentiating),
-    Override("tensorflow:GradientTape.watch", "who watches a joined tensor watches its rows", tapes.watching),
+    Override("tensorflow:GradientTape.gradient", "the gradient of a joined tensor is that of its rows, joined", tapes.differentiating),
+    Override("tensorflow:GradientTape.watch", "watching a joined tensor also watches its rows", tapes.watching),
     *(
         Override(f"tensorflow:GradientTape.{name}", "exchanges cannot be vectorized", tapes.without_vectorizing)
         for name in ("jacobian", "batch_jacobian")
@@ -123,7 +123,7 @@ TABLE: tuple[Override, ...] = (
         for name in ("update_checkpoint_state_internal", "_delete_file_if_exists")
     ),
     Override("tensorflow:summary.create_file_writer", _ONCE, once.making_writers),
-    # Exchanges that are made if they are read.
-    Override("tensorflow.python.framework.auto_control_deps:AutomaticControlDependencies.__exit__", "what nobody reads is not gathered", lazy.completing),
-    Override("tensorflow.python.framework.auto_control_deps:op_is_stateful", "what is gathered has its place among other exchanges", lazy.ordering),
+    # Exchanges that are made only if something reads them.
+    Override("tensorflow.python.framework.auto_control_deps:AutomaticControlDependencies.__exit__", "a result that nothing reads is not gathered", lazy.completing),
+    Override("tensorflow.python.framework.auto_control_deps:op_is_stateful", "a gathered result needs its place among other exchanges", lazy.ordering),
 )  # fmt: skip

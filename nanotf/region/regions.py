@@ -23,11 +23,11 @@ class Region:
     Args:
         division: `Division` of the batch.
         layer: the layer that is called.
-        draws: sequence of bool or None, of the random numbers that the call draws whether they have
-            rows; None where that is told by their shapes.
+        draws: sequence of bool or None, one per draw of random numbers in the call, whether it has
+            rows; None if shapes tell.
 
     Attributes:
-        graph: the graph in which the call stands; None for an eager one.
+        graph: the graph that contains the call; None for an eager call.
     """
 
     def __init__(self, division: Division, layer: Any, draws: Sequence[bool] | None) -> None:
@@ -35,18 +35,18 @@ class Region:
         self.division = division
         self.layer = layer
         self.graph = scope.graph_here()
-        self.recomputes = False  # whether a gradient function of the code inside runs it again
+        self.recomputes = False  # whether a gradient function reruns the code inside
         self._draws = None if draws is None else iter(draws)
-        self._inside: set[int] = set()  # keys of the tensors that the code inside has made or got
-        self._spread: dict[int, Any] = {}  # tensors of outside, as used inside
+        self._inside: set[int] = set()  # keys of tensors that the code inside has made or received
+        self._spread: dict[int, Any] = {}  # tensors from outside, as used inside
 
     # ------------------------------------------------------------- tensors behind the call
     def admit(self, tensors: Any) -> None:
-        """Takes notice of tensors that belong to the code inside."""
+        """Registers tensors that belong to the code inside."""
         self._inside.update(map(eager_context.key_of, filter(tf.is_tensor, tensors)))
 
     def inside(self, tensor: Any) -> Any:
-        """A tensor that an operation inside uses: one of outside comes in by `spread`."""
+        """Returns a tensor as operations inside use it; one from outside enters by `spread`."""
         key = eager_context.key_of(tensor)
         if key in self._inside or not tensor.dtype.is_floating:
             return tensor
@@ -59,11 +59,11 @@ class Region:
 
     # ------------------------------------------------------------------------ random numbers
     def is_left(self) -> bool:
-        """Returns True if code runs outside the call's graph, as what makes a variable does."""
+        """Returns True outside the call's graph, as in code that makes a variable."""
         return self.graph is not None and scope.graph_here() is None
 
     def draws_rows(self, length: Any) -> bool:
-        """Returns True if random numbers that are drawn now have rows, `length` of them."""
+        """Returns True if the numbers drawn now have rows, `length` of them."""
         if self._draws is not None:
             has_rows = next(self._draws, None)
             if has_rows is not None:
@@ -73,7 +73,7 @@ class Region:
 
     # ------------------------------------------------------------------------- in and out
     def enter(self, leaf: Any) -> Any:
-        """An argument of the call, as its code sees it."""
+        """Converts an argument of the call to the value that its code gets."""
         if not is_data(leaf):
             is_tensor = isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign")
             return self.spread(leaf) if is_tensor and leaf.dtype.is_floating else leaf
@@ -92,7 +92,7 @@ class Region:
 
     @contextlib.contextmanager
     def checking(self) -> Iterator[None]:
-        """Raises where an eager call uses a tensor behind it that may be asked for a gradient."""
+        """Raises if an eager call uses a non-argument tensor that may need a gradient."""
         if self.graph is not None:
             yield
             return
@@ -101,23 +101,23 @@ class Region:
         for key, tensor in found.items():
             if key not in self._inside and eager_context.may_have_gradient(tensor):
                 raise ModelError(
-                    "A layer whose call is divided gets the tensors that are trained through it as "
-                    f"arguments, or is called in a tf.function. Received: {self.layer.name}, which "
-                    f"uses a tensor of shape {tuple(tensor.shape)} of an attribute or of the code "
+                    "A layer whose call is divided must get the tensors trained through it as "
+                    f"arguments, or be called in a tf.function. Received: {self.layer.name}, which "
+                    f"uses a tensor of shape {tuple(tensor.shape)} from an attribute or the code "
                     "around it. Pass it to the call, or wrap the layer: nanotf.whole(layer)."
                 )
 
     def spread(self, whole: Any) -> Any:
-        """A whole tensor that the region's code uses."""
+        """Returns a whole tensor for use in the region's code."""
         return rows.spread(self.exchange, [whole])[0]
 
     def leave(self, leaf: Any, factor: Any) -> Any:
-        """An output of the call, as code outside sees it.
+        """Converts an output of the call to the value for code outside.
 
         Args:
-            leaf: what the layer returned.
-            factor: how many of its rows belong to one of the batch, or "mean" or "sum", or None for
-                what is the same on all workers.
+            leaf: value that the layer returned.
+            factor: the number of its rows per row of the batch, "mean", "sum", or None for a value
+                that is equal on all workers.
         """
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
             is_ragged = isinstance(leaf, tf.RaggedTensor)
@@ -151,7 +151,7 @@ class Region:
         return tf.SparseTensor(indices, self._join_any(own.values), shape)
 
     def _join_any(self, own: Any) -> Any:
-        """Joins parts of any length, which have no row of the batch each."""
+        """Joins parts of any length, without a fixed number of rows per row of the batch."""
         counted = (
             own
             if self.division.is_full
@@ -170,7 +170,7 @@ class Region:
         return join(counted)
 
     def leave_losses(self, before: set[int], kind: str) -> None:
-        """Makes what `add_loss` got in the call that of the batch."""
+        """Converts losses that the call gave to `add_loss` to losses of the batch."""
         for found in keras_names.lists_of_losses(self.layer):
             for place, loss in enumerate(list(found)):
                 if isinstance(loss, tf.Tensor) and id(loss) not in before:
@@ -189,10 +189,10 @@ def is_data(leaf: Any) -> bool:
 
 
 def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`layer(*args, **kwargs)`, of which each worker computes its own rows.
+    """Runs `layer(*args, **kwargs)` such that each worker computes its own rows.
 
     Args:
-        layer: a Keras layer or model, whose call is the outermost.
+        layer: a Keras layer or model; its call is the outermost.
         stock: the stock `__call__`.
         args, kwargs: its arguments.
     """
@@ -224,8 +224,8 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         factors = tuple(_factor(division, leaf) for leaf in flat)
     if len(factors) != len(flat):
         raise InvalidArgumentError(
-            f"A layer that is divided returns the same number of tensors each time. Received: "
-            f"{layer.name}, which has returned {len(factors)} when it was tried and {len(flat)} "
+            f"A layer that is divided must return the same number of tensors each time. Received: "
+            f"{layer.name}, which returned {len(factors)} when it was tried and {len(flat)} "
             "now. Wrap it: nanotf.whole(layer)."
         )
     left = [region.leave(leaf, factor) for leaf, factor in zip(flat, factors, strict=True)]
@@ -242,7 +242,7 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _division_for(
     layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Division | None:
-    """Returns the division of a layer's call, None for no division. Builds an unbuilt model."""
+    """Returns the division of a layer's call, None if it is undivided. Builds an unbuilt model."""
     leaves = tf.nest.flatten((args, kwargs))
     data = [leaf for leaf in leaves if is_data(leaf)]
     if not data or generation().is_symbolic(leaves) or _is_whole(layer):
@@ -255,14 +255,14 @@ def _division_for(
 
 
 def _is_whole(layer: Any) -> bool:
-    """Returns True if a layer runs undivided: nothing is to be gained, or the user says so."""
+    """Returns True if a layer runs undivided: division gains nothing, or the user forbids it."""
     if getattr(layer, keras_names.WHOLE, False) or keras_names.keeps_state_of_rows(layer):
         return True
     return bool(getattr(layer, "built", False)) and not layer.weights
 
 
 def _division_of(exchange: Any, first: Any) -> Division | None:
-    """Returns how a batch is divided, of which `first` has the rows; None where there are none."""
+    """Returns the division of a batch by the rows of `first`, None if there are none."""
     joined = rows.rows_of(first)
     if joined is not None and joined.factor == 1:
         return joined.division
@@ -274,7 +274,7 @@ def _division_of(exchange: Any, first: Any) -> Division | None:
 
 
 def _factor(division: Division, leaf: Any) -> Any:
-    """Returns what an output of Keras's own layers is; see `Region.leave`."""
+    """Returns the `factor` of an output of Keras's own layers; see `Region.leave`."""
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (0, None):
         return "mean"
     length = leaf.shape[0]

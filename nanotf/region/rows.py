@@ -1,6 +1,6 @@
-"""A worker's own rows of a batch, and the operators that join them to the whole batch.
+"""A worker's own rows of a batch, and the operators to and from the whole batch.
 
-    outside regions              inside
+    outside regions                 inside
     whole: equal on all workers     own rows: this worker's
 
 | operator | forward | its gradient |
@@ -8,15 +8,15 @@
 | `take` | whole -> own rows | `join` |
 | `join` | own rows -> whole | `cut` |
 | `cut` | whole -> own rows, zeros where the worker has none | `join` |
-| `spread` | whole -> the same, used by each worker for its rows | `add` |
+| `spread` | whole -> the same tensor, used by each worker for its rows | `add` |
 | `add` | a part of a sum -> the sum over workers | `spread` |
 
-These are the conjugate operators of Megatron-LM (Shoeybi et al., 2019, section 3), of rows instead
-of columns. Since the gradient of each is another of them, gradients of any order are right.
+These are the conjugate operators of Megatron-LM (Shoeybi et al., 2019, section 3), for rows
+instead of columns. The gradient of each is another of them, so gradients of any order are correct.
 
-A joined tensor remembers the rows that it was joined from (`rows_of`): another region takes those
-as they are. A sum remembers this worker's part (`part_of`). In a graph both are exchanged if
-something reads them, and otherwise are not.
+A joined tensor remembers the rows that it was joined from (`rows_of`): another region uses those
+directly. A sum remembers this worker's part (`part_of`). A graph exchanges both only if something
+reads them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Exchange(Protocol):
     feeds_branches: bool  # whether functions that exchange may be called in a branch of a graph
 
     def sum_dense(self, tensors: Sequence[Any]) -> list[Any]:
-        """The sums over workers of tensors of one or several dtypes; in a graph, if read."""
+        """Sums tensors of one or several dtypes over workers; in a graph, if read."""
 
     def gather_rows(self, rows: Any, if_read: bool = False) -> Any:
-        """The rows of all workers, in the order of ranks.
+        """Gathers the rows of all workers, in the order of ranks.
 
         Args:
             rows: tensor of at least one dimension; the first may differ between workers.
@@ -48,7 +48,7 @@ class Exchange(Protocol):
 
 
 def with_gradient(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`tf.custom_gradient`, for operators."""
+    """Applies `tf.custom_gradient` to an operator."""
     found: Callable[..., Any] = tf.custom_gradient(function)
     return found
 
@@ -60,7 +60,7 @@ class Rows:
     Args:
         division: `Division`.
         own: tensor, the rows.
-        factor: int, how many of them belong to one row of the batch.
+        factor: int, the number of them per row of the batch.
     """
 
     division: Division
@@ -69,14 +69,14 @@ class Rows:
 
 
 def rows_of(value: Any) -> Rows | None:
-    """The own rows of a joined tensor; None for any other value."""
+    """Returns the own rows of a joined tensor, None for any other value."""
     return getattr(value, "_nanotf_rows", None)
 
 
 class Division:
-    """The division of a batch of n rows into parts, as equal as possible and in order.
+    """The rows of an n-row batch that are this worker's: parts as equal as possible, in order.
 
-    A worker without rows computes a copy of a row, of which nothing remains.
+    A worker without rows computes a padding row, a copy of a row whose results are dropped.
 
     Args:
         exchange: `Exchange`.
@@ -84,8 +84,8 @@ class Division:
 
     Attributes:
         count: int or scalar tensor, the worker's rows.
-        length: same, the rows that it computes: at least 1.
-        start: same, where they begin.
+        length: like `count`, the rows that it computes: at least 1.
+        start: like `count`, the index of the first of these rows.
     """
 
     def __init__(self, exchange: Exchange, n: Any) -> None:
@@ -101,7 +101,7 @@ class Division:
 
     @classmethod
     def of(cls, exchange: Exchange, like: Any) -> Division:
-        """That of a batch whose rows are those of a dense tensor; it is not empty."""
+        """Makes the division of a batch with as many rows as a dense, nonempty tensor."""
         n = like.shape[0]
         return cls(exchange, tf.shape(like)[0] if n is None else int(n))
 
@@ -111,24 +111,24 @@ class Division:
         return self.is_known and self.count > 0
 
     def agrees_with(self, other: Division) -> bool:
-        """Returns True if both are known to divide alike."""
+        """Returns True if both are known to divide a batch equally."""
         return self is other or (self.is_known and self.n == other.n)
 
     def fits(self, rows: int | None) -> bool:
-        """Returns True if a tensor's first dimension is this batch's, as far as tracing knows."""
+        """Returns True if a first dimension equals this batch's, as far as tracing knows."""
         return rows == (self.n if self.is_known else None)
 
     @property
     def share(self) -> Any:
-        """The worker's part of the batch, a float64 scalar."""
+        """The worker's fraction of the batch, a float64 scalar."""
         return tf.cast(self.count, tf.float64) / tf.cast(self.n, tf.float64)
 
     def own(self, whole: Any) -> Any:
-        """The own rows, without a gradient: of tensors of any kind, of ragged ones too."""
+        """Returns the own rows of a tensor of any kind, also a ragged one, without a gradient."""
         return _slice(whole, self.start, self.start + self.length)
 
     def take(self, whole: Any) -> Any:
-        """The own rows of a whole tensor; of a joined one those that it was joined from."""
+        """Returns the own rows of a whole tensor; for a joined one, the rows it was joined from."""
         rows = rows_of(whole)
         if rows is not None and rows.factor == 1 and self.agrees_with(rows.division):
             return rows.own
@@ -148,7 +148,7 @@ class Division:
         return take(whole)
 
     def cut(self, whole: Any, factor: int = 1) -> Any:
-        """The own rows, zeros where the worker has none; see `take`."""
+        """Takes the own rows like `take`, with zeros where the worker has no rows."""
         rows = rows_of(whole)
         if rows is not None and rows.factor == factor and self.agrees_with(rows.division):
             return rows.own if self.is_full else self._without_rest(rows.own, factor)
@@ -163,7 +163,7 @@ class Division:
         return cut(whole)
 
     def own_of(self, whole: Any) -> Any:
-        """The own rows that count of a tensor of any kind, of which each of the batch has as many."""
+        """Returns the own non-padding rows of a tensor of any kind, equally many per batch row."""
         rows = rows_of(whole)
         if rows is not None and self.agrees_with(rows.division):
             own, end = rows.own, rows.factor * self.count
@@ -176,7 +176,7 @@ class Division:
         return _slice(whole, first, end)
 
     def join(self, own: Any, factor: int = 1) -> Any:
-        """The whole tensor of all workers' own rows."""
+        """Joins all workers' own rows to the whole tensor."""
 
         @with_gradient
         def join(own: Any) -> Any:
@@ -188,7 +188,7 @@ class Division:
         return whole
 
     def gathered(self, own: Any, factor: int = 1) -> Any:
-        """The whole tensor, without a gradient, for any dtype; see `join`."""
+        """Does `join` without a gradient, for tensors of any dtype."""
         counted = own if self.is_full else own[: factor * self.count]
         whole = self.exchange.gather_rows(counted, if_read=True)
         if not tf.executing_eagerly() and own.shape.rank is not None:
@@ -196,16 +196,16 @@ class Division:
         return whole
 
     def mean(self, value: Any) -> Any:
-        """A value of a worker's rows that is a mean over them, as a mean over the batch."""
+        """Turns a mean over the worker's rows into a mean over the batch."""
         return add(self.exchange, [value * tf.cast(self.share, value.dtype)])[0]
 
     def sum(self, value: Any) -> Any:
-        """A value of a worker's rows that is a sum over them, as a sum over the batch."""
+        """Turns a sum over the worker's rows into a sum over the batch."""
         present = tf.cast(self.count > 0, value.dtype) if not self.is_full else 1
         return add(self.exchange, [value * present])[0]
 
     def alike(self, value: Any) -> Any:
-        """A value that is the same on all workers, of whose gradient each takes its part."""
+        """Passes on a value equal on all workers; each worker takes its part of the gradient."""
         exchange = self.exchange
 
         @with_gradient
@@ -225,7 +225,7 @@ class Division:
 
 
 def _length(value: Any) -> Any:
-    """The length of the first dimension, a scalar tensor; None of a scalar."""
+    """Returns the length of the first dimension as a scalar tensor, None for a scalar."""
     if isinstance(value, tf.RaggedTensor):
         return value.nrows()
     shape = value.dense_shape if isinstance(value, tf.SparseTensor) else tf.shape(value)
@@ -244,7 +244,7 @@ def _slice(value: Any, first: Any, end: Any) -> Any:
 
 
 def add(exchange: Exchange, parts: Sequence[Any]) -> list[Any]:
-    """The sums over workers of tensors; of sparse gradients, the rows of all."""
+    """Sums tensors over workers; for sparse gradients, joins the rows of all."""
     parts = list(parts)
     sparse = [i for i, part in enumerate(parts) if isinstance(part, tf.IndexedSlices)]
     dense = [i for i in range(len(parts)) if i not in sparse]
@@ -262,15 +262,15 @@ def add(exchange: Exchange, parts: Sequence[Any]) -> list[Any]:
 
 
 def part_of(total: Any) -> Any:
-    """Returns what this worker has added to a sum over workers; None where a tensor is none."""
+    """Returns this worker's part of a sum over workers, None if the tensor is no such sum."""
     return getattr(total, "_nanotf_part", None)
 
 
 def _add_slices(exchange: Exchange, part: Any) -> Any:
-    """The sum over workers of sparse gradients: one behind the other, as of a whole batch's rows.
+    """Sums sparse gradients over workers: concatenates them, like those of a whole batch.
 
-    What all workers have looked up alike, as the places of a sequence, one process looks up once:
-    of these the values are added.
+    If all workers look up the same indices, such as positions of a sequence, one process would look
+    them up once. Then it adds the values instead.
     """
     values, indices, lengths = (
         exchange.gather_rows(value, if_read=True)
@@ -293,16 +293,16 @@ def _add_slices(exchange: Exchange, part: Any) -> Any:
 
 
 def joined_slices(exchange: Exchange, part: Any) -> Any:
-    """The rows of all workers' sparse gradients, one behind the other."""
+    """Concatenates the rows of all workers' sparse gradients."""
     values, indices = (exchange.gather_rows(v, if_read=True) for v in (part.values, part.indices))
     return tf.IndexedSlices(values, indices, part.dense_shape)
 
 
 def spread(exchange: Exchange, whole: Sequence[Any]) -> list[Any]:
-    """Whole tensors for use on own rows; what comes back of all of them is added in one exchange.
+    """Makes whole tensors usable on own rows; one exchange sums their gradients.
 
-    A tensor that has no gradient keeps none: TensorFlow fills what is missing with zeros, so each
-    result notes whether it was asked for one.
+    A tensor without a gradient keeps none. TensorFlow fills missing gradients with zeros, so each
+    result records if it was asked for one.
     """
     asked: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""The scope of the running code: a divided program, a region in it, a trial, or none."""
+"""The context of running code: a divided program, a region in it, a trial, or none."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from nanotf.compat.versions import require_tensorflow
 if TYPE_CHECKING:
     from nanotf.region.rows import Exchange
 
-# Of this process, which runs one program at a time.
-exchange: Exchange | None = None  # set while calls of layers are divided
+# State of this process, which runs one program at a time.
+exchange: Exchange | None = None  # not None while layer calls are divided
 region: Any = None  # the `regions.Region` of the call that is being divided, or None
-trial: Any = None  # the `trial.Trial` that a layer is in, or None
-regions: int = 0  # how many calls were divided
-compiles: bool = False  # whether XLA compiles calls that are divided
-compiled: bool = False  # whether it compiles the code that runs
+trial: Any = None  # the `trial.Trial` of the layer being tried, or None
+regions: int = 0  # number of divided calls
+compiles: bool = False  # whether XLA compiles divided calls
+compiled: bool = False  # whether XLA compiles the running code
 
 
 class NotCompiled(Exception):
     """Raised by code that XLA cannot compile, while it is traced."""
 
-    ag_pass_through = True  # AutoGraph would replace it by another
+    ag_pass_through = True  # AutoGraph would replace it with another exception
 
 
 @contextlib.contextmanager
 def dividing(by: Exchange | None) -> Iterator[None]:
-    """In this context outermost calls of layers are divided; with None they are not."""
+    """Divides outermost layer calls in this context; with None they are not divided."""
     global exchange
     before, exchange = exchange, by
     try:
@@ -39,7 +39,7 @@ def dividing(by: Exchange | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def entered(entering: Any) -> Iterator[None]:
-    """In this context code runs inside a region; with None outside any."""
+    """Runs code in this context inside a region; with None outside any."""
     global region, regions
     before, region = region, entering
     regions += entering is not None and before is None
@@ -51,7 +51,7 @@ def entered(entering: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiling(inside: bool = False) -> Iterator[None]:
-    """In this context XLA compiles calls that are divided; `inside` of one, all code."""
+    """Makes XLA compile divided calls in this context, with `inside` all code."""
     global compiles, compiled
     before, compiles, compiled = (compiles, compiled), True, inside
     try:
@@ -62,7 +62,7 @@ def compiling(inside: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def trying(layer_in: Any) -> Iterator[None]:
-    """In this context a layer is tried, outside regions."""
+    """Tries a layer in this context, outside any region."""
     global trial
     before, trial = trial, layer_in
     try:
@@ -73,6 +73,6 @@ def trying(layer_in: Any) -> Iterator[None]:
 
 
 def graph_here() -> Any:
-    """The graph that is being made; None where operations run at once."""
+    """Returns the graph under construction, None when operations run eagerly."""
     tf = require_tensorflow()
     return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()

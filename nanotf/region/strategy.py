@@ -1,13 +1,13 @@
 """The distribution strategy of a worker.
 
-Every worker runs the same Keras code under a `tf.distribute.MultiWorkerMirroredStrategy`;
-Keras and TensorFlow do the training. Two things differ from the stock strategy:
+Every worker runs the same Keras code under a `tf.distribute.MultiWorkerMirroredStrategy`. Keras
+and TensorFlow do the training. Two things differ from the stock strategy:
 
-- With transport "shm" it starts no server and opens no socket. It begins in the local mode
-  of the stock strategy, is then told its rank and the number of workers, and moves the bytes
-  of every collective through shared memory (`collectives`).
-- A dataset that already yields this worker's share is iterated as it is, instead of being
-  wrapped, sharded and rebuilt at every epoch.
+- With transport "shm" it starts no server and opens no socket. It starts in the stock strategy's
+  local mode, then gets its rank and the number of workers, and moves the bytes of every
+  collective through shared memory (`collectives`).
+- A dataset that already yields this worker's share is iterated as it is, not wrapped, sharded and
+  rebuilt at every epoch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nanotf.wire import ports
 
 
 class _Extended(distribute.Extended):  # type: ignore[misc]
-    """The stock implementation, with other ways to make variables equal on all ranks."""
+    """The stock implementation, with its own ways to make variables equal on all ranks."""
 
     values_are_known = False
     group: Any = None
@@ -57,7 +57,7 @@ class _Extended(distribute.Extended):  # type: ignore[misc]
                 return self.group.broadcast(value, launcher.INITIAL_VALUE_KEY)
             if self.tally is not None:
                 self.tally.begin_initial_value(value)
-            # TensorFlow's collectives broadcast no bfloat16.
+            # TensorFlow's collectives cannot broadcast bfloat16.
             wide = tf.float32 if value.dtype == tf.bfloat16 else value.dtype
             return tf.cast(stock(tf.cast(value, wide), wide)(), value.dtype)
 
@@ -66,9 +66,9 @@ class _Extended(distribute.Extended):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def _telling_of_taken_port(port: int | None) -> Iterator[None]:
-    """Raises `PortTaken` where TensorFlow's server does not start and its port is taken.
+    """Raises `PortTaken` if TensorFlow's server does not start because its port is taken.
 
-    TensorFlow's error says so in its text alone.
+    TensorFlow's error tells this only in its text.
     """
     try:
         yield
@@ -89,11 +89,11 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
     Args:
         rank: int, this worker's rank.
         size: int, number of workers.
-        cluster: sequence of str, `host:port` by rank, for transport "grpc". The port of this
-            rank must be free; TensorFlow's server binds it on all interfaces.
+        cluster: sequence of str, `host:port` by rank, for transport "grpc". This rank's port must
+            be free; TensorFlow's server binds it on all interfaces.
         group: `collectives.Group` attached to this rank, for transport "shm".
 
-    Exactly one of `cluster` and `group` is given.
+    Pass exactly one of `cluster` and `group`.
 
     Raises:
         PortTaken: Another process has taken this rank's port.
@@ -139,7 +139,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         self.feeds_branches = group is not None
 
     def sum_dense(self, tensors: Sequence[Any]) -> list[Any]:
-        """The sums over workers of tensors of one or several dtypes, as `gather_rows` if read."""
+        """Sums tensors of one or several dtypes over workers, if read (see `gather_rows`)."""
         _check_not_compiled()
         group, found = self.extended.group, [tf.convert_to_tensor(t) for t in tensors]
         if group is None:
@@ -154,7 +154,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         return found
 
     def gather_rows(self, rows: Any, if_read: bool = False) -> Any:
-        """The rows of all workers, in the order of ranks.
+        """Gathers the rows of all workers, in the order of ranks.
 
         Args:
             rows: tensor of at least one dimension; the first may differ between workers.
@@ -167,7 +167,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         group = self.extended.group
         if group is not None:
             return group.all_gather(rows, self._keys.next(), if_read)
-        if tf.executing_eagerly():  # TensorFlow gathers in graphs alone
+        if tf.executing_eagerly():  # TensorFlow gathers only in graphs
             if self._gather is None:
                 self._gather = tf.function(self.gather_rows, reduce_retracing=True)
             with eager_context.unrecorded():
@@ -176,10 +176,9 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         return tf.cast(self._launcher.all_gather(wide, axis=0), rows.dtype)
 
     def _gather_strings(self, rows: Any, if_read: bool) -> Any:
-        """Strings are sent as bytes, and their lengths.
+        """Gathers strings as their bytes and lengths.
 
-        Each goes with a byte before it, since TensorFlow gathers no tensor that is empty
-        everywhere.
+        Puts a byte before each, since TensorFlow cannot gather a tensor that is empty everywhere.
         """
         texts = tf.strings.join([" ", tf.reshape(rows, [-1])])
         lengths = self.gather_rows(tf.strings.length(texts), if_read)
@@ -195,25 +194,25 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
     def _launcher(self) -> Any:
         return distribute.launcher_of(self.extended)
 
-    # For `sharded_update`; transport "shm" alone.
+    # For `sharded_update`; transport "shm" only.
     def part_of(self, elements: int) -> tuple[int, int]:
-        """This rank's part of a vector: its first element, and the element after its last."""
+        """Returns this rank's part of a vector: its first index and the index after its last."""
         return engine.part_of(self.rank, self.size, elements)
 
     def reduce_scatter(self, tensors: Sequence[Any]) -> Any:
-        """Sums dense tensors, seen as one vector, over the ranks; returns this rank's part."""
+        """Sums dense tensors, treated as one vector, over the ranks; returns this rank's part."""
         return self.extended.group.reduce_scatter(tensors, self._keys.next())
 
     def gather_parts(self, part: Any, likes: Sequence[Any]) -> list[Any]:
-        """Tensors of the shapes of `likes`, from the parts of all ranks."""
+        """Joins the parts of all ranks to tensors of the shapes of `likes`."""
         gathered: list[Any] = self.extended.group.gather_parts(part, likes, self._keys.next())
         return gathered
 
     @contextlib.contextmanager
     def values_known(self) -> Iterator[None]:
-        """Variables created in this context are not broadcast.
+        """Keeps variables created in this context from being broadcast.
 
-        They are set afterwards, or begin alike on every rank, or are this rank's alone.
+        They are set later, start equal on every rank, or belong to this rank alone.
         """
         before = self.extended.values_are_known
         self.extended.values_are_known = True

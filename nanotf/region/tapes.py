@@ -1,8 +1,8 @@
-"""Gradients with respect to what a layer returned.
+"""Gradients with respect to a layer's outputs.
 
-In one process code outside a layer and inside it use the same tensor. In a region that inside
-is the worker's own rows, of which the other was joined. So the gradient is taken with respect to the
-own rows, through which all ways lead, and joined.
+In one process, code outside and inside a layer uses the same tensor. In a region, the tensor
+inside has the worker's own rows, and the tensor outside was joined from them. So the gradient is
+taken with respect to the own rows, since all paths lead through them, and then joined.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nanotf.region.rows import rows_of
 
 
 def differentiating(stock: Any, _: Any) -> Any:
-    """Makes `tf.GradientTape.gradient` do so, see `overrides`."""
+    """Makes `tf.GradientTape.gradient` differentiate by own rows; see `overrides`."""
 
     @functools.wraps(stock)
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
@@ -38,7 +38,7 @@ def differentiating(stock: Any, _: Any) -> Any:
 
 
 def watching(stock: Any, _: Any) -> Any:
-    """Makes `tf.GradientTape.watch` watch the own rows that a tensor was joined from, too."""
+    """Makes `tf.GradientTape.watch` also watch the own rows that a tensor was joined from."""
 
     @functools.wraps(stock)
     def watch(self: Any, tensor: Any) -> None:
@@ -47,7 +47,7 @@ def watching(stock: Any, _: Any) -> Any:
             joined = rows_of(whole)
             if joined is not None:
                 stock(self, joined.own)
-                # A tape that did not watch them has not recorded that it was joined of them.
+                # A tape that did not watch the rows has not recorded the join.
                 eager_context.record(
                     "join",
                     [whole],
@@ -59,7 +59,7 @@ def watching(stock: Any, _: Any) -> Any:
 
 
 def without_vectorizing(stock: Any, _: Any) -> Any:
-    """Makes a Jacobian, in a graph, be computed row by row: exchanges cannot be vectorized."""
+    """Makes Jacobians in graphs loop over rows: exchanges cannot be vectorized."""
 
     @functools.wraps(stock)
     def jacobian(*args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Does a layer keep rows apart? It is tried, once, before it is divided for the first time.
+"""Tries a layer before it is first divided, to find out if it treats rows independently.
 
-A layer of the user's own runs on four random rows, and on the first and the other three of them.
-What comes out says which outputs have rows, and what the others are: a mean over rows, a sum, or the
-same for any rows. Where it is none of these, rows depend on each other, and the layer runs whole on
-every worker. Layers that are Keras's own all through are known, and not tried.
+A user's layer runs once on four random rows, and on the first and the other three of them. The
+results show which outputs have rows and what the others are: a mean over rows, a sum, or equal for
+any rows. If an output is none of these, rows depend on each other, and the layer runs whole on
+every worker. Layers made only of Keras's own are known and not tried.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from nanotf.console import logger
 from nanotf.region import scope
 from nanotf.region.rows import Division
 
-_PARTS = ((0, 4), (0, 1), (1, 4))  # all rows, and the two parts of them
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-4  # of numbers of 32 or 64 bits
+_PARTS = ((0, 4), (0, 1), (1, 4))  # all rows, and two parts of them
+_RELATIVE, _ABSOLUTE = 1e-3, 1e-4  # for 32-bit and 64-bit numbers
 _OF_16_BITS = 5e-2
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """The findings of a trial.
+    """The results of a trial.
 
     Args:
         runs_whole: bool, whether the layer cannot be divided.
-        factors: tuple, of each output how many of its rows belong to one of the batch, "mean",
-            "sum", or None for what is the same on all workers; None where shapes tell.
-        losses: str, "mean" or "sum", what the layer hands to `add_loss`.
-        draws: tuple of bool, of the random numbers drawn in the call, in order, whether they have
-            rows; None where shapes tell.
-        variables: tuple of `tf.Variable`, the trainable ones that the call reads.
-        assigned: tuple of pairs of a `tf.Variable` that the call assigns and what its change is,
-            "mean" or "sum" over rows; those are left out whose change is the same for any rows.
-        reads_behind: bool, whether it uses tensors that are no arguments.
-        leaves_notes: bool, whether it leaves tensors in attributes, see `noting`; then `factors`
-            has theirs behind those of the outputs.
+        factors: tuple, per output the number of its rows per row of the batch, "mean", "sum", or
+            None for a value equal on all workers. None instead of a tuple if shapes tell.
+        losses: str, "mean" or "sum", the kind of the losses that the layer gives to `add_loss`.
+        draws: tuple of bool, one per draw of random numbers in the call, in order, whether it has
+            rows; None if shapes tell.
+        variables: tuple of the trainable `tf.Variable`s that the call reads.
+        assigned: tuple of pairs of a `tf.Variable` that the call assigns and the kind of its
+            change, "mean" or "sum" over rows. Omits variables whose change is equal for any rows.
+        reads_behind: bool, whether it uses tensors that are not arguments.
+        leaves_notes: bool, whether it leaves tensors in attributes, see `noting`. Then `factors`
+            has their factors after those of the outputs.
     """
 
     runs_whole: bool = False
@@ -58,12 +58,12 @@ class Facts:
 
 
 def users_layers(layer: Any) -> list[Any]:
-    """A layer and those inside it whose classes are the user's."""
+    """Returns the layers with user classes among a layer and the layers inside it."""
     return [v for v in keras_names.flat_layers(layer) if not keras_names.is_keras_own(type(v))]
 
 
 def noting(layer: Any, stock: Any) -> Any:
-    """Makes a call return, next to the outputs, what it leaves in attributes of users' layers.
+    """Makes a call return its outputs and the tensors it leaves in attributes of users' layers.
 
     Returns:
         A function that returns a tuple of the outputs and a dict of tensors, by the layer's place
@@ -86,14 +86,14 @@ def noting(layer: Any, stock: Any) -> Any:
 
 
 class Trial:
-    """A call of a trial. Random numbers are known in it, and it notes how many are drawn.
+    """A call in a trial. Its random numbers are known, and it records how many are drawn.
 
     Args:
-        first: int, the first of the rows that it is called on.
-        end: int, behind the last one.
+        first: int, the first row that it is called on.
+        end: int, the row after the last one.
 
     Attributes:
-        lengths: list of int or None, the first dimensions of the random numbers drawn.
+        lengths: list of int or None, first dimensions of the random numbers drawn.
     """
 
     def __init__(self, first: int, end: int) -> None:
@@ -101,10 +101,9 @@ class Trial:
         self.lengths: list[int | None] = []
 
     def draw(self, shape: Any, dtype: Any) -> Any:
-        """Returns what stands for random numbers of a shape: a row's are the same in each call.
+        """Returns fixed values for random numbers of a shape: a row's are equal in each call.
 
-        They fall from row to row, so that a layer that puts rows in the order of their numbers
-        puts them in another order.
+        They decrease from row to row, so that a layer that sorts rows by them reorders the rows.
         """
         found = [int(d) for d in np.ravel(tf.get_static_value(tf.convert_to_tensor(shape)))]
         self.lengths.append(found[0] if found else None)
@@ -126,12 +125,12 @@ def facts_of(
     division: Division,
     is_data: Callable[[Any], bool],
 ) -> Facts:
-    """Returns what a trial of a layer finds; of one that is Keras's own all through, what is known.
+    """Returns the results of a layer's trial; layers made only of Keras's own need no trial.
 
     Args:
         layer: the layer.
         stock: the stock `__call__`.
-        args, kwargs: what it is called with.
+        args, kwargs: its arguments.
         division: `Division` of the batch.
         is_data: callable, whether a leaf may have rows.
     """
@@ -145,8 +144,8 @@ def facts_of(
             known[key] = _try(layer, stock, leaves, (args, kwargs), division, is_data)
         if known[key].runs_whole:
             logger.warning(
-                "%s runs undivided, on all rows, in every worker: its rows depend on each other, or "
-                "it cannot be called on a part of them.",
+                "%s runs undivided, on all rows, in every worker: its rows depend on each other, "
+                "or it cannot be called on some of them.",
                 layer.name,
             )
     return known[key]
@@ -174,7 +173,7 @@ def _try(
         return Facts(runs_whole=True)
     variables = keras_names.all_variables(layer)
     before = [v.numpy() for v in variables]
-    # No weight may hide what it multiplies, as one that begins with zeros does.
+    # A weight that starts with zeros would hide the value that it multiplies.
     moved = [
         value + 0.1 * random.normal(size=value.shape)
         if v.trainable and v.dtype.is_floating
@@ -212,7 +211,7 @@ def _try(
 
 
 def _kind_of_change(before: Any, whole: Any, one: Any, three: Any) -> str | None:
-    """Returns what the change of a variable's value is; see `_kind_of_number`."""
+    """Classifies the change of a variable's value; see `_kind_of_number`."""
     if not np.issubdtype(np.asarray(before).dtype, np.number):
         return None if _close(one, whole) and _close(three, whole) else "coupled"
     return _kind_of_number(*(np.asarray(after - before) for after in (whole, one, three)))
@@ -226,7 +225,7 @@ def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
 def _stand_in(
     leaf: Any, division: Division, is_data: Callable[[Any], bool], random: Any
 ) -> tuple[Any, bool]:
-    """A value in the place of a leaf, and whether it has rows; None for what cannot be made."""
+    """Makes a value to replace a leaf, None if impossible; also returns whether it has rows."""
     if not is_data(leaf):
         if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign"):
             return np.ones(leaf.shape, leaf.dtype.as_numpy_dtype), False
@@ -246,7 +245,7 @@ def _stand_in(
 def _call(
     layer: Any, stock: Any, made: Sequence[tuple[Any, bool]], like: Any, first: int, end: int
 ) -> Any:
-    """Outputs and notes, losses, the lengths of draws of a call on some of the rows; the notes."""
+    """Calls on some rows. Returns outputs with notes, losses, lengths of draws, and the notes."""
     leaves = [_tensor(v[first:end] if has_rows else v) for v, has_rows in made]
     args, kwargs = tf.nest.pack_sequence_as(like, leaves)
     running = Trial(first, end)
@@ -263,7 +262,7 @@ def _call(
 
 
 def _forget_notes(layer: Any, before: dict[str, Any]) -> None:
-    """Takes numbers, texts and tensors out of a layer's attributes that a trial has left there."""
+    """Restores attributes where a trial has left numbers, texts or tensors in a layer."""
     for name, value in keras_names.users_attributes(layer).items():
         if value is not before.get(name) and isinstance(value, (int, float, str, tf.Tensor)):
             if name in before:
@@ -273,7 +272,7 @@ def _forget_notes(layer: Any, before: dict[str, Any]) -> None:
 
 
 def _tensor(value: Any) -> Any:
-    """A copy of an array as a tensor that counts as made in the trial."""
+    """Copies an array to a tensor, so that it counts as made in the trial."""
     return tf.constant(value) if isinstance(value, np.ndarray) else value
 
 

@@ -1,8 +1,8 @@
-"""Variables in a region: while its code runs, they go by other handles.
+"""Replaces the handles of variables while a region's code runs.
 
-All that code does with a variable, it does with the variable's handle, which is a tensor. A region
-gives each of its variables a copy of the handle, made by `spread`: it names the same memory, and what
-comes back through it, of dense reads, look-ups, loops and functions alike, is summed over workers.
+Code accesses a variable only through its handle, a tensor. A region gives each of its variables a
+copy of the handle, made by `spread`, which refers to the same memory. All gradients through the
+copy, from dense reads, look-ups, loops and functions alike, are summed over workers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nanotf.region.rows import Exchange
 
 
 def plain(variable: Any) -> Any:
-    """The plain variable behind Keras's, distributed and casting ones."""
+    """Returns the plain variable behind a Keras, distributed or casting one."""
     variable = keras_names.tf_variable(variable)
     if hasattr(variable, "_values"):
         variable = variable._values[0]
@@ -26,7 +26,7 @@ def plain(variable: Any) -> Any:
 
 
 def used_by(layer: Any, others: Sequence[Any] = ()) -> list[Any]:
-    """The plain variables that a layer may train, and others that its code reads; each once."""
+    """Returns the plain variables that a layer may train or its code reads, each once."""
     found = [plain(v) for v in (*layer.variables, *others)]
     found = [v for v in found if v.trainable and (v.dtype.is_floating or v.dtype.is_complex)]
     return list({id(v): v for v in found}.values())
@@ -34,7 +34,7 @@ def used_by(layer: Any, others: Sequence[Any] = ()) -> list[Any]:
 
 @contextlib.contextmanager
 def used_by_rows(exchange: Exchange, layer: Any, variables: Sequence[Any]) -> Iterator[None]:
-    """In this context code uses variables for its own rows.
+    """Makes code in this context use variables for its own rows.
 
     Args:
         exchange: `Exchange`.
@@ -42,7 +42,7 @@ def used_by_rows(exchange: Exchange, layer: Any, variables: Sequence[Any]) -> It
         variables: sequence of plain `tf.Variable`, all that the code reads and may train.
 
     Raises:
-        ModelError: It has read another.
+        ModelError: The code has read another variable.
     """
     handles.note_use(variables)
     before = [handles.handle_of(v) for v in variables]
@@ -62,7 +62,7 @@ def used_by_rows(exchange: Exchange, layer: Any, variables: Sequence[Any]) -> It
     others = [v for v in used() if id(plain(v)) not in known and plain(v).dtype.is_floating]
     if others:
         raise ModelError(
-            "A layer whose call is divided reads the variables that it has read when it was tried. "
-            f"Received: {layer.name}, which reads {others[0].name!r} since then. Make the variable "
+            "A layer whose call is divided must read only variables that it read in its trial. "
+            f"Received: {layer.name}, which now reads {others[0].name!r}. Make the variable "
             "an attribute of the layer, or wrap the layer: nanotf.whole(layer)."
         )

@@ -39,7 +39,7 @@ def lay_out(arrays: Sequence[Any]) -> tuple[list[ArrayRef], int]:
         arrays: sequence of objects with `shape`, `dtype` and `nbytes`.
 
     Returns:
-        A tuple of the references, in order, and the size in bytes of all.
+        A tuple of the references, in order, and the total size in bytes.
     """
     refs, offset = [], 0
     for array in arrays:

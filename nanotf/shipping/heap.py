@@ -1,21 +1,21 @@
-"""Pickles Keras's objects for another process as they are: classes and attributes.
+"""Pickles Keras's objects for another process by their classes and attributes.
 
-Models, layers, variables and what Keras keeps between them refer to each other in circles and in
-long chains. So each object travels by itself, and the others refer to it by a number. One stream
-holds what is sent, then the attributes of every object by number. The first reference to an object
-tells how to make it, so the receiver has a bare object, which gets its attributes later.
+Models, layers, variables and Keras's objects between them refer to each other in cycles and long
+chains. So each object is sent separately, and others refer to it by number. One stream holds the
+top-level value, then the attributes of every object by number. The first reference to an object
+tells the receiver how to make it: a bare object, which gets its attributes later.
 
-| object | travels as |
+| object | is sent as |
 | --- | --- |
-| of a class of Keras's, or of one derived from it | class and attributes |
+| instance of a Keras class or a class derived from one | class and attributes |
 | `tf.Variable` | shape, type, name; its value separately (`state`) |
 | optimizer | class and configuration, not built (`optimizers`) |
-| variable of an optimizer | its place there |
-| `tf.train.Checkpoint` | class and what it saves |
-| list, dict or set that tracks what it holds | content and attributes |
+| variable of an optimizer | its index in the optimizer |
+| `tf.train.Checkpoint` | class and the objects that it saves |
+| list, dict or set that tracks its items | items and attributes |
 | lookup table | its initializer, or its content |
-| lock, thread's data, cache with weak keys | a new one |
-| `tf.distribute.Strategy` | the receiver's |
+| lock, thread-local data, cache with weak keys | a new one |
+| `tf.distribute.Strategy` | the receiver's strategy |
 | symbolic tensor, resource, function that Keras has made for itself | None: useless elsewhere |
 """
 
@@ -59,7 +59,7 @@ _BY_VALUE = (
 
 @functools.cache
 def _is_numbered(cls: Any) -> bool:
-    """Returns True if each object of a class travels by itself."""
+    """Returns True if each object of a class is sent separately, by number."""
     tf = require_tensorflow()
     if issubclass(cls, (tf.Variable, tf.train.Checkpoint, *keras_optimizers.optimizer_classes())):
         return True
@@ -73,7 +73,7 @@ def _is_numbered(cls: Any) -> bool:
 
 @functools.cache
 def _made_by_class(cls: Any) -> frozenset[str]:
-    """Returns the attributes that are functions which a class makes anew for each object."""
+    """Returns the function attributes that a class makes anew for each object."""
     made = vars(cls.__new__(cls))
     return frozenset(name for name, value in made.items() if isinstance(value, types.FunctionType))
 
@@ -229,7 +229,7 @@ class Pickler(pickling.Pickler):
         return found
 
     def maker(self, obj: Any) -> Any:
-        """Returns the maker of an object that travels by itself, see `_maker`; else None."""
+        """Returns the maker of an object that is sent by number, see `_maker`; else None."""
         cls: Any = type(obj)
         if not _is_numbered(cls):
             return None
@@ -241,7 +241,7 @@ class Pickler(pickling.Pickler):
         return {} if id(obj) in self.of_optimizers else _attributes(obj)
 
     def dump_attributes(self) -> None:
-        """Writes the attributes of all objects that were found, and of those that they lead to."""
+        """Writes the attributes of all objects found so far, and of all reachable from them."""
         while self._written < len(self.numbered):  # it grows in this loop
             obj = self.numbered[self._written]
             self._written += 1
@@ -269,7 +269,7 @@ def _set_factory(cache: Any, factory: Any) -> None:
 
 
 def _replaced(obj: Any) -> Any:
-    """Returns the result of `reducer_override` for an object that has to be made anew."""
+    """Returns the result of `reducer_override` for an object that the receiver must remake."""
     if isinstance(obj, types.FunctionType):
         return _library_function(obj)
     tf = require_tensorflow()
@@ -322,7 +322,7 @@ def _local_function(module: str, code: types.CodeType, *options: Any) -> types.F
 
 
 class Unpickler(pickle.Unpickler):
-    """Unpickler of what a `Pickler` has written.
+    """Unpickler for the stream of a `Pickler`.
 
     Args:
         file: `io.BytesIO`.
@@ -364,7 +364,7 @@ class Unpickler(pickle.Unpickler):
         return cls.__new__(cls) if isinstance(maker, type) else maker.make()
 
     def load_attributes(self) -> None:
-        """Gives all objects that were met, and those that they lead to, their attributes."""
+        """Sets the attributes of all objects read so far, and of all reachable from them."""
         tf = require_tensorflow()
         begin, checkpoints = self._read, []
         while self._read < len(self._made):  # it grows in this loop
@@ -383,7 +383,7 @@ class Unpickler(pickle.Unpickler):
 
 
 def dump(top: Any, make: Callable[[io.BytesIO], Pickler]) -> tuple[bytes, Any]:
-    """Pickles objects, with all that they lead to.
+    """Pickles an object and everything reachable from it.
 
     Args:
         top: any object.
@@ -455,7 +455,7 @@ class _ModelPickler(Pickler):
         return super().reducer_override(obj)
 
     def _take_module(self, obj: Any) -> None:
-        """Makes a module whose globals are variables travel by value."""
+        """Makes a module with variables among its globals be sent by value."""
         module = sys.modules.get(obj.__module__ or "")
         if module is None or module.__name__ in self._seen or not classes.is_foreign(obj):
             return
@@ -471,13 +471,13 @@ def _is_variable(value: Any) -> bool:
 
 
 def dump_model(model: Any) -> tuple[bytes, list[Any]]:
-    """Pickles a model, with all that it and its code refer to.
+    """Pickles a model, with everything that it and its code refer to.
 
     Args:
         model: a built model.
 
     Returns:
-        A tuple of bytes, for `load_model`, and of the objects that travel by number.
+        A tuple of bytes, for `load_model`, and of the objects that are sent by number.
 
     Raises:
         ShippingError: Something in it cannot be sent.
@@ -491,7 +491,7 @@ def dump_model(model: Any) -> tuple[bytes, list[Any]]:
 
 
 def load_model(data: bytes) -> tuple[Any, list[Any]]:
-    """Makes the model that `dump_model` has pickled; its variables have no values yet.
+    """Makes the model that `dump_model` pickled. Its variables have no values yet.
 
     Returns:
         A tuple of the model, its optimizers not built, and of the objects by number.
@@ -501,7 +501,7 @@ def load_model(data: bytes) -> tuple[Any, list[Any]]:
 
 
 def captured_beside(numbered: Sequence[Any], own: Sequence[Any]) -> tuple[int, ...]:
-    """Returns the numbers of variables that have values to send and are not a model's own.
+    """Returns the numbers of variables with values to send that are not the model's own.
 
     Args:
         numbered: sequence of objects, of `dump_model`.

@@ -115,8 +115,8 @@ class ArrayInput:
         seed: int, of that order.
         passes: int or None, how many passes an iterator makes; None is endless, which lets Keras
             keep one iterator over all epochs.
-        first: tuple of int or None, the pass in which the first iterator begins, and how many of
-            its batches were taken already; None for the first batch of the first epoch's pass.
+        first: tuple of int or None, the pass in which the first iterator begins, and the number of
+            that pass's batches already used; None for the first batch of the first epoch's pass.
     """
 
     structure: Any
@@ -231,7 +231,7 @@ class _Rows:
 
 
 def own_rows(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
-    """Returns the first row that a rank computes of a batch, and how many: one if it owns none.
+    """Returns a rank's first row of a batch, and its number of rows: at least a padding row.
 
     Args:
         rows: int, or scalar tensor.

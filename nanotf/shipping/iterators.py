@@ -2,9 +2,9 @@
 
 With tf.data's autotuner on, as it is by default, dropping an iterator waits until the
 autotuner wakes from its sleep of 10 ms x 2^k: an epoch of 1.3 s ends in a stall of 1.2 s.
-Keras drops one iterator per epoch. Here a step function keeps the iterator that it was
-last called with. A short-lived thread drops the one before, where the wait delays
-nothing (it does not hold the GIL).
+Keras drops one iterator per epoch. Here a step function keeps the last iterator that it was
+called with. A short-lived thread drops the previous one, where the wait delays nothing (it does
+not hold the GIL).
 """
 
 from __future__ import annotations

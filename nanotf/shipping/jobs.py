@@ -119,14 +119,15 @@ class FitJob(ModelJob):
         steps_per_epoch: int or None.
         validation_steps: int or None.
         validation_freq: int or list of int, as `fit` takes it.
-        initial_step: int, in that epoch; 0 unless `BackupAndRestore` of Keras 2 resumes.
+        initial_step: int, the first step in that epoch; 0 unless Keras 2's `BackupAndRestore`
+            resumes.
         shards: `OptimizerShards`, or None if each worker makes the whole update.
         optimizers: dict, the variables that the model's optimizers are built with; see
             `shipping.optimizers.built_optimizers`.
         asks: frozenset of str, the batch hooks at which workers store their state unasked.
         metrics_layout: `StateLayout` of the variables in `keras_names.metric_state`.
         metrics_block: int, the number of the job's block that holds them.
-        stop: bool, whether to stop after one batch, as `on_train_begin` wanted.
+        stop: bool, whether to stop after one batch, since `on_train_begin` requested it.
     """
 
     train: Any
@@ -211,7 +212,7 @@ class LoopData:
         kind: str, "dataset" if it can be iterated again and again, "iterator" if it yields
             tensors once, "generator" if it yields arrays once.
         signature: nested structure of `tf.TensorSpec`, of one element.
-        cardinality: int, elements, or TensorFlow's codes for endless and unknown.
+        cardinality: int, number of elements, or TensorFlow's codes for endless and unknown.
     """
 
     kind: str

@@ -1,9 +1,9 @@
-"""Python objects that a `@nano` function changes, and whose contents come home.
+"""Sends back the contents of Python objects that a `@nano` function changes.
 
-In a worker the function has copies of them: the user's lists, dicts, sets and arrays, generators of
-random numbers, instances of classes, the variables of closures and the globals of modules that
-travel by value. Both sides know each by its number. After the call rank 0 sends the contents of
-those that have changed, and the user's objects get them.
+In a worker the function has copies of the user's objects: lists, dicts, sets and arrays, generators
+of random numbers, instances of classes, variables of closures, and globals of modules sent by
+value. Both sides number these objects in the same order. After the call rank 0 sends the contents
+of the changed copies, and the user's objects get them.
 
 | kind | contents |
 | --- | --- |
@@ -12,8 +12,8 @@ those that have changed, and the user's objects get them.
 | `numpy.ndarray` | the numbers |
 | generator of random numbers | its state |
 | variable of a closure | its value |
-| function that travels by value | those globals of its module that it refers to |
-| instance that pickle takes apart by its attributes | the attributes |
+| function sent by value | the globals of its module that it refers to |
+| instance that pickle reduces to its attributes | the attributes |
 | object of a user's class derived from a Keras class | the attributes that are not Keras's |
 """
 
@@ -88,7 +88,7 @@ def _put_value(cell: types.CellType, values: Sequence[Any]) -> None:
 
 
 def _globals_of(function: types.FunctionType) -> dict[str, Any]:
-    """Returns a function's globals; {} if they are those of a module that travels by name."""
+    """Returns a function's globals; {} if its module is sent by name."""
     module = sys.modules.get(function.__module__ or "")
     if module is not None and vars(module) is function.__globals__:
         return {}
@@ -96,7 +96,7 @@ def _globals_of(function: types.FunctionType) -> dict[str, Any]:
 
 
 def attributes_of(instance: Any) -> dict[str, Any]:
-    """Returns an instance's attributes, those of `__slots__` included."""
+    """Returns an instance's attributes, including those in `__slots__`."""
     slots = {n: getattr(instance, n, _MISSING) for n in copyreg._slotnames(type(instance))}  # type: ignore[attr-defined]
     slots = {name: value for name, value in slots.items() if value is not _MISSING}
     return {**getattr(instance, "__dict__", {}), **slots}
@@ -234,7 +234,7 @@ def is_users(value: Any) -> bool:
 
 
 def held_by(numbered: Iterable[Any]) -> list[Any]:
-    """Returns the objects of users' classes in a heap, and what their attributes hold.
+    """Returns the objects of users' classes in a heap, and the objects in their attributes.
 
     Returns:
         A list of mutable objects, each once, in the order of both sides.
@@ -268,7 +268,7 @@ def _hold(value: Any, found: dict[int, Any]) -> None:
 
 
 def is_mutable(value: Any) -> bool:
-    """Returns True if a value's contents can come home."""
+    """Returns True if a value's contents can be sent back."""
     return _kind_of(value) is not None
 
 

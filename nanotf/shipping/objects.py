@@ -23,7 +23,7 @@ def data_classes() -> tuple[type, ...]:
 
 
 def is_root(value: Any) -> bool:
-    """Returns True if a value must not exist twice: it has variables, or yields data."""
+    """Returns True if a value must not be duplicated: it has variables, or yields data."""
     return isinstance(value, (*_root_classes(), *data_classes()))
 
 
@@ -44,7 +44,7 @@ def _root_classes() -> tuple[type, ...]:
 
 
 def holds_variables(obj: Any) -> bool:
-    """Returns True if an object makes variables, and knows them: see `variables_of`."""
+    """Returns True if an object makes variables that `variables_of` can list."""
     tf = require_tensorflow()
     kinds = (tf.keras.layers.Layer, tf.keras.metrics.Metric, tf.train.Checkpoint)
     return isinstance(obj, (*kinds, *keras_optimizers.optimizer_classes()))
@@ -84,7 +84,7 @@ def parts_of(layers: Iterable[Any]) -> list[Any]:
 
 
 def distinct_variables(numbered: Sequence[Any]) -> list[Any]:
-    """Returns all variables with values that are among objects or held by them, each once.
+    """Returns the variables with values among objects and in them, each once.
 
     Args:
         numbered: sequence of objects, see `shipping.heap`.
@@ -103,7 +103,7 @@ def distinct_variables(numbered: Sequence[Any]) -> list[Any]:
 
 
 def all_variables(numbered: Sequence[Any]) -> list[Any]:
-    """Returns `distinct_variables`, and those that objects have made since they were sent."""
+    """Returns `distinct_variables`, then the variables made since the objects were sent."""
     found = {id(v): v for v in distinct_variables(numbered)}
     for holder in filter(holds_variables, numbered):
         found.update({id(v): v for v in variables_of(holder)})

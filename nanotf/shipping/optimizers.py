@@ -1,8 +1,8 @@
-"""Sends optimizers to another process: class, configuration, the variables they are built with.
+"""Sends optimizers to another process: class, configuration, and the variables to build them with.
 
 An optimizer is sent unbuilt, so that the same bytes describe it before and after training.
-`built_optimizers` tells with which variables the receiver builds it. The values of its own
-variables travel separately (`state`).
+`built_optimizers` lists the variables with which the receiver builds it. The values of its own
+variables are sent separately (`state`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Configured:
 
     Args:
         cls: type.
-        config: dict, argument of its `from_config`; schedules and inner optimizers as they are.
+        config: dict, argument of its `from_config`; includes schedules and inner optimizers.
         attributes: dict of str to object, attributes that the configuration leaves out.
     """
 
@@ -80,7 +80,7 @@ class Configured:
 
 
 def _is_object(value: Any) -> bool:
-    """Returns True if a value of a configuration is an object that is there as it is."""
+    """Returns True if a value of a configuration is an object itself, not its description."""
     schedule = require_tensorflow().keras.optimizers.schedules.LearningRateSchedule
     return isinstance(value, (schedule, *keras_optimizers.optimizer_classes()))
 
@@ -97,7 +97,7 @@ def _config_of(optimizer: Any) -> dict[str, Any]:
 def _mute_schedules(optimizer: Any) -> Iterator[None]:
     """Lets an optimizer return its configuration even if its schedule has none.
 
-    A schedule needs no `get_config()` to be used in a single process, and is sent as it is.
+    In a single process a schedule needs no `get_config()`. The schedule itself is sent.
     """
     found = map(keras_optimizers.schedule_of, keras_optimizers.with_inner([optimizer]))
     muted = [schedule for schedule in found if schedule is not None]
@@ -188,7 +188,7 @@ def variables_at_first(optimizer: Any) -> list[Any]:
 
 
 def variables_by_id(numbered: Sequence[Any]) -> dict[int, tuple[Any, int]]:
-    """Returns a variable's optimizer, and its place there, by the variable's id."""
+    """Returns each variable's optimizer and index in it, by the variable's id."""
     return {
         id(variable): (optimizer, place)
         for optimizer in among(numbered).values()

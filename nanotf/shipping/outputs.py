@@ -25,8 +25,8 @@ from nanotf.shipping import pickling
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.wire.blocks import Block
 
-PIECE_NBYTES = 64 * 1024**2  # what a worker collects before it hands it over
-# Each mapping has a file descriptor, and a callback may ask for every batch: smaller pieces, and
+PIECE_NBYTES = 64 * 1024**2  # a worker collects this much before it sends a piece
+# Each mapping has a file descriptor, and a callback may ask for every batch. So smaller pieces, and
 # all blocks beyond that number, are copied.
 KEPT_NBYTES = 2**20
 KEPT_BLOCKS = 64
@@ -34,7 +34,7 @@ KEPT_BLOCKS = 64
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """One output: a dense tensor travels as one array, the others as several.
+    """One output. A dense tensor is sent as one array, other kinds as several.
 
     Args:
         kind: "dense", "ragged" or "sparse".
@@ -133,7 +133,7 @@ class OutputWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hands over what was collected."""
+        """Sends the outputs collected so far."""
         if self._steps == 0:
             return
         packing = Packing(self._arrays)

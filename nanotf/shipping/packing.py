@@ -7,7 +7,7 @@ import pickle
 
 from nanotf.wire.blocks import Block, aligned
 
-_INLINE = 1 << 16  # bytes; smaller arrays travel inside the pickle
+_INLINE = 1 << 16  # bytes; smaller arrays stay inside the pickle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Pickled:
 
 
 class Packer:
-    """Writer of arrays that belong to pickles, one after another, into a block."""
+    """Writer of the arrays of several pickles, one after another, into a block."""
 
     def __init__(self) -> None:
         self.nbytes = 0

@@ -1,10 +1,10 @@
 """Pickles functions, classes, arrays and tensors for another process.
 
-Functions and classes that a worker cannot import, mostly those of `__main__`, travel by value
-(cloudpickle). Tensors travel as their values, a `tf.function` as the Python function and the
-options, to be wrapped again. Keras's objects need a `heap`.
+Functions and classes that a worker cannot import, mostly those of `__main__`, are sent by value
+(cloudpickle). Tensors are sent as their values, a `tf.function` as its Python function and its
+options, which wrap the function again in the worker. Keras's objects need a `heap`.
 
-An object that is in several places is one object again after loading.
+An object that occurs in several places is a single object again after loading.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nanotf.shipping import classes, user_modules
 
 
 def rebuild_function(python_function: Any, options: dict[str, Any]) -> Any:
-    """Makes the `tf.function` that a `Pickler` has described."""
+    """Makes a `tf.function` from a `Pickler`'s description."""
     return functions.for_worker(python_function, options)
 
 
@@ -114,9 +114,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 def _for_autograph(function: types.FunctionType) -> dict[str, Any]:
     """Returns globals that AutoGraph needs in the worker, besides those that a function refers to.
 
-    It needs the module's features from `__future__`, to know whether to evaluate annotations,
-    which may name what does not exist there. It also needs the source of a function that was
-    typed into a notebook.
+    It needs the module's features from `__future__`, which tell if annotations are evaluated: they
+    may name things missing in the worker. It also needs the source of functions typed into a
+    notebook.
     """
     flags = function.__code__.co_flags
     features = {name: getattr(__future__, name) for name in __future__.all_feature_names}

@@ -1,19 +1,20 @@
-"""Sends a `@nano` call to the workers: a function, its steps, and what they refer to.
+"""Sends a `@nano` call to the workers: a function, its steps, and everything they refer to.
 
-There are two pickles, so that a worker can reuse what it has from an earlier call:
+There are two pickles, so that a worker can reuse objects from an earlier call:
 
-- the heap (`heap`): models, layers, optimizers, metrics, losses, variables, checkpoints, datasets,
-  found wherever the call refers to them, with all that they lead to. TensorFlow's graphs refer to
-  these objects. A worker keeps them.
-- the call: the function and all steps and `tf.function`s, with what they capture, and the
+- the heap (`heap`): all models, layers, optimizers, metrics, losses, variables, checkpoints and
+  datasets that the call refers to, and everything reachable from them. TensorFlow's graphs refer
+  to these objects. A worker keeps them.
+- the call: the function, all steps and `tf.function`s, with the values that they capture, and the
   arguments. A worker keeps only the `tf.function`s, with their graphs, for the next call with the
   same code (`Shipment.key`).
 
-The call refers to an object of the heap by number. Values of variables travel separately (`state`).
+The call refers to an object of the heap by number. Values of variables are sent separately
+(`state`).
 
-The lists, dicts and other Python objects in the call's pickle are listed at its end, so that both
-sides know them by number, too: what the function has changed comes home (`mutables`). The same
-holds for objects in the attributes of the user's own models and layers. These are listed first.
+The lists, dicts and other Python objects in the call's pickle are listed at its end. So both sides
+can number them, and the function's changes to them can be sent back (`mutables`). The same holds
+for objects in the attributes of the user's own models and layers, which are listed first.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _is_made_here(cls: Any) -> bool:
 
 
 class _Pickler(heap.Pickler):
-    """Pickler of what a call refers to; modules go by name if a worker can import them."""
+    """Pickler of the objects that a call refers to; importable modules are sent by name."""
 
     def __init__(self, manifest: Manifest, file: io.BytesIO, **options: Any) -> None:
         super().__init__(file, **options)
@@ -142,7 +143,7 @@ class _CallPickler(_Pickler):
 
 
 class _Met:
-    """List of what a pickler has met by the time that it pickles this."""
+    """List of the objects that a pickler has met when it reaches this object."""
 
     def __init__(self, pickler: _CallPickler) -> None:
         self._pickler = pickler
@@ -152,7 +153,7 @@ class _Met:
 
 
 class _KeyPickler(_CallPickler):
-    """Pickler of code and what it refers to, without data."""
+    """Pickler of code and the objects that it refers to, without data."""
 
     def persistent_id(self, obj: Any) -> Any:
         if id(obj) in self._manifest.mutables and mutables.is_data(obj):
@@ -194,11 +195,11 @@ class Manifest:
         numbered: list of the objects in the heap.
         known: dict of int to tuple of str and int, by id, the reference to each of them in a call.
         data: list of those among them that are read in the parent.
-        mutables: dict of int to object, by id, objects that were met and whose contents can come
-            home: the user's, and those that pickling has made and thrown away.
-        held: int, the number of objects in the heap whose contents can come home.
-        shipped: list of objects: these, then those of `mutables` in the call's pickle, once it is
-            made.
+        mutables: dict of int to object, by id, all objects met whose contents can be sent back:
+            the user's objects, and temporary ones made by pickling.
+        held: int, the number of objects in the heap whose contents can be sent back.
+        shipped: list of objects: the heap's `held` ones, then, once the call is pickled, those of
+            `mutables` in its pickle.
 
     Raises:
         ShippingError: Something cannot be sent; names the argument and the reason.
@@ -237,13 +238,13 @@ class Manifest:
         return collector.numbered
 
     def add_data(self, data: Any) -> int:
-        """Adds data that were found; returns their number."""
+        """Adds data found by a pickler; returns their number."""
         place = next((i for i, known in enumerate(self.data) if known is data), len(self.data))
         self.data[place:] = [data, *self.data[place + 1 :]]
         return place
 
     def add_step(self, step: Any) -> None:
-        """Adds a step or a `tf.function` that was found."""
+        """Adds a step or a `tf.function` found by a pickler."""
         if id(step) not in self._step_ids:
             self._step_ids.add(id(step))
             self.steps.append(step)
@@ -252,7 +253,7 @@ class Manifest:
     # ------------------------------------------------------------------- functions by value
     @contextlib.contextmanager
     def _by_value(self) -> Iterator[None]:
-        """Makes modules that were or are taken in this context travel with what they hold."""
+        """Sends modules taken before or in this context by value, with their contents."""
         try:
             for module in self._taken:
                 self._modules.take(module)
@@ -272,7 +273,7 @@ class Manifest:
         self._modules.take(module)
 
     def add_code(self, found: Any) -> None:
-        """Takes the module of code that was found, if it holds a root.
+        """Takes the module of code found by a pickler, if the module holds a root.
 
         Raises:
             ShippingError: Such a module itself was found.
@@ -332,13 +333,12 @@ _changed: collections.Counter[bytes] = collections.Counter()  # by heap, see `Ma
 class Program:
     """A function, its steps and its objects, in a worker.
 
-    The objects of the heap and the `tf.function`s, with their graphs, outlive a call. All else is
-    loaded anew for each call, as the parent has it: a list that the last call has filled is empty
-    again.
+    The objects of the heap and the `tf.function`s, with their graphs, outlive a call. Each call
+    loads everything else again with the parent's contents.
 
     Args:
         shipment: `Shipment`.
-        open_data: callable of a number, makes the replacement of data that the parent reads.
+        open_data: callable of a number; returns the replacement for data that the parent reads.
 
     Attributes:
         function: the user's function; set by `begin`.
@@ -401,7 +401,7 @@ class _CallUnpickler(heap.Unpickler):
 
 
 def _refer_alike(kept: Any, fresh: Any) -> None:
-    """Updates a kept function to refer to what this call's code does, if it is traced again."""
+    """Makes a kept function refer to the current call's objects, in case it is traced again."""
     if kept is fresh or not isinstance(kept, types.FunctionType):
         return
     kept.__globals__.update(fresh.__globals__)

@@ -1,4 +1,4 @@
-"""Sends the result of a `@nano` function home.
+"""Sends the result of a `@nano` function back to the parent.
 
 A user's object is sent as its number, and becomes that object again. An object that the function
 has made is sent with the values of its variables.
@@ -17,17 +17,18 @@ from nanotf.shipping import heap, objects, pickling
 from nanotf.shipping.packing import Packer, Pickled
 from nanotf.wire.blocks import Block
 
-# The user's objects, by kind, in the order of both sides; None for objects that are sent anew.
+# The user's objects, by kind, in the order of both sides; None for objects without an original.
 Known = Mapping[str, Sequence[Any]]
 
 
 def dump_result(
     parts: Mapping[str, Any], known: Known, packer: Packer
 ) -> tuple[Pickled, list[Any]]:
-    """Pickles what a `@nano` function returns and has changed, in a worker.
+    """Pickles the results and changes of a `@nano` function, in a worker.
 
     Args:
-        parts: mapping of str, a verb for what the function does with it, to any object.
+        parts: mapping of a verb, such as "return", to the object that the function returns or
+            changes.
         known: the user's objects. Each becomes itself again in the parent.
         packer: `Packer`, which takes the arrays.
 
@@ -36,7 +37,7 @@ def dump_result(
         by number.
 
     Raises:
-        ShippingError: It cannot be sent back.
+        ShippingError: An object cannot be sent back.
     """
     file, since = io.BytesIO(), len(packer)
     pickler = _ResultPickler(file, packer.add, _ids_of(known))

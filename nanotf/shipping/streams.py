@@ -14,10 +14,10 @@ never beyond the last batch of an epoch.
 Keras's loop runs twice: in the workers, with the steps, and without steps in the parent
 (`compat.keras_epochs.Epochs`). So the parent makes the same iterators at the same points, even
 those that Keras never reads. A shuffled dataset draws the same orders as in a single process. A
-turn is an iterator that is read at all; both sides count them. An epoch of training begins when
-the parent's callbacks were told of it, an evaluation when a worker opens its turn. `EndOfStream`
-ends a turn on the workers' side: without it a worker that drops an iterator would wait for the
-thread that prefetches its next element.
+turn is an iterator that is read at least once; both sides count turns. An epoch of training begins
+after the parent's callbacks for its beginning, an evaluation when a worker opens its turn.
+`EndOfStream` ends a turn on the workers' side: without it a worker that drops an iterator would
+wait for the thread that prefetches the next element.
 
 If the user's data raise, the turn ends as if they had ended (`StreamWriter.end_in_failure`), at
 the same step on every rank. The ranks abandon the job there: no rank is in the middle of anything,
@@ -58,7 +58,7 @@ class StreamInput:
     Args:
         stream: int, its number within the job.
         signature: nested structure of `tf.TensorSpec`, of one batch.
-        cardinality: int, batches per iteration that a worker's Keras is told, or TensorFlow's
+        cardinality: int, batches per iteration that a worker's Keras assumes, or TensorFlow's
             codes for endless and unknown.
         steps: int or None, batches per epoch, if known.
     """
@@ -88,7 +88,7 @@ class StreamInput:
 
 
 def signature_of(element_spec: Any, what: str) -> Any:
-    """Returns the specification of batches with any number of rows.
+    """Returns the specs of batches with any number of rows.
 
     Args:
         element_spec: nested structure of type specifications, of one batch.
@@ -130,7 +130,7 @@ def check_dense(element_spec: Any, what: str) -> None:
 
 
 class Channel(Protocol):
-    """The interface that a stream reader needs of a worker's connection to the parent."""
+    """The part of a worker's channel to the parent that a stream reader uses."""
 
     def send(self, message: messages.Message) -> None: ...
 
@@ -254,7 +254,7 @@ class StreamReader:
                 inbox.put((messages.EndOfStream(stream, turn), None))
 
     def forget(self, stream: int) -> None:
-        """Frees the memory of a stream that is read no further."""
+        """Frees the memory of a stream that is not read any further."""
         with self._lock:
             self._blocks.pop(stream, None)
             for key in [key for key in self._queues if key[0] == stream]:
@@ -262,7 +262,7 @@ class StreamReader:
 
 
 class Epochs(Protocol):
-    """The interface that a stream's writer needs of the data, see `compat.keras_epochs.Epochs`."""
+    """The part of `compat.keras_epochs.Epochs` that a stream's writer uses."""
 
     def training(self) -> Iterator[Iterator[tuple[Any, Any]]]: ...
 
@@ -347,7 +347,7 @@ class StreamWriter:
             self._changed.notify_all()
 
     def end_epoch(self) -> None:
-        """Notifies it that they have ended the epoch, and training continues or is complete."""
+        """Notifies the thread that the workers have ended an epoch of training."""
         with self._changed:
             self._ended += 1
             self._changed.notify_all()
@@ -359,7 +359,7 @@ class StreamWriter:
         return self._thread.is_alive() and (since is None or time.monotonic() - since < seconds)
 
     def stack(self) -> str | None:
-        """The thread's Python stack, if it is in the user's data; None if it waits for workers."""
+        """Returns the thread's Python stack if it reads the user's data; None if it waits."""
         with self._changed:
             waits = self._waits_since is not None
         frame = sys._current_frames().get(self._thread.ident or 0)

@@ -1,7 +1,7 @@
-"""Writers of summaries that a `@nano` function's caller has made.
+"""Passes on summaries from a `@nano` function to the writers that its caller has made.
 
-TensorFlow does not tell where a writer writes to. So rank 0 writes to its own directory. The parent
-reads that as it grows, and passes on its contents to the user's writer.
+TensorFlow does not reveal a writer's directory. So rank 0 writes to a directory of its own. The
+parent reads the files there as they grow, and passes on their contents to the user's writer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from nanotf.compat.versions import require_tensorflow
 
 FLUSH_MILLISECONDS = 1000
-_HEAD = struct.Struct("<QI")  # of a TFRecord: the length of what follows, and a checksum
+_HEAD = struct.Struct("<QI")  # head of a TFRecord: the length of its data, and a checksum
 _CHECKSUM = 4  # bytes, behind the data
 
 
@@ -37,7 +37,7 @@ class Relay:
         weakref.finalize(writer, shutil.rmtree, self.directory, ignore_errors=True)
 
     def pass_on(self, writer: Any) -> None:
-        """Passes on to the writer what has come since the last time."""
+        """Passes on to the writer the data that have arrived since the last call."""
         tf = require_tensorflow()
         with writer.as_default(step=0):
             for path in sorted(pathlib.Path(self.directory).iterdir()):

@@ -1,8 +1,8 @@
-"""Sends the user's modules to the workers, which import what they can.
+"""Sends the user's modules to the workers, by name if a worker can import them.
 
-A worker that imports a module with a model has its own model, with other weights. So functions and
-classes of such a module travel by value to a `@nano` function, with what they refer to. The module
-itself is refused.
+A worker that imports a module with a model gets its own model, with other weights. So a `@nano`
+call sends functions and classes of such a module by value, with everything that they refer to. The
+module itself is rejected.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _LONGEST = 1000  # a longer list holds data
 
 
 class ModulesByValue:
-    """Modules whose functions and classes travel with their globals until `release`."""
+    """Modules whose functions and classes are sent with their globals until `release`."""
 
     def __init__(self) -> None:
         self._taken: list[types.ModuleType] = []
 
     def take(self, module: types.ModuleType) -> None:
-        """Makes what a module defines travel by value, if it does not already."""
+        """Makes a module's definitions be sent by value, if they are not already."""
         if module.__name__ not in {"__main__", *cloudpickle.list_registry_pickle_by_value()}:
             cloudpickle.register_pickle_by_value(module)
             self._taken.append(module)
@@ -45,7 +45,7 @@ class ModulesByValue:
         return any(f"{module.__name__}.".startswith(f"{name}.") for name in told)
 
     def release(self) -> None:
-        """Makes all modules travel by name again."""
+        """Makes all modules be sent by name again."""
         while self._taken:
             cloudpickle.unregister_pickle_by_value(self._taken.pop())
 
@@ -84,14 +84,14 @@ def module_of(value: Any) -> types.ModuleType | None:
 
 
 def root_in(module: types.ModuleType, seen: set[str] | None = None) -> str | None:
-    """Returns the name of something with variables or data that must not exist twice.
+    """Returns the name of a module's root: an object with variables or data, not to be duplicated.
 
     Args:
         module: a module; only a user's module is searched.
         seen: set of str, the modules that have none.
 
     Returns:
-        str or None: a global of the module, or of a module that it has something from.
+        str or None: a global of the module, or of a module that it imports something from.
     """
     seen = set() if seen is None else seen
     if module.__name__ in seen or not _is_users(module):

@@ -1,5 +1,5 @@
-"""The wire between parent and workers: messages, their socket, shared blocks, clocks.
+"""The wire between processes: messages, the socket that carries them, shared blocks, clocks.
 
 Called by both sides of the channel, and by nearly every package.
-May import `errors` alone.
+May import only `errors`.
 """

@@ -1,8 +1,8 @@
 """Shared memory without names.
 
-A block is an anonymous memory file whose descriptor is handed to the workers over the
-control socket. Nothing appears in a file system, so nothing can be opened by a stranger
-or stay behind after `kill -9`, and the size of `/dev/shm` sets no limit.
+A block is an anonymous memory file. The workers get its descriptor over the control
+socket. Nothing appears in a file system, so no other process can open it and nothing stays
+behind after `kill -9`. The size of `/dev/shm` sets no limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from nanotf.wire.memory_files import anonymous_file
 
-ALIGNMENT = 64  # bytes; what Eigen and oneDNN want of a tensor's start
+ALIGNMENT = 64  # bytes; Eigen and oneDNN want tensors to start at multiples of this
 
 
 def aligned(nbytes: int) -> int:
@@ -29,12 +29,12 @@ class Block:
     """A piece of memory that several processes map.
 
     Args:
-        nbytes: int, size in bytes; 0 is rounded up, since nothing cannot be mapped.
-        fd: int or None, a descriptor received from the process that created the block, which
-            is closed when the block is mapped. `None` creates a new block, zero-filled, and
+        nbytes: int, size in bytes; 0 is rounded up, since an empty file cannot be mapped.
+        fd: int or None, a descriptor received from the process that created the block. It is
+            closed when the block is mapped. `None` creates a new block, zero-filled, and
             keeps a descriptor to hand out until `close_fd`.
 
-    The mapping lives as long as an array over it does, whatever happens to this object.
+    The mapping lives as long as any array over it, even if this object is gone.
     """
 
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
@@ -50,7 +50,7 @@ class Block:
             self.close_fd()
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-        """A view of part of the block.
+        """Returns a view of part of the block.
 
         Args:
             offset: int, in bytes from the block's start.
@@ -67,8 +67,8 @@ class Block:
     def write(self, offset: int, array: np.ndarray[Any, Any]) -> None:
         """Copies a contiguous array to byte `offset`.
 
-        While the descriptor is open, the kernel does it: it need not clear the pages that it
-        allocates, as it must when they are touched through the mapping; that takes half the time.
+        While the descriptor is open, the kernel copies. It then need not clear newly allocated
+        pages, as it must when the mapping touches them. That takes half the time.
         """
         if array.size == 0:
             return
@@ -81,9 +81,9 @@ class Block:
             done += os.pwrite(self.fd, data[done:], offset + done)
 
     def reserve(self, offset: int, nbytes: int) -> None:
-        """Allocates memory for a part of the block, in a thread; the descriptor must be open.
+        """Allocates memory for a part of the block, in a thread. The descriptor must be open.
 
-        Pages that are allocated only when they are written make the first epoch's end slow.
+        Allocating pages only when they are written would slow down the end of the first epoch.
         """
         if nbytes == 0 or not hasattr(os, "posix_fallocate"):
             return
@@ -93,21 +93,21 @@ class Block:
             try:
                 os.posix_fallocate(fd, offset, nbytes)
             except OSError:
-                pass  # no memory: whoever needs the pages will say so
+                pass  # no memory: the first write to the pages reports it
             finally:
                 os.close(fd)
 
         threading.Thread(target=allocate, name="nanotf-reserve", daemon=True).start()
 
     def close_fd(self) -> None:
-        """Closes the descriptor; the memory goes with the last view of it."""
+        """Closes the descriptor. The memory is freed with the last view of it."""
         self._closer()
 
     def discard(self) -> None:
-        """Gives the memory back at once; who still maps the block reads zeros from now on.
+        """Frees the memory at once. Processes that still map the block read zeros from now on.
 
-        A dataset that captured a tensor may live on in a worker until Python collects the
-        cycle that it hangs in, and would keep a gigabyte with it.
+        A dataset that captured a tensor may stay alive in a worker until Python collects its
+        reference cycle, and would keep a gigabyte allocated.
         """
         if hasattr(mmap, "MADV_REMOVE"):
             self._map.madvise(mmap.MADV_REMOVE)

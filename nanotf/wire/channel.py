@@ -1,4 +1,4 @@
-"""A connection that carries messages and, with them, file descriptors.
+"""A connection that carries messages together with file descriptors.
 
 Both ends of the Unix socket show each other the pool's secret key before either unpickles
 anything (`multiprocessing.connection`: an HMAC challenge in both directions).
@@ -20,16 +20,16 @@ from nanotf.wire.messages import Message
 
 KEY_NBYTES = 32
 
-# What `OSError` says of a process (or machine) without file descriptors.
+# The `errno`s of a process (or machine) without free file descriptors.
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 class ChannelClosed(EOFError):
-    """The other end has gone."""
+    """The other end is closed."""
 
 
 def packed(message: Message) -> bytes:
-    """A message as it is sent."""
+    """Pickles a message for sending."""
     return bytes(reduction.ForkingPickler.dumps(message))
 
 
@@ -44,16 +44,19 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._connection = connection.Connection(sock.detach())
-        # Keeps a message and the descriptors that belong to it together.
+        # Keeps a message and its descriptors together.
         self._send_lock = threading.Lock()
 
     def show_key_first(self, key: bytes) -> None:
-        """Asks for the secret key, then shows it: the worker's order. Raises on a wrong one."""
+        """Checks the other end's key, then shows this one's: the worker's order.
+
+        Raises `AuthenticationError` if the keys differ.
+        """
         connection.deliver_challenge(self._connection, key)
         connection.answer_challenge(self._connection, key)
 
     def show_key_second(self, key: bytes) -> None:
-        """Shows the key in the parent's order: it can wait for the worker to begin, see `poll`."""
+        """Shows the key, then checks the other end's: the parent's order, after `poll`."""
         connection.answer_challenge(self._connection, key)
         connection.deliver_challenge(self._connection, key)
 
@@ -61,23 +64,23 @@ class Channel:
         """Sends a message and duplicates of file descriptors.
 
         Raises:
-            ChannelClosed: The other end has gone.
-            BlockingIOError: It has not read for the time of `limit`.
+            ChannelClosed: The other end is closed.
+            BlockingIOError: The other end has not read within the time of `limit`.
             OSError: This process has no file descriptors left.
         """
-        # Before the lock is taken: it makes objects, Python may then collect others, and what
-        # those do at their end may send, too, in another thread that this one waits for.
+        # Packs before taking the lock. Packing allocates, so Python may collect garbage, and a
+        # finalizer may wait for another thread that sends on this channel.
         self.send_packed(packed(message), fds)
 
     def send_packed(self, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Sends a message that `packed` has returned; see `send`."""
+        """Sends a message that `packed` has pickled, as `send` does."""
         try:
             with self._send_lock:
                 self._connection.send_bytes(data)
                 for fd in fds:
                     reduction.send_handle(self._connection, fd, 0)
         except OSError as error:
-            # The other end is there, and waits for them; or it has not read in time.
+            # The other end is open and waits for descriptors, or it has not read in time.
             if error.errno in (*NO_DESCRIPTORS, errno.EAGAIN):
                 raise
             raise ChannelClosed(str(error)) from error
@@ -86,8 +89,8 @@ class Channel:
         """Waits for the next message.
 
         Raises:
-            ChannelClosed: The other end has gone.
-            BlockingIOError: It has written nothing for the time of `limit`.
+            ChannelClosed: The other end is closed.
+            BlockingIOError: The other end has written nothing within the time of `limit`.
         """
         try:
             return self._connection.recv()
@@ -97,10 +100,10 @@ class Channel:
             raise ChannelClosed(str(error)) from error
 
     def receive_fds(self, count: int) -> list[int]:
-        """Takes the descriptors that follow a message, which the caller has to close.
+        """Receives the descriptors that follow a message. The caller must close them.
 
         Raises:
-            ChannelClosed: The other end has gone.
+            ChannelClosed: The other end is closed.
             OSError: This process has no file descriptors left.
         """
         fds: list[int] = []
@@ -114,7 +117,7 @@ class Channel:
                 os.close(fd)
             if isinstance(error, OSError) and error.errno in NO_DESCRIPTORS:
                 raise
-            if isinstance(error, RuntimeError):  # the byte has come, and the kernel gave none
+            if isinstance(error, RuntimeError):  # the byte came without a descriptor
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
             raise ChannelClosed(str(error)) from error
         return fds
@@ -124,10 +127,10 @@ class Channel:
         try:
             return self._connection.poll(timeout)
         except (EOFError, OSError):
-            return True  # let `receive` say it
+            return True  # `receive` then raises
 
     def limit(self, seconds: float) -> None:
-        """Makes reading and writing raise `BlockingIOError` after so long; 0 for no limit."""
+        """Sets the seconds after which reads and writes raise `BlockingIOError`; 0 for no limit."""
         value = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))  # a `struct timeval`
         with self._as_socket() as sock:
             for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -150,7 +153,7 @@ class Channel:
             sock.detach()
 
     def fileno(self) -> int:
-        """The descriptor, for `multiprocessing.connection.wait`."""
+        """Returns the descriptor, for `multiprocessing.connection.wait`."""
         return self._connection.fileno()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Why a collective failed: the facts that a worker tells the parent, which decides by them."""
+"""Failures of collectives. A worker reports the facts, and the parent decides by them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Kind(enum.IntEnum):
     ABORTED = 2  # a rank or the parent gave up
     EXPIRED = 3  # a rank waited until the deadline
     LOST = 4  # a rank's process ended or left the group while another waited for it
-    DIFFERENT = 5  # ranks called different collectives; the group can be used further
+    DIFFERENT = 5  # ranks called different collectives; the group is still usable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Failure:
 
     Args:
         kind: `Kind`.
-        rank: int, the rank that noticed; -1 for the parent, or nobody in particular.
-        text: str, what happened, for people alone, without the last stop.
-        remedy: str, what to do about it, for people alone; may be empty.
-        missing: tuple of int, the ranks that were waited for in vain.
+        rank: int, the rank that noticed; -1 for the parent, or no particular rank.
+        text: str, what happened, only for people, without the final period.
+        remedy: str, what to do about it, only for people; may be empty.
+        missing: tuple of int, the ranks that did not come before the deadline.
     """
 
     kind: Kind
@@ -36,6 +36,6 @@ class Failure:
 
     @property
     def message(self) -> str:
-        """The text of an exception."""
+        """Returns the text of an exception."""
         message = f"nanotf collective: {self.text}"
         return f"{message}. {self.remedy}" if self.remedy else message

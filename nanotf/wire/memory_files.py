@@ -1,4 +1,4 @@
-"""Memory files without names (`memfd_create`): what processes share, and workers' logs."""
+"""Memory files without names (`memfd_create`), for shared memory and workers' logs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ STANDARD = (0, 1, 2)  # the descriptors of standard input, output and error
 
 
 def above_standard(fd: int) -> int:
-    """A descriptor, or in its place a higher one.
+    """Returns a descriptor, replaced by a higher one if it is 0, 1 or 2.
 
-    In a process that was started without standard input, output and error (a daemon), the next
-    files to be opened get their numbers: libraries would print into them, and a child process
-    would not find them.
+    In a process started without standard input, output and error (a daemon), the next files to
+    be opened get those numbers. Libraries would print into them, and a child process would not
+    find them.
 
     Args:
-        fd: int, a descriptor, which is closed if it is one of those.
+        fd: int, a descriptor, which is closed if it is 0, 1 or 2.
     """
     if fd > STANDARD[-1]:
         return fd
@@ -33,10 +33,10 @@ def above_standard(fd: int) -> int:
 
 
 def anonymous_file(nbytes: int, *, fixed: bool) -> int:
-    """Makes memory without a name.
+    """Creates memory without a name.
 
-    Only who is handed the descriptor can map it: `/proc/PID/fd` is the way in that is left, and
-    the mode closes that to other users.
+    Only a process that is given the descriptor can map it. The only other way in is
+    `/proc/PID/fd`, which the file's mode closes to other users.
 
     Args:
         nbytes: int, size in bytes, zero-filled.
@@ -47,11 +47,11 @@ def anonymous_file(nbytes: int, *, fixed: bool) -> int:
         int, a descriptor that child processes do not inherit.
 
     Raises:
-        NanoError: The limit on the size of files, which holds for memory files too, is lower.
+        NanoError: The limit on the size of files, which applies to memory files, too, is lower.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("nanotf", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    else:  # macOS: a temporary file that has already lost its name
+    else:  # macOS: a temporary file that is already deleted
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())
     fd = above_standard(fd)
@@ -71,9 +71,9 @@ def anonymous_file(nbytes: int, *, fixed: bool) -> int:
 def _limited(nbytes: int) -> NanoError:
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return NanoError(
-        "The memory that processes share consists of files in memory, for which the limit on the "
-        f"size of files holds (RLIMIT_FSIZE). Received: a limit of {soft} bytes, where {nbytes} "
-        "are needed. Raise it before Python starts: `ulimit -f unlimited`."
+        "Shared memory consists of files in memory, so the limit on the size of files applies "
+        f"to it (RLIMIT_FSIZE). Received: a limit of {soft} bytes, but {nbytes} are needed. "
+        "Raise it before Python starts: `ulimit -f unlimited`."
     )
 
 

@@ -1,9 +1,9 @@
 """Every message between the parent and a worker.
 
-They travel as pickles over a Unix socket whose two ends have shown each other the
-pool's secret key (`multiprocessing.connection`, HMAC challenge in both directions)
-before anything is unpickled. File descriptors of shared blocks follow on the same
-socket as ancillary data, in the order that the message names them.
+Messages are sent as pickles over a Unix socket. Before anything is unpickled, its two ends
+show each other the pool's secret key (`multiprocessing.connection`, HMAC challenge in both
+directions). File descriptors of shared blocks follow on the same socket as ancillary data,
+in the order in which the message names them.
 
 The life of a pool, from top to bottom:
 
@@ -13,13 +13,13 @@ The life of a pool, from top to bottom:
       |  <- Ready                                |
       |  Job (a model, data, arguments) ->       |
       |  <- EpochBegin, BatchEnd, TestBegin ...  |   rank 0 reports, for callbacks
-      |  <- Progress                             |   every rank, now and then, as it proceeds
+      |  <- Progress                             |   every rank, at intervals, if it made progress
       |  <- Stalled                              |   a rank whose step does not end
       |  <- EpochEnd                             |   every rank, its state in the shared block
-      |  Proceed (stop?, new state?) ->          |   every rank, so that all decide alike
+      |  Proceed (stop?, new state?) ->          |   every rank, so that all decide the same
       |  <- Outputs                              |   every rank, in predict
       |  <- Printed, Saved, Restored, Returned   |   rank 0, in a @nano function
-      |  <- Reached                              |   every rank there, with "grpc"
+      |  <- Reached                              |   every rank in such a function, with "grpc"
       |  <- JobDone | JobFailed                  |
       |  Stop ->                                 |
 """
@@ -33,11 +33,11 @@ from typing import Any
 from nanotf.wire.failures import Failure
 
 Logs = dict[str, Any]
-Written = tuple[tuple[int, int, int], ...]  # the block's place in the job, offset and size in bytes
+Written = tuple[tuple[int, int, int], ...]  # the block's index in the job, offset and size in bytes
 
 
 def written(block: int, spans: tuple[tuple[int, int], ...]) -> Written:
-    """Returns what a message says of pieces of a block, see `shipping.state.State.spans`."""
+    """Describes pieces of a block for a message, see `shipping.state.State.spans`."""
     return tuple((block, offset, nbytes) for offset, nbytes in spans)
 
 
@@ -46,22 +46,22 @@ class Message:
 
 
 # ---------------------------------------------------------------- start and end of a pool
-STATUS = struct.Struct("i")  # on a forked worker's pipe: its process id, then how it ended
+STATUS = struct.Struct("i")  # on a forked worker's pipe: its process id, then its exit code
 
 
 @dataclasses.dataclass(frozen=True)
 class Fork(Message):
-    """Parent -> zygote: a worker is wanted.
+    """Parent -> zygote: fork a worker.
 
-    Four descriptors follow: the worker's socket, the file that it prints to, its working
-    directory, which may have lost its name, and the pipe on which the zygote tells its process
-    id, or minus an `errno`, and later its exit code.
+    Four descriptors follow: the worker's socket; the file to which it prints; its working
+    directory, which may have been deleted; and the pipe on which the zygote reports the worker's
+    process id (or minus an `errno`) and later its exit code.
 
     Args:
         rank: int.
         cores: tuple of int, the logical CPUs to pin it to; empty for `usable`.
         usable: tuple of int, the parent's own logical CPUs.
-        numa_node: int or None, whose memory it prefers.
+        numa_node: int or None, the node whose memory it prefers.
         transport: str.
         environ: dict of str to str, all of its environment variables.
         key: bytes, the pool's secret key.
@@ -78,14 +78,14 @@ class Fork(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Hello(Message):
-    """Worker -> parent: the process runs, pinned; TensorFlow has run nothing yet.
+    """Worker -> parent: the process runs and is pinned. TensorFlow has run nothing yet.
 
     Args:
         rank: int.
         pid: int.
         cores: tuple of int, the affinity mask as the kernel reports it.
-        port: int or None, a TCP port that was free just now (transport "grpc" alone).
-        warnings: tuple of str, what could not be done (pinning, memory binding).
+        port: int or None, a TCP port that was free just now (only with transport "grpc").
+        warnings: tuple of str, for steps that failed (pinning, memory binding).
     """
 
     rank: int
@@ -97,19 +97,20 @@ class Hello(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Setup(Message):
-    """Parent -> worker: what it needs to know before it imports TensorFlow.
+    """Parent -> worker: the facts that it needs before it imports TensorFlow.
 
     Args:
         sys_path: tuple of str, the parent's `sys.path`.
         argv: tuple of str, the parent's `sys.argv`.
         size: int, number of workers.
-        stall_seconds: float, how long a step may last before the worker says `Stalled`
-            (transport "grpc" alone).
-        cluster: tuple of str, `host:port` by rank (transport "grpc" alone).
+        stall_seconds: float, how long a step may last before the worker sends `Stalled`
+            (only with transport "grpc").
+        cluster: tuple of str, `host:port` by rank (only with transport "grpc").
         group: `collectives.GroupSpec` or None; the descriptor of the group's memory follows
-            (transport "shm" alone).
-        says_written: bool, whether the worker's messages have to say what it has written to the
-            job's blocks, since its memory is not the parent's (see `on_ray.bridge`).
+            (only with transport "shm").
+        says_written: bool, whether the worker's messages must list the parts of the job's blocks
+            that it has written, since it does not share the parent's memory (see
+            `pool.ray.bridge`).
     """
 
     sys_path: tuple[str, ...]
@@ -123,7 +124,7 @@ class Setup(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Ready(Message):
-    """Worker -> parent: TensorFlow is imported and the strategy stands."""
+    """Worker -> parent: TensorFlow is imported and the strategy is ready."""
 
     rank: int
 
@@ -149,7 +150,7 @@ class SetupFailed(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Stop(Message):
-    """Parent -> worker: end."""
+    """Parent -> worker: exit."""
 
 
 # ------------------------------------------------------------------------------- one job
@@ -188,15 +189,15 @@ class Event(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Progress(Message):
-    """Worker -> parent: it made progress since the last one, see `pool.silence`."""
+    """Worker -> parent: it has made progress since its last such message, see `pool.silence`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stalled(Message):
-    """Worker -> parent: its step does not end (transport "grpc" alone).
+    """Worker -> parent: its step does not end (only with transport "grpc").
 
     Args:
-        began: int, when the step began, by the worker's clock: what tells it from another.
+        began: int, when the step began, by the worker's clock. Identifies the step.
     """
 
     began: int
@@ -204,10 +205,10 @@ class Stalled(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Waiting(Message):
-    """Worker -> parent, every rank: a hook was reached; the parent decides how to proceed.
+    """Worker -> parent, every rank: a hook was reached, and the parent decides how to proceed.
 
-    The rank's variables are in its part of the state block when `state` is true; `written` is
-    what it has written there, if it was told to say so.
+    If `state` is true, the rank's variables are in its part of the state block. `written` lists
+    the parts that it has written there, if `Setup` asked for that.
     """
 
     job: int
@@ -221,17 +222,17 @@ class Waiting(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Proceed(Message):
-    """Parent -> worker, every rank alike: the answer to `Waiting`.
+    """Parent -> worker: the answer to `Waiting`, the same for every rank.
 
     Args:
         job: int.
         stop: bool, whether `model.stop_training` was set.
         reload: bool, whether the parent changed variables; they are in the state block.
-        reload_metrics: bool, same, of the metrics.
-        store: bool, whether a callback needs the state at this hook: the workers are to store it
-            and report the hook once more.
-        abandon: bool, whether the job ends here, since the user's data have raised.
-        written: what the parent has written to the job's blocks.
+        reload_metrics: bool, whether it changed metrics.
+        store: bool, whether a callback needs the state at this hook: the workers then store it
+            and report the hook again.
+        abandon: bool, whether the job ends here because the user's data raised.
+        written: the parts of the job's blocks that the parent has written.
     """
 
     job: int
@@ -250,9 +251,9 @@ class JobDone(Message):
     Args:
         job: int.
         rank: int.
-        result: object, what the job's kind returns from a worker; see `jobs`.
+        result: object, the worker's result for the job's kind; see `jobs`.
         times: `timing.WorkerTimes`.
-        written: what the job's last lines have written to its blocks, as in `Waiting`.
+        written: the parts of its blocks that the job has written at its end, as in `Waiting`.
     """
 
     job: int
@@ -271,8 +272,8 @@ class JobFailed(Message):
         rank: int.
         summary: str, the exception in one line.
         traceback: str.
-        exception: bytes, the pickled exception; empty when it cannot be pickled.
-        failure: `Failure` of the collective that has raised, or None (transport "shm" alone).
+        exception: bytes, the pickled exception; empty if it cannot be pickled.
+        failure: `Failure` of the collective that raised, or None (only with transport "shm").
     """
 
     job: int
@@ -285,9 +286,9 @@ class JobFailed(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Outputs(Message):
-    """Worker -> parent: what a model put out for this worker's rows of the next batches.
+    """Worker -> parent: the model's outputs for this worker's rows of the next batches.
 
-    The file descriptor of a shared block follows, in which the arrays lie.
+    The file descriptor of a shared block with the arrays follows.
 
     Args:
         job: int.
@@ -308,7 +309,7 @@ class Outputs(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Printed(Message):
-    """Worker -> parent, rank 0: a `@nano` function or a model's step has printed.
+    """Worker -> parent, rank 0: text printed by a `@nano` function or a model's step.
 
     Args:
         job: int.
@@ -327,8 +328,8 @@ class Wrote(Message):
 
     Args:
         job: int.
-        what: str, what all ranks call it.
-        path: str, what the function that writes returns; or None.
+        what: str, the name that all ranks use for it.
+        path: str, the result of the function that writes; or None.
     """
 
     job: int
@@ -346,7 +347,7 @@ class Saved(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Restored(Message):
-    """Worker -> parent, rank 0: a `CheckpointManager` has restored what was saved there."""
+    """Worker -> parent, rank 0: a `CheckpointManager` has restored from this path."""
 
     job: int
     path: str
@@ -354,9 +355,9 @@ class Restored(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Reached(Message):
-    """Worker -> parent, every rank, in a `@nano` function with transport "grpc".
+    """Worker -> parent, every rank: its progress in a `@nano` function with transport "grpc".
 
-    Sent when a rank has begun no collective for a while, and when it has returned or raised.
+    A rank sends it after beginning no collective for a while, and after it returned or raised.
 
     Args:
         job, rank: int.
@@ -372,14 +373,14 @@ class Reached(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Returned(Message):
-    """Worker -> parent, rank 0: what a `@nano` function returned, and what it has built.
+    """Worker -> parent, rank 0: the result of a `@nano` function, and the objects that it built.
 
-    The file descriptor of a shared block follows, in which the arrays lie.
+    The file descriptor of a shared block with the arrays follows.
 
     Args:
         job: int.
         value: `shipping.packing.Pickled`.
-        built: `shipping.packing.Pickled`, of a `jobs.Built`.
+        built: `shipping.packing.Pickled` of a `jobs.Built`.
         nbytes: int, the block's size in bytes.
     """
 
@@ -392,10 +393,10 @@ class Returned(Message):
 # ---------------------------------------------------- batches that the parent hands out
 @dataclasses.dataclass(frozen=True)
 class OpenStream(Message):
-    """Worker -> parent: an iterator over stream `stream` begins; `turn` counts them.
+    """Worker -> parent: an iterator over stream `stream` begins; `turn` counts the iterators.
 
-    This and the next two carry the job's number, since an iterator may be dropped, and say so,
-    when the next job has begun.
+    This message, `CloseStream` and `SlotRead` carry the job's number: an iterator may be dropped,
+    and report that, after the next job has begun.
     """
 
     job: int
@@ -405,7 +406,7 @@ class OpenStream(Message):
 
 @dataclasses.dataclass(frozen=True)
 class CloseStream(Message):
-    """Worker -> parent: that iterator is not read any further."""
+    """Worker -> parent: the iterator is not read any further."""
 
     job: int
     stream: int
@@ -414,17 +415,17 @@ class CloseStream(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Batch(Message):
-    """Parent -> worker: one global batch lies in a slot of the stream's ring.
+    """Parent -> worker: a slot of the stream's ring holds one global batch.
 
     Args:
         stream: int.
         turn: int.
-        slot: int, given back by `SlotRead` when the worker has copied its rows.
+        slot: int; `SlotRead` returns it when the worker has copied its rows.
         arrays: tuple of `(offset, shape, dtype, nbytes)` of each array, in flattened order; see
             `shipping.arrays.ArrayRef`.
         rows: int, rows of the global batch.
-        block: int or None, the size in bytes of a new, larger ring whose file descriptor
-            follows, where the batch did not fit the old one.
+        block: int or None, the size in bytes of a new, larger ring if the batch did not fit the
+            old one. Its file descriptor follows.
     """
 
     stream: int
@@ -442,8 +443,7 @@ class EndOfStream(Message):
     Args:
         stream: int.
         turn: int.
-        failed: bool, whether the user's data raised instead of giving one: no later turn has a
-            batch, either.
+        failed: bool, whether the user's data raised. Later turns have no batch, either.
     """
 
     stream: int
@@ -453,9 +453,9 @@ class EndOfStream(Message):
 
 @dataclasses.dataclass(frozen=True)
 class DataFailed(Message):
-    """The user's data raised in the parent's thread that reads them for a job.
+    """Reader thread -> parent: the user's data raised in the thread that reads them for a job.
 
-    Worker -> parent, rank 0: a batch that workers read themselves cannot be used. All of them
+    Worker -> parent, rank 0: a batch that workers read themselves cannot be used. All workers
     abandon the job at the same step.
 
     Args:

@@ -6,11 +6,11 @@ import socket
 
 
 class PortTaken(Exception):
-    """Another process took a port that was free just before. Starting again finds another one."""
+    """Another process took a port that had just been free. Starting again finds another port."""
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody uses at this moment."""
+    """Returns a TCP port of the loopback interface that is free at this moment."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port: int = sock.getsockname()[1]

@@ -1,9 +1,9 @@
-"""The times of a job, as workers and parent note them while it runs.
+"""Times of a job, recorded while it runs, in the workers and in the parent.
 
 All times are nanoseconds of the system's monotonic clock, which the processes of one machine
-share; those of another machine are moved (`WorkerTimes.moved`). What is noted costs about 5 us for
-each execution of steps, 2 us for each step, and two looks at the clock for each collective;
-`report` makes sense of it at the job's end.
+share. Times of another machine are moved (`WorkerTimes.moved`). Recording costs about 5 us for
+each execution of steps, 2 us for each step, and two reads of the clock for each collective.
+`report` evaluates the times when the job has ended.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-STEPS_KEPT = 2000  # executions that a worker notes one by one, 48 bytes each; sums count all
+STEPS_KEPT = 2000  # executions that a worker records one by one, 48 bytes each; sums have all
 HOOKS_KEPT = 2000
 
 TRAIN, TEST, PREDICT = "train", "test", "predict"
 KINDS = (TRAIN, TEST, PREDICT)
-STEP_COLUMNS = 7  # of `WorkerTimes.steps`: kind, begin, end, input, in calls, waited, calls
-HOOK_COLUMNS = 2  # of `WorkerTimes.hooks`: begin, end
+STEP_COLUMNS = 7  # in `WorkerTimes.steps`: kind, begin, end, input, in calls, waited, calls
+HOOK_COLUMNS = 2  # in `WorkerTimes.hooks`: begin, end
 
 now: Callable[[], int] = time.monotonic_ns
 
@@ -36,14 +36,14 @@ class Pass:
         kind: str, one of `KINDS`.
         index: int or None, the epoch.
         began, ended: int.
-        executions: int, how many Keras has asked for; each is one step, or
+        executions: int, the number that Keras has requested; each is one step, or
             `steps_per_execution`.
-        inside: int, time in them.
-        input: int, of that, waiting for data.
-        in_calls: int, of that, in collectives.
-        waited: int, of that, waiting for other ranks.
-        first: int, time in the job's first execution of the kind; it holds tracing.
-        hooks: int, between executions, at hooks for which the parent has to answer.
+        inside: int, time in executions.
+        input: int, the part of `inside` spent waiting for data.
+        in_calls: int, the part of `inside` spent in collectives.
+        waited: int, the part of `in_calls` spent waiting for other ranks.
+        first: int, time in the job's first execution of the kind, which includes tracing.
+        hooks: int, time between executions at hooks that the parent must answer.
     """
 
     kind: str
@@ -61,19 +61,19 @@ class Pass:
 
 @dataclasses.dataclass
 class WorkerTimes:
-    """A worker's times of one job.
+    """The times that a worker recorded for one job.
 
     Args:
         rank: int.
         began: int, when it had received the job.
-        ready: int, when its model was rebuilt and had its values; `began` where there is none.
+        ready: int, when its model was rebuilt and had its values; `began` if there is no model.
         ended: int.
-        in_calls, waited: int, of the time since `ready`, in collectives and waiting there.
+        in_calls, waited: int, time in collectives since `ready`, and the part of it spent waiting.
         knows_calls: bool, whether time in collectives was measured.
-        knows_input: bool, whether waiting for data was.
+        knows_input: bool, whether waiting for data was measured.
         passes: list of `Pass`.
-        steps: `array.array` of int, `STEP_COLUMNS` for each of the first executions: the place
-            in `KINDS`, begin, end, the times of a `Pass`, and how often Keras asked.
+        steps: `array.array` of int, `STEP_COLUMNS` for each of the first executions: the index
+            in `KINDS`, begin, end, the times of a `Pass`, and the number of Keras's calls.
         hooks: `array.array` of int, `HOOK_COLUMNS` for each of the first hooks in passes.
     """
 
@@ -90,7 +90,7 @@ class WorkerTimes:
     hooks: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
 
     def moved(self, by: int) -> WorkerTimes:
-        """These times by a clock that is `by` ahead: another machine's."""
+        """Converts the times to another machine's clock, which is `by` ahead."""
         steps = array.array("q", self.steps)
         for column in (1, 2):  # begin and end
             for place in range(column, len(steps), STEP_COLUMNS):
@@ -110,19 +110,19 @@ class WorkerTimes:
 
 
 def parts_of(span: int, waiting: int, in_calls: int, waited: int) -> tuple[int, int, int]:
-    """Parts of a stretch of time, which together are no longer than it.
+    """Limits the measured parts of a span of time, so that together they are no longer than it.
 
-    As they are measured they can be: collectives that run at the same time add up, and one may
-    run while the next step's data are waited for.
+    As measured they can be longer: times of concurrent collectives add up, and one may run while
+    the step waits for its next data.
 
     Args:
-        span: int, the stretch's length.
+        span: int, the length of the span.
         waiting: int, waiting for data.
         in_calls: int, in collectives.
-        waited: int, of that, waiting for other ranks.
+        waited: int, the part of `in_calls` spent waiting for other ranks.
 
     Returns:
-        A tuple of the last three.
+        A tuple of the last three, limited.
     """
     waiting = min(waiting, span)
     in_calls = min(in_calls, span - waiting)
@@ -130,34 +130,34 @@ def parts_of(span: int, waiting: int, in_calls: int, waited: int) -> tuple[int, 
 
 
 class Stopwatch:
-    """A worker's; used by the thread that runs jobs, `progress` by any.
+    """A worker's stopwatch. The thread that runs jobs uses it; any thread may call `progress`.
 
     Args:
         rank: int.
-        group: `collectives.Group`, or None where TensorFlow communicates by itself.
+        group: `collectives.Group`, or None if TensorFlow communicates by itself.
     """
 
     def __init__(self, rank: int, group: Any) -> None:
         self._rank = rank
         self._group = group
-        self.step_since: int | None = None  # when the step that runs has begun
+        self.step_since: int | None = None  # when the running step began
         self._steps = 0  # begun and ended, in all jobs
         self.begin()
 
     def begin(self) -> None:
-        """A job has been received."""
+        """Starts the times of a job that was received."""
         self._times = WorkerTimes(rank=self._rank, began=now())
         self._open: list[Pass] = []
         self._begun: set[str] = set()  # the kinds that had their first execution
         self._before = self._counted()
 
     def ready(self) -> None:
-        """The model is rebuilt, and has its values."""
+        """Records that the model is rebuilt and has its values."""
         self._times.ready = now()
         self._before = self._counted()
 
     def finish(self) -> WorkerTimes:
-        """The job has ended; returns its times."""
+        """Ends the job and returns its times."""
         times, group = self._times, self._group
         times.ended = now()
         times.ready = times.ready or times.began
@@ -173,16 +173,16 @@ class Stopwatch:
         return times
 
     def begin_pass(self, kind: str, index: int | None = None) -> None:
-        """A pass over data begins; one of validation inside one of training."""
+        """Begins a pass over data. A validation pass may begin inside a training pass."""
         self._open.append(Pass(kind, index, now()))
         self._times.passes.append(self._open[-1])
 
     def end_pass(self) -> None:
-        """The last pass that has begun ends."""
+        """Ends the pass that began last."""
         self._open.pop().ended = now()
 
     def callback(self, base: type) -> Any:
-        """A callback that tells of every pass over data; it has no batch hooks.
+        """Returns a callback that records every pass over data. It has no batch hooks.
 
         Args:
             base: type, Keras's class of callbacks.
@@ -209,32 +209,32 @@ class Stopwatch:
         return type("TimesPasses", (base,), hooks)()
 
     def timed(self, kind: str, step: Any, answered: Callable[[], int] = lambda: 1) -> Any:
-        """A Keras step function that notes its executions; None stays None.
+        """Returns a Keras step function that records its executions; None stays None.
 
         Args:
             kind: str, one of `KINDS`.
             step: function of an iterator, or None.
-            answered: callable, how many of Keras's calls an execution that ends has answered.
+            answered: callable, returns how many of Keras's calls the finished execution answered.
         """
         if step is None or hasattr(step, "_nanotf_timed"):
             return step
 
         def timed_step(iterator: Any) -> Any:
-            # The step's begin comes before the one that its input counts from: the system may
-            # take the core between the two.
+            # Reads the step's begin before the one from which its input counts: the system may
+            # preempt the thread between the two.
             with self.stepping() as began:
                 before = self._counted(steps_begin=True)
                 result = step(iterator)
             self._note(kind, answered(), began, now(), before)
             return result
 
-        # What else was hung on the function, see `iterators.keeping`.
+        # Copies the function's other attributes, see `iterators.keeping`.
         timed_step.__dict__.update(vars(step), _nanotf_timed=True)
         return timed_step
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[int]:
-        """In this context a step runs; yields its begin."""
+        """Runs a step in this context. Yields its begin."""
         outer, began = self.step_since, now()
         self.step_since = began
         self._steps += 1
@@ -245,12 +245,12 @@ class Stopwatch:
             self.step_since = outer
 
     def progress(self) -> tuple[int, int]:
-        """Steps and collectives so far: numbers that change as this worker makes progress."""
+        """Returns the steps and collectives so far: numbers that change with progress."""
         return self._steps, 0 if self._group is None else self._group.calls()
 
     @contextlib.contextmanager
     def hook(self) -> Iterator[None]:
-        """In this context the parent has to answer; counts it where a pass is under way."""
+        """Waits for the parent's answer in this context. Counts the time if a pass is open."""
         began = now()
         yield
         ended = now()
@@ -293,13 +293,13 @@ class Stopwatch:
         current.waited += waited
 
     def stamp(self, tensor: Any) -> Any:
-        """Notes, in a step, that its data are there.
+        """Records, in a step, that its data have arrived.
 
         Args:
-            tensor: one of them.
+            tensor: one of the step's data.
 
         Returns:
-            What the rest of the step has to come after, or None.
+            The operation that the rest of the step must follow, or None.
         """
         if self._group is None or not self._group.stamps:
             return None
@@ -308,7 +308,7 @@ class Stopwatch:
 
 @dataclasses.dataclass
 class Reading:
-    """The parent's times for data that it reads for the workers, beside everything else.
+    """The parent's time for data that it reads for the workers, in parallel to everything else.
 
     Args:
         reading: int, in the user's dataset or generator.
@@ -321,7 +321,7 @@ class Reading:
     batches: int = 0
 
     def over(self, data: Iterator[Any]) -> Iterator[Any]:
-        """Yields what an iterator does, and counts the time in it."""
+        """Yields an iterator's items, and counts the time in it."""
         while True:
             began = now()
             try:
@@ -335,18 +335,18 @@ class Reading:
 
 @dataclasses.dataclass
 class CallTimes:
-    """The parent's times of one call, in order.
+    """The times that the parent records for one call, in the order in which they occur.
 
     Args:
-        began: int, the call's arguments were fine.
+        began: int, the call's arguments were valid.
         prepared: int, model and data were checked and described.
-        lent: int, there was a pool.
+        lent: int, a pool was available.
         written: int, the job's blocks were filled; `on_train_begin` was called.
         sent: int, the workers had the job.
-        done: int, all had ended it.
-        ended: int, their results were brought home.
+        done: int, all workers had ended it.
+        ended: int, their results were copied to the parent's model.
         shipped: int, bytes in shared memory.
-        in_hooks: int, while workers waited for hooks: bringing weights home, and callbacks.
+        in_hooks: int, time in hooks while workers waited: copying weights back, and callbacks.
         hooks: list of (name, begin, end), the first of them.
         readings: list of `Reading`, by stream number.
     """
@@ -365,7 +365,7 @@ class CallTimes:
 
     @contextlib.contextmanager
     def hook(self, name: str) -> Iterator[None]:
-        """Counts the time in a hook at which the workers wait."""
+        """Counts the time in a hook for which the workers wait."""
         began = now()
         yield
         ended = now()

@@ -1,8 +1,8 @@
-"""Several steps of training in one call of a graph, where nobody looks between them.
+"""Runs several training steps in one call of a graph, if no callback needs the steps between.
 
-Keras calls its step function once for each step. What such a call costs beside the step, going
-through Python and starting a graph, is a fifth of a small model's step. Here the first of
-some calls makes the steps of all, and the others return what the last of these returned.
+Keras calls its step function once per step. Each call passes through Python and starts a graph,
+which takes a fifth of the time of a small model's step. Here one call runs several steps at once.
+Keras's next calls then return immediately, with the result of the last of those steps.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import tensorflow as tf
 
 MOST_STEPS = 16  # in one call
-MOST_SECONDS = 0.05  # of one call, so that the user can stop it, and sees how far it is
-FEWEST_STEPS = 4  # in that time, for which it is worth while
-STEPS_BEFORE = 8  # that show how long a step takes
-# Making a graph of several steps takes as long as it saves in about so many.
+MOST_SECONDS = 0.05  # per call, so that the user sees progress and can interrupt training
+FEWEST_STEPS = 4  # that must fit into MOST_SECONDS; with fewer, running ahead gains nothing
+STEPS_BEFORE = 8  # measured one by one before any run ahead
+# Tracing a graph of several steps takes about as long as that graph saves in this many steps.
 STEPS_TO_COME = 400
 
 
@@ -25,13 +25,13 @@ class Ahead:
     """The step function of one model's `fit`, which may run ahead of Keras's loop.
 
     Attributes:
-        count: int, how many of Keras's calls the execution under way answers.
-        made: int, steps that were made, and that Keras has not asked for.
+        count: int, steps of the current execution: it answers this many of Keras's calls.
+        made: int, completed steps that Keras has not requested yet.
     """
 
     def __init__(self) -> None:
         self.count = 1
-        self._seconds = float("inf")  # of a step
+        self._seconds = float("inf")  # per step
         self._seen = 0
         self._graph: Any = None  # of a step
         self._is_ready = False
@@ -39,20 +39,20 @@ class Ahead:
         self.begin_epoch(None, None)
 
     def begin_epoch(self, left: int | None, to_come: int | None) -> None:
-        """Keras begins an epoch.
+        """Resets the counters at the beginning of an epoch.
 
         Args:
-            left: int, steps of this epoch, or None where no step may run ahead.
-            to_come: int, steps of the epochs after it.
+            left: int, steps of this epoch, or None if no step may run ahead.
+            to_come: int, steps of all later epochs, or None likewise.
         """
         self._left, self._to_come = left, to_come
         self.made = 0
 
     def executes(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """A function of an iterator that makes `count` steps, or as many as there are data for.
+        """Returns a function of an iterator that runs `count` steps, fewer if the data end.
 
         Args:
-            step: function of one batch, in a graph.
+            step: function of one batch, run in a graph.
         """
 
         # As in Keras, AutoGraph converts neither this function nor Keras's own around the user's.
@@ -87,13 +87,13 @@ class Ahead:
                 self.count = int(made)
                 if self.count:
                     return result
-                self.count = 1  # the data have ended, which Keras shall hear as ever
+                self.count = 1  # the data have ended: Keras must get its usual exception
             return one(iterator)
 
         return execute
 
     def answers(self, execute: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The function that Keras calls for every step; `execute` is what `executes` returned."""
+        """Returns the function that Keras calls for every step; `execute` is from `executes`."""
 
         def next_step(iterator: Any) -> Any:
             if self._left is not None:
@@ -121,7 +121,7 @@ class Ahead:
         return min(fitting, MOST_STEPS, self._left + 1)
 
     def _pays(self) -> bool:
-        """Returns True if a graph of several steps can be made, and is worth its time."""
+        """Returns True if a graph of several steps is possible and saves more than it costs."""
         assert self._left is not None and self._to_come is not None
         if self._left + self._to_come < STEPS_TO_COME or not _is_scalars(self._result):
             return False
@@ -136,10 +136,10 @@ def _is_scalars(result: Any) -> bool:
 
 
 def _keeps_random_state(graph: Any) -> bool:
-    """Returns True if an operation of a graph draws from a state of its own.
+    """Returns True if an operation of a graph draws random numbers from its own state.
 
-    In another graph the same operation has another state. Such are all that take `seed` and
-    `seed2`, which `tf.random.uniform` makes, and dropout in Keras 2.
+    The same operation has a different state in another graph. Operations with the attributes
+    `seed` and `seed2` have such a state: those of `tf.random.uniform`, and dropout in Keras 2.
     """
     definition = graph.as_graph_def()
     parts = [definition.node, *(f.node_def for f in definition.library.function)]

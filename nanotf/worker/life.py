@@ -1,7 +1,7 @@
-"""A worker's life: it says hello, gets its setup, and runs one job after another.
+"""Runs a worker: it sends `Hello`, receives its setup, and runs one job after another.
 
-No TensorFlow operation runs before the process is pinned, since TensorFlow sizes its thread
-pools, and the kernel places its memory, by the cores that it finds then.
+No TensorFlow operation runs before the process is pinned. TensorFlow sizes its thread pools by the
+cores available at its first operation, and the kernel places memory near them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nanotf.worker.inbox import Inbox
 def _setup(
     channel: Channel, rank: int, cores: tuple[int, ...], port: int | None, warnings: list[str]
 ) -> Any:
-    """Says hello, gets its setup, and makes the session. Returns None if that failed."""
+    """Sends `Hello`, receives the setup, and makes the session. Returns None if that failed."""
     channel.send(messages.Hello(rank, os.getpid(), cores, port, tuple(warnings)))
     setup = channel.receive()
     fds = channel.receive_fds(1 if setup.group is not None else 0)

@@ -1,6 +1,6 @@
 """The worker's side of a `@nano` call.
 
-The user's function runs as it is, on whole batches. Calls of layers in it are divided (`region`).
+The user's function runs unchanged, on whole batches. Its calls of layers are divided (`region`).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Source:
         stream = number + len(self._data) * self._passes[number]
         self._passes[number] += 1
         signature = self._data[number].signature
-        reader = self._reader  # an iterator that is not read to its end may end in a later job
+        reader = self._reader  # a later job may end an iterator that was not read to its end
         rows = reader.iterate(stream, None, 1)
         try:
             for flat, _ in rows:
@@ -110,7 +110,7 @@ class _Once(collections.abc.Iterator[Any]):
         self._rows: Iterator[Any] | None = None
 
     def begin_again(self) -> None:
-        """Begins a new job, in which it replaces another iterator of the user's."""
+        """Begins a new job, in which this object replaces another of the user's iterators."""
         self._rows = None
 
     def __next__(self) -> Any:
@@ -120,7 +120,7 @@ class _Once(collections.abc.Iterator[Any]):
 
 
 class _KeptProgram:
-    """A program in this worker, with the graphs of its steps.
+    """A program that this worker keeps between calls, with the graphs of its steps.
 
     Args:
         job: `jobs.LoopJob`.
@@ -146,12 +146,12 @@ class _KeptProgram:
         self.variables = objects.distinct_variables(self.program.numbered)
 
     def fits(self, built: dict[int, Any]) -> bool:
-        """Returns True if all built optimizers are built alike in the parent."""
+        """Returns True if the parent's optimizers are built with the same variables as these."""
         return optimizers.built_optimizers(self.program.numbered).items() <= built.items()
 
     # The interface of `context.Loop`.
     def once(self, what: str, write: Callable[[], Any]) -> Any:
-        """Calls a function that writes a file, in rank 0 alone; all ranks return its result."""
+        """Calls a function that writes a file, only on rank 0; all ranks return its result."""
         run = self.run
         if run.session.rank:
             return run.inbox.wrote(run.number, what).path
@@ -162,7 +162,7 @@ class _KeptProgram:
     def before_save(self) -> None:
         """Lets the parent record the complete passes over the data, before all workers save.
 
-        It must record them before the files exist, since a worker may die at any moment after.
+        The parent must record them before the files exist: a worker may die at any later moment.
         """
         self.run.agree("save")
 
@@ -179,7 +179,7 @@ class _KeptProgram:
     def run_step(
         self, step: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Runs a step of the user's, and records it."""
+        """Runs one of the user's steps, and records its times."""
         if not tf.executing_eagerly():
             return function(*args, **kwargs)  # a step inside a step
         with self._stopwatch.stepping(), self._named(step):
@@ -255,7 +255,7 @@ class LoopRun:
         compilations = [keras_names.compilation(obj) for obj in program.numbered]
         before = mutables.Snapshot(program.mutables if session.rank == 0 else ())
         session.stopwatch.ready()
-        # Alike on all ranks: a loop's random decisions must be the same everywhere.
+        # The same on all ranks: a loop's random decisions must not differ.
         with distribute.single_process():
             job.chance.restore()
         prints = output.to_parent(session, self.number, self.job.terminal)
@@ -278,7 +278,7 @@ class LoopRun:
         return self._end(kept)
 
     def _program(self) -> _KeptProgram:
-        """Returns the program of this call; the one of an earlier call if it is the same."""
+        """Returns the program of this call, reusing an earlier call's if it is the same."""
         job, kept = self.job, self.session.programs
         key = job.shipment.key, repr((job.data, job.settings))
         if key in kept and not kept[key].fits(job.optimizers):
@@ -292,7 +292,7 @@ class LoopRun:
         return found
 
     def _load(self, kept: _KeptProgram) -> None:
-        """Gives the objects the values of the user's objects."""
+        """Copies the values of the user's objects to this worker's objects."""
         block = self.blocks[self.job.state_block]
         self.known = {id(variable) for variable in kept.variables}
         self.state = state.State(self.job.layout, block, kept.variables)
@@ -349,7 +349,7 @@ class LoopRun:
         return any(id(variable) not in self.known for variable in objects.variables_of(holder))
 
     def _send(self, program: programs.Program, parts: dict[str, Any]) -> None:
-        """Sends the parent the parts of the result, and what the function has built."""
+        """Sends the parent the parts of the result, and a description of the built objects."""
         packer = packing.Packer()
         models_ = [program.numbered[number] for number in parts["compiles"]]
         anew = {id(c) for model in models_ for c in keras_names.compile_containers(model)}
@@ -370,11 +370,11 @@ class LoopRun:
         block.close_fd()
 
     def _built(self, objs: list[Any], made: list[Any], layers: list[int]) -> jobs.Built:
-        """Describes what the function has built.
+        """Describes the objects that the function has built.
 
         Args:
-            objs: list of objects: those of the heap, then those that the function has made.
-            made: list of the latter, which are sent with their values.
+            objs: list of objects: the heap's objects, then those that the function has made.
+            made: list of the objects that the function has made; sent with their values.
             layers: list of int, numbers of layers in the heap that have new variables.
         """
         kinds = keras_optimizers.optimizer_classes()

@@ -20,11 +20,11 @@ from nanotf.shipping.jobs import Terminal
 from nanotf.wire import messages
 
 STREAMS = ("stdout", "stderr")
-_FLUSH_SECONDS = 5.0  # for the pipe to be read; it takes a millisecond
+_FLUSH_SECONDS = 5.0  # limit for reading the pipe, which normally takes a millisecond
 
 
 class _Relay(io.TextIOBase):
-    """A text stream that passes on what is written, line by line.
+    """A text stream that passes on its text, line by line.
 
     Args:
         send: callable of a str.
@@ -91,7 +91,7 @@ class TensorFlowPrints:
 
     @contextlib.contextmanager
     def relayed(self, send: Callable[[str], None]) -> Iterator[None]:
-        """Passes on what `tf.print` writes in this context."""
+        """Passes on the output of `tf.print` in this context."""
         stock, self._send = tf.print, send
         standard = (None, sys.stdout, sys.stderr)
 
@@ -109,7 +109,7 @@ class TensorFlowPrints:
         finally:
             tf.print = stock
             self._written.clear()
-            os.write(self._writer, b"\0")  # once this is read, all before it is read, too
+            os.write(self._writer, b"\0")  # once this byte is read, everything before it is read
             self._written.wait(_FLUSH_SECONDS)
             self._send = None
 
@@ -131,8 +131,8 @@ def to_parent(
         job: int, its number.
         terminal: `Terminal`.
         streams: sequence of str, Python's streams to relay; `tf.print` is always relayed.
-        quiet: bool, whether rank 0 writes to its log, too. A function that is traced meanwhile
-            prints for the user in later jobs.
+        quiet: bool, whether rank 0, too, writes only to its log. Functions traced in this context
+            still print for the user in later jobs.
     """
     if session.rank != 0:
         return contextlib.nullcontext()
@@ -151,7 +151,7 @@ def to_parent(
 def relayed(
     send: Callable[[str, str], None], terminal: Terminal, streams: Sequence[str] = STREAMS
 ) -> Iterator[None]:
-    """Passes on what this process prints in this context.
+    """Passes on this process's output in this context.
 
     Args:
         send: callable of the stream's name, "stdout" or "stderr", and a text.

@@ -1,4 +1,4 @@
-"""Sets up a worker's process before TensorFlow is imported: cores, memory, signals, its log."""
+"""Sets up a worker's process before it imports TensorFlow: cores, memory, signals, log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PR_SET_NAME = 15
 
 
 def pin(cores: tuple[int, ...]) -> list[str]:
-    """Restricts this process to `cores`, and names it so that other pools avoid them.
+    """Restricts this process to `cores`, and renames it so that other pools avoid these cores.
 
     Returns:
         list of str, warnings for the user.
@@ -43,9 +43,9 @@ def _prctl(option: int, value: Any) -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent ends, in whatever way.
+    """Makes the kernel kill this process when its parent ends for any reason.
 
-    The inbox's thread notices that, too, but not while other code holds the GIL.
+    The inbox's thread also notices the parent's end, but not while other code holds the GIL.
 
     Args:
         parent: int, the process id of the parent.

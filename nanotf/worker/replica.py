@@ -21,9 +21,9 @@ _STEPS = ("train_step", "test_step", "predict_step")
 class ReplicaMixin:
     """Mixin, placed before the user's class.
 
-    A step gets `(data, extent)`: this worker's rows of the batch, and a tensor that has as many
-    rows as the batch. The user's step gets the batch: tensors that join all workers' rows when
-    something needs them.
+    Keras calls a step with `(data, extent)`: this worker's rows of the batch, and an empty tensor
+    with as many rows as the batch. The user's step gets the whole batch: tensors that join all
+    workers' rows only when something reads them.
     """
 
     # All are set on the class that `become_replica` makes for each model.
@@ -173,7 +173,7 @@ def become_replica(model: Any, stopwatch: timing.Stopwatch) -> Ahead:
 
 
 def _may_run_ahead(model: Any) -> bool:
-    """Returns True if no code of the user's is between Keras's loop and a step in a graph."""
+    """Returns True if no user code runs between Keras's loop and a step in a graph."""
     makers = [cls for cls in type(model).__mro__ if "make_train_function" in vars(cls)]
     own = [c for c in makers if not (keras_names.is_keras_own(c) or _is_nanotf(c))]
     return not (own or model.run_eagerly) and generation().makes_one_step(model)
@@ -185,7 +185,7 @@ def _is_nanotf(cls: type) -> bool:
 
 @contextlib.contextmanager
 def at_end_of_data(model: Any, hear: Callable[[str], None]) -> Iterator[None]:
-    """Calls `hear` with the kind of step, one of `timing.KINDS`, when its data end."""
+    """Calls `hear` with a step's kind, one of `timing.KINDS`, when the step's data end."""
     type(model)._nanotf_data_end = staticmethod(hear)
     try:
         yield

@@ -34,8 +34,8 @@ from nanotf.worker.loop_run import LoopRun
 from nanotf.worker.model_runs import Abandoned, EvaluateRun, FitRun, PredictRun
 
 MODELS_KEPT = 2
-# A model that is dropped is one of many objects that refer to each other, and Python looks for
-# such by their number, not by their size.
+# A dropped model is part of a reference cycle. Python decides when to collect cycles by the number
+# of objects, not by their size.
 DROPPED_BYTES = 2**27
 JOBS_PER_COLLECTION = 16
 
@@ -63,7 +63,7 @@ class Session:
         self.group = group
         self.stopwatch = timing.Stopwatch(rank, group)
         self.reader: streams.StreamReader  # of the job that runs
-        self.watched: Callable[[], None] = lambda: None  # what a `Watch` calls at every look
+        self.watched: Callable[[], None] = lambda: None  # called by a `Watch` at every look
         watch.Heartbeat(
             watch.beat_seconds(setup.stall_seconds),
             self.stopwatch.progress,
@@ -83,7 +83,7 @@ class Session:
             )
         self._models: collections.OrderedDict[bytes, KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
-        self._dropped = 0  # bytes of variables of models that are not kept, and may be there
+        self._dropped = 0  # bytes of dropped models' variables, which may still be in memory
         self._jobs = 0
 
     def _tell(self, message: messages.Message) -> None:
@@ -97,7 +97,7 @@ class Session:
         blocks: list[Block],
         reader: streams.StreamReader,
     ) -> None:
-        """Runs a job, as `inbox` has handed it out, and reports its end."""
+        """Runs a job received by `inbox`, and reports its end."""
         self.stopwatch.begin()
         self.reader = reader
         failed, _ = self._failures()
@@ -114,9 +114,9 @@ class Session:
             )
         except BaseException as error:
             answer = _failure(message.job, self.rank, error)
-            reader.end()  # before the error, which may hold the last reference to an iterator
+            reader.end()  # before the error is dropped: it may hold an iterator's last reference
             count, why = self._failures()
-            # TensorFlow keeps the text alone of what has failed in a graph.
+            # TensorFlow keeps only the text of an error raised inside a graph.
             if count > failed and _is_of_op(error):
                 answer = dataclasses.replace(answer, failure=why)
         reader.end()
@@ -128,8 +128,8 @@ class Session:
             self.channel.send(_failure(message.job, self.rank, error))
         self._jobs += 1
         if self._jobs % JOBS_PER_COLLECTION == 0:
-            # Datasets of jobs that have ended hang in cycles, and each mapping of a block that one
-            # holds has a file descriptor. Python would leave them for hundreds of jobs.
+            # Datasets of ended jobs are in reference cycles. Each keeps blocks mapped, and each
+            # mapping has a file descriptor. Python would not collect them for hundreds of jobs.
             gc.collect()
 
     def _failures(self) -> tuple[int, Failure | None]:
@@ -144,14 +144,14 @@ class Session:
         built: dict[int, Any] | None = None,
         shards: OptimizerShards | None = None,
     ) -> KeptModel:
-        """The model that `heap.dump_model` has pickled, made now or by an earlier job.
+        """Returns the model pickled by `heap.dump_model`, made now or by an earlier job.
 
-        Metrics and optimizers are built by the first job that needs them.
+        The first job that needs metrics and optimizers builds them.
 
-        TensorFlow's own seed is set only when a model is built, since setting it makes
-        TensorFlow forget every function that it has prepared, which takes seconds.
+        TensorFlow's own seed is set only when a model is built: setting it makes TensorFlow
+        discard all functions that it has prepared, and preparing them again takes seconds.
         """
-        # Functions that were traced keep the settings of that time.
+        # Traced functions keep the settings that were current when they were traced.
         key = hashlib.sha256(data + repr(jobs.KerasSettings.capture()).encode()).digest()
         kept = self._models.get(key)
         if kept is None or (built is not None and kept.has_optimizer and kept.shards != shards):
@@ -207,9 +207,9 @@ class KeptModel:
 
     Args:
         model: the model.
-        numbered: list of the objects that it consists of; see `shipping.heap`.
-        ahead: `Ahead`, of its training.
-        update: `ShardedUpdate`, or None where this worker makes the whole update.
+        numbered: list of the objects in the model; see `shipping.heap`.
+        ahead: `Ahead`, for its training steps.
+        update: `ShardedUpdate`, or None if this worker makes the whole update.
     """
 
     model: Any
@@ -232,7 +232,7 @@ def _failure(job: int, rank: int, error: BaseException) -> messages.JobFailed:
 
 
 def _is_of_op(error: BaseException | None) -> bool:
-    """Returns True if an op or a collective has raised, or what was raised because of that."""
+    """Returns True if an op or a collective raised the error, or raised an error that caused it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, (tf.errors.OpError, CollectiveError)):

@@ -25,7 +25,7 @@ class Heartbeat:
     Args:
         seconds: float, time between looks.
         progress: callable, returns something that changes as the worker makes progress.
-        tell: callable, called when it has changed.
+        tell: callable, called when that value has changed.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Watch:
 
     Args:
         seconds: float, how long a step may last.
-        step_since: callable, returns when the running step began, by `timing.now`; None between
-            steps.
-        tell: callable of that time; called at every look at a step that has lasted longer.
+        step_since: callable, returns the time (`timing.now`) at which the current step began;
+            None between steps.
+        tell: callable of that time, called at every look while a step lasts longer than `seconds`.
         look: callable, called at every look.
     """
 
@@ -71,7 +71,7 @@ class Watch:
         threading.Thread(target=self._run, name="nanotf-watch", daemon=True).start()
 
     def _run(self) -> None:
-        # In looks, since the clock runs even while the whole machine, or this process, is stopped.
+        # Counted in looks: the clock also runs while this process or the machine is suspended.
         known, lasted = None, 0.0
         while True:
             time.sleep(LOOK_SECONDS)

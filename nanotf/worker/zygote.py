@@ -103,7 +103,7 @@ class _Zygote:
                 os.close(pipe)
 
     def _become_worker(self, log: int, directory: int) -> None:
-        """Makes this fork like a newly started process."""
+        """Resets this fork to the state of a newly started process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         process.end_with_parent(self._own_pid)
@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> int:
         channel.show_key_first(key)
         order, sock = _Zygote(channel, int(parent)).serve()
     except ChannelClosed:
-        os._exit(0)  # with the workers, if there are any, and without TensorFlow's destructors
+        os._exit(0)  # ends any workers, too, and skips TensorFlow's destructors
     os.environ.clear()
     os.environ.update(order.environ)
     if hasattr(os, "sched_setaffinity"):

@@ -1,4 +1,4 @@
-"""Programs of the ranks in the tests: plain functions of (spec, rank, fd, ...)."""
+"""Functions that the ranks of the tests run: plain functions of (spec, rank, fd, ...)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def engine_of(spec: Any, rank: int, fd: int) -> Iterator[Any]:
 
 
 def error_of(function: Any, *arguments: Any) -> str:
-    """The text of the CollectiveError that `function` must raise."""
+    """Returns the text of the CollectiveError that `function` must raise."""
     try:
         function(*arguments)
     except CollectiveError as error:
@@ -56,7 +56,7 @@ def error_of(function: Any, *arguments: Any) -> str:
 
 
 def failure_of(engine: Any, function: Any, *arguments: Any) -> Failure:
-    """Returns what the engine remembers of the failure that `function` must raise."""
+    """Returns the failure recorded by the engine after `function` raised, as it must."""
     before, _ = engine.failures()
     text = error_of(function, *arguments)
     count, failure = engine.failures()
@@ -67,7 +67,7 @@ def failure_of(engine: Any, function: Any, *arguments: Any) -> Failure:
 
 
 def lengths(itemsize: int) -> list[int]:
-    """Numbers of elements on either side of every threshold, and odd ones."""
+    """Returns numbers of elements on either side of every threshold, and odd ones."""
     edges = [CHUNK, 2 * CHUNK, 4 * CHUNK, SYMMETRIC, 5 * CHUNK, 11 * CHUNK]
     around = {edge // itemsize + step for edge in edges for step in (-1, 0, 1)}
     return [0, 1, 2, 7, 63, 65, 1023, 1025, *sorted(around)]
@@ -75,9 +75,9 @@ def lengths(itemsize: int) -> list[int]:
 
 @functools.lru_cache(1000)
 def sample(dtype: Any, shape: Any, seed: int) -> Any:
-    """Values of every kind; the same in every process."""
+    """Returns values of every kind; the same in every process."""
     array = _sample(dtype, shape, seed)
-    array.setflags(write=False)  # kept, since most of a test's time went into making them
+    array.setflags(write=False)  # cached: making them took most of a test's time
     return array
 
 
@@ -100,7 +100,7 @@ def _sample(dtype: Any, shape: Any, seed: int) -> Any:
 
 
 def expected_reduction(inputs: list[Any], op: str) -> Any:
-    """In the order of ranks; 16-bit floats in float32, rounded once."""
+    """Reduces in the order of ranks; 16-bit floats in float32, rounded once."""
     function = {"sum": np.add, "min": np.minimum, "max": np.maximum}[op]
     dtype = inputs[0].dtype
     wide = [x.astype(np.float32) if dtype.itemsize == 2 else x for x in inputs]
@@ -112,7 +112,7 @@ def expected_reduction(inputs: list[Any], op: str) -> Any:
 
 
 def expected_by_nodes(spec: Any, inputs: list[Any], op: str) -> Any:
-    """Reduces what the ranks of each node give, then the results; 16-bit floats as above."""
+    """Reduces within each node, then across nodes; 16-bit floats as `expected_reduction`."""
     if inputs[0].dtype.itemsize == 2:
         return expected_reduction(inputs, op)
     here = spec.size // spec.nodes
@@ -122,7 +122,7 @@ def expected_by_nodes(spec: Any, inputs: list[Any], op: str) -> Any:
 
 
 def expected_all_reduce(spec: Any, inputs: list[Any], op: str, nbytes: int) -> Any:
-    """Goes by nodes in two steps alone, which small messages do not take."""
+    """Reduces by nodes, but in one step for small messages."""
     in_one_step = nbytes <= spec.symmetric_bytes
     return expected_reduction(inputs, op) if in_one_step else expected_by_nodes(spec, inputs, op)
 
@@ -136,7 +136,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def reduce_everything(spec: Any, rank: int, fd: int) -> str:
-    """Every dtype, reduction and length. Returns a digest of all bits of all results."""
+    """Reduces every dtype, reduction and length. Returns a digest of all bits of all results."""
     digest = hashlib.sha256()
     with engine_of(spec, rank, fd) as engine:
         for dtype in REDUCIBLE:
@@ -153,7 +153,7 @@ def reduce_everything(spec: Any, rank: int, fd: int) -> str:
 
 
 def take_turns(spec: Any, rank: int, fd: int) -> str:
-    """Small and large collectives of every kind one after the other, without a pause."""
+    """Alternates small and large collectives of every kind, without a pause."""
     digest = hashlib.sha256()
     with engine_of(spec, rank, fd) as engine:
         for repeat in range(6):
@@ -175,7 +175,7 @@ def take_turns(spec: Any, rank: int, fd: int) -> str:
 
 
 def reduce_pieces_that_vanish(spec: Any, rank: int, fd: int) -> None:
-    """1 on rank 0 and pieces on the others, which a sum that is rounded at each step would lose."""
+    """Sums 1 on rank 0 and pieces on the others that rounding at each step would lose."""
     with engine_of(spec, rank, fd) as engine:
         for dtype, eps in [(np.dtype("f2"), 2.0**-10), *((b, 2.0**-7) for b in BFLOAT16)]:
             for count in (5, 3 * CHUNK):
@@ -187,7 +187,7 @@ def reduce_pieces_that_vanish(spec: Any, rank: int, fd: int) -> None:
 
 
 def reduce_many(spec: Any, rank: int, fd: int) -> None:
-    """Several tensors in one call, empty ones and ones across chunk borders among them."""
+    """Reduces several tensors in one call, including empty ones and ones across chunk borders."""
     shapes = [(3, 5), (0,), (), (CHUNK // 4 - 7,), (17, 0, 2), (3 * CHUNK // 4 + 1, 2), (1,)]
     with engine_of(spec, rank, fd) as engine:
         for repeat in range(3):
@@ -202,7 +202,7 @@ def reduce_many(spec: Any, rank: int, fd: int) -> None:
 
 
 def scatter_and_gather(spec: Any, rank: int, fd: int) -> None:
-    """Every dtype; fewer elements than ranks, empty tensors, tensors across parts and chunks."""
+    """Scatters every dtype: few elements, empty tensors, tensors across parts and chunks."""
     many = [(3, 5), (0,), (), (CHUNK // 4 - 7,), (17, 0, 2), (3 * CHUNK // 4 + 1, 2), (1,)]
     with engine_of(spec, rank, fd) as engine:
         for dtype in REDUCIBLE:
@@ -247,7 +247,7 @@ def barrier(spec: Any, rank: int, fd: int, directory: Path) -> None:
 
 
 def repeated(spec: Any, rank: int, fd: int, calls: int) -> None:
-    """One key again and again, lengths going up and down: slots and buffers are reused."""
+    """Uses one key repeatedly, with lengths going up and down: slots and buffers are reused."""
     random_state = random.Random(5)
     with engine_of(spec, rank, fd) as engine:
         for call in range(calls):
@@ -259,7 +259,7 @@ def repeated(spec: Any, rank: int, fd: int, calls: int) -> None:
 
 
 def many_threads(spec: Any, rank: int, fd: int, threads: int, calls: int) -> None:
-    """Each thread has a key; ranks start the threads in different orders."""
+    """Uses a key per thread; ranks start the threads in different orders."""
     failures = []
     with engine_of(spec, rank, fd) as engine:
 
@@ -285,7 +285,7 @@ def many_threads(spec: Any, rank: int, fd: int, threads: int, calls: int) -> Non
 
 
 def one_key_twice(spec: Any, rank: int, fd: int, directory: Path) -> Failure | None:
-    """A second call of a key that is in flight on this rank is refused."""
+    """Makes a second call of a key that is in flight on this rank, which is refused."""
     with engine_of(spec, rank, fd) as engine:
         if rank == 0:
             # Rank 1 has not come, so whichever of the two enters first blocks.
@@ -303,7 +303,7 @@ def one_key_twice(spec: Any, rank: int, fd: int, directory: Path) -> Failure | N
 
 
 def mismatches(spec: Any, rank: int, fd: int) -> list[Failure]:
-    """The failures of calls in which the last rank differs; the group works after each."""
+    """Returns the failures of calls in which the last rank differs; the group stays usable."""
     last = rank == spec.size - 1
     ones = np.ones
     with engine_of(spec, rank, fd) as engine:
@@ -324,7 +324,7 @@ def mismatches(spec: Any, rank: int, fd: int) -> list[Failure]:
 
 
 def mismatches_of_many(spec: Any, rank: int, fd: int) -> list[str]:
-    """Like `mismatches`, for calls of many tensors; `like` gives them from shapes."""
+    """Does the same as `mismatches` for calls of many tensors; `like` makes them from shapes."""
     last = rank == spec.size - 1
 
     def like(*shapes: Any, dtype: Any = np.float32) -> list[Any]:
@@ -345,7 +345,8 @@ def mismatches_of_many(spec: Any, rank: int, fd: int) -> list[str]:
             error_of(engine.all_reduce, like(*[3] * 6), 1, "max" if last else "sum"),
             error_of(engine.reduce_scatter, like(*turned), 1),
             error_of(engine.gather_parts, part_of_all(turned), like(*turned), 1),
-            # Descriptions that need more rounds than there are buffers, and not as many.
+            # Descriptions that need more rounds than there are buffers, and different numbers of
+            # rounds.
             error_of(engine.all_reduce, like(*[1] * 3000, 2 if last else 1), 1),
             error_of(engine.all_reduce, like(*[0] * (1 if last else 9000)), 1),
         ]
@@ -353,14 +354,14 @@ def mismatches_of_many(spec: Any, rank: int, fd: int) -> list[str]:
             texts.append(error_of(engine.reduce_scatter, like(3, 4), 1))
         else:
             texts.append(error_of(engine.all_reduce, like(3, 4), 1))
-        # Enough calls to take every slot again.
+        # Enough calls to use every slot again.
         for _ in range(layout.SLOTS + 1):
             assert engine.all_reduce([np.ones(9)], 1)[0][0] == spec.size
     return texts
 
 
 def differs_and_stops(spec: Any, rank: int, fd: int, directory: Path, how: str) -> Failure | None:
-    """The last rank comes with another call, and neither says what that is nor proceeds."""
+    """Makes the last rank enter a different call without describing it, and then stop."""
     if rank < spec.size - 1:
         with engine_of(spec, rank, fd) as engine:
             failure = failure_of(engine, engine.all_reduce, [np.ones(3)] * 6, 42)
@@ -380,7 +381,7 @@ def differs_and_stops(spec: Any, rank: int, fd: int, directory: Path, how: str) 
 
 
 def last_rank_dies(spec: Any, rank: int, fd: int, how: str) -> list[Failure]:
-    """The last rank ends while others are in the middle of large all-reduces."""
+    """Ends the last rank while the others are in the middle of large all-reduces."""
     engine = make_engine(spec, rank, fd)
     values = np.ones(200_000, np.float32)
     for _ in range(3):
@@ -410,7 +411,7 @@ def last_rank_dies(spec: Any, rank: int, fd: int, how: str) -> list[Failure]:
 
 
 def aborted(spec: Any, rank: int, fd: int, directory: Path) -> list[Failure]:
-    """All but the last rank are blocked when the abort comes; the last enters after it."""
+    """Blocks all but the last rank when the abort comes; the last enters after it."""
     with engine_of(spec, rank, fd) as engine:
         if rank == spec.size - 1:
             wait_for((directory / "aborted").exists)
@@ -432,7 +433,7 @@ def rank_aborts(spec: Any, rank: int, fd: int) -> Failure | None:
 def absent(
     spec: Any, rank: int, fd: int, directory: Path, missing: int, method: str = "all_reduce"
 ) -> Failure:
-    """One rank attaches and does not come. The first gives more rounds to a gather than others."""
+    """Attaches one rank that never comes. In a gather, rank 0 has more rounds than the others."""
     values = np.ones(2 * CHUNK if method == "all_gather" and rank == 0 else 3)
     with engine_of(spec, rank, fd) as engine:
         call = getattr(engine, method)
@@ -449,7 +450,7 @@ def absent(
 
 
 def came_and_did_not_reduce(spec: Any, rank: int, fd: int, directory: Path) -> Failure | None:
-    """Rank 1 posts all that it gives, in a copy of rank 0's slot, and reduces nothing."""
+    """Makes rank 1 post all its input, in a copy of rank 0's slot, and reduce nothing."""
     if rank == 0:
         with engine_of(spec, rank, fd) as engine:
             failure = failure_of(engine, engine.all_reduce, [np.ones(CHUNK)], 42)
@@ -468,7 +469,7 @@ def came_and_did_not_reduce(spec: Any, rank: int, fd: int, directory: Path) -> F
 
 
 def frozen(spec: Any, rank: int, fd: int, directory: Path) -> None:
-    """Rank 0 waits for rank 1, which comes when the parent says so."""
+    """Makes rank 0 wait for rank 1, which comes when the parent tells it to."""
     with engine_of(spec, rank, fd) as engine:
         (directory / f"pid-{rank}-{os.getpid()}").touch()
         if rank == 1:
@@ -477,7 +478,7 @@ def frozen(spec: Any, rank: int, fd: int, directory: Path) -> None:
 
 
 def without_proc(spec: Any, rank: int, fd: int, directory: Path) -> None:
-    """Rank 0 does not find the processes of others in /proc."""
+    """Hides the other ranks' processes in /proc from rank 0."""
     with engine_of(spec, rank, fd) as engine:
         if rank == 0:
             entered = directory / "entered"
@@ -487,12 +488,12 @@ def without_proc(spec: Any, rank: int, fd: int, directory: Path) -> None:
         else:
             wait_for((directory / "entered").exists)
             began = time.monotonic()
-            wait_for(lambda: time.monotonic() > began + 0.5)  # in which rank 0 looks at this one
+            wait_for(lambda: time.monotonic() > began + 0.5)  # rank 0 checks this rank meanwhile
         engine.barrier(6)
 
 
 def last_numbers(spec: Any, rank: int, fd: int) -> str:
-    """The last call of a key, and two after it; other keys still work."""
+    """Makes the last call of a key, and two after it; other keys still work."""
     with engine_of(spec, rank, fd) as engine:
         engine._calls[5] = 2**32 - 2
         engine.barrier(5)

@@ -1,4 +1,4 @@
-"""Runs a function in several ranks of one group, each a process, and collects what they return."""
+"""Runs a function in several ranks of one group, each a process, and collects the results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Task:
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     value: Any = None
-    error: str = ""  # of an exception that left the function
+    error: str = ""  # traceback of an exception that left the function
     traceback: str = ""
     returncode: int | None = None
 
@@ -39,7 +39,7 @@ _template: Template | None = None
 
 @contextlib.contextmanager
 def template_of_ranks(module: str) -> Iterator[None]:
-    """Ranks are forked from a process that has imported the module with their functions."""
+    """The process to fork ranks from, after it imported the module with their functions."""
     global _template
     _template = Template([module, __name__], {**os.environ, "OMP_NUM_THREADS": "1"})
     try:
@@ -68,7 +68,7 @@ def run_ranks(
     """Runs `function(spec, rank, fd, *arguments)` in one process per rank.
 
     Args:
-        meanwhile: called in this process after the ranks were started.
+        meanwhile: called in this process after the ranks have started.
         deadline: float, seconds; ranks that run longer print their stacks and are killed.
     """
     started = []
@@ -86,7 +86,7 @@ def run_ranks(
 
 
 def values(outcomes: Sequence[Outcome]) -> list[Any]:
-    """Returns what the ranks returned; fails with the traceback of one that did not."""
+    """Returns the ranks' results; fails with the traceback of a rank that raised."""
     for rank, outcome in enumerate(outcomes):
         assert not outcome.error, f"rank {rank}: {outcome.traceback}"
         assert outcome.returncode == 0, f"rank {rank} ended with {outcome.returncode}"
@@ -146,7 +146,7 @@ def _read_all(fd: int, end: float) -> bytes:
 
 
 def rank_main(task: Task, fd: int, result_fd: int) -> None:
-    """One rank: a pickled `Outcome` goes to `result_fd`."""
+    """Runs one rank: a pickled `Outcome` goes to `result_fd`."""
     try:
         function = getattr(importlib.import_module(task.function[0]), task.function[1])
         outcome = Outcome(value=function(task.spec, task.rank, fd, *task.arguments))

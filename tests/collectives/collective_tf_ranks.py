@@ -1,4 +1,4 @@
-"""Programs of the ranks in test_tensorflow.py. TensorFlow takes seconds to import: few tests."""
+"""Functions for the ranks of test_tensorflow.py. Few, long tests: each imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _unknown_shapes(group: Group) -> None:
 
 
 def _each_call_runs_once(group: Group) -> None:
-    """Equal calls are not merged, calls on constants not pre-computed, unused ones not dropped."""
+    """Equal calls are not merged, calls on constants not pre-computed, unused calls not dropped."""
     calls = tf.Variable(0.0)
 
     @tf.function
@@ -120,7 +120,7 @@ def _each_call_runs_once(group: Group) -> None:
         one = tf.constant(1.0)
         first = group.all_reduce(one, 31)
         second = group.all_reduce(one, 31)
-        group.all_reduce(one, 31)  # its result is not used
+        group.all_reduce(one, 31)  # its result is unused
         calls.assign_add(second)
         return first
 
@@ -130,8 +130,8 @@ def _each_call_runs_once(group: Group) -> None:
 
     @tf.function
     def unequal() -> Any:
-        # One rank traces the unused call, the other uses it: if either lost a call, the numbers
-        # of the calls of this key would differ, and the sums below with them.
+        # One rank traces the unused call, the other uses it. If either lost a call, the numbers of
+        # the calls of this key would differ, and so would the sums below.
         unused = group.all_reduce(tf.constant(1.0), 32)
         used = group.all_reduce(tf.constant(10.0), 32)
         return used if group.rank else used + 0.0 * unused
@@ -152,7 +152,7 @@ def _in_loop(group: Group) -> None:
 
 
 def _from_threads(group: Group) -> None:
-    """Two functions in two threads, begun in opposite orders on even and odd ranks."""
+    """Calls two functions in two threads, begun in opposite orders on even and odd ranks."""
     functions = [tf.function(lambda x, key=key: group.all_reduce(x, key)) for key in (51, 52)]
     failures: list[BaseException] = []
 
@@ -192,7 +192,7 @@ def _raises(kind: type[Exception], function: Callable[[], Any]) -> None:
 
 
 def _failure_of(group: Group, kind: type[Exception], function: Callable[[], Any]) -> Failure:
-    """Returns what the group remembers of the failure that `function` must raise."""
+    """Returns the failure recorded by the group after `function` raised, as it must."""
     before, _ = group.failures()
     try:
         function()
@@ -233,7 +233,7 @@ def _differences(group: Group) -> list[Failure]:
 
 
 def rank_that_raises(spec: Any, rank: int, fd: int) -> Failure:
-    """An exception of the user's in one rank, while the other is in a tf.function."""
+    """Raises a user's exception in one rank, while the other is in a tf.function."""
     group = Group.attach(spec, rank, fd)
     function = tf.function(lambda: group.all_reduce(tf.ones([100_000]), 1))
     function()

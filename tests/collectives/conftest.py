@@ -1,4 +1,4 @@
-"""Ranks of a module are forked from one process, which imports what they need once."""
+"""Forks the ranks of a module from one process, which makes the imports once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collective_runner import template_of_ranks
 
 @pytest.fixture(autouse=True, scope="module")
 def _template_of_ranks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """That of the module's constant `RANKS`, a module's name."""
+    """The template of the module named by the test module's constant `RANKS`."""
     module = getattr(request.module, "RANKS", None)
     if module is None:
         yield

@@ -1,4 +1,4 @@
-"""Programs of the ranks in test_strategy.py: `WorkerStrategy` used as tf.distribute's guides do."""
+"""Functions for the ranks of test_strategy.py: `WorkerStrategy` as in tf.distribute's guides."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nanotf.region.strategy import WorkerStrategy
 
 
 def everything(spec: Any, rank: int, fd: int) -> list[Any]:
-    """Runs every check below; returns what all ranks must agree on."""
+    """Runs every check below; returns the values that all ranks must agree on."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     group = Group.attach(spec, rank, fd)
     try:
@@ -41,7 +41,7 @@ def _is_the_stock_strategy(strategy: Any) -> None:
 
 
 def _variables_start_equal(strategy: Any) -> Any:
-    """The value of rank 0 counts, whatever the others would have started with."""
+    """Every variable starts with rank 0's value, whatever the other ranks' initial values."""
     with strategy.scope():
         variable = tf.Variable(tf.fill([3], float(strategy.rank + 1)))
     assert np.array_equal(strategy.experimental_local_results(variable)[0].numpy(), np.ones(3))
@@ -116,7 +116,7 @@ def _metrics(strategy: Any) -> None:
 
 
 def _datasets(strategy: Any) -> list[Any]:
-    """Both ways to distribute a dataset give every row to one worker."""
+    """Both ways to distribute a dataset give each row to one worker."""
     dataset = tf.data.Dataset.range(24).batch(4 * strategy.size)
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
@@ -170,7 +170,7 @@ def _no_socket() -> None:
 
 
 def pieces_that_vanish(spec: Any, rank: int, fd: int, cluster: tuple[str, ...]) -> list[Any]:
-    """1 on rank 0 and pieces on the others, over TensorFlow's own collectives."""
+    """Sums 1 on rank 0 and pieces on the others, over TensorFlow's own collectives."""
     tf.config.threading.set_intra_op_parallelism_threads(1)
     strategy = WorkerStrategy(rank, len(cluster), cluster=cluster)
     found = []

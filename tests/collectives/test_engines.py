@@ -1,4 +1,4 @@
-"""Both implementations, without TensorFlow: real processes, every collective and every end."""
+"""Tests both implementations without TensorFlow: real processes, every collective and every end."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def group(size, implementation, **options):
 
 
 def time_passes(seconds):
-    """For what happens to a process in that time, and only with time."""
+    """Lets time pass, so that another process can block or wake."""
     end = time.monotonic() + seconds
     wait_for(lambda: time.monotonic() > end)
 
@@ -86,7 +86,7 @@ def test_all_reduce_with_other_vector_instructions(vectors):
 @pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
 @pytest.mark.parametrize(("size", "nodes"), [(4, 2), (6, 2), (6, 3)])
 def test_all_reduce_of_several_nodes(size, nodes):
-    """The ranks of a node reduce theirs first."""
+    """Each node first reduces its own ranks' input."""
     with group(size, "native", nodes=nodes) as owner:
         digests = values(run_ranks(owner, ranks.reduce_everything))
     assert len(set(digests)) == 1
@@ -158,7 +158,7 @@ def test_keys_in_different_orders(implementation, size, threads):
 
 
 @BOTH
-def test_one_key_twice_is_refused(implementation, tmp_path):
+def test_a_second_call_of_a_key_in_flight_is_refused(implementation, tmp_path):
     with group(2, implementation) as owner:
         failure, _ = values(run_ranks(owner, ranks.one_key_twice, tmp_path))
     assert (failure.kind, failure.rank) == (Kind.MISUSED, 0)
@@ -230,7 +230,7 @@ def test_a_difference_between_many_tensors_is_named(implementation, size):
 
 @BOTH
 @pytest.mark.parametrize("how", ["kill", "stay"])
-def test_a_rank_that_differs_and_stops(implementation, how, tmp_path):
+def test_a_rank_that_enters_another_call_and_stops(implementation, how, tmp_path):
     with create_group(3, implementation=implementation, deadline=2) as owner:
         *others, last = run_ranks(owner, ranks.differs_and_stops, tmp_path, how)
     assert last.returncode == (-signal.SIGKILL if how == "kill" else 0)
@@ -250,7 +250,7 @@ def test_a_rank_that_differs_and_stops(implementation, how, tmp_path):
 
 @BOTH
 @pytest.mark.parametrize("how", ["kill", "raise", "close"])
-def test_a_rank_that_goes_away(implementation, how):
+def test_a_rank_that_dies(implementation, how):
     size = 3
     with group(size, implementation) as owner:
         *others, last = run_ranks(owner, ranks.last_rank_dies, how)
@@ -290,7 +290,7 @@ def test_a_rank_aborts(implementation):
 
 
 @BOTH
-def test_the_deadline_names_who_is_missing(implementation, tmp_path):
+def test_the_deadline_names_the_missing_rank(implementation, tmp_path):
     with create_group(3, implementation=implementation, deadline=3) as owner:
         failures = values(run_ranks(owner, ranks.absent, tmp_path, 2))
     for failure in failures:
@@ -303,7 +303,7 @@ def test_the_deadline_names_who_is_missing(implementation, tmp_path):
 
 @BOTH
 @pytest.mark.parametrize("method", ["all_reduce", "all_gather"])
-def test_the_deadline_blames_nobody_else(implementation, method, tmp_path):
+def test_the_deadline_blames_only_the_missing_rank(implementation, method, tmp_path):
     options = {"chunk_bytes": ranks.CHUNK, "deadline": 3}
     with create_group(4, implementation=implementation, **options) as owner:
         failures = values(run_ranks(owner, ranks.absent, tmp_path, 1, method))
@@ -313,7 +313,7 @@ def test_the_deadline_blames_nobody_else(implementation, method, tmp_path):
 
 
 @pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
-def test_the_deadline_names_who_does_not_reduce(tmp_path):
+def test_the_deadline_names_the_rank_that_does_not_reduce(tmp_path):
     options = {"chunk_bytes": ranks.CHUNK, "symmetric_bytes": 64, "deadline": 2}
     with create_group(2, implementation="native", **options) as owner:
         failure, _ = values(run_ranks(owner, ranks.came_and_did_not_reduce, tmp_path))
@@ -323,7 +323,7 @@ def test_the_deadline_names_who_does_not_reduce(tmp_path):
 
 @BOTH
 def test_the_deadline_does_not_count_while_all_are_frozen(implementation, tmp_path):
-    """Like `docker pause`."""
+    """Freezes all ranks, as `docker pause` does."""
     deadline = 2.0
 
     def freeze() -> None:
@@ -361,7 +361,7 @@ def test_the_calls_of_a_key_are_numbered(tmp_path):
 
 
 @BOTH
-def test_the_deadline_names_who_never_attached(implementation):
+def test_the_deadline_names_the_rank_that_never_attached(implementation):
     with create_group(2, implementation=implementation, deadline=0.5) as owner:
         (failure,) = values(run_ranks(owner, ranks.never_attached, ranks=[0]))
     assert (failure.kind, failure.missing) == (Kind.EXPIRED, (1,))

@@ -1,4 +1,4 @@
-"""The compiled library: found, refused, built, and agreeing with the Python constants."""
+"""Tests of the compiled library: finding, refusing and building it, and its Python constants."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_environment_forces_python(monkeypatch, caplog):
     assert native_status() == (False, "NANOTF_NATIVE=0")
     with caplog.at_level(logging.INFO, logger="nanotf"), create_group(2) as owner:
         assert owner.spec.implementation == "python"
-    assert caplog.messages == []  # it is what the user wants
+    assert caplog.messages == []  # the user asked for it
 
 
 def test_a_library_that_was_not_built(monkeypatch, tmp_path, caplog):

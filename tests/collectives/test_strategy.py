@@ -1,4 +1,4 @@
-"""`WorkerStrategy` with transport "shm" is a MultiWorkerMirroredStrategy in all that users call."""
+"""`WorkerStrategy` with transport "shm" behaves like a MultiWorkerMirroredStrategy for users."""
 
 from __future__ import annotations
 

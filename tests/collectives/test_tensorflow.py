@@ -60,8 +60,8 @@ def test_a_rank_that_raises():
 
 
 @needs_native
-def test_what_nobody_reads_is_not_exchanged():
-    """TensorFlow drops from graphs what is stateless and not read."""
+def test_unread_results_are_not_exchanged():
+    """TensorFlow drops stateless operations from graphs if nothing reads their results."""
     import tensorflow as tf
 
     from nanotf.collectives import group

@@ -1,7 +1,7 @@
 """Every layer, loss and metric of Keras, in models small enough to be trained in a test.
 
-What Keras has and no table names is found by `test_keras_parts.test_every_part_is_listed`. What a
-table names and the installed Keras does not have is left out.
+`test_keras_parts.test_every_part_is_listed` finds parts of Keras that no table names. Parts that
+the installed Keras lacks are left out.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import tensorflow as tf
 
 L = tf.keras.layers
 
-ROWS = 22  # in batches of `BATCH_SIZE`: the last one is short, and no half is whole
+ROWS = 22  # in batches of `BATCH_SIZE`: the last one is short, and halves are uneven
 BATCH_SIZE = 9
 
-# Layers by the shape of a row. A layer stands behind one that is trained, and before a `Dense`: its
-# gradients are those of its input, too.
+# Layers by the shape of a row. A trained layer precedes each, and a `Dense` follows, so gradients
+# flow through to its input.
 LAYERS: dict[str, tuple[tuple[int, ...], dict[str, Callable[[], Any]]]] = {
     "vectors": (
         (6,),
@@ -134,7 +134,7 @@ LAYERS: dict[str, tuple[tuple[int, ...], dict[str, Callable[[], Any]]]] = {
     "sequences of volumes": ((2, 3, 4, 3, 2), {"ConvLSTM3D": lambda: L.ConvLSTM3D(2, 2)}),
 }
 
-# Of images of numbers from 0 to 255, which have no gradients everywhere: first in their model.
+# Layers for images of numbers from 0 to 255, without gradients everywhere: first in their model.
 AUGMENTATIONS: dict[str, Callable[[], Any]] = {
     "RandomBrightness": lambda: L.RandomBrightness(0.3),
     "RandomContrast": lambda: L.RandomContrast(0.3),
@@ -168,10 +168,10 @@ AUGMENTATIONS: dict[str, Callable[[], Any]] = {
     )(),
 }
 
-# Layers that are given several tensors, of a shape each.
+# Layers with several inputs, each of its own shape.
 MERGING = ("Add", "Average", "Concatenate", "Dot", "Maximum", "Minimum", "Multiply", "Subtract")
 
-# Layers of whole numbers and of texts, by the numbers of them in a row.
+# Layers of integers and of strings, by the numbers of them in a row.
 OF_NUMBERS: dict[str, Callable[[], Any]] = {
     "Embedding": lambda: L.Embedding(20, 3, mask_zero=True),
     "Hashing": lambda: _embedded(L.Hashing(7)),
@@ -195,18 +195,19 @@ OF_SIGNALS: dict[str, Callable[[], Any]] = {
     ),
 }
 
-# Abstract, parts or containers of other layers, without a function of rows, or of other frameworks.
+# Abstract classes, parts or containers of other layers, layers without a function of rows, or
+# layers of other frameworks.
 NO_LAYERS = {
     "AbstractRNNCell", "DenseFeatures", "FlaxLayer", "GRUCell", "InputLayer", "JaxLayer",
     "LSTMCell", "Layer", "MaxNumBoundingBoxes", "Pipeline", "SimpleRNNCell", "TFSMLayer",
     "TorchModuleWrapper", "Wrapper",
 }  # fmt: skip
 
-# Keras 3.15 distorts all images as the first where it does not know how many there are, and cannot
-# make the other from its configuration.
+# Keras 3.15 distorts all images like the first if their number is unknown, and cannot make the
+# other layer from its configuration.
 NO_LAYERS |= {"RandomElasticTransform", "RandomShear"}
 
-# Losses, each with how its model's output and targets are made; see `targets`.
+# Losses, each with the kind of its model's output and targets; see `targets`.
 LOSSES: dict[str, tuple[str, dict[str, Any]]] = {
     "BinaryCrossentropy": ("probabilities", {"label_smoothing": 0.1}),
     "BinaryFocalCrossentropy": ("probabilities", {}),
@@ -283,12 +284,12 @@ NO_METRICS |= {"SparseTopKCategoricalAccuracy", "TopKCategoricalAccuracy"}  # no
 
 
 def installed(table: Mapping[str, Any], module: Any = L) -> dict[str, Any]:
-    """The entries of a table that the installed Keras has."""
+    """Returns the entries of a table that the installed Keras has."""
     return {name: entry for name, entry in table.items() if hasattr(module, name)}
 
 
 def classes_in(module: Any, base: type) -> list[set[str]]:
-    """The names of each public class of a module of Keras's."""
+    """Returns the names of all public classes of a Keras module."""
     found: dict[type, set[str]] = {}
     for name, value in inspect.getmembers(module, inspect.isclass):
         if issubclass(value, base) and not name.startswith("_"):
@@ -301,7 +302,7 @@ def _named(name: str) -> Any:
 
 
 def _whole_numbers(layer: Any) -> Callable[[Any], Any]:
-    """The layer, which gets whole numbers from 0 to 4."""
+    """Wraps the layer, which gets integers from 0 to 4."""
     return lambda x: layer(L.Lambda(_to_numbers, output_shape=(6,))(x))
 
 
@@ -322,7 +323,7 @@ def _masked(layer: Any) -> Callable[[Any], Any]:
 
 
 def _with_itself(layer: Any) -> Callable[[Any], Any]:
-    """The layer, which attends to its own input."""
+    """Wraps the layer, which attends to its own input."""
     if isinstance(layer, (L.Attention, L.AdditiveAttention)):
         return lambda x: layer([x, x])
     return lambda x: layer(x, x)

@@ -1,4 +1,4 @@
-"""A custom training loop and what it trains, for the tests of `@nano`."""
+"""A custom training loop with its models and data, for the tests of `@nano`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ FEATURES, CLASSES = 8, 3
 
 
 def rows(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Random features (count, 8) in Keras's float type, and labels."""
+    """Returns random features (count, 8) in Keras's float type, and labels."""
     random = np.random.default_rng(seed)
     x = random.normal(size=(count, FEATURES)).astype(tf.keras.backend.floatx())
     return x, random.integers(0, CLASSES, count)
 
 
 def dataset(count: int = 52, batch_size: int = 16, seed: int = 0) -> Any:
-    """Batches of `rows`."""
+    """Returns batches of `rows`."""
     return tf.data.Dataset.from_tensor_slices(rows(count, seed)).batch(batch_size)
 
 
 def dense(regularizer: Any = None, seed: int = 1) -> Any:
-    """A model of two layers, the same at every call."""
+    """Returns a model of two layers, the same at every call."""
     tf.keras.utils.set_random_seed(seed)
     return tf.keras.Sequential(
         [
@@ -36,12 +36,12 @@ def dense(regularizer: Any = None, seed: int = 1) -> Any:
 
 
 def cross_entropy(**options: Any) -> Any:
-    """A loss object."""
+    """Returns a loss object."""
     return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
 
 
 def plain_step(inputs: Any, model: Any, loss_object: Any, optimizer: Any) -> Any:
-    """A training step as TensorFlow's tutorials write it."""
+    """Runs a training step as TensorFlow's tutorials write it."""
     x, y = inputs
     with tf.GradientTape() as tape:
         loss = loss_object(y, model(x, training=True))
@@ -64,7 +64,7 @@ def plain_train(
 
 
 def tolerance() -> float:
-    """Relative, of losses."""
+    """Returns the relative tolerance of losses."""
     return 1e-10 if tf.keras.backend.floatx() == "float64" else 1e-5
 
 
@@ -77,6 +77,6 @@ def assert_same_variables(found: list[Any], expected: list[Any]) -> None:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """An optimizer's variables in either generation."""
+    """Returns an optimizer's variables in either generation."""
     found = optimizer.variables
     return list(found() if callable(found) else found)

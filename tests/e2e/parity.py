@@ -1,4 +1,4 @@
-"""Numbers of `fit(num_processes=2)` next to those of plain `fit`, on scikit-learn's digits."""
+"""Compares `fit(num_processes=2)` with plain `fit`, on scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from nanotf.keras import Sequential
 
 L = tf.keras.layers
 
-# Relative, of losses and metrics per epoch: what DESIGN.md promises.
+# Relative, of losses and metrics per epoch: DESIGN.md's promise.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-10}
 
 
 def digits(rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The first `rows` digits: images (rows, 8, 8, 1) in [0, 1], and labels."""
+    """Returns the first `rows` digits: images (rows, 8, 8, 1) in [0, 1], and labels."""
     data = load_digits()
     images = (data.images[:rows, ..., None] / 16).astype(tf.keras.backend.floatx())
     return images, data.target[:rows]
 
 
 def weights(rows: int) -> np.ndarray:
-    """Sample weights that differ much from row to row, zeros among them."""
+    """Returns sample weights that differ widely between rows, including zeros."""
     return np.random.default_rng(7).integers(0, 5, rows).astype(tf.keras.backend.floatx())
 
 
 def small_cnn(optimizer: Any = None, weighted: bool = False, frozen: bool = False) -> Any:
-    """A compiled convolutional model without randomness in training."""
+    """Returns a compiled convolutional model without randomness in training."""
     tf.keras.utils.set_random_seed(11)
     model = Sequential(
         [
@@ -54,7 +54,7 @@ def small_cnn(optimizer: Any = None, weighted: bool = False, frozen: bool = Fals
 
 
 def optimizer_state(model: Any) -> list[np.ndarray]:
-    """The optimizer's variables: step count, then slots."""
+    """Returns the optimizer's variables: step count, then slots."""
     found = model.optimizer.variables
     return [np.asarray(v) for v in (found() if callable(found) else found)]
 

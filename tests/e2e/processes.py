@@ -1,4 +1,4 @@
-"""Scripts that run as a user would run them: in a process of their own."""
+"""Runs scripts as a user would: in a process of their own."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def run_script(
     """Writes a script and runs it.
 
     Args:
-        directory: where the script is put.
+        directory: folder for the script.
         source: its text.
         *arguments: of the command line.
         with_nanotf: whether nanotf can be imported in it.
-        check: whether it has to end with exit code 0.
-        seconds: how long it may take.
+        check: whether it must end with exit code 0.
+        seconds: time limit.
         directory_at_start: the working directory; default `directory`.
-        command: words that go before Python's.
+        command: words before Python's.
         **variables: environment variables.
 
     Returns:
-        What it printed, and its exit code.
+        Its output and its exit code.
     """
     script = directory / "script.py"
     script.write_text(textwrap.dedent(source))
@@ -66,5 +66,5 @@ def run_script(
 
 
 def last_json(done: subprocess.CompletedProcess[str]) -> Any:
-    """The JSON document in the last line that a script printed."""
+    """Returns the JSON document in the last line of a script's output."""
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -1,7 +1,7 @@
-"""The telling tests of each group, with workers that Ray has started on this machine.
+"""Runs selected tests of each group with Ray workers on this machine.
 
-`test_ray` runs this in a process of its own, since what Ray leaves in a process (threads, sockets)
-ends with the process.
+`test_ray` runs this in a process of its own, since threads and sockets of Ray end only with the
+process.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
 
 
 def shared_memory() -> set[str]:
-    """The shared memory that this process has descriptors of."""
+    """Returns the shared memory that this process has descriptors for."""
     found = set()
     for entry in pathlib.Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this listing itself
             found.add(f"{entry.name} {entry.readlink()}")
     return {name for name in found if "/memfd:nanotf" in name}
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_leaks_from_a_module() -> Iterator[None]:
-    """In place of the one for all modules: Ray's sockets in this process stay."""
+    """Overrides the fixture of all modules: Ray's sockets in this process stay."""
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     nanotf.shutdown()
-    assert ray.is_initialized(), "who starts Ray ends it"
-    wait_until(lambda: gc.collect() >= 0 and not shared_memory(), "shared memory is given back")
+    assert ray.is_initialized(), "a Ray that was running stays"
+    wait_until(lambda: gc.collect() >= 0 and not shared_memory(), "shared memory is released")
     ray.shutdown()
 
 
@@ -92,7 +92,7 @@ def run_case(case: Any, request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
-def test_as_with_local_workers(case: Any, request: pytest.FixtureRequest) -> None:
+def test_same_results_as_with_local_workers(case: Any, request: pytest.FixtureRequest) -> None:
     run_case(case, request)
 
 
@@ -113,8 +113,8 @@ def test_actor_that_is_killed() -> None:
     assert len(history.history["loss"]) == 1
 
 
-def test_the_parents_variables_stay_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that its node does not have, and that do not set up TensorFlow."""
+def test_the_parents_variables_stay_in_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that the worker's node lacks, and that do not set up TensorFlow."""
     nanotf.shutdown()
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "hunter2")
     monkeypatch.setenv("TF_SOME_OPTION", "1")
@@ -127,7 +127,7 @@ def test_the_parents_variables_stay_with_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert variables() == (None, "1")
 
 
-def test_shutdown_gives_everything_back() -> None:
+def test_shutdown_releases_everything() -> None:
     x, y = digits(100)
     small_cnn().fit(x, y, verbose=0, transport="grpc", **ON_RAY)
     pids = nanotf.worker_pids()
@@ -139,7 +139,7 @@ def test_shutdown_gives_everything_back() -> None:
     assert {group["state"] for group in groups} <= {"REMOVED"}
 
 
-def test_more_than_there_is() -> None:
+def test_more_workers_than_cpus() -> None:
     x, y = digits(100)
     with pytest.raises(PlacementError, match=r"num_processes=3, and nodes with \[2\] CPUs"):
         small_cnn().fit(x, y, num_processes=3, backend="ray")
@@ -147,7 +147,7 @@ def test_more_than_there_is() -> None:
         small_cnn().fit(x, y, cores_per_process=2, transport="grpc", **ON_RAY)
 
 
-def test_what_ray_cannot_take() -> None:
+def test_arguments_that_ray_cannot_take() -> None:
     x, y = digits(100)
     with pytest.raises(InvalidArgumentError, match=r"Received: cores=\[0, 1\]"):
         small_cnn().fit(x, y, cores=[0, 1], **ON_RAY)

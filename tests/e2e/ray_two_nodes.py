@@ -1,4 +1,4 @@
-"""Workers on two nodes of Ray, which are both on this machine: memory is not shared.
+"""Tests workers on two Ray nodes, both on this machine: memory is not shared.
 
 `test_ray` runs this in a process of its own.
 """
@@ -43,7 +43,7 @@ CASES = [
     (arguments.test_moving_statistics_are_the_mean_over_workers, {}),
     (callbacks.test_callback_that_sets_weights, {}),
     (callbacks.test_batch_hooks_see_the_state_and_the_logs_of_all_workers, {}),
-    (callbacks.test_what_a_batch_hook_changes_holds_from_the_next_step_on, {}),
+    (callbacks.test_changes_by_a_batch_hook_hold_from_the_next_step, {}),
     (evaluate.test_two_outputs_with_stateful_metrics, {"return_dict": True}),
     (predict.test_arrays, {}),
     (predict.test_many_pieces, {}),
@@ -58,13 +58,13 @@ CASES = [
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_leaks_from_a_module() -> Iterator[Any]:
-    """In place of the one for all modules: Ray's sockets in this process stay."""
+    """Overrides the fixture of all modules: Ray's sockets in this process stay."""
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     made.add_node(num_cpus=1)
     ray.init(address=made.address, log_to_driver=False)
     yield made
     nanotf.shutdown()
-    wait_until(lambda: gc.collect() >= 0 and not shared_memory(), "shared memory is given back")
+    wait_until(lambda: gc.collect() >= 0 and not shared_memory(), "shared memory is released")
     ray.shutdown()
     made.shutdown()
 
@@ -78,7 +78,7 @@ def cluster(_nothing_leaks_from_a_module: Any) -> Any:
 def _defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "DEFAULT_BACKEND", "ray")
     monkeypatch.setattr(transports, "DEFAULT_TRANSPORT", "grpc")
-    # So that small data, too, go through the object store, in pieces.
+    # So that small data also go through the object store, in pieces.
     monkeypatch.setattr(bridge, "INLINE_NBYTES", 256)
     monkeypatch.setattr(bridge, "PIECE_NBYTES", 4096)
 
@@ -90,7 +90,7 @@ def test_shared_memory_ends_at_the_node() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
-def test_as_with_local_workers(case: Any, request: pytest.FixtureRequest) -> None:
+def test_same_results_as_with_local_workers(case: Any, request: pytest.FixtureRequest) -> None:
     run_case(case, request)
     assert warm._pool is not None
     assert [worker.shares_memory for worker in warm._pool.workers] == [True, False]
@@ -109,12 +109,12 @@ def test_log_of_a_worker_on_another_node() -> None:
     assert "Fatal Python error: Segmentation fault" in caught.value.log_tail
 
 
-def test_node_that_goes(cluster: Any) -> None:
+def test_node_that_is_lost(cluster: Any) -> None:
     """The last test: the cluster has one node after it."""
     x, y = digits(100)
 
     def remove(epoch: int, logs: Any) -> None:
-        if epoch == 0:  # on a quiet machine more epochs begin before anybody notices
+        if epoch == 0:  # on a quiet machine more epochs begin before the loss is noticed
             cluster.remove_node(cluster.list_all_nodes()[1], allow_graceful=False)
 
     callback = tf.keras.callbacks.LambdaCallback(on_epoch_begin=remove)

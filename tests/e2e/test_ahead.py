@@ -1,4 +1,4 @@
-"""Steps of `fit` that run ahead of Keras's loop."""
+"""Runs the steps of `fit` ahead of Keras's loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nanotf.worker.ahead import Ahead
 
 
 class Loop:
-    """Keras's loop over the numbers 1 to `size`, of which each step returns the sum so far."""
+    """Keras's loop over the numbers 1 to `size`; each step returns the sum so far."""
 
     def __init__(self, size: int, result: Any = None) -> None:
         self.ahead = Ahead()
@@ -32,7 +32,7 @@ class Loop:
         return {"sum": self.sum.assign_add(number)}
 
     def run(self, steps: int) -> Any:
-        """Returns what the last of so many steps returns."""
+        """Returns the result of the last of `steps` steps."""
         for _ in range(steps):
             found = self._answer(self.iterator)
         return found
@@ -40,7 +40,7 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def quick_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step counts as quick, however busy the machine is."""
+    """Makes every step count as quick, however busy the machine is."""
     monkeypatch.setattr(ahead, "MOST_SECONDS", 1e6)
 
 
@@ -68,7 +68,7 @@ def test_data_that_end_early() -> None:
 
 @pytest.mark.parametrize(("left", "to_come"), [(None, None), (100, 0)])
 def test_one_step_at_a_time(left: int | None, to_come: int | None) -> None:
-    """A callback looks between steps, or few steps are left."""
+    """Steps run one at a time if callbacks look between them, or if few are left."""
     loop = Loop(1000)
     loop.ahead.begin_epoch(left, to_come)
     loop.run(100)
@@ -76,7 +76,7 @@ def test_one_step_at_a_time(left: int | None, to_come: int | None) -> None:
 
 
 def test_a_short_fit_after_a_long_one() -> None:
-    """The graph is there."""
+    """The graph exists already."""
     loop = Loop(2000)
     loop.ahead.begin_epoch(500, 0)
     loop.run(500)
@@ -100,7 +100,7 @@ def test_results_that_may_differ_in_shape() -> None:
     assert set(loop.executions) == {1}
 
 
-def test_random_numbers_of_a_state_that_the_operation_keeps() -> None:
+def test_random_numbers_of_a_state_kept_by_the_operation() -> None:
     """Two graphs would draw the same numbers twice."""
 
     @tf.function

@@ -27,13 +27,13 @@ def targets(rows: int = ROWS) -> np.ndarray:
 
 
 def train_both(make: Callable[[], Any], **arguments: Any) -> tuple[Any, Any]:
-    """`fit_both` on `features` and `targets`; the last batch has a single row."""
+    """Calls `fit_both` on `features` and `targets`; the last batch has a single row."""
     return fit_both(make, **{"x": features(), "y": targets(), "batch_size": 20, **arguments})
 
 
 # ----------------------------------------------------------------------- steps of the user's own
 class OwnSteps(Model):
-    """The model of Keras's guide: own steps, an unknown loss, its own trackers."""
+    """A model as in Keras's guide: own steps, a loss unknown to Keras, its own trackers."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -65,7 +65,7 @@ class OwnSteps(Model):
 
 
 class OwnStepWithoutMetrics(Model):
-    """Returns plain tensors, of which the last of an epoch is in the history."""
+    """Returns plain tensors; the history has the last one of each epoch."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data
@@ -77,7 +77,7 @@ class OwnStepWithoutMetrics(Model):
 
 
 class OwnStepAround(Model):
-    """Adds something to Keras's own step."""
+    """Wraps Keras's own step."""
 
     def train_step(self, data: Any) -> Any:
         logs = super().train_step(data)
@@ -85,7 +85,7 @@ class OwnStepAround(Model):
 
 
 class OwnLoss(Model):
-    """Overrides compute_loss, adding to Keras's."""
+    """Overrides compute_loss, adding to Keras's loss."""
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
@@ -116,7 +116,7 @@ def test_own_steps(float64: None, cls: Any) -> None:
 
 
 class Adversarial(Model):
-    """Two optimizers that its own compile() takes, as in Keras's guide to GANs."""
+    """Takes two optimizers in its own compile(), as in Keras's guide to GANs."""
 
     def __init__(self, generator: Any, critic: Any) -> None:
         super().__init__()
@@ -190,7 +190,7 @@ def _all_values(model: Any) -> list[Any]:
 
 
 # ------------------------------------------------------------------------- functions by value
-SCALE = 0.5  # a global of the script, which a function refers to
+SCALE = 0.5  # a global of the script, used by a function
 
 
 @pytest.mark.both_generations
@@ -267,10 +267,10 @@ def test_layers_of_the_script_and_shared_and_nested_models(float64: None) -> Non
     train_both(make)
 
 
-# ----------------------------------------------------------------------------- how steps are run
+# ------------------------------------------------------------------------ ways to run steps
 @pytest.mark.parametrize("compiled", [{"steps_per_execution": 3}, {"run_eagerly": True}])
 @pytest.mark.both_generations
-def test_how_steps_are_run(float64: None, compiled: dict[str, Any]) -> None:
+def test_ways_to_run_steps(float64: None, compiled: dict[str, Any]) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(2)
         model = Sequential([L.Input((6,)), L.Dense(4, activation="tanh"), L.Dense(1)])
@@ -299,7 +299,9 @@ def _classifier(jit_compile: Any = None) -> Any:
             L.Dense(10),
         ]
     )
-    model.layers[1].trainable = False  # its statistics are of the rows of a worker otherwise
+    model.layers[
+        1
+    ].trainable = False  # its statistics would otherwise be those of one worker's rows
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=jit_compile)
@@ -375,7 +377,7 @@ def _frozen_later() -> Any:
 
 # ---------------------------------------------------------------------------------- randomness
 def _recorder(make_layer: Callable[[], Any]) -> Any:
-    """A model whose kernel grows by the mean over rows of what a random layer makes of ones."""
+    """Returns a model whose kernel grows by a random layer's mean output for ones."""
     tf.keras.utils.set_random_seed(2)
     model = Sequential(
         [L.Input((400,)), make_layer(), L.Dense(1, use_bias=False, kernel_initializer="zeros")]
@@ -407,7 +409,7 @@ def test_random_layers_differ_between_workers_and_steps(name: str) -> None:
     else:  # noise of two independent rows, averaged
         assert 0.6 < drawn.std() < 0.82
     for a, b in ((0, 1), (1, 2), (0, 2)):
-        assert abs(np.corrcoef(drawn[a], drawn[b])[0, 1]) < 0.3, "every fit draws anew"
+        assert abs(np.corrcoef(drawn[a], drawn[b])[0, 1]) < 0.3, "every fit draws new numbers"
     if IS_KERAS_3:
         alone = _recorder(RANDOM[name])
         for _ in range(3):
@@ -444,7 +446,7 @@ def test_random_flips_differ_between_workers() -> None:
     assert len(set(ends)) > 1
 
 
-# ------------------------------------------------------------------------- batch normalisation
+# ------------------------------------------------------------------------- batch normalization
 def _normalised(**arguments: Any) -> Any:
     tf.keras.utils.set_random_seed(2)
     layers = [L.Input((6,)), L.Dense(4), L.BatchNormalization(momentum=0.5, **arguments)]
@@ -454,14 +456,14 @@ def _normalised(**arguments: Any) -> Any:
 
 
 @pytest.mark.both_generations
-def test_batch_normalisation(float64: None) -> None:
+def test_batch_normalization(float64: None) -> None:
     fit_both(_normalised, x=features(41), y=targets(41), batch_size=20)
 
 
 @pytest.mark.both_generations
-def test_synchronized_batch_normalisation(float64: None) -> None:
+def test_synchronized_batch_normalization(float64: None) -> None:
     fit_both(lambda: _normalised(synchronized=True), x=features(100), y=targets(100), batch_size=20)
-    # A last batch with a single row, which one of the workers has.
+    # One worker has the single row of the last batch.
     fit_both(lambda: _normalised(synchronized=True), x=features(41), y=targets(41), batch_size=20)
 
 
@@ -521,4 +523,4 @@ def test_preprocessing_layers() -> None:
     assert_same_history(ours.history, theirs.history)
     for a, b in zip(found.trainable_variables, expected.trainable_variables, strict=True):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-6)
-    assert found.predict(data, verbose=0).shape == (ROWS, 1), "the tables are whole"
+    assert found.predict(data, verbose=0).shape == (ROWS, 1), "the tables are complete"

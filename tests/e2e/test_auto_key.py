@@ -1,4 +1,4 @@
-"""The key that decides which measurement a model gets."""
+"""The key of a model's measurement."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _digest(**changes: Any) -> str:
     return digest_of(description_of(_model(**changes)))
 
 
-def test_a_model_that_is_built_again() -> None:
+def test_a_rebuilt_model_has_the_same_key() -> None:
     assert _digest() == _digest()
 
 
@@ -50,11 +50,11 @@ def test_a_model_that_is_built_again() -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_another_model(change: dict[str, Any]) -> None:
+def test_another_model_has_another_key(change: dict[str, Any]) -> None:
     assert _digest(**change) != _digest()
 
 
-def test_names_do_not_count_but_shapes_and_places_do() -> None:
+def test_shapes_and_positions_count_but_names_do_not() -> None:
     one, two = (tf.TensorSpec([None, rows]) for rows in (1, 2))
     assert digest_of({"input_1": one, "b": 5}) == digest_of({"input_7": one, "b": 5})
     assert digest_of({"input_1": one}) != digest_of({"input_1": two})

@@ -1,4 +1,4 @@
-"""Bad input: a clear exception, and no process started for it."""
+"""Bad input: a clear exception, and no process started."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _no_process_is_started() -> Iterator[None]:
 
 
 def _complaint(call: Callable[[], Any], kind: Any, text: str) -> str:
-    """Returns how a call differs from one that raises `kind` with `text` and starts no process."""
+    """Returns "" if a call raises `kind` with `text` and starts no process, else the difference."""
     try:
         call()
     except Exception as error:
@@ -47,7 +47,7 @@ def _complaint(call: Callable[[], Any], kind: Any, text: str) -> str:
 
 
 def _assert_refused(cases: dict[str, tuple[Callable[[], Any], Any, str]]) -> None:
-    """Asserts of each case by its name: a call, the exception's class and its text."""
+    """Asserts that each case raises; a case has a call, the exception's class and its text."""
     wrong = {name: _complaint(*case) for name, case in cases.items()}
     _assert_none({name: complaint for name, complaint in wrong.items() if complaint})
 
@@ -86,7 +86,7 @@ def test_numbers_of_processes_and_cores() -> None:
 
 
 def test_numbers_of_processes_of_evaluate_and_predict() -> None:
-    """Neither measures what is fastest."""
+    """Neither accepts "auto"."""
     auto = r"='auto' \(str\).* Only fit\(\) takes"
     model = small_cnn()
     _assert_refused(
@@ -98,8 +98,8 @@ def test_numbers_of_processes_of_evaluate_and_predict() -> None:
     )
 
 
-def test_choices_that_there_are_not() -> None:
-    """With and without workers, each error lists what there is."""
+def test_unknown_choices_are_refused() -> None:
+    """With and without workers, each error lists the valid choices."""
     model, data = small_cnn(), _dataset()
     choices: dict[str, tuple[str, Sequence[str]]] = {
         "transport": ("carrier pigeon", transports.TRANSPORTS),
@@ -126,7 +126,7 @@ def test_choices_that_there_are_not() -> None:
     _assert_refused(cases)
 
 
-def test_data_that_never_end() -> None:
+def test_endless_data() -> None:
     data = _dataset().repeat()
     with pytest.raises(ValueError, match=r"never ends|infinite dataset"):
         small_cnn().evaluate(data, num_processes=2)
@@ -152,7 +152,7 @@ class Width:
 
 
 class Wide(tf.keras.Model):
-    """Derived from plain Keras, with a required argument and no get_config."""
+    """A layer derived from plain Keras, with a required argument and no get_config."""
 
     def __init__(self, width: Width) -> None:
         super().__init__()
@@ -164,14 +164,14 @@ class Wide(tf.keras.Model):
 
 
 class Connected(Wide):
-    """It travels as its attributes, and one of them cannot."""
+    """A layer sent by its attributes, one of which cannot be sent."""
 
     def __init__(self, width: Width) -> None:
         super().__init__(width)
         self.connection = socket.socket()
 
 
-def test_model_that_holds_what_cannot_be_pickled() -> None:
+def test_model_with_an_unpicklable_attribute() -> None:
     model = nanotf.accelerate(Connected(Width(10)))
     model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     with pytest.raises(errors.ShippingError, match=r"(?s)The model 'connected'.*socket"):
@@ -179,7 +179,7 @@ def test_model_that_holds_what_cannot_be_pickled() -> None:
     model.connection.close()
 
 
-def test_loss_that_holds_what_cannot_be_pickled() -> None:
+def test_loss_with_an_unpicklable_attribute() -> None:
     with socket.socket() as connection:
 
         def loss(y_true: Any, y_pred: Any) -> Any:
@@ -229,7 +229,7 @@ def _generator(*batches: Any) -> Iterator[Any]:
 
 
 class Batches(PyDataset):
-    """Two batches, or another number of them."""
+    """Data of two batches, or of another number."""
 
     def __init__(self, batch: Any, number: int = 2) -> None:
         super().__init__()
@@ -313,7 +313,7 @@ REJECTED: dict[str, Callable[[], dict[str, Any]]] = {
         "y": None,
         "class_weight": ALL_CLASSES,
     },
-    # what belongs to arrays
+    # arguments for arrays alone
     "dataset_and_y": lambda: {"x": _dataset()},
     "dataset_and_weights": lambda: {"x": _dataset(), "y": None, "sample_weight": ONES},
     "dataset_and_split": lambda: {"x": _dataset(), "y": None, "validation_split": 0.5},
@@ -335,7 +335,7 @@ REJECTED: dict[str, Callable[[], dict[str, Any]]] = {
         "y": None,
         "validation_split": 0.5,
     },
-    # what generators yield
+    # elements of generators
     "generator_of_nothing": lambda: {"x": _generator(), "y": None},
     "generator_of_arrays": lambda: {"x": _generator(X), "y": None},
     "generator_of_four": lambda: {"x": _generator((X, Y, Y, Y)), "y": None},
@@ -358,7 +358,7 @@ REJECTED: dict[str, Callable[[], dict[str, Any]]] = {
     "half_an_epoch": lambda: {"epochs": 1.5},
     "text_as_epochs": lambda: {"epochs": "a"},
     "half_an_initial_epoch": lambda: {"initial_epoch": 0.5},
-    # what Keras looks at when the first epoch has ended
+    # checks of Keras at the end of the first epoch
     "validation_freq": lambda: {"validation_data": (X, Y), "validation_freq": "a"},
     "validation_freq_of_0": lambda: {"validation_data": (X, Y), "validation_freq": 0},
     "half_a_validation_step": lambda: {"validation_data": (X, Y), "validation_steps": 1.5},
@@ -383,7 +383,7 @@ REJECTED: dict[str, Callable[[], dict[str, Any]]] = {
     "predict_half_a_step": lambda: {"method": "predict", "steps": 1.5},
 }
 
-# Keras 3 takes these, and so does nanotf; of the empty ones it makes an epoch without steps.
+# Keras 3 takes these, and so does nanotf. With empty data, an epoch has no steps.
 TAKEN_BY_KERAS_3 = {
     "two_inputs_for_one",
     "missing_classes",
@@ -404,14 +404,14 @@ TAKEN_BY_KERAS_2 = {
     "evaluate_half_a_step",
     "predict_half_a_step",
 }
-if keras_version() < (2, 16):  # which checks fewer numbers
+if keras_version() < (2, 16):  # it checks fewer numbers
     TAKEN_BY_KERAS_2 |= {"no_rows_in_a_batch", "no_epochs", "no_workers", "initial_epoch_below_0"}
 
 
 def _rejection(given: dict[str, Any], **more: Any) -> tuple[str, str]:
-    """The class and the text of what a model's method raises, `fit` unless one is named."""
+    """Returns the class and the text of the exception of a model's method, `fit` by default."""
     arguments = {"x": X, "y": Y, "verbose": 0, **given, **more}
-    # A new one each time: a step that has raised while it was traced leaves something behind.
+    # A new model each time: a step that raised while it was traced leaves state behind.
     compiled = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
     model = arguments.pop("model", None) or _linear(**compiled)
     method = arguments.pop("method", "fit")
@@ -435,7 +435,7 @@ def test_rejected_as_by_keras() -> None:
         if nanotf.worker_pids():
             nanotf.shutdown()
             wrong[name] = "started processes"
-        # Where Keras 2 notices it in its step, it adds the step's frames.
+        # If Keras 2 notices the error in its step, it adds the step's frames.
         elif (
             not found[0]
             or found[0] != expected[0]
@@ -447,7 +447,7 @@ def test_rejected_as_by_keras() -> None:
 
 
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 rejects these itself")
-def test_rejected_where_keras_takes_it() -> None:
+def test_rejected_although_keras_takes_it() -> None:
     ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
     refused = errors.InvalidArgumentError
     _assert_refused(
@@ -470,7 +470,7 @@ def test_ragged_arrays() -> None:
         _fit(x=ragged, y=Y[:2])
 
 
-def test_single_process_fit_still_takes_all(capfd: pytest.CaptureFixture[str]) -> None:
+def test_single_process_fit_still_takes_everything(capfd: pytest.CaptureFixture[str]) -> None:
     """`num_processes` None and 1 are Keras's own fit, in this process."""
     for processes in (None, 1):
         _fit(num_processes=processes)

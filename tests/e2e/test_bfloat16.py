@@ -1,7 +1,7 @@
-"""bfloat16 with two processes: sums in float32, and no rounding that one process would not do.
+"""bfloat16 with two processes: sums in float32, and no more rounding than in one process.
 
-bfloat16 has 8 bits. Where a test's sums are exact in them, the results of one process and of two
-are equal to the last bit. Elsewhere a sum of two parts is rounded where one process rounds once.
+bfloat16 has 8 bits. Where a test's sums are exact in 8 bits, one process and two give equal results
+to the last bit. Elsewhere a sum of two parts is rounded where one process rounds once.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def _set_policy(policy: str) -> None:
 
 # ----------------------------------------------------------------------------- exact sums
 def _exact_data() -> tuple[np.ndarray, np.ndarray]:
-    """Every feature has a number in one row of a batch alone, so that no sum is rounded.
+    """Returns data with each feature nonzero in only one row of a batch, so that no sum is rounded.
 
-    A batch of eleven rows gives one worker six of them and the other five: rounded to bfloat16,
+    A batch of eleven rows gives six rows to one worker and five to the other: rounded to bfloat16,
     these shares would give other gradients. The last batch has four rows.
     """
     random = np.random.default_rng(3)
@@ -48,7 +48,7 @@ def _exact_data() -> tuple[np.ndarray, np.ndarray]:
 
 
 def product(y_true: Any, y_pred: Any) -> Any:
-    """A loss whose gradient does not depend on the weights, and so not on their rounding."""
+    """Computes a loss whose gradient is independent of the weights, and so of their rounding."""
     return tf.reduce_sum(tf.cast(y_true, y_pred.dtype) * y_pred, axis=-1)
 
 
@@ -72,7 +72,7 @@ def _fit(model: Any, *data: Any, **arguments: Any) -> Any:
 
 
 def _assert_equal(found: Any, expected: Any) -> None:
-    """Asserts that weights and optimizers are the same, to the last bit."""
+    """Asserts that weights and optimizers are equal, to the last bit."""
     for a, b in zip(found.get_weights(), expected.get_weights(), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_array_equal(a.astype("f4"), b.astype("f4"))
@@ -91,7 +91,10 @@ def test_exact_sums(policy: str, optimizer: str) -> None:
     dtype = "float32" if policy == "mixed_bfloat16" else BFLOAT16
     assert found.get_weights()[0].dtype == dtype
     _assert_equal(found, expected)
-    if (policy, optimizer) != ("bfloat16", "Adam"):  # 1 - 0.999 is 0 in it: Keras stands still
+    if (policy, optimizer) != (
+        "bfloat16",
+        "Adam",
+    ):  # 1 - 0.999 is 0 in bfloat16: the optimizer does nothing
         assert np.any(expected.get_weights()[0].astype("f4") != before)
     np.testing.assert_allclose(
         ours.history["loss"], theirs.history["loss"], rtol=4 * HALF_ULP, atol=0.1
@@ -99,7 +102,7 @@ def test_exact_sums(policy: str, optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_updates_are_divided_as_elsewhere(policy: str) -> None:
+def test_updates_are_divided_as_with_other_dtypes(policy: str) -> None:
     _set_policy(policy)
     for name, divided in (("momentum", True), ("Adam", True), ("SGD", False)):
         model = _linear(name)
@@ -148,7 +151,7 @@ def test_data_in_bfloat16(make: Callable[..., Any], sharding: str) -> None:
 
 
 class OwnStep(Model):
-    """A subclass whose layers follow the global policy, with a step whose gradients are weighed."""
+    """A subclass whose layers follow the global policy; its step weighs the gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +163,7 @@ class OwnStep(Model):
     def train_step(self, data: Any) -> Any:
         x, y = data
         with tf.GradientTape() as tape:
-            # float32, so that no mean over rows is rounded before it is weighed
+            # float32, so that no mean over rows is rounded before weighing
             loss = tf.reduce_mean(product(y, tf.cast(self(x, training=True), tf.float32)))
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
@@ -183,7 +186,7 @@ def test_own_steps(policy: str) -> None:
     theirs, ours = _fit(expected, *data), _fit(found, *data, num_processes=2)
     assert found.dense.compute_dtype == "bfloat16"
     for a, b in zip(found.get_weights(), expected.get_weights(), strict=True):
-        # A worker's gradient is rounded before it is weighed.
+        # A worker's gradient is rounded before weighing.
         np.testing.assert_allclose(a.astype("f4"), b.astype("f4"), rtol=0, atol=2 * HALF_ULP)
     assert list(ours.history) == list(theirs.history) == ["own"]
 
@@ -217,11 +220,11 @@ def test_training_validation_and_evaluation(policy: str) -> None:
     theirs, ours = _fit(expected, **data).history, _fit(found, **data, num_processes=2).history
     assert list(ours) == list(theirs)
     for name in ("loss", "val_loss"):
-        # Some roundings apart in each of twelve steps; they differ by a fifth of it.
+        # Some roundings in each of twelve steps; they differ by a fifth of their sum.
         np.testing.assert_allclose(ours[name], theirs[name], rtol=16 * HALF_ULP)
     for a, b in zip(found.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(a.astype("f4"), b.astype("f4"), rtol=0, atol=8 * HALF_ULP)
-    # The same weights now, so that nothing adds up.
+    # Equal weights from here on, so that nothing adds up.
     one = found.evaluate(x, y, verbose=0, return_dict=True)
     two = found.evaluate(x, y, verbose=0, return_dict=True, num_processes=2)
     assert list(one) == list(two)
@@ -285,7 +288,7 @@ def test_gathers_and_variables() -> None:
     @nano(num_processes=2)
     def run(data: Any) -> Any:
         strategy, rank = nanotf.get_strategy(), nanotf.rank()
-        with strategy.scope():  # the same on both, though they draw different numbers
+        with strategy.scope():  # equal on both, though they draw different numbers
             made = tf.Variable(tf.cast(tf.random.normal([1, 2]), tf.bfloat16))
 
         @tf.function
@@ -303,7 +306,7 @@ def test_gathers_and_variables() -> None:
 
 
 def test_embedding() -> None:
-    """Its gradients are rows, which are gathered."""
+    """Its gradients are rows, which workers gather."""
     _set_policy("bfloat16")
     tokens = np.arange(24).reshape(6, 4)  # each once, so that no sum is rounded
     found = []
@@ -337,7 +340,7 @@ def test_patch_tensorflow() -> None:
 # -------------------------------------------------------------------------------- the warning
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Describes this machine's processor by its flags; it has warned of nothing yet."""
+    """Describes this machine's processor by its flags, with no warnings given yet."""
 
     def describe(*flags: str) -> None:
         found = processor.Processor("A Processor", frozenset(flags))
@@ -389,10 +392,10 @@ def test_a_processor_without_bfloat16_gives_one_warning(
 
 
 @pytest.mark.parametrize("flags", [("avx512f", "avx512_bf16"), ("amx_tile", "amx_bf16"), ()])
-def test_other_processors_give_none(
+def test_other_processors_give_no_warning(
     machine: Callable[..., None], caplog: pytest.LogCaptureFixture, flags: tuple[str, ...]
 ) -> None:
-    machine(*flags)  # none: a machine that does not tell
+    machine(*flags)  # none: a machine that does not report them
     _patch()
     _fit_mixed()
     _decorate()

@@ -1,4 +1,4 @@
-"""Callbacks and History: once, in the parent, as Keras's own."""
+"""Callbacks and History: once, in the parent, like Keras's own."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_callback_that_predicts_and_evaluates() -> None:
 
 
 def losing(*metrics: Any, optimizer: Any = None) -> Any:
-    """A small compiled model with stateful metrics, the same at every call."""
+    """Returns a small compiled model with stateful metrics, the same at every call."""
     tf.keras.utils.set_random_seed(5)
     model = Sequential(
         [L.Input((8, 8, 1)), L.Flatten(), L.Dense(3, activation="softmax", name="last")],
@@ -208,7 +208,7 @@ def run_both(make: Any, callbacks: Any, rows: int = 110, **arguments: Any) -> li
         **arguments: of `fit`.
 
     Returns:
-        A list of both models, each with its callbacks as `callbacks`.
+        A list of both models, each with its callbacks in the attribute `callbacks`.
     """
     x, y = three_digits(rows)
     arguments = {"batch_size": 20, "shuffle": False, "epochs": 2, "verbose": 0, **arguments}
@@ -266,7 +266,7 @@ def _result(metric: Any) -> Any:
 
 
 class ChangeAtBatch(tf.keras.callbacks.Callback):
-    """Halves the weights, then lowers the rate, then stops, each at a batch of its own."""
+    """Halves the weights, then lowers the rate, then stops, each in a batch of its own."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         steps = int(self.model.optimizer.iterations.numpy())
@@ -279,7 +279,7 @@ class ChangeAtBatch(tf.keras.callbacks.Callback):
 
 
 @pytest.mark.both_generations
-def test_what_a_batch_hook_changes_holds_from_the_next_step_on(float64: None) -> None:
+def test_changes_by_a_batch_hook_hold_from_the_next_step(float64: None) -> None:
     (plain, _), (model, _) = run_both(
         lambda: losing("accuracy"), lambda: [ChangeAtBatch()], epochs=5
     )
@@ -290,7 +290,7 @@ def test_what_a_batch_hook_changes_holds_from_the_next_step_on(float64: None) ->
 
 
 @pytest.mark.both_generations
-def test_evaluating_in_a_batch_hook_does_to_the_metrics_what_it_does_in_keras(
+def test_evaluating_in_a_batch_hook_affects_metrics_as_in_keras(
     float64: None,
 ) -> None:
     x, y = three_digits(30)
@@ -329,7 +329,7 @@ def _needs(*callbacks: Any, verbose: Any = 1) -> ParentCallbacks:
     return ParentCallbacks(list(callbacks), losing(), verbose, 1, 6)
 
 
-def test_no_batch_hook_is_waited_for_unless_a_callback_does_something_there(
+def test_workers_wait_only_for_batch_hooks_with_code(
     tmp_path: pathlib.Path,
 ) -> None:
     k = tf.keras.callbacks
@@ -366,7 +366,7 @@ def test_no_batch_hook_is_waited_for_unless_a_callback_does_something_there(
     assert not (_needs(*idle, verbose=0).events & set(jobs.BATCH_HOOKS))
 
 
-def test_who_waits_at_batches_and_who_gets_the_state(tmp_path: pathlib.Path) -> None:
+def test_callbacks_that_wait_and_callbacks_that_get_the_state(tmp_path: pathlib.Path) -> None:
     k = tf.keras.callbacks
     path = str(tmp_path / "x.weights.h5")
 
@@ -464,14 +464,14 @@ def test_csv_logger_writes_one_line_per_epoch(float64: None, tmp_path: pathlib.P
 
 @pytest.mark.parametrize("update_freq", ["epoch", "batch", 2])
 def test_tensorboard_writes_the_same_scalars_once(tmp_path: pathlib.Path, update_freq: Any) -> None:
-    pytest.importorskip("tensorboard")  # TensorFlow 2.21 comes without it
+    pytest.importorskip("tensorboard")  # TensorFlow 2.21 does not include it
     x, y = three_digits(40)
     directories = [tmp_path / "plain", tmp_path / "ours"]
     todo = iter(directories)
 
     def callbacks() -> Any:
         return [
-            # Keras 2 writes nothing at batches unless it is asked for steps per second, too.
+            # Keras 2 writes at batches only if it is also asked for steps per second.
             tf.keras.callbacks.TensorBoard(
                 str(next(todo)),
                 update_freq=update_freq,
@@ -495,7 +495,7 @@ def test_tensorboard_writes_the_same_scalars_once(tmp_path: pathlib.Path, update
 
 
 def scalars(directory: pathlib.Path) -> dict[tuple[str, str, int], float]:
-    """Reads event files: (train or validation, tag, step) to value; "" for histograms."""
+    """Maps (train or validation, tag, step) of event files to values; "" for histograms."""
     found = {}
     for path in directory.glob("*/*.tfevents.*"):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
@@ -521,7 +521,7 @@ class Interrupt(tf.keras.callbacks.Callback):
 
 @pytest.mark.parametrize("save_freq", ["epoch", 2])
 @pytest.mark.both_generations
-def test_backup_and_restore_resumes_where_it_was_interrupted(
+def test_backup_and_restore_resumes_at_the_interruption(
     float64: None, tmp_path: pathlib.Path, save_freq: Any
 ) -> None:
     x, y = three_digits(100)
@@ -578,7 +578,7 @@ def test_swap_ema_weights(float64: None) -> None:
     assert_same_state(model, plain)
 
 
-# ------------------------------------------------------------------------- the hooks' order
+# ------------------------------------------------------------------------- order of the hooks
 class Recorder(tf.keras.callbacks.Callback):
     """Notes every hook, its index, and the names in its logs."""
 
@@ -627,7 +627,7 @@ for _when in ("begin", "end"):
 def test_hooks_are_called_here_in_keras_own_order(
     arguments: dict[str, Any], stop_at: tuple[str, int] | None
 ) -> None:
-    """Keras's order, indices and log names, for every hook there is."""
+    """Checks Keras's order, indices and log names, for every hook."""
     (_, (theirs,)), (_, (ours,)) = run_both(
         lambda: losing("accuracy"), lambda: [Recorder(stop_at)], rows=90, **arguments
     )
@@ -635,8 +635,8 @@ def test_hooks_are_called_here_in_keras_own_order(
     assert ours.pids == {os.getpid()}
 
 
-def test_end_of_an_evaluation_alone() -> None:
-    """Keras 3 counts the pairs of begin and end, also of hooks in which nobody has code."""
+def test_end_of_a_separate_evaluation() -> None:
+    """Keras 3 counts the pairs of begin and end, also of hooks without code."""
 
     class Ends(tf.keras.callbacks.Callback):
         def on_test_end(self, logs: Any = None) -> None:
@@ -666,7 +666,7 @@ def test_callback_list_object() -> None:
     assert calls[1] == calls[0]
 
 
-# -------------------------------------------------------------------------- when one raises
+# --------------------------------------------------------------- callbacks that raise
 @pytest.mark.parametrize(
     "hook", ["on_train_begin", "on_epoch_begin", "on_train_batch_begin", "on_train_batch_end",
              "on_test_batch_end", "on_epoch_end", "on_train_end"]
@@ -724,7 +724,7 @@ def test_two_threads_wait_for_each_other() -> None:
     assert recorders[0].calls == recorders[1].calls
 
 
-def test_a_callback_says_what_it_needs_at_batches() -> None:
+def test_a_callback_declares_its_needs_at_batches() -> None:
     class Bar(tf.keras.callbacks.Callback):
         nanotf_needs = "progress"
 

@@ -1,4 +1,4 @@
-"""Objects in a model's code beside its weights: variables, other models, the model itself."""
+"""Objects held by a model's code beside its weights: variables, other models, the model itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def squares(y_true: Any, y_pred: Any) -> Any:
 
 
 class Annealed(tf.keras.losses.Loss):
-    """Weighs by a variable of its own, and by one in a dict that it was given."""
+    """A loss weighted by its own variable and by one in a given dict."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Annealed(tf.keras.losses.Loss):
 
 
 class Sets(tf.keras.callbacks.Callback):
-    """Sets variables at epochs' begins."""
+    """Sets variables at the beginning of epochs."""
 
     def __init__(self, *variables: Any) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Sets(tf.keras.callbacks.Callback):
 
 
 def fit_in_turn(make: Callable[[], tuple[Any, list[Any]]], sets: bool = True) -> None:
-    """Two `fit`s of two epochs with one process, and with two; all must agree.
+    """Runs two `fit`s of two epochs with one process, and with two; all must agree.
 
     Args:
         make: makes a model and a list of captured variables.
@@ -101,7 +101,7 @@ def fit_in_turn(make: Callable[[], tuple[Any, list[Any]]], sets: bool = True) ->
 @pytest.mark.parametrize("sets", [True, False])
 @pytest.mark.both_generations
 def test_variables_of_losses(float64: None, sets: bool) -> None:
-    """In a closure, in attributes, in a module that workers could import, and in two places."""
+    """Variables in a closure, in attributes, in an importable module, and in two places."""
 
     def closure() -> tuple[Any, list[Any]]:
         factor = variable(0.5)
@@ -125,7 +125,7 @@ def test_variables_of_losses(float64: None, sets: bool) -> None:
 
 
 def test_models_in_losses(float64: None) -> None:
-    """A teacher that is called, a layer, and weights of the model itself, which are trained."""
+    """A teacher that the loss calls, a layer, and trained weights of the model itself."""
 
     def make() -> tuple[Any, list[Any]]:
         tf.keras.utils.set_random_seed(8)
@@ -158,7 +158,7 @@ class Schedule:
 
 
 class OwnStep(Model):
-    """Holds variables that Keras 3 does not know of, and assigns some of them in its step."""
+    """Holds variables unknown to Keras 3, and assigns some of them in its step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class OwnStep(Model):
 
 
 def test_variables_of_steps(float64: None) -> None:
-    """Assigned and trained in the step, set by callbacks; and attributes set after `__init__`."""
+    """Assigned and trained in the step, set by callbacks; attributes set after `__init__`."""
 
     def make() -> tuple[Any, list[Any]]:
         tf.keras.utils.set_random_seed(4)
@@ -217,7 +217,7 @@ def test_variables_of_steps(float64: None) -> None:
 
 
 class Counting(L.Layer):
-    """Averages what it sees, counts batches, and adds up rows, as it says of the last weight."""
+    """Averages its inputs and counts batches; counts rows in a weight with aggregation "sum"."""
 
     def build(self, shape: Any) -> None:
         self.mean = self.add_weight(name="mean", shape=(4,), initializer="zeros", trainable=False)

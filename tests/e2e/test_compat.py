@@ -1,6 +1,6 @@
-"""Every private name of TensorFlow and Keras that nanotf uses is where nanotf looks for it.
+"""Checks that every private name of TensorFlow and Keras that nanotf uses is where nanotf looks.
 
-These tests fail first when TensorFlow or Keras moves one, and say which.
+If TensorFlow or Keras moves a name, these tests fail first, and say which.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_methods_of_the_launcher(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def local_strategy() -> Any:
-    """A strategy in its local mode: no server, one worker."""
+    """Returns a strategy in its local mode: no server, one worker."""
     resolver = distribute.empty_cluster()
     return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
 
@@ -201,7 +201,7 @@ def test_seeds_of_keras() -> None:
     assert drawn() != inside
 
 
-def test_rank_can_be_told() -> None:
+def test_rank_can_be_set() -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy(
         cluster_resolver=distribute.empty_cluster()
     )
@@ -247,7 +247,7 @@ def test_the_build_says_whether_it_uses_onednn() -> None:
     assert type(build_facts.uses_onednn()) is bool
 
 
-def test_global_policy_can_be_put_back() -> None:
+def test_global_policy_can_be_restored() -> None:
     before = generation().global_policy()
     tf.keras.mixed_precision.set_global_policy("float64")
     assert generation().global_policy().name == "float64"
@@ -316,7 +316,7 @@ def test_keras_3_names_of_a_trained_model() -> None:
     assert model.optimizer.use_ema is False
 
 
-def test_metrics_are_there_before_the_first_step() -> None:
+def test_metrics_exist_before_the_first_step() -> None:
     model = _compiled()
     before = len(keras_names.metric_variables(model))
     keras_optimizers.build_for_training(
@@ -443,8 +443,8 @@ def test_names_of_embedding_and_adam() -> None:
 
 
 @pytest.mark.parametrize("graph", [True, False])
-def test_a_handle_of_its_own(graph: bool) -> None:
-    """A variable's copy of its handle names the same memory, and its gradient is told apart."""
+def test_a_variable_with_its_own_handle(graph: bool) -> None:
+    """A variable's copy of its handle names the same memory, but has a separate gradient."""
     variable = tf.Variable([1.0, 2.0])
 
     def compute() -> Any:
@@ -479,7 +479,7 @@ def test_options_of_functions() -> None:
     assert tf.nest.flatten(found["input_signature"])[0].shape.rank == 1
 
 
-def test_what_is_used_from_before() -> None:
+def test_names_that_older_versions_have() -> None:
     outside = tf.constant(2.0)
     with eager_context.earlier_inputs() as used:
         inside = tf.constant(3.0)
@@ -528,7 +528,7 @@ def test_versions_that_train_wrongly_are_refused(monkeypatch: pytest.MonkeyPatch
 def test_autograph_rules() -> None:
     rules = autograph.config.CONVERSION_RULES
     named = [rule for rule in rules if getattr(rule, "_prefix", None) == "tensorflow"]
-    assert named, "rules name the packages that they are about"
+    assert named, "each rule names its packages"
     without = tuple(rule for rule in rules if getattr(rule, "_prefix", None) != "tf_keras")
     with_it = autograph.leave_tf_keras_alone(without)
     assert len(with_it) == len(without) + 1
@@ -562,7 +562,7 @@ def test_metrics_of_an_earlier_compile_stay() -> None:
 
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 3's name")
-def test_an_evaluation_that_is_open_can_be_forgotten() -> None:
+def test_an_open_evaluation_can_be_forgotten() -> None:
     callbacks = tf.keras.callbacks.CallbackList([])
     callbacks.on_train_begin()
     callbacks.on_test_begin()
@@ -592,13 +592,13 @@ def _doubled_in_python(dataset: Any, function: Any) -> Any:
 def test_copy_of_a_pipeline_draws_the_orders_of_a_new_one(change: Any) -> None:
     dataset = change(tf.data.Dataset.range(50).shuffle(50, seed=3).batch(50))
     drawn = [next(iter(dataset)).numpy().tolist() for _ in range(3)]
-    dataset = pipelines.copy_of(dataset)  # with which the original may go
+    dataset = pipelines.copy_of(dataset)  # so that the original can be freed
     gc.collect()
     assert [next(iter(dataset)).numpy().tolist() for _ in range(3)] == drawn
     assert drawn[0] != drawn[1]
 
 
-def test_where_a_resumed_training_begins_is_asked_of_the_model() -> None:
+def test_the_model_tells_where_a_resumed_training_begins() -> None:
     model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
     assert generation().place_to_resume(model, 3, 10) == (3, 0)
     if IS_KERAS_3:
@@ -652,7 +652,7 @@ def test_names_of_compiled_models() -> None:
 
 
 @pytest.mark.parametrize("name", ["Adam", "RMSprop", "Lion", "Adadelta", "Adamax", "AdamW"])
-def test_slots_lie_in_lists_of_the_optimizer(name: str) -> None:
+def test_slots_are_in_lists_of_the_optimizer(name: str) -> None:
     model = tf.keras.Sequential([L.Input((2,)), L.Dense(3)])
     model.compile(getattr(tf.keras.optimizers, name)(), "mse")
     keras_optimizers.build_optimizer(model)
@@ -681,7 +681,7 @@ def _optimizers_with_slots() -> list[Any]:
     return found
 
 
-def test_what_an_optimizer_was_built_with() -> None:
+def test_variables_that_an_optimizer_was_built_with() -> None:
     model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
     ours = [keras_names.tf_variable(v) for v in model.trainable_variables]
     for optimizer in _optimizers_with_slots():
@@ -719,13 +719,13 @@ def test_attributes_of_wrapped_dicts() -> None:
 
 
 def heap_of(value: Any) -> Any:
-    """Returns what comes out of a heap that holds a value."""
+    """Returns the unpickled copy of a heap that holds a value."""
     data, _ = heap.dump(value, heap.Pickler)
     return heap.load(heap.Unpickler(io.BytesIO(data)))
 
 
-def test_what_compile_has_made_can_be_put_elsewhere() -> None:
-    """Two outputs' losses and metrics, which are built, in another model, where they are not."""
+def test_compiled_parts_can_be_moved() -> None:
+    """Moves built losses and metrics of two outputs to another model, where they are not built."""
 
     def make() -> Any:
         inputs = L.Input((3,))
@@ -749,8 +749,8 @@ REPLACED = [row for row in overrides.TABLE if row.applies()]
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("row", REPLACED, ids=lambda row: row.target)
-def test_what_workers_replace(row: Override) -> None:
-    """It is there, and takes the arguments that its replacement takes."""
+def test_functions_replaced_in_workers(row: Override) -> None:
+    """Each exists, and takes its replacement's arguments."""
     stock = row.found()
     assert (stock is None) == row.adds
     ours = _function(row.replacement(stock, None))
@@ -768,7 +768,7 @@ def test_what_workers_replace(row: Override) -> None:
 
 
 def _function(attribute: Any) -> Any:
-    """The function in an attribute of a class."""
+    """Returns the function in an attribute of a class."""
     if isinstance(attribute, property):
         return attribute.fget
     return attribute.__func__ if isinstance(attribute, staticmethod) else attribute
@@ -790,7 +790,7 @@ def test_replacing_twice_replaces_the_replacement(monkeypatch: pytest.MonkeyPatc
         assert row.is_installed() and not other.is_installed()
 
 
-def test_workers_have_replaced_it() -> None:
+def test_workers_have_replaced_them() -> None:
     @nano(num_processes=2)
     def missing(data: Any, trained: Any) -> list[str]:
         from nanotf.region import overrides
@@ -800,14 +800,14 @@ def test_workers_have_replaced_it() -> None:
     assert missing(tf.data.Dataset.range(2).batch(2), tf.Variable(0.0)) == []
 
 
-def test_functions_travel_with_the_features_of_their_module() -> None:
+def test_functions_are_sent_with_the_features_of_their_module() -> None:
     """AutoGraph finds `from __future__ import annotations` among a function's globals."""
     from nanotf.shipping import pickling
 
     def step(x: Any) -> Any:
         return x + 1
 
-    step.__module__ = "__main__"  # what travels by value
+    step.__module__ = "__main__"  # functions of `__main__` are sent by value
     copy = pickling.loads(pickling.dumps(step))
     assert copy(1) == 2
     assert copy.__globals__["annotations"].compiler_flag

@@ -1,4 +1,4 @@
-"""`@nano` and `@nano_multiprocessing`: two lines that change nothing but the speed."""
+"""`@nano` and `@nano_multiprocessing`: two lines that change only the speed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OPTIMIZERS = {
     params=["shm", "grpc"],
 )
 def run_on(request: pytest.FixtureRequest) -> Any:
-    """`nano` for two workers on one of the transports."""
+    """Returns `nano` for two workers on one of the transports."""
     return functools.partial(nano, num_processes=2, transport=request.param)
 
 
@@ -86,7 +86,7 @@ def test_every_batch_size(run_on: Any, float64: None, rows: int, batch_size: int
 
 
 def test_without_a_dataset(run_on: Any, float64: None) -> None:
-    """All workers have the same rows, whose mean they train on."""
+    """All workers have the same rows, and train on their mean."""
     _train_both(run_on, data=lambda: [loops.rows(12)] * 3)
 
 
@@ -161,7 +161,7 @@ def test_loss_of_a_plain_function(run_on: Any, float64: None) -> None:
 
     @nano_multiprocessing_loss(reduce_retracing=True)
     def of_batch(y_true: Any, y_pred: Any) -> Any:
-        assert tf.inside_function()  # also where the step is not, here and in workers
+        assert tf.inside_function()  # even if the step is not, here and in workers
         errors = tf.abs(tf.one_hot(y_true, 3, dtype=y_pred.dtype) - y_pred)
         return tf.reduce_sum(errors**2) / tf.reduce_sum(errors)
 
@@ -273,7 +273,7 @@ def test_second_call_continues(run_on: Any, float64: None) -> None:
             expected[0], loops.dataset(), cross_entropy(), expected[1], tf.function(plain_step)
         )
         np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
-    # And in this process, with the state of both.
+    # And in this process, from the state of both.
     ours = plain_train(found[0], loops.dataset(), cross_entropy(), found[1], plain_step)
     theirs = plain_train(expected[0], loops.dataset(), cross_entropy(), expected[1], plain_step)
     np.testing.assert_allclose(ours, theirs, rtol=loops.tolerance())
@@ -281,7 +281,7 @@ def test_second_call_continues(run_on: Any, float64: None) -> None:
 
 @pytest.mark.thorough
 def test_a_rank_that_begins_a_call_later(run_on: Any) -> None:
-    """The other asks for batches, and they come to a rank that has not begun the call yet.
+    """Rank 0 asks for batches, which reach rank 1 before it has begun the call.
 
     Workers collect garbage after every `session.JOBS_PER_COLLECTION` calls; one takes longer.
     """
@@ -310,7 +310,7 @@ def test_a_rank_that_begins_a_call_later(run_on: Any) -> None:
         nanotf.shutdown()
 
 
-# ------------------------------------------------------------- what reaches the workers, and how
+# ------------------------------------------------------------- ways to reach the workers
 def test_everything_captured(run_on: Any, float64: None) -> None:
     def both(run: Any, share: Any) -> tuple[list[float], list[Any]]:
         model, optimizer, data, loss_object = (
@@ -339,7 +339,7 @@ def test_everything_captured(run_on: Any, float64: None) -> None:
 def test_objects_in_modules(
     run_on: Any, float64: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reached by their names and by helpers; what cannot be sent, and is not used, stays there."""
+    """Reached by names and by helpers; unused objects that cannot be sent stay in the parent."""
     package = tmp_path / "package_of_mine"
     package.mkdir()
     (package / "__init__.py").write_text("from . import net\n")
@@ -401,9 +401,9 @@ def test_a_module_that_workers_cannot_import(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _trainer(run: Any) -> Any:
-    """An object that holds all that it trains, and has a method for each level.
+    """Returns an object that holds all parts of the training, with a method per level.
 
-    Its class is made anew: in Keras 2 a `tf.function` makes an optimizer's slots but once.
+    Its class is new at every call: in Keras 2 a `tf.function` makes an optimizer's slots only once.
     """
 
     class Trainer:
@@ -556,7 +556,7 @@ def test_metrics_and_validation_steps(run_on: Any, float64: None) -> None:
 
 @pytest.mark.both_generations
 def test_results_of_metrics_in_steps(run_on: Any, float64: None) -> None:
-    """They are those of all workers, of whom one has no row of the last batch."""
+    """They cover all workers, including one without a row in the last batch."""
 
     def program(run: Any, share: Any) -> Any:
         model = dense()
@@ -620,7 +620,7 @@ def test_ways_to_read_a_dataset(run_on: Any, float64: None) -> None:
         iterator = iter(data)
         for _ in range(2):
             found.append(float(step(next(iterator), model, loss_object, optimizer)))
-        for number, inputs in enumerate(data):  # while the first iterator is in use
+        for number, inputs in enumerate(data):  # while the first iterator continues
             if number == 2:
                 break
             found.append(float(step(inputs, model, loss_object, optimizer)))
@@ -667,8 +667,8 @@ def test_a_fresh_iterator_for_every_call(run_on: Any, stop_early: bool) -> None:
             assert train(kind(data)) == expected[: 1 if stop_early else 2]
 
 
-def test_losses_outside_of_steps(run_on: Any) -> None:
-    """Every worker computes the whole of them; Keras 2 refuses it, as under tf.distribute."""
+def test_losses_outside_steps(run_on: Any) -> None:
+    """Every worker computes the whole loss; Keras 2 refuses this, as under tf.distribute."""
     if not is_keras_3():
         pytest.skip("Keras 2 refuses it")
     (x, y), model, loss_object = loops.rows(30), dense(), cross_entropy()
@@ -682,7 +682,7 @@ def test_losses_outside_of_steps(run_on: Any) -> None:
 
 
 @pytest.mark.parametrize("graph", [True, False])
-def test_vectors_as_long_as_one_worker_s_rows(run_on: Any, float64: None, graph: bool) -> None:
+def test_vectors_as_long_as_one_workers_rows(run_on: Any, float64: None, graph: bool) -> None:
     """Batches of 7, 7, 5 and 1 rows: 4 and 3, 3 and 2, 1 and 0 rows for two workers."""
     factor = tf.Variable(tf.constant(2.0, tf.float64))
 
@@ -707,7 +707,7 @@ def test_vectors_as_long_as_one_worker_s_rows(run_on: Any, float64: None, graph:
 
 
 def _same(run_on: Any, program: Any) -> None:
-    """A program of a decorator for the loop and one for steps does the same with two workers."""
+    """Asserts that a program does the same with two workers; it takes both decorators."""
     found = tf.nest.flatten(program(run_on(), nano_multiprocessing))
     expected = tf.nest.flatten(program(lambda f: f, lambda f: f))
     for ours, theirs in zip(found, expected, strict=True):
@@ -715,8 +715,8 @@ def _same(run_on: Any, program: Any) -> None:
 
 
 @pytest.mark.both_generations
-def test_gradients_are_those_of_the_batch(run_on: Any, float64: None) -> None:
-    """Added up in variables, clipped, and in a loss of gradients, over uneven shares."""
+def test_gradients_are_those_of_the_global_batch(run_on: Any, float64: None) -> None:
+    """Accumulated in variables, clipped, and in a loss of gradients, over uneven shares."""
 
     def program(run: Any, share: Any) -> Any:
         model, loss_object = dense(), cross_entropy()
@@ -774,7 +774,7 @@ def test_gradients_are_those_of_the_batch(run_on: Any, float64: None) -> None:
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_gradients_that_a_step_returns(run_on: Any, float64: None, graph: bool) -> None:
-    """They are as long as a worker's 8 rows, and another step applies them."""
+    """Gradients with as many rows as a worker's share, 8; another step applies them."""
 
     def program(run: Any, share: Any) -> Any:
         model, loss_object = dense(), cross_entropy()
@@ -803,8 +803,8 @@ def test_gradients_that_a_step_returns(run_on: Any, float64: None, graph: bool) 
 
 
 @pytest.mark.parametrize("graph", [True, False])
-def test_gradients_of_losses_of_rows(run_on: Any, float64: None, graph: bool) -> None:
-    """TensorFlow differentiates the sum of their rows. Means as long as those rows are no rows."""
+def test_gradients_of_losses_per_row(run_on: Any, float64: None, graph: bool) -> None:
+    """TensorFlow differentiates the sum over rows. Means with as many elements are no rows."""
 
     def program(run: Any, share: Any) -> Any:
         model, loss_object = dense(), cross_entropy(reduction="none")
@@ -843,8 +843,8 @@ def test_gradients_of_losses_of_rows(run_on: Any, float64: None, graph: bool) ->
 
 
 @pytest.mark.both_generations
-def test_optimizers_inside_of_steps(run_on: Any, float64: None) -> None:
-    """In a branch, in a loop of the graph, and in a function; of the last batch one has no row."""
+def test_optimizers_inside_steps(run_on: Any, float64: None) -> None:
+    """In a branch, a graph loop and a function; one worker has no row of the last batch."""
 
     def program(run: Any, share: Any) -> Any:
         model, loss_object = dense(), cross_entropy()
@@ -895,7 +895,7 @@ def test_optimizers_inside_of_steps(run_on: Any, float64: None) -> None:
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_steps_that_read_their_batch(run_on: Any, float64: None, graph: bool) -> None:
-    """Of 17, 17 and 1 rows; generators are read by steps without a graph alone."""
+    """Batches of 17, 17 and 1 rows. Only steps without a graph read generators."""
 
     def program(run: Any, share: Any) -> Any:
         model, optimizer, loss_object = dense(), tf.keras.optimizers.SGD(0.1), cross_entropy()
@@ -973,7 +973,7 @@ def test_generators_continue(run_on: Any) -> None:
     ):
         assert train(data) == [1.5, 5.5, 9.5]
         assert train(data) == [13.5, 17.5, 21.5]
-        assert next(data)[0] >= 24, "it is not closed, and some batches ahead"
+        assert next(data)[0] >= 24, "not closed, and read some batches ahead"
 
 
 def test_loop_in_one_graph(run_on: Any, float64: None) -> None:
@@ -1032,7 +1032,7 @@ def test_generator_datasets_count_every_row(run_on: Any) -> None:
 
 
 @pytest.mark.both_generations
-def test_models_that_are_built_by_the_first_step(run_on: Any, float64: None) -> None:
+def test_models_built_by_the_first_step(run_on: Any, float64: None) -> None:
     class Lazy(tf.keras.Model):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -1049,7 +1049,7 @@ def test_models_that_are_built_by_the_first_step(run_on: Any, float64: None) -> 
     if hasattr(tf.keras, "Variable"):  # Keras 3
         _train_both(run_on, OPTIMIZERS["adam"], model=make)
         return
-    # Keras 2 draws other initial weights inside a tf.function than outside one.
+    # Keras 2 draws different initial weights inside and outside a tf.function.
     model, optimizer = make(), OPTIMIZERS["adam"]()
     step = nano_multiprocessing(tf.function(plain_step))
     losses = run_on()(plain_train)(model, loops.dataset(), cross_entropy(), optimizer, step)
@@ -1070,8 +1070,8 @@ def test_sequential_models_without_an_input(run_on: Any) -> None:
 
 @pytest.mark.parametrize("fitted", [True, False])
 @pytest.mark.both_generations
-def test_compiled_metrics_travel_both_ways(run_on: Any, float64: None, fitted: bool) -> None:
-    """Built by `fit` before, or by the loop; the accuracy is an object of the user's."""
+def test_compiled_metrics_are_sent_both_ways(run_on: Any, float64: None, fitted: bool) -> None:
+    """Built by `fit` before, or by the loop; the accuracy is a user's object."""
 
     def both(run: Any) -> list[Any]:
         model, given = dense(), tf.keras.metrics.SparseCategoricalAccuracy(name="given")
@@ -1145,12 +1145,12 @@ def test_layers_outside_of_models(run_on: Any, float64: None, built: bool) -> No
     ours = both(run_on())
     if built:
         np.testing.assert_allclose(ours, both(lambda f: f), rtol=1e-9)
-    else:  # where a worker makes the weights it draws other numbers
+    else:  # weights made in a worker have other random values
         assert ours[4] < ours[0], "the first batch again"
 
 
 class Residual(tf.keras.Model):  # type: ignore[misc]
-    """Without get_config(), with arguments that Keras cannot write down."""
+    """A layer without get_config(), with arguments that Keras cannot serialize."""
 
     def __init__(self, widths: list[int], activation: Any) -> None:
         super().__init__()
@@ -1199,7 +1199,7 @@ def test_variables_without_keras(run_on: Any, float64: None) -> None:
 
 @pytest.mark.both_generations
 def test_batch_normalization_and_dropout(run_on: Any, float64: None) -> None:
-    """Of the whole batch, and the masks of one process."""
+    """Statistics of the whole batch, and the masks of one process."""
 
     def model() -> Any:
         tf.keras.utils.set_random_seed(2)
@@ -1218,7 +1218,7 @@ def test_batch_normalization_and_dropout(run_on: Any, float64: None) -> None:
 
 
 @pytest.mark.both_generations
-def test_chance_is_alike_on_all_workers(run_on: Any) -> None:
+def test_random_numbers_are_alike_on_all_workers(run_on: Any) -> None:
     model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)
     step = nano_multiprocessing(tf.function(plain_step))
 
@@ -1240,8 +1240,8 @@ def test_chance_is_alike_on_all_workers(run_on: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_a_logger_that_a_call_leaves_behind(run_on: Any) -> None:
-    """Its stream is the call's; what it is given in a later job reaches this process, too."""
+def test_a_logger_that_outlives_its_call(run_on: Any) -> None:
+    """Its stream is the first call's; text written in a later job reaches this process, too."""
     model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)
     step = nano_multiprocessing(tf.function(plain_step))
 
@@ -1385,7 +1385,7 @@ def test_numbers_metrics_and_texts_in_a_loop(run_on: Any) -> None:
 
 
 def test_functions_typed_into_a_notebook(run_on: Any, float64: None) -> None:
-    """Their source is in the parent's linecache alone, and AutoGraph needs it."""
+    """Their source is only in the parent's linecache, and AutoGraph needs it."""
     source = """
 def step(inputs, model, loss_object, optimizer):
     x, y = inputs

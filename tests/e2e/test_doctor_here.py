@@ -1,9 +1,11 @@
-"""`nanotf doctor` on this machine, with TensorFlow and workers that are really started."""
+"""`nanotf doctor` on this machine, with TensorFlow and real workers."""
 
 from __future__ import annotations
 
 import json
 import os
+import pathlib
+import platform
 import subprocess
 import sys
 from typing import Any
@@ -12,25 +14,34 @@ import pytest
 import tensorflow as tf
 from processes import ROOT, SECONDS
 
+import nanotf
 from nanotf.compat.versions import keras_module_name
 
 pytestmark = pytest.mark.own_pool
 KERAS = keras_module_name()
 
 
-def _doctor(*arguments: str, cores: int | None = None) -> tuple[int, Any]:
-    """Starts `nanotf doctor --json`, on some of the cores alone; its exit code and report."""
+def _run(
+    *arguments: str, cores: int | None = None, place: pathlib.Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Runs `nanotf doctor` on some of the cores, with the nanotf of a directory."""
     allowed = sorted(os.sched_getaffinity(0))[:cores]
     code = f"import os, runpy; os.sched_setaffinity(0, {allowed}); "
     code += "runpy.run_module('nanotf', run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "doctor", "--json", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    return subprocess.run(
+        [sys.executable, "-c", code, "doctor", *arguments],
+        env={**os.environ, "PYTHONPATH": str(place)},
+        cwd=place,  # `python -c` imports from there first
         capture_output=True,
         text=True,
         timeout=SECONDS,
         check=False,
     )
+
+
+def _doctor(*arguments: str, cores: int | None = None) -> tuple[int, Any]:
+    """Runs `nanotf doctor --json` on some of the cores; returns its exit code and report."""
+    done = _run("--json", *arguments, cores=cores)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -52,6 +63,29 @@ def test_one_core_skips_the_test_and_says_why() -> None:
     code, told = _doctor("--test", cores=1)
     assert code == 1
     assert len(told["workers"]) == 1
+    assert told["machine"]["affinity"] == [min(os.sched_getaffinity(0))]
     assert told["test"] == []
     (error,) = (finding for finding in told["findings"] if finding["severity"] == "error")
     assert "Two workers need two cores" in error["text"]
+
+
+def test_the_block_for_an_issue_names_versions_and_hides_private_things(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "nanotf").symlink_to(ROOT / "nanotf")
+    monkeypatch.setenv("HOME", str(tmp_path))  # Keras and matplotlib write files there
+    monkeypatch.setenv("TF_VAR_password", "a secret")
+    monkeypatch.setenv("TF_CONFIG", "a host")
+    done = _run(place=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    before, block, after = done.stdout.split("```")
+    assert (before.startswith("To report a problem"), after) == (True, "\n")
+    for text in (
+        f"nanotf      {nanotf.__version__} (~/nanotf)",
+        tf.__version__,
+        platform.release(),
+        "  TF_CONFIG ",
+    ):
+        assert text in block
+    for hidden in (str(tmp_path), "a secret", "a host"):
+        assert hidden not in block

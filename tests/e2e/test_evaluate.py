@@ -1,4 +1,4 @@
-"""`evaluate(num_processes=2)` gives the numbers of `evaluate()`, and changes nothing else."""
+"""`evaluate(num_processes=2)` returns the numbers of `evaluate()`, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -124,15 +124,15 @@ def _with_f1() -> Any:
 
 
 @pytest.mark.both_generations
-def test_metric_that_is_built_by_its_first_batch() -> None:
-    # In float32, since Keras 2's F1Score knows no other.
+def test_metric_built_by_its_first_batch() -> None:
+    # In float32, since Keras 2's F1Score supports no other type.
     x, y = digits(101)
     _evaluate_both(_with_f1, x, tf.keras.utils.to_categorical(y, 10), 50, rtol=1e-5)
 
 
 @pytest.mark.thorough
 def test_one_model_with_all_sizes_before_and_after_fit(float64: None) -> None:
-    """Functions that were traced for one call must be right for the next."""
+    """Functions traced for one call must be right for the next."""
     x, y = digits(201)
     found, expected = (small_cnn(tf.keras.optimizers.Adam(0.01)) for _ in range(2))
     for rows in (200, 201, 3, 200):
@@ -147,7 +147,7 @@ def test_one_model_with_all_sizes_before_and_after_fit(float64: None) -> None:
             np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-10)
 
 
-def test_optimizer_is_not_built_for_it() -> None:
+def test_optimizer_is_not_built_by_evaluate() -> None:
     x, y = digits(20)
     model = small_cnn(tf.keras.optimizers.Adam(0.01))
     before = len(optimizer_state(model))
@@ -190,7 +190,7 @@ def test_callbacks_run_here_in_keras_order() -> None:
 
 
 @pytest.mark.skipif(
-    not hasattr(tf.keras.callbacks, "SwapEMAWeights"), reason="Keras 3's alone: stop_evaluating"
+    not hasattr(tf.keras.callbacks, "SwapEMAWeights"), reason="Keras 3 alone has stop_evaluating"
 )
 def test_callback_that_ends_the_evaluation() -> None:
     class Stop(tf.keras.callbacks.Callback):
@@ -241,7 +241,7 @@ def test_inside_a_callback_of_fit() -> None:
 
 
 def _times_said(caplog: pytest.LogCaptureFixture, call: Callable[[], Any]) -> int:
-    """Returns how often Keras says that the data ran out: by a warning, or in TensorFlow's log."""
+    """Counts Keras's reports that the data ran out: a warning, or a line in TensorFlow's log."""
     caplog.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -253,7 +253,7 @@ def _times_said(caplog: pytest.LogCaptureFixture, call: Callable[[], Any]) -> in
 @pytest.mark.parametrize("method", ["evaluate", "predict"])
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 @pytest.mark.parametrize("steps", [3, 4])
-def test_says_that_data_ran_out(
+def test_reports_that_data_ran_out(
     method: str, kind: str, steps: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     x, y = digits(60)

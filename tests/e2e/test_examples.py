@@ -1,4 +1,4 @@
-"""The examples run as they are, on data that need no network."""
+"""The examples run unchanged, on data that need no network."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ import subprocess
 import sys
 
 import pytest
-from processes import SECONDS
+from processes import ROOT, SECONDS
 
 pytestmark = pytest.mark.own_pool
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
+SCRIPTS = ("custom_loop", "custom_loop_strategy", "fashion_mnist")
+UNCHANGED = "unchanged"  # knows nothing of nanotf, so `nanotf run` runs it
+DEMO = "digits"  # `make demo`
+IMPORTED = "images"  # by the others
 
 
-@pytest.mark.parametrize("name", ["custom_loop", "custom_loop_strategy", "fashion_mnist"])
-def test_example(name: str, tmp_path: pathlib.Path) -> None:
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    environment["PYTHONPATH"] = str(EXAMPLES.parent)
+def _run(directory: pathlib.Path, *command: str | pathlib.Path) -> str:
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py", "digits"],
-        cwd=tmp_path,
+        [sys.executable, *command],
+        cwd=directory,
         env=environment,
         capture_output=True,
         text=True,
@@ -30,8 +32,37 @@ def test_example(name: str, tmp_path: pathlib.Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    last = done.stdout.splitlines()[-1]
+    assert list(directory.iterdir()) == []
+    return done.stdout
+
+
+def _accuracy(output: str) -> float:
+    last = output.splitlines()[-1]
     found = re.search(r": ([01]\.\d+)$", last)
     assert found is not None, last
-    assert float(found[1]) > 0.7
-    assert list(tmp_path.iterdir()) == []
+    return float(found[1])
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_example(name: str, tmp_path: pathlib.Path) -> None:
+    output = _run(tmp_path, EXAMPLES / f"{name}.py", "digits")
+    assert _accuracy(output) > 0.7
+
+
+def test_unchanged_script(tmp_path: pathlib.Path) -> None:
+    """Trains with workers, although it names neither nanotf nor a number of processes."""
+    path = EXAMPLES / f"{UNCHANGED}.py"
+    assert not re.search(r"import nanotf|from nanotf|num_processes", path.read_text())
+    output = _run(tmp_path, "-m", "nanotf", "run", "-n", "2", path, "digits")
+    assert _accuracy(output) > 0.7
+
+
+def test_demo(tmp_path: pathlib.Path) -> None:
+    """It ends with an error if the workers' model is wrong for more than 5 % of the digits."""
+    output = _run(tmp_path, EXAMPLES / f"{DEMO}.py")
+    assert re.search(r"2 worker processes +[\d.]+ s +9\d\.\d+%", output)
+
+
+def test_every_example_is_run() -> None:
+    found = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert found == {*SCRIPTS, UNCHANGED, DEMO, IMPORTED}

@@ -45,7 +45,7 @@ def _next_fit_works(pids: tuple[int, ...]) -> None:
 
 
 def _failing_loss(action: Callable[[], Any]) -> Any:
-    """A loss that fails in workers, and there alone, while a step runs."""
+    """Returns a loss that fails only in workers, while a step runs."""
 
     def loss(y_true: Any, y_pred: Any) -> Any:
         def fail(value: Any) -> Any:
@@ -78,7 +78,7 @@ def test_loss_that_raises_in_a_worker() -> None:
     assert error.pid in pids
     assert "Traceback in the worker:" in str(error)
     assert "ArithmeticError" in error.remote_traceback
-    # TensorFlow makes it an error of its own, in one process as well.
+    # TensorFlow raises its own error class, in one process as well.
     assert isinstance(error, tf.errors.OpError)
     for now, then in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
@@ -107,9 +107,9 @@ def test_loss_that_raises_while_it_is_traced() -> None:
     _next_fit_works(())
 
 
-def test_what_only_a_step_finds_out_is_the_error_of_a_single_process() -> None:
+def test_an_error_found_by_a_step_is_the_one_of_a_single_process() -> None:
     x, y = digits(100)
-    y[-1] = 12  # a row of the last worker's
+    y[-1] = 12  # a row of the last worker
     for method in ("fit", "evaluate"):
         for processes in (None, 2):
             with pytest.raises(tf.errors.InvalidArgumentError, match="label value of 12") as caught:
@@ -147,7 +147,7 @@ def test_worker_that_ends_in_a_step(name: str) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_worker_killed_from_outside(rank: int) -> None:
-    """SIGKILL during a fit, as the kernel's OOM killer sends it."""
+    """Sends SIGKILL during a fit, like the kernel's OOM killer."""
     x, y = digits(100)
     killed = threading.Event()
 
@@ -183,7 +183,7 @@ def test_worker_killed_between_fits() -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Returns True if a process runs; one that waits for its exit code to be read does not."""
+    """Returns True if a process runs; False for a zombie."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -241,7 +241,7 @@ def test_keyboard_interrupt() -> None:
 
 
 def test_interrupts_of_workers_alone() -> None:
-    """Schedulers signal every process, and the parent decides; programs in workers hear it."""
+    """Schedulers signal every process. The parent decides; programs in workers get the signal."""
     x, y = digits(100)
 
     def interrupt(number: int, logs: Any) -> None:
@@ -273,7 +273,7 @@ def test_shutdown_in_a_callback() -> None:
 
 @pytest.mark.thorough
 def test_a_second_interrupt_while_the_first_is_handled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second Ctrl-C loses no complete epochs."""
+    """A second Ctrl-C does not lose the completed epochs."""
     kill = pool.Pool.kill
 
     def interrupted_kill(workers: Any) -> None:
@@ -313,7 +313,7 @@ class Forks(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         child = os.fork()
         if child == 0:
-            sys.exit(0)  # through fit(), whose child's end it is not
+            sys.exit(0)  # passes through fit() in the child; the parent's job continues
         os.waitpid(child, 0)
 
 expected = fit()
@@ -351,7 +351,7 @@ def test_workers_leave_no_temporary_files(
     assert left == []
 
 
-def test_secrets_reach_workers_and_no_log(
+def test_secrets_reach_workers_but_no_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "hunter2-hunter2")
@@ -450,7 +450,7 @@ except nanotf.errors.NanoError as error:
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 model.fit(x, y, verbose=0, num_processes=2)
 print("RESULT", len(nanotf.worker_pids()))
-for spare in range(4):  # of workers that are warm
+for spare in range(4):  # of warm workers
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + spare, hard))
     try:
         model.predict(x, verbose=0, num_processes=2)
@@ -472,8 +472,8 @@ def test_few_file_descriptors(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.thorough
-def test_a_fork_holds_what_a_worker_was_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread may fork while another starts workers; the end of their stdin never comes."""
+def test_a_fork_holds_a_workers_stdin_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may fork while another starts workers; the workers' stdin then never ends."""
     held = []
 
     class Popen(subprocess.Popen):  # type: ignore[type-arg]
@@ -487,14 +487,14 @@ def test_a_fork_holds_what_a_worker_was_started_with(monkeypatch: pytest.MonkeyP
     try:
         x, y = digits(100)
         assert small_cnn().fit(x, y, **FIT).epoch == [0]
-        assert len(held) == 1, "that of the process which workers are forked from"
+        assert len(held) == 1, "the zygote's stdin"
     finally:
         for fd in held:
             os.close(fd)
 
 
 @pytest.mark.thorough
-def test_no_memory_for_what_a_worker_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_for_a_workers_message(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(nbytes: int, fd: int) -> None:
         os.close(fd)
         raise OSError(errno.ENOMEM, "no memory")
@@ -510,7 +510,7 @@ def test_no_memory_for_what_a_worker_sends(monkeypatch: pytest.MonkeyPatch) -> N
     _next_fit_works(pids)
 
 
-def test_idle_seconds_are_looked_at_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_seconds_are_checked_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = digits(100)
     model = small_cnn()
     before = model.get_weights()
@@ -537,7 +537,7 @@ def test_workers_start_in_the_background_and_end_when_idle(
 
 
 def test_workers_get_messages_in_one_order() -> None:
-    """Whoever sends: the job's thread, and one for each stream of data."""
+    """Senders are the job's thread and one thread per stream of data."""
 
     class Channel:
         def __init__(self) -> None:
@@ -559,7 +559,7 @@ def test_workers_get_messages_in_one_order() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    wait_until(lambda: all(len(c.sent) == 300 for c in channels), "all is sent")
+    wait_until(lambda: all(len(c.sent) == 300 for c in channels), "everything is sent")
     for box in made._outboxes:
         box.end()
     first, second, third = (channel.sent for channel in channels)
@@ -568,7 +568,7 @@ def test_workers_get_messages_in_one_order() -> None:
 
 
 @pytest.mark.thorough
-def test_logs_that_no_disk_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_on_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -606,7 +606,7 @@ def _named_segments() -> list[pathlib.Path]:
     return list(pathlib.Path("/dev/shm").glob("*nanotf*"))
 
 
-def test_nothing_listens_and_nothing_is_named() -> None:
+def test_shared_memory_without_names_or_sockets() -> None:
     """Shared memory has no name in /dev/shm, and with transport "shm" no socket listens."""
     from nanotf.pool.transports import DEFAULT_TRANSPORT
 

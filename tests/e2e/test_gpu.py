@@ -1,4 +1,4 @@
-"""The fallback for GPUs, shown with two logical CPU devices in a process of their own."""
+"""The fallback for GPUs, with two logical CPU devices in a process of their own."""
 
 from __future__ import annotations
 

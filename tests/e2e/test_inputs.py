@@ -50,7 +50,7 @@ def _linear() -> Any:
 
 
 def _both(make: Callable[[], Any], data: Callable[[], dict[str, Any]], **arguments: Any) -> None:
-    """Like `parity.fit_both`, for data that can be used once."""
+    """Does the same as `parity.fit_both`, for data that can be used once."""
     arguments = {"verbose": 0, "epochs": 2, "shuffle": False, **arguments}
     before = make().fit(**data(), **arguments)  # `make` sets the seed
     after = make().fit(**data(), **arguments, num_processes=2)
@@ -118,7 +118,7 @@ def test_steps_per_epoch_of_arrays(float64: None, steps: int, batch_size: int | 
 
 # Executions of several steps go beyond the end of an epoch (Keras 3), or are cut (Keras 2).
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-def test_steps_per_epoch_that_executions_do_not_divide(float64: None) -> None:
+def test_steps_per_epoch_not_divisible_by_executions(float64: None) -> None:
     def several() -> Any:
         model = _linear()
         model.compile("sgd", model.loss, metrics=["accuracy"], steps_per_execution=2)
@@ -138,7 +138,7 @@ def test_more_validation_steps_than_data(float64: None) -> None:
 
 
 def _warnings_of(caplog: pytest.LogCaptureFixture, **arguments: Any) -> int:
-    """Returns how often Keras says that the data ran out: by a warning, or in TensorFlow's log."""
+    """Counts Keras's reports that the data ran out: a warning, or a line in TensorFlow's log."""
     caplog.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -149,14 +149,14 @@ def _warnings_of(caplog: pytest.LogCaptureFixture, **arguments: Any) -> int:
 
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 @pytest.mark.both_generations
-def test_says_that_data_ran_out(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_reports_that_data_ran_out(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     x, y = _table()
     data: dict[str, Any] = {"x": x, "y": y, "batch_size": 15, "shuffle": False}
     if kind == "dataset":
         data = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(15)}
     data |= {"steps_per_epoch": 3, "epochs": 4}
     if not KERAS_3 and kind == "arrays":
-        data["steps_per_epoch"] = 7  # fewer are found in the passes of all epochs
+        data["steps_per_epoch"] = 7  # the passes of all epochs have fewer
     expected = _warnings_of(caplog, **data)
     assert expected > 0
     assert _warnings_of(caplog, **data, num_processes=2) == expected
@@ -170,7 +170,7 @@ def test_rows_once_an_epoch(float64: None, shuffle: Any, batch_size: int) -> Non
 
 
 def _assert_rows_once(data: dict[str, Any], rows: int, epochs: int = 3) -> None:
-    """Asserts that the rows 1 to `rows` are each used once an epoch: their powers add up."""
+    """Asserts that each of the rows 1 to `rows` is used once an epoch: their powers add up."""
     tf.keras.utils.set_random_seed(1)
     model = Sequential([L.Input((1,)), L.Dense(1)])
     sums = [RowSums(power, name=f"sum{power}") for power in (0, 1, 2, 3)]
@@ -182,7 +182,7 @@ def _assert_rows_once(data: dict[str, Any], rows: int, epochs: int = 3) -> None:
 
 
 def _words(source: str) -> tuple[Any, dict[str, Any]]:
-    """A model that looks words up, and its data as strings."""
+    """Returns a model that looks words up, and its data as strings."""
     tf.keras.utils.set_random_seed(4)
     words = np.array(["up", "down", "left", "right", "unheard of"])
     text = np.random.default_rng(0).choice(words, (50, 3))
@@ -234,7 +234,7 @@ def test_generator(float64: None, form: str) -> None:
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.thorough
 def test_generator_without_steps(float64: None) -> None:
-    # Keras 3 continues with the two batches that it has peeked at, Keras 2 with none.
+    # Keras 3 continues with the two batches that it peeked at, Keras 2 with none.
     _both(small_cnn, lambda: {"x": _batches()})
 
 
@@ -242,7 +242,7 @@ def test_generator_without_steps(float64: None) -> None:
 @pytest.mark.both_generations
 def test_generator_as_validation_data(float64: None) -> None:
     x, y = digits(80)
-    # Where batches differ, those that Keras gets depend on how far TensorFlow reads ahead.
+    # If batches differ, the ones that Keras gets depend on how far TensorFlow reads ahead.
     _both(
         small_cnn,
         lambda: {"x": x, "y": y, "validation_data": _endlessly(x[:9], y[:9])},
@@ -298,7 +298,7 @@ class _Stop(tf.keras.callbacks.Callback):
 
 
 @pytest.mark.thorough
-def test_training_that_stops_early_leaves_the_generator_where_it_is() -> None:
+def test_training_that_stops_early_does_not_read_the_generator_further() -> None:
     read: list[int] = []
 
     def endless() -> Iterator[Any]:
@@ -315,12 +315,12 @@ def test_training_that_stops_early_leaves_the_generator_where_it_is() -> None:
         callbacks=[_Stop()],
         num_processes=2,
     )
-    # Three steps, three slots, and what each worker prefetches.
+    # Three steps, three slots, and each worker's prefetched batches.
     assert 3 <= len(read) <= 12
 
 
 class Broken(Exception):
-    """Not an exception that TensorFlow knows."""
+    """An exception unknown to TensorFlow."""
 
 
 def _breaking(batches: int) -> Iterator[Any]:
@@ -368,7 +368,8 @@ BREAKING: dict[str, Callable[[Any], Any]] = {
 
 
 def _raises_broken(call: Callable[[], Any]) -> None:
-    # What a Python function of a pipeline raises is TensorFlow's error, in one process as well.
+    # An exception in a pipeline's Python function becomes TensorFlow's error, in one process as
+    # well.
     with pytest.raises((Broken, tf.errors.UnknownError), match="in the middle") as caught:
         call()
     if isinstance(caught.value, Broken):
@@ -391,7 +392,7 @@ def test_data_that_raise_leave_the_workers_for_the_next_call(name: str) -> None:
             functools.partial(model.fit, epochs=3, verbose=0, callbacks=[callback], num_processes=2)
         )
     )
-    # Keras 2 ends the epoch of a `Sequence` when callbacks have heard of it.
+    # Keras 2 ends the epoch of a `Sequence` after the callbacks' hooks.
     later = name == "second_epoch" or (name == "end_of_epoch" and not KERAS_3)
     assert len(weights) == (2 if later else 1)
     for found, expected in zip(model.get_weights(), weights[-1], strict=True):
@@ -402,7 +403,7 @@ def test_data_that_raise_leave_the_workers_for_the_next_call(name: str) -> None:
 
 
 @pytest.mark.thorough
-def test_callbacks_hear_of_the_batches_before_data_raised() -> None:
+def test_callbacks_get_the_batches_before_data_raised() -> None:
     heard = []
 
     class Hears(tf.keras.callbacks.Callback):
@@ -449,7 +450,7 @@ def test_evaluate_and_predict_of_data_that_raise() -> None:
 
 
 def _pairs_of(x_rows: int, y_rows: int) -> tf.data.Dataset:
-    """Batches of a table and of its labels, zipped: the last ones are short."""
+    """Returns batches of a table and of its labels, zipped: the last ones are short."""
     x, y = (tf.data.Dataset.from_tensor_slices(part) for part in _table(40))
     return tf.data.Dataset.zip((x.batch(x_rows), y.batch(y_rows)))
 
@@ -464,7 +465,7 @@ class _UnequalBatches(PyDataset):
 
 
 def _unequal(weights: int = 16) -> Iterator[Any]:
-    """Good batches, then one whose labels or weights differ in rows from the inputs."""
+    """Yields good batches, then one whose labels or weights differ in rows from the inputs."""
     x, y = _table(16)
     for _ in range(2):
         yield x, y, np.ones(16)
@@ -493,11 +494,11 @@ UNEQUAL: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
 
 
 def _weights_of_columns(model: Any, **two: int) -> None:
-    """Weights that in parts of three rows would be spread over these."""
+    """Fits with weights of three columns, which would broadcast over shares of three rows."""
     model.fit(*_table(60), sample_weight=np.ones((60, 3)), batch_size=6, verbose=0, **two)
 
 
-# Which of the operations fails first, the forward or the backward, is drawn.
+# Either the forward or the backward operation fails first, at random.
 SHAPES_DIFFER = r"ncompatible shapes|must be equal|must have|squeeze"
 
 
@@ -519,8 +520,8 @@ def test_batches_of_unequal_rows_are_rejected() -> None:
     assert nanotf.worker_pids() == pids
 
 
-def test_a_step_that_raises_while_batches_are_still_to_come() -> None:
-    """Workers report it, whoever in them waits for the next batch of a generator."""
+def test_a_step_that_raises_while_more_batches_follow() -> None:
+    """Workers report it even if a thread of theirs waits for the next batch of a generator."""
     x, y = _table(16)
     batches = itertools.chain([(x, y)], itertools.repeat((x, y + 99)))
     with pytest.raises(tf.errors.InvalidArgumentError, match="label value"):
@@ -528,7 +529,7 @@ def test_a_step_that_raises_while_batches_are_still_to_come() -> None:
 
 
 def test_unequal_rows_that_keras_takes(float64: None) -> None:
-    """Targets that nobody reads stay what they are; rows that cannot be divided are an error."""
+    """Unused targets pass through unchanged; rows that cannot be divided are an error."""
     model = _linear()
     expected = model.predict(_pairs_of(16, 9), verbose=0)
     found = model.predict(_pairs_of(16, 9), verbose=0, num_processes=2)
@@ -555,7 +556,7 @@ def test_rows_of_a_generator_once_an_epoch(float64: None) -> None:
 
 # --------------------------------------------------------------------------- PyDataset
 class Batches(PyDataset):
-    """Digits, with a diary of the hooks that Keras has called."""
+    """Digits, with a record of the hooks that Keras calls."""
 
     def __init__(self, rows: int = ROWS, **keywords: Any) -> None:
         super().__init__(**keywords)
@@ -612,13 +613,13 @@ def test_py_dataset_with_class_weight(float64: None) -> None:
 
 @pytest.mark.parametrize("processes", [False, True])
 @pytest.mark.both_generations
-def test_py_dataset_with_workers_of_its_own(float64: None, processes: bool) -> None:
+def test_py_dataset_with_its_own_workers(float64: None, processes: bool) -> None:
     reading = {"workers": 2, "use_multiprocessing": processes, "max_queue_size": 2}
     common = {"epochs": 2, "shuffle": False, "verbose": 0}
-    # They change nothing but the time that it takes. (Plain Keras 2 leaves threads behind.)
+    # They affect only the time. (Plain Keras 2 leaves threads behind.)
     expected = small_cnn().fit(Batches(), **common)
     gc.collect()
-    gc.freeze()  # Keras forks; what the children would collect of TensorFlow's has no threads there
+    gc.freeze()  # Keras forks; children must not collect TensorFlow objects with threads
     try:
         if KERAS_3:
             found = small_cnn().fit(Batches(**reading), **common, num_processes=2)
@@ -627,7 +628,7 @@ def test_py_dataset_with_workers_of_its_own(float64: None, processes: bool) -> N
     finally:
         gc.unfreeze()
     assert_same_history(found.history, expected.history)
-    # Keras closes its pools of processes, and does not wait for their end.
+    # Keras closes its pools of processes without waiting for their end.
     for pool in list(keras_names.source_module(_ADAPTERS)._DATA_POOLS):
         pool.terminate()
         pool.join()
@@ -776,7 +777,7 @@ def test_pipelines_that_workers_run(float64: None, name: str) -> None:
 
 
 def _unseeded() -> tf.data.Dataset:
-    # A dataset takes its seed from the global one when it is made.
+    # A dataset takes its seed from the global one on creation.
     tf.random.set_seed(None)
     return _pairs().shuffle(ROWS).batch(BATCH)
 

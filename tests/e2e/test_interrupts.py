@@ -1,4 +1,4 @@
-"""Ctrl-C, and parents that end in other ways: nothing of a job outlives them."""
+"""Ctrl-C, and other ends of the parent: no part of a job outlives it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fit(made, tell, epochs=100000):
     made.fit(x, y, batch_size=50, epochs=epochs, verbose=0, num_processes=2, callbacks=[tell])
 """
 
-# Long epochs: the signal may not come between the end of one and what `Tell` keeps of it.
+# Long epochs: the signal must not come between the end of one and `Tell`'s record of it.
 INTERRUPTED = """
 x, y = np.tile(x, (100, 1)), np.tile(y, (100, 1))
 tell, made = Tell(), model()
@@ -103,7 +103,7 @@ begun.wait()
 
 
 class _Script:
-    """A script of a user's, in a session of its own, as in a terminal of its own."""
+    """A user's script, in a session of its own, as in its own terminal."""
 
     def __init__(self, directory: pathlib.Path, body: str) -> None:
         path = directory / "script.py"
@@ -174,13 +174,13 @@ def test_ctrl_c(scripts: Any) -> None:
 
 
 class _Looking(tf.keras.callbacks.Callback):
-    """A callback of a user's, before Keras's `History`."""
+    """A user's callback, before Keras's `History`."""
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.model.get_weights()
 
 
-# What happens between the workers' report of an epoch's end and the next epoch, in this order.
+# Steps between the workers' report of an epoch's end and their next epoch, in this order.
 MOMENTS = [
     (state.State, "load"),
     (callbacks.ParentCallbacks, "call"),
@@ -195,7 +195,7 @@ ONLY_WITH_USERS = [(state.State, "load"), (_Looking, "on_epoch_end"), (state.Sta
 
 
 class _Interrupted(dict[str, Any]):
-    """The dict of a `History` that is interrupted in the middle."""
+    """The dict of a `History`, interrupted in the middle."""
 
     calls = 0
 
@@ -222,7 +222,7 @@ def _interrupt(patch: pytest.MonkeyPatch, owner: Any, name: str, before: bool) -
 def test_model_and_history_agree_whenever_an_interrupt_comes(
     looks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goes through the moments of one epoch's end, each time from what was there before."""
+    """Interrupts one epoch's end at each moment, each time from the same initial state."""
     x, y = digits(40)
     fit = {"batch_size": 20, "epochs": 3, "shuffle": False, "verbose": 0}
     plain = small_cnn()
@@ -269,7 +269,7 @@ def test_model_and_history_agree_whenever_an_interrupt_comes(
 
     monkeypatch.setattr(training._FitCall, "answer", answer)
     model.fit(x, y, **fit, num_processes=2, callbacks=users)
-    # The workers have stored the epoch's state before.
+    # The workers have stored the epoch's state by then.
     assert kept_epochs == [2] * len(kept_epochs)
     assert len(kept_epochs) == 2 * (len(MOMENTS) - (0 if looks else len(ONLY_WITH_USERS)))
 
@@ -298,7 +298,7 @@ def test_workers_that_cannot_run_python_end_with_their_parent(
 
 
 @pytest.mark.thorough
-def test_nobody_waits_for_a_daemon_thread(scripts: Any) -> None:
+def test_exit_does_not_wait_for_a_daemon_thread(scripts: Any) -> None:
     script = scripts(IN_A_DAEMON)
     pids = script.line()
     assert script.process.wait(START_SECONDS) == 0
@@ -306,7 +306,7 @@ def test_nobody_waits_for_a_daemon_thread(scripts: Any) -> None:
 
 
 def test_pool_outlives_the_thread_that_started_it(scripts: Any) -> None:
-    """The kernel ends a process with the thread that started it, where it is asked to."""
+    """If asked, the kernel ends a process together with the thread that started it."""
     script = scripts(IN_A_THREAD)
     first, second = script.line(), script.line()
     assert first == second

@@ -35,7 +35,7 @@ def test_every_part_is_listed() -> None:
 
 
 def branches(make_input: Callable[[], Any], table: Any, ends: Callable[[Any], Any]) -> Any:
-    """A model with an output for each layer of a table, behind layers of its own."""
+    """Returns a model with an output for each layer of a table, each behind a layer of its own."""
     tf.keras.utils.set_random_seed(3)
     inputs = make_input()
     outputs = []
@@ -48,7 +48,7 @@ def branches(make_input: Callable[[], Any], table: Any, ends: Callable[[Any], An
 
 
 def assert_alike(make: Callable[[], Any], x: Any, y: Any, **options: Any) -> None:
-    """Fits two models that `make` makes, and compares the weights by their names."""
+    """Fits two models made by `make`, and compares the weights by their names."""
     arguments = {"batch_size": parts.BATCH_SIZE, "epochs": 2, "shuffle": False, "verbose": 0}
     expected, found = make(), make()
     before = expected.get_weights()
@@ -91,7 +91,7 @@ def test_layers(float64: None, kind: str) -> None:
     )
 
 
-def test_layers_of_several_tensors(float64: None) -> None:
+def test_layers_with_several_inputs(float64: None) -> None:
     def merged(name: str) -> Callable[[], Any]:
         def layer(x: Any) -> Any:
             merge = L.Dot(axes=1) if name == "Dot" else getattr(L, name)()
@@ -107,7 +107,7 @@ def test_layers_of_several_tensors(float64: None) -> None:
     )
 
 
-def test_layers_of_numbers(float64: None) -> None:
+def test_layers_of_integers(float64: None) -> None:
     table = parts.installed(parts.OF_NUMBERS)
     numbers = np.random.default_rng(5).integers(0, 9, (parts.ROWS, 5))
     assert_alike(
@@ -117,7 +117,7 @@ def test_layers_of_numbers(float64: None) -> None:
     )
 
 
-def test_layers_of_texts(float64: None) -> None:
+def test_layers_of_strings(float64: None) -> None:
     table = parts.OF_TEXTS
     texts = tf.constant(np.random.default_rng(5).choice(["a", "b", "c"], (parts.ROWS, 1)))
     assert_alike(
@@ -138,7 +138,7 @@ def test_layers_of_signals() -> None:
     )
 
 
-# Of `make test` one that has rows drawn each its own, and one that mixes rows.
+# `make test` runs one that draws per row, and one that mixes rows.
 _SAMPLED = ("RandomFlip", "MixUp")
 
 
@@ -166,7 +166,7 @@ def test_augmentations(name: str) -> None:
 
 # ------------------------------------------------------------------------- losses and metrics
 def output_and_targets(kind: str, x: Any, name: str) -> tuple[Any, np.ndarray]:
-    """An output that suits a loss or metric, and targets; see `keras_parts.LOSSES`."""
+    """Returns an output for a loss or metric, and targets; see `keras_parts.LOSSES`."""
     random = np.random.default_rng(11)
     numbers = random.integers(0, 3, parts.ROWS)
     if kind == "values":
@@ -249,7 +249,7 @@ def test_metrics(float64: None, weighted: bool) -> None:
 
 # ------------------------------------------------------------------- TensorFlow's random numbers
 class Drawing(L.Layer):  # type: ignore[misc]
-    """Adds random numbers to its rows, and puts them in another order, or not.
+    """Adds random numbers to its rows, and may shuffle them.
 
     Args:
         function: str, of `DRAWS`.
@@ -267,8 +267,8 @@ class Drawing(L.Layer):  # type: ignore[misc]
         return {**super().get_config(), "function": self.function}
 
 
-# Without `Generator.binomial`: in a graph it loses changes of the generator's state, now and then,
-# in one process, too (TensorFlow 2.21).
+# Without `Generator.binomial`: in a graph it sometimes loses changes of the generator's state, in
+# one process, too (TensorFlow 2.21).
 DRAWS: dict[str, Callable[[Any, Any], Any]] = {
     "normal": lambda _, x: x + tf.random.normal(tf.shape(x), seed=3, dtype=x.dtype),
     "stateless_uniform": lambda _, x: x * tf.random.stateless_uniform(tf.shape(x), [3, 4]),
@@ -294,7 +294,7 @@ def test_random_numbers(function: str) -> None:
     assert_alike(make, values(2).astype("float32"), values(2).astype("float32"))
 
 
-def test_every_function_that_draws_is_overridden() -> None:
+def test_every_random_function_is_overridden() -> None:
     known = {override.target.split("random.")[-1] for override in overrides.TABLE}
     functions = {name for name, value in vars(tf.random).items() if inspect.isfunction(value)}
     functions |= {f"experimental.{name}" for name in ("stateless_shuffle",)}

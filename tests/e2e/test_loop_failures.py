@@ -1,4 +1,4 @@
-"""Bad input to `@nano`, and what goes wrong inside: a clear error, never a hang."""
+"""Bad input to `@nano`, and failures inside: a clear error, never a hang."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _arguments() -> tuple[Any, ...]:
 
 
 def _works() -> None:
-    """The pool, or a new one, takes the next job."""
+    """Asserts that the pool, or a new one, takes the next job."""
     losses = two()(plain_train)(*_arguments(), step, epochs=1)
     assert len(losses) == 4
 
 
 @pytest.fixture
 def no_workers() -> Any:
-    """Asserts that nothing was started."""
+    """Asserts that no worker was started."""
     nanotf.shutdown()
     yield
     assert nanotf.worker_pids() == ()
@@ -87,7 +87,7 @@ def test_decorating_something_else(decorator: Any) -> None:
         decorator(3)
 
 
-def test_loss_with_what_tf_function_does_not_take() -> None:
+def test_loss_with_arguments_that_tf_function_does_not_take() -> None:
     rule = r"takes the arguments of tf\.function\. Received: reduction='sum', .*reduction"
     with pytest.raises(errors.InvalidArgumentTypeError, match=rule):
         nano_multiprocessing_loss(reduction="sum")(len)
@@ -111,7 +111,7 @@ def test_functions_that_yield_or_await(no_workers: None) -> None:
     for function, what in ((yields, "generator function"), (awaits, "coroutine function")):
         with pytest.raises(errors.InvalidArgumentTypeError, match=f"Received: the {what}"):
             two()(function)
-    assert list(nano()(yields)([1, 2])) == [1, 2]  # without workers it is what it was
+    assert list(nano()(yields)([1, 2])) == [1, 2]  # without workers nothing changes
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "two"])
@@ -132,7 +132,7 @@ def test_result_that_cannot_be_sent_back() -> None:
     _works()
 
 
-def test_metric_that_the_function_has_made() -> None:
+def test_metric_made_by_the_function() -> None:
     @two()
     def train(model: Any, data: Any) -> Any:
         with nanotf.get_strategy().scope():
@@ -165,7 +165,7 @@ def test_exception_on_one_rank(transport: str) -> None:
 
 
 @pytest.mark.parametrize(("transport", "rank"), [("shm", 0), ("shm", 1), ("grpc", 0)])
-def test_a_rank_that_leaves_earlier(transport: str, rank: int) -> None:
+def test_a_rank_that_returns_early(transport: str, rank: int) -> None:
     @two(transport=transport)
     def train(model: Any, data: Any, loss_object: Any, optimizer: Any, step: Any) -> None:
         for number, inputs in enumerate(data):
@@ -181,7 +181,7 @@ def test_a_rank_that_leaves_earlier(transport: str, rank: int) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 @pytest.mark.thorough
-def test_a_rank_that_leaves_a_graph_earlier(transport: str) -> None:
+def test_a_rank_that_leaves_a_graph_early(transport: str) -> None:
     @tf.function
     def steps(data: Any, count: Any, *rest: Any) -> None:
         done = 0
@@ -225,7 +225,7 @@ def test_ranks_that_run_different_steps(transport: str) -> None:
 
 @pytest.mark.thorough
 def test_different_steps_that_meet_by_accident() -> None:
-    """TensorFlow's collectives do not tell one from another; what the steps return does."""
+    """TensorFlow's collectives do not notice; the return values of the steps differ."""
     models = dense(), dense(seed=2)
 
     @nano_multiprocessing
@@ -256,7 +256,7 @@ OF_TENSORFLOW = "not available outside the replica context or a `tf.distribute` 
 
 
 @pytest.mark.parametrize("text", [OF_A_COLLECTIVE, OF_TENSORFLOW])
-def test_a_users_exception_is_not_taken_for_what_it_says(text: str) -> None:
+def test_a_users_exception_is_not_classified_by_its_text(text: str) -> None:
     @two()
     def train(model: Any, data: Any, text: str) -> None:
         raise ValueError(text)
@@ -387,7 +387,7 @@ def test_restart_from_the_last_checkpoint(
                     dies = kill and number == 2 and not killed.exists()
                     if dies and moment == "step" and nanotf.rank() == 1:
                         die()
-                if dies and nanotf.rank() == 0:  # before the parent has heard of it
+                if dies and nanotf.rank() == 0:  # before the parent learns of it
                     setattr(nanotf.region.context.current, moment, die)
                 epoch.assign(number + 1)
                 manager.save()
@@ -402,13 +402,13 @@ def test_restart_from_the_last_checkpoint(
     expected = both(directories[0], lambda f: f, False)
     found = both(directories[1], two(max_restarts=1), True)
     assert (directories[1] / "killed").exists()
-    assert len(found[0]) == left, "the epochs that are left after the restart"
+    assert len(found[0]) == left, "the epochs after the restart"
     np.testing.assert_allclose(found[0], expected[0][-left:], rtol=1e-10)
     loops.assert_same_variables(found[1], expected[1])
     loops.assert_same_variables(found[2], expected[2])
 
 
-def test_restarts_need_data_that_can_be_read_again(no_workers: None) -> None:
+def test_restarts_need_rereadable_data(no_workers: None) -> None:
     train = two(max_restarts=1)(plain_train)
     with pytest.raises(errors.InvalidArgumentError, match=r"max_restarts=1.*kind 'iterator'"):
         train(dense(), iter(loops.dataset()), cross_entropy(), tf.keras.optimizers.SGD(), step)
@@ -416,7 +416,7 @@ def test_restarts_need_data_that_can_be_read_again(no_workers: None) -> None:
         two(max_restarts=-1)
 
 
-def test_nano_inside_of_nano_just_runs() -> None:
+def test_nested_nano_just_runs() -> None:
     @two()
     def inner(x: Any) -> Any:
         return x + nanotf.size()

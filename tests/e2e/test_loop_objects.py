@@ -1,4 +1,4 @@
-"""Effects of a `@nano` function: in the user's objects, in files, in graphs."""
+"""Results of a `@nano` function: in the user's objects, in files, in graphs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Progress:
 
 @dataclasses.dataclass
 class Slotted:
-    """Without a dict of attributes."""
+    """An object without a dict of attributes."""
 
     __slots__ = ("value",)
     value: int
@@ -107,7 +107,7 @@ def _objects(run: Any) -> Any:
 
 
 @pytest.mark.both_generations
-def test_objects_that_the_loop_fills() -> None:
+def test_objects_filled_by_the_loop() -> None:
     global COUNT
     expected = _objects(lambda function: function)
     assert COUNT == 3
@@ -122,7 +122,7 @@ def test_objects_that_the_loop_fills() -> None:
 
 
 class Trainer:
-    """All that a loop needs, in one object."""
+    """All parts of a loop, in one object."""
 
     def __init__(self) -> None:
         self.model, self.optimizer = dense(), tf.keras.optimizers.SGD(0.1)
@@ -152,7 +152,7 @@ def test_attributes_of_self() -> None:
         loops.assert_same_variables(trainer.best, trainer.model.get_weights())
 
 
-def test_what_the_loop_has_filled_makes_no_new_graphs() -> None:
+def test_objects_filled_by_the_loop_cause_no_retracing() -> None:
     history: list[float] = []
     traced = {"number": 0}
     factor = tf.Variable(2.0)
@@ -175,7 +175,7 @@ def test_what_the_loop_has_filled_makes_no_new_graphs() -> None:
 
 
 @pytest.mark.both_generations
-def test_an_optimizer_that_the_first_call_builds_makes_no_new_graphs() -> None:
+def test_an_optimizer_built_by_the_first_call_causes_no_retracing() -> None:
     model, optimizer, traced = dense(), tf.keras.optimizers.Adam(0.1), {"number": 0}
 
     @tf.function
@@ -198,7 +198,7 @@ def test_an_optimizer_that_the_first_call_builds_makes_no_new_graphs() -> None:
 
 
 @pytest.mark.both_generations
-def test_an_optimizer_that_is_made_anew() -> None:
+def test_a_new_optimizer_of_the_same_code() -> None:
     model = dense()
 
     @two
@@ -210,11 +210,11 @@ def test_an_optimizer_that_is_made_anew() -> None:
     data = loops.dataset(32, 16)
     first, other = (tf.keras.optimizers.Adam(0.1) for _ in range(2))
     assert [train(data, first) for _ in range(2)] == [2, 4]
-    assert [train(data, other) for _ in range(2)] == [2, 4], "of the same code as the first"
+    assert [train(data, other) for _ in range(2)] == [2, 4], "the code equals the first one's"
     assert int(first.iterations) == int(other.iterations) == 4
 
 
-def test_contents_that_cannot_come_back() -> None:
+def test_contents_that_cannot_be_sent_back() -> None:
     kept: list[Any] = []
 
     @two
@@ -300,8 +300,8 @@ def test_options_of_functions(float64: None) -> None:
     np.testing.assert_allclose(found[::2], found[1::2], rtol=1e-10)
 
 
-# ------------------------------------------------------------------------------------ likeness
-def test_workers_that_come_to_different_numbers() -> None:
+# ---------------------------------------------------------------------------------- divergence
+def test_workers_that_get_different_results() -> None:
     model = dense()
 
     @nano_multiprocessing
@@ -327,9 +327,9 @@ def test_variables_that_differ() -> None:
         train(dense())
 
 
-# --------------------------------------------------------------------------- what runs undivided
+# ------------------------------------------------------------------------- undivided calls
 class Centred(tf.keras.layers.Layer):  # type: ignore[misc]
-    """Its rows depend on each other."""
+    """A layer whose rows depend on each other."""
 
     def build(self, shape: Any) -> None:
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
@@ -394,9 +394,9 @@ def test_keras_own_loops_inside(float64: None) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-# ----------------------------------------------------------------------- what the heap carries
+# ------------------------------------------------------------------------- contents of the heap
 class Pair(tf.keras.Model):  # type: ignore[misc]
-    """A layer that others may have, too, and one of its own; and notes on its calls."""
+    """Has a layer that other models may share, one of its own, and attributes for notes."""
 
     def __init__(self, shared: Any) -> None:
         super().__init__()
@@ -438,7 +438,7 @@ def test_models_that_share_a_layer(float64: None) -> None:
 
 
 @pytest.mark.both_generations
-def test_what_the_loop_notes_on_a_model() -> None:
+def test_attributes_that_the_loop_sets_on_a_model() -> None:
     def program(run: Any) -> Any:
         model = Pair(tf.keras.layers.Dense(2, kernel_initializer="ones"))
         seen = model.seen
@@ -474,7 +474,7 @@ class Attending(tf.keras.layers.Layer):  # type: ignore[misc]
 
 
 @pytest.mark.both_generations
-def test_what_a_call_leaves_in_attributes(float64: None) -> None:
+def test_attributes_that_a_call_sets_are_of_the_whole_batch(float64: None) -> None:
     def program(run: Any) -> Any:
         tf.keras.utils.set_random_seed(1)
         model = tf.keras.Sequential([tf.keras.layers.Dense(4), Attending()])
@@ -524,7 +524,7 @@ class Blocks(tf.keras.layers.Layer):
 
 
 class Counting(tf.keras.Model):
-    """Unbuilt, with attributes that a loop fills."""
+    """An unbuilt model, with attributes that a loop fills."""
 
     def __init__(self, first: Any) -> None:
         super().__init__()
@@ -539,7 +539,7 @@ class Counting(tf.keras.Model):
 
 @pytest.mark.both_generations
 @pytest.mark.parametrize("decorate", [tf.function, lambda step: step], ids=["graph", "eager"])
-def test_attributes_of_models_that_the_call_builds(float64: None, decorate: Any) -> None:
+def test_attributes_of_models_built_by_the_call(float64: None, decorate: Any) -> None:
     def program(run: Any) -> Any:
         tf.keras.utils.set_random_seed(1)
         first = tf.keras.layers.Dense(4)

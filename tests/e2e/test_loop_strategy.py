@@ -1,4 +1,4 @@
-"""Inside `@nano`, for those who know tf.distribute: TensorFlow's own pattern, unchanged."""
+"""TensorFlow's own tf.distribute pattern, unchanged, inside `@nano`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BATCH = 16
     params=["shm", "grpc"],
 )
 def run_on(request: pytest.FixtureRequest) -> Any:
-    """`nano` for two workers on one of the transports."""
+    """Returns `nano` for two workers on one of the transports."""
     return functools.partial(nano, num_processes=2, transport=request.param)
 
 
 def _official(x: Any, y: Any, directory: str) -> Any:
-    """TensorFlow's guide to custom training with tf.distribute, in float64."""
+    """Runs TensorFlow's guide to custom training with tf.distribute, in float64."""
     strategy = nanotf.get_strategy()
     with strategy.scope():
         model = dense(regularizer="l2")
@@ -90,7 +90,7 @@ def _official(x: Any, y: Any, directory: str) -> Any:
             distributed_test_step(inputs)
         numbers += [total / batches, float(accuracy.result()), float(mean.result())]
     iterator = iter(train)
-    for _ in range(2):  # a set number of steps
+    for _ in range(2):  # a fixed number of steps
         numbers.append(float(distributed_train_step(next(iterator))))
     numbers.append(float(epoch_in_graph(train)))
     path = None
@@ -194,7 +194,7 @@ def test_checkpoint_manager(run_on: Any, float64: None, tmp_path: pathlib.Path) 
     assert int(checkpoint.save_counter) == 3
     for variable in model.trainable_variables:
         variable.assign(tf.zeros_like(variable))
-    assert manager.checkpoints == paths[1:], "it knows here what the workers have saved"
+    assert manager.checkpoints == paths[1:], "the parent's manager knows the workers' checkpoints"
     assert manager.restore_or_initialize() == paths[-1]
     loops.assert_same_variables(model.get_weights(), after)
     # And every worker restores the same.
@@ -380,7 +380,7 @@ def test_loss_sequence_follows(run_on: Any) -> None:
 
 
 def test_weights_made_after_their_checkpoint_was_read(tmp_path: pathlib.Path) -> None:
-    """Keras 2 makes them of the checkpoint's values; those of the workers must be the same."""
+    """Keras 2 makes them from the checkpoint's values; workers must have the same."""
 
     def layer() -> Any:
         return tf.keras.layers.Dense(2, kernel_initializer="ones")

@@ -1,4 +1,4 @@
-"""Fits of many short steps, which workers make several of at once."""
+"""Fits of many short steps, several of which workers run in one call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _example(*more: Any) -> Any:
 
 
 def _executions(model: Any) -> tuple[int, int]:
-    """Returns how many executions of training there were, and how many steps they made."""
+    """Returns the number of training executions, and the number of their steps."""
     times = model.history.nanotf.times[0]
     steps = sum(one.executions for one in times.passes if one.kind == "train")
     kinds = times.steps[0 :: timing.STEP_COLUMNS]
@@ -50,7 +50,7 @@ def test_arrays_and_datasets(kind: str) -> None:
 
 
 def test_dropout() -> None:
-    """Its random numbers continue; that of Keras 2 keeps their state in the graph."""
+    """Its random numbers continue; in Keras 2 the graph keeps their state."""
     fit_both(lambda: _example(L.Dropout(0.2)), x=X, y=Y, batch_size=2, epochs=EPOCHS)
 
 
@@ -75,7 +75,7 @@ def test_callback_that_looks_at_every_batch() -> None:
 
 
 class OwnStep(Model):  # type: ignore[misc]
-    """Returns what the step computes, not a mean: the epoch's log is that of its last step."""
+    """Returns the step's own value, not a mean: the epoch's log is the last step's."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data
@@ -86,7 +86,7 @@ class OwnStep(Model):  # type: ignore[misc]
         return {"of_this_step": loss}
 
 
-def test_step_of_the_users_own() -> None:
+def test_the_users_own_step() -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(4)
         inputs = tf.keras.Input((4,))
@@ -97,8 +97,8 @@ def test_step_of_the_users_own() -> None:
     assert executions < steps == 23 * EPOCHS
 
 
-def test_train_function_of_the_users_own() -> None:
-    """It is called for every step."""
+def test_the_users_own_train_function() -> None:
+    """Workers call it for every step."""
 
     class OwnFunction(Model):  # type: ignore[misc]
         def make_train_function(self, force: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""Models of every make, among them those that nanotf did not make."""
+"""Models of every kind, including those made without nanotf."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def test_accelerate_takes_a_model_of_keras_applications() -> None:
     assert int(model.optimizer.iterations.numpy()) == 2
     after = model.get_weights()
     changed = sum(not np.array_equal(a, b) for a, b in zip(after, before, strict=True))
-    assert changed > len(after) * 0.9, "weights and moving statistics come home"
+    assert changed > len(after) * 0.9, "weights and moving statistics are returned"
     assert all(np.isfinite(a).all() for a in after)
 
 
-def test_accelerate_refuses_what_is_no_model() -> None:
+def test_accelerate_refuses_other_objects() -> None:
     with pytest.raises(InvalidArgumentTypeError, match=r"takes a tf\.keras model.*object of class"):
         nanotf.accelerate(object())
 
 
 @pytest.mark.both_generations
-def test_batch_normalisation_and_dropout_train() -> None:
+def test_batch_normalization_and_dropout_train() -> None:
     x, y = digits(300)
     tf.keras.utils.set_random_seed(0)
     model = Sequential(
@@ -120,7 +120,7 @@ def test_pandas_and_tensors_as_input() -> None:
 
 
 class TwoSizes(Model):
-    """Neither get_config() nor plain arguments: workers rebuild it from what it was given."""
+    """Has neither get_config() nor plain arguments: workers rebuild it from its arguments."""
 
     def __init__(self, units: int, activation: Any) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class TwoSizes(Model):
 
 
 class OfInputs(Model):  # type: ignore[misc]
-    """Workers import it, and find no model of inputs and outputs yet."""
+    """A class that workers import before they have any functional model."""
 
 
 @pytest.mark.both_generations
@@ -189,7 +189,7 @@ class Tuned(Model):
 
 
 @pytest.mark.both_generations
-def test_attributes_that_are_set_after_init(float64: None) -> None:
+def test_attributes_set_after_init(float64: None) -> None:
     x = np.random.default_rng(0).normal(size=(41, 3))
     models = []
     for processes in (None, 2):
@@ -208,7 +208,7 @@ def test_attributes_that_are_set_after_init(float64: None) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)
     before, _ = heap.dump_model(models[1])
     models[1].predict(x[:1], verbose=0)
-    assert heap.dump_model(models[1])[0] == before, "or workers would not know the model again"
+    assert heap.dump_model(models[1])[0] == before, "else workers would not recognize the model"
 
 
 @pytest.mark.both_generations
@@ -250,7 +250,7 @@ def test_plain_fit_drops_iterators_without_waiting() -> None:
 
 
 class Factor:
-    """An object of the user's, which no configuration can hold."""
+    """A user's object that no configuration can hold."""
 
     def __init__(self, value: float) -> None:
         self.value = value
@@ -273,7 +273,7 @@ class Applied(L.Layer):
 
 
 class ScaledSum(tf.keras.metrics.Metric):
-    """The sum of targets times an array's; takes no name."""
+    """The sum of targets times an array's sum; takes no name."""
 
     def __init__(self, scales: Any) -> None:
         super().__init__(name="scaled_sum")
@@ -290,7 +290,7 @@ class ScaledSum(tf.keras.metrics.Metric):
 
 @pytest.mark.parametrize("functional", [False, True])
 @pytest.mark.both_generations
-def test_layers_and_metrics_whose_arguments_no_configuration_can_hold(
+def test_layers_and_metrics_with_non_configurable_arguments(
     float64: None, functional: bool
 ) -> None:
     offsets, slope = np.linspace(0, 1, 4), 0.5
@@ -317,7 +317,7 @@ def test_layers_and_metrics_whose_arguments_no_configuration_can_hold(
 
 
 class Block(L.Layer):
-    """Takes layers, a list of them among others, and has no `get_config()`."""
+    """Takes layers, some of them in a list, and has no `get_config()`."""
 
     def __init__(
         self, units: int, inner: Any, act: Any = None, more: Any = (), out: Any = 3
@@ -347,7 +347,7 @@ class Block(L.Layer):
 @pytest.mark.parametrize("out", [3, 4])
 @pytest.mark.both_generations
 def test_layers_that_are_arguments_of_layers(float64: None, out: int) -> None:
-    """`out` is none, though its name is that of a layer: only its default can be known again."""
+    """`out` has the name of a layer but is none: only its default can be recognized."""
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(4)
@@ -366,7 +366,7 @@ def test_layers_that_are_arguments_of_layers(float64: None, out: int) -> None:
 
 
 class Popping(Model):
-    """Empties what it is given, makes a metric when it is compiled, and has its own step."""
+    """Empties its argument, makes a metric in compile(), and has its own step."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__()
@@ -419,7 +419,7 @@ def test_init_that_empties_its_argument_and_compile_that_makes_a_metric(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_variables_that_are_frozen_one_by_one(float64: None, optimizer: str) -> None:
+def test_variables_frozen_one_by_one(float64: None, optimizer: str) -> None:
     if not is_keras_3():
         pytest.skip("Keras 2 freezes layers alone")
 
@@ -438,7 +438,7 @@ def test_variables_that_are_frozen_one_by_one(float64: None, optimizer: str) -> 
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-@pytest.mark.every_case  # the slots of the two are named otherwise
+@pytest.mark.every_case  # the slots of the two have different names
 @pytest.mark.both_generations
 def test_a_model_made_under_a_mirrored_strategy_trains(optimizer: str) -> None:
     x, y = digits(48)
@@ -488,7 +488,7 @@ class _Noisy(Model):
 
 
 @pytest.mark.parametrize("make", [lambda: Sequential([L.Input((3,)), L.Dense(3)]), _Noisy])
-@pytest.mark.every_case  # the second is built by the call, and rebuilt to be checked
+@pytest.mark.every_case  # the call builds the second, and rebuilds it to check
 @pytest.mark.both_generations
 def test_a_model_made_after_a_call_gets_the_weights_of_one_process(make: Any) -> None:
     x = np.ones((8, 3), np.float32)

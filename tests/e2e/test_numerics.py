@@ -1,7 +1,7 @@
 """Losses, metrics and optimizers of every kind give the numbers of a single process.
 
-Most batches split unevenly between two workers, and some last batch has a single row, so that
-one worker has none.
+Most batches split unevenly between two workers. Some last batches have a single row, so one worker
+has none.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def one_hot(rows: int = ROWS) -> np.ndarray:
 
 
 def dense(units: int = 1, activation: Any = None, **compiled: Any) -> Any:
-    """A small compiled model, the same at every call."""
+    """Returns a small compiled model, the same at every call."""
     tf.keras.utils.set_random_seed(4)
     model = Sequential(
         [L.Input((6,)), L.Dense(5, activation="tanh"), L.Dense(units, activation=activation)]
@@ -46,7 +46,7 @@ def dense(units: int = 1, activation: Any = None, **compiled: Any) -> Any:
 
 
 def compare(make: Callable[[], Any], y: Any, **arguments: Any) -> tuple[Any, Any]:
-    """`fit_both` over batches of odd size, and over batches of which the last has one row."""
+    """Calls `fit_both` with batches of odd size, and with a last batch of a single row."""
     fit_both(make, x=features(), y=y, **{"batch_size": BATCH, **arguments})
     return fit_both(make, x=features(), y=y, **{"batch_size": ONE_ROW_LEFT, **arguments})
 
@@ -70,7 +70,7 @@ def dice(y_true: Any, y_pred: Any) -> Any:
 
 
 class Scaled(tf.keras.losses.Loss):
-    """A user's loss class, with an argument that get_config() forgets."""
+    """A user's loss class, with an argument that get_config() omits."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -96,13 +96,13 @@ LOSSES: dict[str, Callable[[], Any]] = {
 
 
 def losses_of_heads() -> dict[str, Any]:
-    """Those that return a number: Keras cannot add one for each row to those of other outputs."""
+    """Returns losses that are one number: Keras cannot add a loss per row to other outputs."""
     left_out = {"none"} if IS_KERAS_3 else {"none", "weighted_mean"}
     return {name: make() for name, make in LOSSES.items() if name not in left_out}
 
 
 def dense_with_heads(losses: dict[str, Any]) -> Any:
-    """A model that has an output for each loss, the same at every call."""
+    """Returns a model that has an output for each loss, the same at every call."""
     tf.keras.utils.set_random_seed(4)
     inputs = L.Input((6,))
     hidden = L.Dense(5, activation="tanh")(inputs)
@@ -130,7 +130,7 @@ def test_losses(float64: None) -> None:
 
 @pytest.mark.both_generations
 def test_epsilon(float64: None) -> None:
-    """It is read when a loss is traced, and by a second model of the same configuration."""
+    """A loss reads it when traced, also in a second model of the same configuration."""
     default = tf.keras.backend.epsilon()
     data = {"x": np.ones((12, 3)), "y": np.array([0.0, 1.0] * 6), "batch_size": 5}
     try:
@@ -161,7 +161,7 @@ def test_losses_with_sample_weights(float64: None, name: str) -> None:
 
 
 def several(losses: list[Any], metrics: list[Any], make_head: Callable[[Any], Any]) -> Any:
-    """A compiled model with a head for each loss, the same at every call."""
+    """Returns a compiled model with a head for each loss, the same at every call."""
     tf.keras.utils.set_random_seed(4)
     inputs = L.Input((6,))
     hidden = L.Dense(5, activation="tanh")(inputs)
@@ -187,7 +187,7 @@ def test_losses_of_keras_that_are_a_ratio_of_the_batch(float64: None) -> None:
 
 @pytest.mark.both_generations
 def test_outputs_of_one_dimension(float64: None) -> None:
-    """Keras's own losses and metrics are one number for the batch then."""
+    """Keras's own losses and metrics are then one number for the batch."""
     losses = ["mse", "cosine_similarity", "kl_divergence"]
 
     def head(hidden: Any) -> Any:
@@ -270,7 +270,7 @@ def test_metrics_of_three_classes(float64: None) -> None:
 
 
 def test_metrics_that_are_float32() -> None:
-    """In Keras 3 the first cannot be anything else, in Keras 2 the second."""
+    """In Keras 3 the first supports no other type, in Keras 2 the second."""
     m = tf.keras.metrics
     fit_both(
         lambda: dense(
@@ -304,7 +304,7 @@ def test_weighted_metrics(float64: None) -> None:
 
 # ------------------------------------------------------------------------- additional losses
 class Penalty(L.Layer):
-    """A layer with a loss of its own, a mean over the batch."""
+    """A layer with its own loss, a mean over the batch."""
 
     def __init__(self, rate: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -355,14 +355,14 @@ def test_add_loss_of_a_model(float64: None) -> None:
 
 # --------------------------------------------------------------------------------------- masks
 def sequences(rows: int = ROWS) -> np.ndarray:
-    """Word numbers, 0 where a row has ended; the first rows are much shorter than the last."""
+    """Returns word numbers, 0 after a row's end; the first rows are much shorter than the last."""
     words = np.random.default_rng(2).integers(1, 20, (rows, 7))
     lengths = 1 + (np.arange(rows) % 21) // 3
     return np.where(np.arange(7) < lengths[:, None], words, 0)
 
 
 def tagger(**compiled: Any) -> Any:
-    """Predicts something of every word; its loss and metrics are masked."""
+    """Returns a model with a prediction per word; its loss and metrics are masked."""
     tf.keras.utils.set_random_seed(4)
     model = Sequential(
         [
@@ -436,7 +436,7 @@ class Halving(tf.keras.optimizers.schedules.LearningRateSchedule):
 
 
 class Warming(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """TensorFlow's tutorial on transformers: without get_config(), with a tensor."""
+    """The schedule of TensorFlow's tutorial on transformers: no get_config(), and a tensor."""
 
     def __init__(self, width: int, steps: int = 4) -> None:
         super().__init__()
@@ -468,7 +468,7 @@ def damped() -> Any:
 
 
 class Fixed(tf.keras.optimizers.Optimizer):
-    """Neither get_config() nor the arguments of Keras's own optimizers."""
+    """Has neither get_config() nor the arguments of Keras's own optimizers."""
 
     def __init__(self, power: float, learning_rate: Any = 0.01) -> None:
         if IS_KERAS_3:
@@ -524,7 +524,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_variables_without_weight_decay(float64: None, scaled: bool) -> None:
-    """An optimizer knows them by keys that are others in another process."""
+    """An optimizer knows them by keys that differ between processes."""
 
     def make() -> Any:
         model = dense()
@@ -537,7 +537,7 @@ def test_variables_without_weight_decay(float64: None, scaled: bool) -> None:
     fit_both(make, x=features(), y=binary(), batch_size=BATCH)
 
 
-# What a kind of optimizer is divided, clipped, scheduled or shipped by; the others are `thorough`.
+# One for each way to divide, clip, schedule or ship an optimizer; the others are `thorough`.
 TELLING = {
     "accumulating_clipped",
     "adafactor",
@@ -567,7 +567,7 @@ def test_optimizers(float64: None, name: str) -> None:
     make = lambda: dense(optimizer=OPTIMIZERS[name](), metrics=["mae"])  # noqa: E731
     arguments: dict[str, Any] = {"x": features(), "y": binary(), "shuffle": False, "verbose": 0}
     found, expected = fit_both(make, **arguments, batch_size=ONE_ROW_LEFT)
-    # Two processes, one, and two again: state and step count continue where they were.
+    # Two processes, one, and two again: state and step count continue.
     for processes in (None, 2):
         ours = found.fit(**arguments, batch_size=30, num_processes=processes)
         theirs = expected.fit(**arguments, batch_size=30)

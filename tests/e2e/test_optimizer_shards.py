@@ -49,7 +49,7 @@ def data(inputs: int = 6) -> tuple[np.ndarray, np.ndarray]:
 def model_of(
     optimizer: Any, *, wrap: Callable[[Any], Any] = lambda layer: layer, tokens: int = 9
 ) -> Any:
-    """An embedding of 17 weights a token, whose gradients are sparse; dense layers of 1,340."""
+    """Returns an embedding (sparse gradients) of 17 weights per token and dense layers of 1,340."""
     tf.keras.utils.set_random_seed(5)
     model = Sequential(
         [
@@ -84,7 +84,7 @@ def test_divided(float64: None, name: str) -> None:
 @pytest.mark.parametrize("name", DIVIDED)
 @pytest.mark.both_generations
 def test_tables_of_embeddings(float64: None, name: str) -> None:
-    """Divided by rows, of which there is an odd number; some are never looked up."""
+    """Divided by an odd number of rows; some are never looked up."""
 
     def make() -> Any:
         return model_of(DIVIDED[name](), tokens=91)
@@ -96,7 +96,7 @@ def test_tables_of_embeddings(float64: None, name: str) -> None:
 
 
 class Tied(Model):  # type: ignore[misc]
-    """Reads the table of its embedding otherwise, too, so that its gradient is not sparse."""
+    """Also reads the embedding's table as a whole, so its gradient is not sparse."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Tied(Model):  # type: ignore[misc]
 
 
 @pytest.mark.both_generations
-def test_table_that_is_read_otherwise(float64: None) -> None:
+def test_table_that_is_also_read_as_a_whole(float64: None) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(5)
         model = Tied()
@@ -124,7 +124,7 @@ def test_table_that_is_read_otherwise(float64: None) -> None:
 
 @pytest.mark.both_generations
 def test_callback_that_changes_a_table(float64: None) -> None:
-    """Workers continue with its values; slots are kept over two calls of `fit`."""
+    """Workers continue with its values; two calls of `fit` keep the slots."""
 
     class Halves(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -149,7 +149,7 @@ def test_not_divided(name: str) -> None:
     assert shards_of(model_of(WHOLE[name]())) is None
 
 
-def test_not_divided_for_a_reason_of_the_model() -> None:
+def test_not_divided_because_of_the_model() -> None:
     constrained = Sequential([L.Input((60,)), L.Dense(60, kernel_constraint="non_neg"), L.Dense(1)])
     constrained.compile("adam", "mse")
     assert shards_of(constrained) is None
@@ -183,7 +183,7 @@ def test_layers_that_assign_to_their_weights(float64: None) -> None:
     def make() -> Any:
         return model_of(O.Adam(0.01), wrap=L.SpectralNormalization)
 
-    assert shards_of(make()) is None, "what is left is small"
+    assert shards_of(make()) is None, "the rest is small"
     x, y = data()
     fit_both(make, x=x, y=y, batch_size=16)
 
@@ -209,7 +209,7 @@ class Normed(L.Layer):
         return {"units": self.units}
 
 
-def test_weights_that_something_else_changes_are_looked_at_before_each_update() -> None:
+def test_weights_changed_elsewhere_are_read_before_each_update() -> None:
     model = Sequential([L.Input((90,)), Normed(13), L.Dense(1)])
     model.compile("adam", "mse")
     shards = shards_of(model)
@@ -217,7 +217,7 @@ def test_weights_that_something_else_changes_are_looked_at_before_each_update() 
 
 
 @pytest.mark.both_generations
-def test_weights_without_a_gradient_stay_as_they_are(float64: None) -> None:
+def test_weights_without_a_gradient_do_not_change(float64: None) -> None:
     """The second time their slots are not zero, and weight decay would change them."""
 
     def make() -> Any:
@@ -246,7 +246,7 @@ def test_weights_without_a_gradient_stay_as_they_are(float64: None) -> None:
 
 @pytest.mark.thorough
 def test_gradients_of_unknown_shape(float64: None) -> None:
-    """Those of a layer normalisation between others have none until they run."""
+    """Gradients of a layer normalization between other layers have no shape until they run."""
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(5)

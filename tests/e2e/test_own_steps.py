@@ -1,4 +1,4 @@
-"""Reductions in a `train_step` of the user's own: each gives the gradient of one process."""
+"""Reductions in a user's `train_step`: each gives the gradient of one process."""
 
 from __future__ import annotations
 
@@ -123,9 +123,9 @@ def test_own_reductions(float64: None, name: str, rows: int) -> None:
 @pytest.mark.parametrize("validates", [False, True])
 @pytest.mark.thorough
 def test_a_compiled_loss_that_the_step_does_not_use(float64: None, validates: bool) -> None:
-    """In Keras 2 what the step returns stands, as long as no validation uses that loss either.
+    """In Keras 2 the step's return value is reported, if validation does not use that loss either.
 
-    Keras 3 has a metric of that name anyway, which it reports in its place.
+    Keras 3 has a metric of that name anyway, and reports it instead.
     """
     x, y = _data()
     histories, batches = [], []
@@ -184,7 +184,7 @@ def test_own_compute_loss(float64: None) -> None:
 
 
 class OwnLogs(Model):
-    """Adds to the results of Keras's metrics: a mean, and what follows from a metric."""
+    """Adds to the results of Keras's metrics: a mean, and a value derived from a metric."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class OwnLogs(Model):
 
 
 class OwnStepOfMetrics(Model):
-    """Returns the results of metrics of its own, and the learning rate."""
+    """Returns the results of its own metrics, and the learning rate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class OwnStepOfMetrics(Model):
 
 
 class OwnStepOfGradients(OwnStepOfMetrics):
-    """Clips gradients, adds them up, applies the sum at every other step, and says their norm."""
+    """Clips and accumulates gradients, applies the sum every other step, and reports the norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ class OwnStepOfGradients(OwnStepOfMetrics):
 
 
 def assert_same_logs(cls: Any, x: Any, y: Any, eagerly: bool) -> None:
-    """Compares what `fit`, validation and `evaluate` return with those of a single process."""
+    """Compares the results of `fit`, validation and `evaluate` with a single process's."""
     histories, values = [], []
     for processes in (None, 2):
         tf.keras.utils.set_random_seed(3)
@@ -341,7 +341,7 @@ class OwnStepInside(OwnStep):
 
 
 @pytest.mark.parametrize("in_branch", [True, False])
-def test_optimizer_inside_of_an_own_step(float64: None, in_branch: bool) -> None:
+def test_optimizer_inside_an_own_step(float64: None, in_branch: bool) -> None:
     x, y = _data()
     models = []
     for processes in (None, 2):
@@ -357,7 +357,7 @@ def test_optimizer_inside_of_an_own_step(float64: None, in_branch: bool) -> None
 
 
 class Distiller(Model):
-    """The keras.io example of knowledge distillation: its step trains the student alone."""
+    """Follows keras.io's example of knowledge distillation: its step trains only the student."""
 
     def __init__(self, student: Any, teacher: Any) -> None:
         super().__init__()
@@ -388,7 +388,7 @@ def _distiller() -> Any:
     return model
 
 
-def test_an_optimizer_has_slots_for_what_the_step_trains_alone() -> None:
+def test_an_optimizer_has_slots_only_for_the_variables_trained() -> None:
     x, y = (values.astype(np.float32)[:40] for values in _data())
     found, expected = _distiller(), _distiller()
     for _ in range(2):

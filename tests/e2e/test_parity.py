@@ -15,7 +15,7 @@ L = tf.keras.layers
 
 
 # Rows and batch size: full batches; a short last batch; a last batch of one row, fewer than
-# there are workers; a single batch; batches of one row each; a batch larger than all rows.
+# workers; a single batch; batches of one row each; a batch larger than all rows.
 SIZES = [(200, 50), (210, 50), (201, 50), (50, 50), (3, 1), (30, 64)]
 
 
@@ -91,7 +91,7 @@ def test_validation_split(float64: None) -> None:
 
 def test_sample_weight(float64: None) -> None:
     x, y = digits(201)
-    # Rows of weight zero in a row: a worker may get a share that weighs nothing.
+    # Consecutive rows of weight zero: the weights of a worker's share may all be zero.
     w = weights(201)
     w[:30] = 0
     fit_both(lambda: small_cnn(weighted=True), x=x, y=y, sample_weight=w, batch_size=50)
@@ -127,13 +127,13 @@ def test_dataset_with_weights_and_validation(float64: None) -> None:
 @pytest.mark.thorough
 def test_dataset_repeated_with_steps(float64: None) -> None:
     x, y = digits(130)
-    # Three steps of each epoch: the data continue from one epoch to the next, over their end.
+    # Three steps of each epoch: the data continue from one epoch to the next, past their end.
     fit_both(small_cnn, x=_dataset(x, y).repeat(), steps_per_epoch=2, epochs=3)
 
 
 @pytest.mark.thorough
 def test_dataset_shuffled_with_a_seed(float64: None) -> None:
-    # Keras makes iterators that it does not read, and each moves the seed on.
+    # Keras makes iterators without reading them, and each advances the seed.
     x, y = digits(201)
 
     def shuffled() -> tf.data.Dataset:
@@ -229,7 +229,7 @@ def test_subclassed_model(float64: None) -> None:
 
 
 class OwnStep(Model):
-    """A model with a train_step of its own, as the Keras guides write one."""
+    """A model with its own train_step, as in Keras's guides."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data
@@ -274,7 +274,7 @@ def test_frozen_layers_stay_frozen(float64: None) -> None:
 
 
 class RowSums(tf.keras.metrics.Metric):
-    """Sums over an epoch of what identifies the rows: their count, ids and squared ids."""
+    """Sums over an epoch of numbers that identify the rows: their count, ids and squared ids."""
 
     def __init__(self, power: int = 1, name: str = "row_sums", **kwargs: Any) -> None:
         super().__init__(name=name, **kwargs)

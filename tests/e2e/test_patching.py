@@ -1,4 +1,4 @@
-"""`patch_tensorflow`: models that nanotf did not make take `num_processes`, and all is undone."""
+"""`patch_tensorflow`: models made without nanotf take `num_processes`; unpatching restores all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nanotf.errors import InvalidArgumentError
 from nanotf.keras import patching
 
 saving = importlib.import_module(versions.keras_module_name()).saving
-Before = tf.keras.Model  # as a library that was imported before
+Before = tf.keras.Model  # like a library that was imported before
 
 
 @saving.register_keras_serializable(package="library")
@@ -46,7 +46,7 @@ def patched() -> Iterator[None]:
 
 
 def _names() -> dict[tuple[str, str], Any]:
-    """Everything that Keras's public modules and its classes of models hold."""
+    """Returns all attributes of Keras's public modules and of its model classes."""
     root = versions.keras_module_name()
     found: dict[tuple[str, str], Any] = {}
     for name, module in list(sys.modules.items()):
@@ -83,11 +83,13 @@ def test_every_attribute_is_as_before() -> None:
     keras = ("", ".layers", ".models", ".optimizers")
     for module in (*(f"tensorflow.keras{name}" for name in keras), versions.keras_module_name()):
         importlib.import_module(module)
-    from tensorflow.keras.models import Sequential  # loads all that the lines below load
+    from tensorflow.keras.models import Sequential  # loads everything that the lines below load
 
     model = Sequential([L.Input((64,)), L.Dense(10)])
     _train(model, epochs=1)
-    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")  # Keras 2 notes the first time
+    tf.keras.mixed_precision.set_global_policy(
+        "mixed_bfloat16"
+    )  # Keras 2 sets attributes the first time
     tf.keras.mixed_precision.set_global_policy("float32")
     before = _names()
     for _ in range(2):
@@ -136,7 +138,7 @@ def test_names_are_nanotfs_and_isinstance_means_keras() -> None:
     assert issubclass(Abstract, Before)
 
 
-def test_models_that_exist_are_left_alone() -> None:
+def test_existing_models_are_left_alone() -> None:
     model = tf.keras.Sequential([L.Input((64,)), L.Dense(10)])
     kind = type(model)
     nanotf.patch_tensorflow()
@@ -264,7 +266,7 @@ def test_a_librarys_registered_class_keeps_its_name() -> None:
 
 
 @pytest.mark.parametrize("before", ["float32", "float64"])
-def test_precision_sets_keras_policy_and_puts_back_the_old_one(before: str) -> None:
+def test_precision_sets_keras_policy_and_restores_the_old_one(before: str) -> None:
     policy = tf.keras.mixed_precision
     policy.set_global_policy(before)
     nanotf.patch_tensorflow()
@@ -285,7 +287,7 @@ def test_precision_sets_keras_policy_and_puts_back_the_old_one(before: str) -> N
     assert policy.global_policy().name == "float32"
 
 
-def test_a_policy_that_was_set_since_is_kept() -> None:
+def test_a_policy_set_since_is_kept() -> None:
     policy = tf.keras.mixed_precision
     nanotf.patch_tensorflow(precision="mixed_bfloat16")
     policy.set_global_policy("float64")

@@ -1,4 +1,4 @@
-"""Transport "grpc": who listens where; a port that was free may be taken meanwhile."""
+"""Transport "grpc": listening ports, and ports taken before their use."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ with socket.socket() as taken:
 """
 
 
-def test_a_port_that_was_taken_meanwhile() -> None:
+def test_a_port_that_another_program_takes() -> None:
     run = subprocess.run(
         [sys.executable, "-c", TAKEN], capture_output=True, text=True, timeout=200, check=False
     )
     assert "RESULT taken" in run.stdout.splitlines(), run.stderr[-2000:]
 
 
-def test_who_listens_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_listening_ports_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """TensorFlow binds all interfaces; the warning names the ports that really listen."""
     x, y = digits(50)
     nanotf.shutdown()

@@ -1,4 +1,4 @@
-"""`predict(num_processes=2)` gives the arrays of `predict()`: rows in order, same structure."""
+"""`predict(num_processes=2)` returns the arrays of `predict()`: rows in order, same structure."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_without_compile_and_between_fits(float64: None) -> None:
 
 
 class Anything(Model):
-    """Puts out many kinds of things, from `x` of shape (rows, width)."""
+    """Returns outputs of many kinds, from `x` of shape (rows, width)."""
 
     def __init__(self, form: str) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def test_structures_and_dtypes(float64: None, form: str) -> None:
 
 
 class AnythingBuilt(Anything):
-    """Outputs that Keras cannot build a model from."""
+    """Returns the outputs of `Anything` that Keras cannot build a model from."""
 
     def call(self, x: Any) -> Any:
         return self.dense(x)
@@ -179,7 +179,7 @@ def test_ragged_and_sparse(float64: None, form: str) -> None:
 
 @pytest.mark.both_generations
 def test_batches_of_different_widths(float64: None) -> None:
-    """Batches of unequal length, like padded_batch's: Keras returns a ragged tensor."""
+    """With padded_batch, Keras returns a ragged tensor."""
     inputs = L.Input((None, 2))
     model = Model(inputs, L.Dense(3)(inputs))
     widths = [4, 2, 3]
@@ -221,7 +221,7 @@ def test_run_eagerly(float64: None) -> None:
 
 @pytest.mark.thorough
 def test_many_pieces(monkeypatch: pytest.MonkeyPatch, float64: None) -> None:
-    """Outputs that do not fit one block come in several."""
+    """Outputs larger than a block arrive in several blocks."""
     taken: list[int] = []
     stock = outputs.OutputReader.take
 
@@ -270,7 +270,7 @@ def test_callbacks_run_here_in_keras_order(float64: None) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-10)
 
 
-@pytest.mark.skipif(not is_keras_3(), reason="Keras 3's alone: stop_predicting")
+@pytest.mark.skipif(not is_keras_3(), reason="Keras 3 alone has stop_predicting")
 def test_callback_that_ends_the_prediction() -> None:
     class Stop(tf.keras.callbacks.Callback):
         def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -302,7 +302,7 @@ class FailsInWorkers(Model):
         return super().predict_step(data)
 
 
-def test_a_step_of_the_users_that_raises() -> None:
+def test_a_users_step_that_raises() -> None:
     x, _ = digits(20)
     inputs = L.Input((8, 8, 1))
     with pytest.raises(WorkerError, match="of the user's") as caught:
@@ -334,7 +334,7 @@ def test_no_file_stays_open_for_a_batch(kept: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(outputs, "KEPT_BLOCKS", 4)
     x, _ = digits(60)
     counts = CountsDescriptors()
-    gc.collect()  # what earlier tests have left open is not closed in the middle of this one
+    gc.collect()  # closes files of earlier tests before this one counts
     found = small_cnn().predict(x, 2, verbose=0, num_processes=2, callbacks=[counts])
     np.testing.assert_allclose(found, small_cnn().predict(x, 2, verbose=0), rtol=1e-4)
     assert len(counts.counts) == 30

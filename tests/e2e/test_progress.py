@@ -1,4 +1,4 @@
-"""The user's terminal: Keras's own progress bar, once, and no noise of workers."""
+"""Terminal output: Keras's own progress bar, once, and no noise of workers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def data(rows: int = 100) -> tuple[np.ndarray, np.ndarray]:
 
 
 def lines(text: str) -> list[str]:
-    """The lines that stay on the screen, without colours and times.
+    """Returns the lines that remain on the screen, without colors and times.
 
-    A line that is drawn again over itself counts once, as it is at last.
+    A line drawn over itself counts once, in its last form.
     """
     text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\x08", "\r")
     text = re.sub(r"\d+(ms|us|s)(/(step|epoch))?|\d+:\d\d", "TIME", text)
@@ -53,7 +53,7 @@ def lines(text: str) -> list[str]:
 def shown_by_both(
     capfd: pytest.CaptureFixture[str], x: Any, y: Any = None, **arguments: Any
 ) -> tuple[list[str], list[str]]:
-    """Returns what plain `fit` and `fit` with two processes print."""
+    """Returns the output of plain `fit` and of `fit` with two processes."""
     printed = []
     for processes in (None, 2):
         model = make()
@@ -66,7 +66,7 @@ def shown_by_both(
 @pytest.mark.every_case  # 0 alone shows nothing
 @pytest.mark.parametrize("verbose", [0, 1, 2, "auto"])
 @pytest.mark.both_generations
-def test_the_bar_is_that_of_keras(
+def test_the_bar_is_keras_own(
     float64: None, capfd: pytest.CaptureFixture[str], verbose: Any
 ) -> None:
     x, y = data()
@@ -88,7 +88,7 @@ def test_the_bar_is_that_of_keras(
 def test_the_bar_learns_the_number_of_steps(
     float64: None, capfd: pytest.CaptureFixture[str], verbose: int
 ) -> None:
-    """A dataset that does not know its length: Keras counts in the first epoch."""
+    """The dataset does not know its length: Keras counts in the first epoch."""
     dataset = tf.data.Dataset.from_tensor_slices(data()).batch(15).filter(lambda *_: True)
     theirs, ours = shown_by_both(capfd, dataset, epochs=3, verbose=verbose)
     assert ours == theirs
@@ -111,7 +111,7 @@ def test_noise_of_workers_stays_in_their_logs(
             return super().call(inputs)
 
     x, y = data()
-    make().fit(x, y, verbose=0)  # what TensorFlow says in this process is said
+    make().fit(x, y, verbose=0)  # TensorFlow writes its messages of this process now
     nanotf.shutdown()
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     capfd.readouterr()
@@ -120,18 +120,18 @@ def test_noise_of_workers_stays_in_their_logs(
     capfd.readouterr()
     model.fit(x, y, verbose=0, num_processes=2)
     shown = capfd.readouterr()
-    assert "traced in 0" in shown.out  # as in one process, where it says "None" once more
+    assert "traced in 0" in shown.out  # as in one process, which says "None" once more
     assert "traced in 1" not in shown.out
     assert not re.search(r"oneDNN|cpu_feature_guard|cuda", shown.out + shown.err)
     logs = [pathlib.Path(f"/proc/{pid}/fd/2").read_text() for pid in nanotf.worker_pids()]
     assert zygote._zygote is not None
     assert re.search(r"oneDNN|cpu_feature_guard|cuda", zygote._zygote.log.since(0))
     assert "traced in 1" in logs[1]
-    nanotf.shutdown()  # the next test shall not get workers of this environment
+    nanotf.shutdown()  # the next test must not get workers of this environment
 
 
 class Prints(L.Layer):
-    """Prints in its call, by TensorFlow and, where steps are eager, by Python."""
+    """Prints in its call, by TensorFlow and, in eager steps, by Python."""
 
     def call(self, inputs: Any) -> Any:
         tf.print("a TensorFlow print")
@@ -154,7 +154,7 @@ def test_prints_of_the_model_are_rank_0s(capsys: pytest.CaptureFixture[str], eag
         assert found.count("a TensorFlow print") == 2
         assert found.count("to stdout") == 2
         assert found.count("a Python print of 5 rows") == (2 if eager else 0)
-        # Of rank 0's standard error, full of notes on its start, nothing comes along.
+        # Rank 0's standard error, full of start-up messages, is not relayed.
         assert len(found) == (6 if eager else 4)
 
 
@@ -167,7 +167,7 @@ class Summarizes(L.Layer):
 
 
 def test_summaries_of_a_call_are_not_written(tmp_path: pathlib.Path) -> None:
-    """The writer is this process's, and has none of the workers'."""
+    """The writer is this process's; workers have none."""
     x, y = data(20)
     written = []
     for processes in (None, 2):

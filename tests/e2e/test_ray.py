@@ -32,7 +32,7 @@ GROUP_SECONDS = 840.0  # for a module of tests
 
 @pytest.fixture
 def own_ray() -> Iterator[dict[str, str]]:
-    """Variables with which a process starts a Ray of its own, whatever runs on this machine."""
+    """Returns variables with which a process starts its own Ray, whatever runs on this machine."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install 'nanotf[ray]'")
     # A short name: Ray makes Unix sockets below it.
@@ -40,7 +40,7 @@ def own_ray() -> Iterator[dict[str, str]]:
         yield {
             "RAY_ADDRESS": "local",
             "RAY_TMPDIR": here,
-            # Ray kills actors when the machine's memory is nearly full, whoever uses it.
+            # Ray kills actors when the machine's memory is nearly full, whichever process uses it.
             "RAY_memory_monitor_refresh_ms": "0",
         }
 
@@ -48,7 +48,7 @@ def own_ray() -> Iterator[dict[str, str]]:
 @pytest.mark.timeout(GROUP_SECONDS + 60)
 @pytest.mark.parametrize("module", ["ray_one_node", "ray_two_nodes"])
 def test_group(module: str, tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
-    """Ray's workers do the same as local ones."""
+    """Ray's workers behave like those of the local backend."""
     path = pathlib.Path(__file__).with_name(f"{module}.py")
     command = [sys.executable, "-m", "pytest", str(path), "-q", "-x", "--tb=short"]
     command += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}"]
@@ -80,7 +80,7 @@ SHUTS_DOWN = """
 import ray
 nanotf.warm_up(2, backend="ray")
 small_cnn().fit(x, y, **ON_RAY)
-# Ray has not ended with the thread that needed it first, and can start further workers.
+# Ray outlives the thread that started it, and can start more workers.
 small_cnn().fit(x, y, transport="grpc", **ON_RAY)
 children = psutil.Process().children(recursive=True)
 pids = nanotf.worker_pids()
@@ -111,7 +111,7 @@ small_cnn().fit(x, y, epochs=100000, callbacks=[
 def _script(
     directory: pathlib.Path, own_ray: dict[str, str], body: str, check: bool = True
 ) -> list[str]:
-    """Returns what a script prints, for which nanotf has to start a Ray."""
+    """Returns the output of a script that makes nanotf start a Ray."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in own_ray.items():
             patch.setenv(name, value)
@@ -129,7 +129,7 @@ def test_ray_that_nanotf_starts_ends_with_shutdown(
     assert told["children"] > 2
     assert told["alive"] == []
     assert told["initialized"] is False
-    assert told["users"] is True, "who starts Ray ends it"
+    assert told["users"] is True, "the user's Ray stays"
 
 
 @pytest.mark.thorough

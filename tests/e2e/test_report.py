@@ -1,4 +1,4 @@
-"""`history.nanotf` and `last_report()`: the parts add up, and say what there was."""
+"""`history.nanotf` and `last_report()`: the parts add up, and describe the call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nanotf.wire.timing import HOOK_COLUMNS
 
 
 def _check_sums(report: Report) -> None:
-    """Every part is a time, and together they are the whole."""
+    """Asserts that every part is a time, and that the parts add up to the whole."""
     parts = [report.preparing, report.start_up, report.shipping, report.running, report.finishing]
     assert min(parts) >= 0
     np.testing.assert_allclose(sum(parts), report.total, rtol=1e-9)
@@ -50,7 +50,7 @@ def test_fit(tmp_path: pathlib.Path) -> None:
         assert worker.input > 0
     for text in ("fit on 2 workers", "start-up", "compute", "imbalance"):
         assert text in str(report)
-    # The workers' times are of the clock of this process: all of it was during the call.
+    # The workers' times use this process's clock: all of them are within the call.
     for times in report.times:
         assert report.call.lent <= times.began <= times.ready <= times.ended <= report.call.done
         assert [p.kind for p in times.passes] == ["train", "test"] * 3
@@ -62,7 +62,7 @@ def test_fit(tmp_path: pathlib.Path) -> None:
     picture = pathlib.Path(report.plot(tmp_path / "report.png"))
     assert picture.read_bytes().startswith(b"\x89PNG")
 
-    # Warm, with the functions traced: the same steps, counted anew, and a hook after each.
+    # Warm, with the functions traced: the same steps, counted again, and a hook after each.
     assert [worker.hooks for worker in report.workers] == [0, 0]
     callback = tf.keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
     arguments["callbacks"] = [callback]
@@ -130,7 +130,7 @@ def test_run_eagerly(float64: None) -> None:
 
 
 @pytest.mark.thorough
-def test_data_that_this_process_reads() -> None:
+def test_data_read_by_this_process() -> None:
     x, y = digits(80)
 
     def batches() -> Iterator[Any]:

@@ -28,7 +28,7 @@ FIT = {"batch_size": 50, "verbose": 0, "num_processes": 2, "epochs": 4}
 
 
 class _Kill(tf.keras.callbacks.Callback):
-    """Kills a worker at a hook, `times` times; notes which hooks it has heard."""
+    """Kills a worker at a hook, `times` times; records the hooks called."""
 
     def __init__(self, hook: str, index: int | None, rank: int = 1, times: int = 1) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def _adam() -> Any:
 def _same_as_undisturbed(kill: _Kill, make: Callable[[], Any] = _adam, **arguments: Any) -> Any:
     x, y = digits(200)
     arguments = {"x": x, "y": y, **FIT, **arguments}
-    # Without a batch size of its own where the data have batches.
+    # No batch size of its own if the data have batches.
     arguments = {k: v for k, v in arguments.items() if v is not None}
     expected, found = make(), make()
     extra = arguments.pop("callbacks", list)
@@ -78,7 +78,7 @@ def _same_as_undisturbed(kill: _Kill, make: Callable[[], Any] = _adam, **argumen
 @pytest.mark.usefixtures("float64")
 @pytest.mark.both_generations
 def test_killed_in_the_middle_of_an_epoch(rank: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Shuffled, with an optimizer that keeps slots, divided between the workers."""
+    """Shuffled, with an optimizer that has slots, divided between the workers."""
     kill = _Kill("on_train_batch_end", 1, rank)
     _same_as_undisturbed(kill, shuffle=True)
     assert kill.heard == [
@@ -99,7 +99,7 @@ def test_killed_in_the_middle_of_an_epoch(rank: int, caplog: pytest.LogCaptureFi
     assert "SIGKILL" in line
     assert "continues with epoch 3 of 4" in line
     assert "restart 1 of 2" in line
-    assert "The other workers" not in line  # they are started again at once
+    assert "The other workers" not in line  # nanotf restarts them at once
 
 
 @pytest.mark.usefixtures("float64")
@@ -117,7 +117,7 @@ def test_killed_at_other_moments(hook: str) -> None:
 
 
 @pytest.mark.usefixtures("float64")
-def test_callbacks_keep_what_they_know() -> None:
+def test_callbacks_keep_their_state() -> None:
     """A schedule, and a stop that depends on all epochs so far."""
 
     def callbacks() -> list[Any]:
@@ -139,7 +139,7 @@ def _stopping() -> list[Any]:
 
 
 @pytest.mark.thorough
-def test_killed_after_a_callback_has_stopped_training() -> None:
+def test_killed_after_a_callback_stopped_training() -> None:
     x, y = digits(200)
     kill = _Kill("on_epoch_end", 2)
     history = _adam().fit(x, y, **FIT, callbacks=[*_stopping(), kill], max_restarts=1)
@@ -152,7 +152,7 @@ def test_killed_after_a_callback_has_stopped_training() -> None:
 
 @pytest.mark.usefixtures("float64")
 @pytest.mark.thorough
-def test_endless_arrays_go_on_in_the_middle_of_a_pass() -> None:
+def test_endless_arrays_continue_in_the_middle_of_a_pass() -> None:
     """4 batches a pass, 2 steps an epoch: the third epoch begins the second pass."""
     _same_as_undisturbed(_Kill("on_train_batch_end", 0), steps_per_epoch=2, shuffle=True)
 
@@ -214,7 +214,7 @@ def _by_a_python_function() -> Any:
 @pytest.mark.every_case
 @pytest.mark.usefixtures("float64")
 def test_shuffled_files_are_read_again(tmp_path: pathlib.Path) -> None:
-    """Nobody knows how many batches they have."""
+    """Their number of batches is unknown."""
     for number in range(2):
         with tf.io.TFRecordWriter(str(tmp_path / str(number))) as file:
             for row in np.random.default_rng(number).normal(size=(70, 4)):
@@ -241,13 +241,15 @@ def test_shuffled_files_are_read_again(tmp_path: pathlib.Path) -> None:
     after = found.fit(data(), **arguments, callbacks=[kill], max_restarts=1)
     assert kill.heard.count(("on_epoch_begin", 2)) == 2
     assert_same_history(after.history, before.history)
-    if not is_keras_3():  # new workers find out the length anew, and Keras 2 counts a step for that
+    if (
+        not is_keras_3()
+    ):  # new workers determine the length again, and Keras 2 counts a step for that
         expected.optimizer.iterations.assign_add(1)
     assert_same_state(found, expected)
 
 
 def _kill_the_first_new_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before they have read anything."""
+    """Kills a worker of the first restart before it has read anything."""
     stock = training._FitCall.sent
 
     def sent(call: Any) -> None:
@@ -261,10 +263,10 @@ def _kill_the_first_new_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("make_data", [_Batches, _by_a_python_function])
 @pytest.mark.thorough
-def test_what_the_parent_reads_at_random_is_read_again(
+def test_random_data_of_the_parent_are_read_again(
     make_data: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the order, and altered as, of the epoch that was not complete; workers die twice."""
+    """In the incomplete epoch's order and with its alterations; workers die twice."""
     expected, found = _adam(), _adam()
     arguments = {**FIT, "shuffle": True}
     arguments.pop("batch_size")
@@ -308,7 +310,7 @@ def test_no_more_restarts_than_allowed() -> None:
     assert np.isfinite(model.fit(x, y, **{**FIT, "epochs": 1}).history["loss"][0])
 
 
-def test_what_the_user_raises_is_no_reason_to_restart() -> None:
+def test_a_users_exception_is_no_reason_to_restart() -> None:
     x, y = digits(200)
     calls: list[int] = []
 
@@ -322,7 +324,7 @@ def test_what_the_user_raises_is_no_reason_to_restart() -> None:
     assert calls == [0]
 
 
-def test_what_max_restarts_takes() -> None:
+def test_invalid_max_restarts() -> None:
     x, y = digits(50)
     with pytest.raises(InvalidArgumentTypeError, match="max_restarts='2'"):
         small_cnn().fit(x, y, num_processes=2, max_restarts="2")

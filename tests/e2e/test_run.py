@@ -49,7 +49,7 @@ import numpy as np
 import tensorflow as tf
 import beside
 
-def own_loss(y_true, y_pred):  # of __main__: travels by value
+def own_loss(y_true, y_pred):  # of __main__: sent by value
     return tf.reduce_mean(tf.square(y_true - y_pred) * SCALE, axis=-1)
 
 SCALE = 2.0
@@ -61,7 +61,7 @@ class Note(tf.keras.callbacks.Callback):
         sizes.append(len(nanotf.worker_pids()))
         inner = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
         inner.compile("sgd", "mse")
-        inner.fit(x[:8, :1], y[:8], verbose=0)  # a fit inside another
+        inner.fit(x[:8, :1], y[:8], verbose=0)  # a nested fit
 
 def train(**arguments):
     tf.keras.utils.set_random_seed(1)
@@ -75,7 +75,7 @@ y = x.sum(1, keepdims=True)
 found = train(callbacks=[Note()])
 kind = type(tf.keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3), alpha=0.35))
 told = {
-    "single": train(num_processes=1),  # what a call says itself counts
+    "single": train(num_processes=1),  # an explicit argument wins
     "argv": sys.argv,
     "path": sys.path[0],
     "file": __file__,
@@ -86,7 +86,7 @@ told = {
     "accelerated": hasattr(kind, "_nanotf_original"),
     "beside": beside.NAME,
 }
-atexit.register(lambda: print(json.dumps(told)))  # runs when the script has ended
+atexit.register(lambda: print(json.dumps(told)))  # runs at the end of the script
 """
 
 
@@ -104,7 +104,7 @@ def test_an_unchanged_script_uses_workers(tmp_path: pathlib.Path) -> None:
     assert told["sizes"] == [2, 2]
     assert told["accelerated"] is True
     assert told["loss"] == pytest.approx(told["single"], rel=1e-4)
-    # Another pool on this machine may be spoken of, but no note of `nanotf run`.
+    # Another pool on this machine may be mentioned, but there is no note of `nanotf run`.
     assert "never called" not in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -117,7 +117,7 @@ from . import beside
 from .beside import SCALE
 
 @tf.keras.utils.register_keras_serializable()
-class Scaled(tf.keras.layers.Layer):  # of __main__: travels by value
+class Scaled(tf.keras.layers.Layer):  # of __main__: sent by value
     def call(self, inputs):
         from .beside import SCALE  # in the worker
         return inputs * SCALE
@@ -169,7 +169,7 @@ MODULES = {
 
 
 def _package(directory: pathlib.Path, source: str) -> None:
-    """Writes packages that have `package.module`."""
+    """Writes packages with a module `package.module`."""
     files = {
         "package/__init__.py": "import sys\nprint(sys.argv)\n",
         "package/module.py": source,
@@ -191,7 +191,7 @@ def _run_module(
     options: tuple[str, ...] = (),
     nanotf_run: tuple[str, ...] = ("-m", "nanotf", "run"),
 ) -> subprocess.CompletedProcess[str]:
-    """`nanotf run OPTIONS -m NAME` with arguments that look like options, or `python -m NAME`."""
+    """Runs `nanotf run OPTIONS -m NAME`, or `python -m NAME`, with arguments like options."""
     return subprocess.run(
         [sys.executable, *nanotf_run, *options, "-m", name, "-n", "7", "-m", "--", "a b"],
         cwd=directory,
@@ -204,7 +204,7 @@ def _run_module(
 
 
 def _assert_told(done: subprocess.CompletedProcess[str], expected: list[str]) -> None:
-    """TensorFlow may have said something before, when it was imported."""
+    """Asserts the last lines of standard error; TensorFlow may write others on import."""
     told = [line for line in done.stderr.splitlines() if "never called fit" not in line]
     assert told[len(told) - len(expected) :] == expected
     assert "".join(told).count("Traceback") == "".join(expected).count("Traceback")
@@ -218,7 +218,7 @@ def test_a_module_runs_as_by_python(tmp_path: pathlib.Path, name: str) -> None:
     plain = _run_module(tmp_path, module, nanotf_run=())
     done = _run_module(tmp_path, module)
     assert (done.returncode, done.stdout) == (plain.returncode, plain.stdout)
-    # Python shows how it came to the module, in frames of one line.
+    # Python shows the frames that led to the module, one line each.
     _assert_told(done, [x for x in plain.stderr.splitlines() if "<frozen runpy>" not in x])
 
 
@@ -242,7 +242,7 @@ from nanotf.parent import auto
 
 measure = auto._measure
 
-def found_fast(trial, number, *rest):  # whatever this machine finds of two
+def found_fast(trial, number, *rest):  # whatever this machine measures
     step = measure(trial, 1, *rest).step if number == 1 else 1e-9
     return auto.Measured(number, step)
 
@@ -251,7 +251,7 @@ auto.START_UP = 0.0
 
 class Inner(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
-        train(epochs=1, verbose=0)  # a fit inside another measures nothing
+        train(epochs=1, verbose=0)  # a nested fit measures nothing
 
 def train(**arguments):
     model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
@@ -271,7 +271,7 @@ def test_auto_measures_for_every_fit(tmp_path: pathlib.Path) -> None:
     assert done.stdout.count('nanotf: num_processes="auto": 2, measured in ') == 1
 
 
-def test_auto_that_does_nothing_says_so(tmp_path: pathlib.Path) -> None:
+def test_auto_without_effect_is_reported(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, "pass", ("-n", "auto"))
     assert "so -n auto did nothing" in done.stderr
 
@@ -308,7 +308,7 @@ def test_another_keras_cannot_be_chosen_by_the_script(tmp_path: pathlib.Path) ->
     assert f"`TF_USE_LEGACY_KERAS={other} nanotf run ...`" in done.stderr
 
 
-def test_variables_that_come_too_late_are_named_once(tmp_path: pathlib.Path) -> None:
+def test_variables_set_too_late_are_named_once(tmp_path: pathlib.Path) -> None:
     changes = {"TF_ENABLE_ONEDNN_OPTS": "0", "KERAS_BACKEND": "tensorflow", "OTHER": "1"}
     done = _run(tmp_path, FITS.replace("CHANGES", repr(changes)), options=())
     assert done.stdout.split() == ["continued"], done.stderr
@@ -350,12 +350,12 @@ def test_a_script_that_never_calls_fit_gets_a_note(tmp_path: pathlib.Path) -> No
 LATE = {
     "a thread": "threading.Thread(target=late).start()",
     "an exit handler": "atexit.register(late)",
-    "neither": "if os.fork(): os.wait()",  # the note is that of one process
+    "neither": "if os.fork(): os.wait()",  # the note comes from one process
 }
 
 
 @pytest.mark.parametrize("how", LATE)
-def test_a_note_says_what_is_true_at_the_very_end(tmp_path: pathlib.Path, how: str) -> None:
+def test_a_note_is_decided_at_the_very_end(tmp_path: pathlib.Path, how: str) -> None:
     source = """
         import atexit, os, threading
         from nanotf.parent import defaults
@@ -363,7 +363,7 @@ def test_a_note_says_what_is_true_at_the_very_end(tmp_path: pathlib.Path, how: s
         def late():
             if threading.current_thread() is not threading.main_thread():
                 threading.main_thread().join()
-            defaults.num_processes(None)  # what `fit` asks first
+            defaults.num_processes(None)  # the first query of `fit`
         """
     done = _run(tmp_path, textwrap.dedent(source) + LATE[how])
     assert done.returncode == 0
@@ -379,7 +379,7 @@ fails()
 
 
 def _plain(directory: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    """Returns what `python sub/script.py` does."""
+    """Returns the output of `python sub/script.py`."""
     return subprocess.run(
         [sys.executable, "sub/script.py"],
         cwd=directory,

@@ -1,7 +1,7 @@
-"""Models of every kind, trained by two processes and saved, load where nanotf is not installed.
+"""Models of every kind, trained by two processes and saved, load without nanotf.
 
-One script, which cannot import nanotf, loads all of them and continues training; what it finds is
-compared with a model of plain Keras that trained all the time, in one process.
+One script, which cannot import nanotf, loads all of them and continues training. Its results must
+equal those of a plain Keras model trained throughout in one process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Model, Sequential
 
-pytestmark = pytest.mark.timeout(900)  # the first test waits for all that the others look at
+pytestmark = pytest.mark.timeout(900)  # the first test waits for the data of all the others
 
 L = tf.keras.layers
 KERAS_3 = is_keras_3()
@@ -36,7 +36,7 @@ FIT: dict[str, Any] = {"batch_size": 8, "shuffle": False, "verbose": 0}
 
 
 def subclass(base: Any) -> Any:
-    """The same class over plain Keras's model, nanotf's, and, in the script, Keras's again."""
+    """Returns the same class over plain Keras's model or nanotf's; in the script, over Keras's."""
 
     class Deep(base):  # type: ignore[misc]
         def __init__(self, width: int, **kwargs: Any) -> None:
@@ -83,13 +83,13 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
 }
 FORMATS = ("keras", "h5", "export") if KERAS_3 else ("keras", "h5", "tf", "export")
-# Keras writes the graph of a model into an .h5 file, and a subclassed model has none.
+# Keras writes a model's graph into an .h5 file, and a subclassed model has none.
 CASES = [
     (kind, form) for kind in KINDS for form in FORMATS if form != "h5" or "subclass" not in kind
 ]
 
-# Keras 3 reads no slots from an .h5 file, and refuses to train with the optimizer; a SavedModel
-# of Keras 2 begins with new slots.
+# Keras 3 reads no slots from an .h5 file, and refuses to train with the optimizer; a SavedModel of
+# Keras 2 begins with new slots.
 LOSES_SLOTS = {f"{kind}-{form}" for kind, form in CASES if form == ("h5" if KERAS_3 else "tf")}
 
 
@@ -143,7 +143,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def trained() -> dict[str, Any]:
-    """By kind: the model that two processes trained, and its losses."""
+    """Maps a kind to the model that two processes trained, and its losses."""
     models = {}
     for kind, (make, _) in KINDS.items():
         model = _compiled(make)
@@ -153,7 +153,7 @@ def trained() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def loaded(trained: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """By kind and format: what a script finds that cannot import nanotf."""
+    """Maps kind and format to the results of a script that cannot import nanotf."""
     directory = tmp_path_factory.mktemp("saved")
     np.savez(directory / "data.npz", x=X, y=Y)
     paths = {
@@ -168,7 +168,7 @@ def loaded(trained: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, tuple[list[float], list[float]]]:
-    """By kind: the losses of plain Keras in the first epoch, and in the two of a second fit."""
+    """Maps a kind to plain Keras's losses in the first epoch, and in the two of a second fit."""
     losses = {}
     for kind, (_, make) in KINDS.items():
         if not kind.startswith("accelerated"):
@@ -213,10 +213,10 @@ _NOT_YET = pytest.mark.xfail(
     ],
 )
 @pytest.mark.both_generations
-def test_a_loaded_model_trains_with_two_processes(
+def test_a_loaded_model_continues_with_two_processes(
     float64: None, tmp_path: pathlib.Path, form: str
 ) -> None:
-    """The other way round: plain Keras trained and saved it, slots and step count included."""
+    """The reverse: plain Keras trained and saved it, including slots and step count."""
     x, y = X.astype("float64"), Y.astype("float64")
     plain = _compiled(lambda: functional(K.Model))
     plain.fit(x, y, **FIT)

@@ -70,7 +70,7 @@ pathlib.Path("told").write_text(json.dumps([before, loop(data, model)]))
 
 @pytest.mark.thorough
 def test_a_process_without_standard_streams(tmp_path: pathlib.Path) -> None:
-    """Like a daemon: what it opens first gets the numbers 0, 1 and 2."""
+    """The first files opened get the numbers 0, 1 and 2, like in some daemons."""
     (tmp_path / "daemon.py").write_text(DAEMON)
     command = f"{shlex.quote(sys.executable)} daemon.py <&- >&- 2>&-"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
@@ -107,8 +107,8 @@ print(json.dumps({
 """
 
 
-def test_a_script_in_a_folder_of_others(tmp_path: pathlib.Path) -> None:
-    """Neither what lies there is imported, nor what lies beside nanotf, unless the script does."""
+def test_a_script_in_a_folder_with_other_modules(tmp_path: pathlib.Path) -> None:
+    """Files in the folder or beside nanotf are not imported, unless the script does."""
     shared, packages = tmp_path / "shared", tmp_path / "packages"
     for folder in (shared, packages):
         folder.mkdir()
@@ -149,7 +149,7 @@ print("TOTAL", total())
 
 
 def test_without_dev_shm(tmp_path: pathlib.Path) -> None:
-    """Like AWS Lambda."""
+    """The case of AWS Lambda."""
     bare = [
         "unshare",
         "--mount",
@@ -167,7 +167,7 @@ def test_without_dev_shm(tmp_path: pathlib.Path) -> None:
 
 
 def _cores_of_list(text: str) -> list[int]:
-    """The kernel's list format: "0-2,5" is [0, 1, 2, 5]."""
+    """Parses the kernel's list format: "0-2,5" is [0, 1, 2, 5]."""
     cores: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -267,6 +267,6 @@ print("all agree")
 """
 
 
-def test_objects_defined_in_main_travel_by_value(tmp_path: pathlib.Path) -> None:
+def test_objects_defined_in_main_are_sent_by_value(tmp_path: pathlib.Path) -> None:
     done = run_script(tmp_path, OBJECTS_OF_MAIN)
     assert done.stdout.strip().endswith("all agree")

@@ -33,7 +33,7 @@ saving = importlib.import_module(versions.keras_module_name()).saving
 
 
 def data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens, each step's from another part of the vocabulary, some of them twice; and targets."""
+    """Returns tokens, some repeated, from another part of the vocabulary each step; and targets."""
     random = np.random.default_rng(3)
     tokens = (np.arange(rows) // 16 * 4)[:, None] + random.integers(0, 9, (rows, 5))
     return tokens.astype("int32"), random.normal(size=rows)
@@ -63,7 +63,7 @@ def model_of(
 def _reference(
     table: np.ndarray, gradients: Any, steps: int, *, amsgrad: bool, rate: float = 0.1
 ) -> np.ndarray:
-    """The docstring's formulas, row by row."""
+    """Computes the docstring's formulas, row by row."""
     table, m, v, largest = table.copy(), *(np.zeros_like(table) for _ in range(3))
     for step in range(1, steps + 1):
         indices, values = gradients[step - 1]
@@ -102,7 +102,7 @@ def test_the_formula_with_duplicates(float64: None, jit_compile: bool, amsgrad: 
     for indices, values in gradients:
         step(tf.constant(values), tf.constant(indices))
     expected = _reference(start, gradients, 6, amsgrad=amsgrad)
-    # Keras 2 keeps its learning rate in float32 where floatx was that when it was imported.
+    # Keras 2 keeps its learning rate in float32 if floatx was float32 on import.
     np.testing.assert_allclose(keras_names.tf_variable(table), expected, rtol=1e-10)
     assert np.array_equal(keras_names.tf_variable(table)[8:], start[8:])
 
@@ -135,9 +135,9 @@ def test_dense_gradients_are_adams(float64: None, name: str) -> None:
 @pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue"])
 @pytest.mark.both_generations
 def test_clipping_sees_the_sum_of_a_row(float64: None, name: str, jit_compile: bool) -> None:
-    """Of a first step, in which all rows are touched, Adam makes the same."""
+    """In a first step that touches all rows, Adam does the same."""
     if jit_compile and versions.keras_version() < (2, 16):
-        pytest.skip("XLA of TensorFlow 2.15 wants to prove how many rows are unique")
+        pytest.skip("XLA of TensorFlow 2.15 must prove the number of unique rows")
     values = tf.constant(np.random.default_rng(0).normal(size=(6, 3)))
     gradient = tf.IndexedSlices(values, tf.constant([0, 1, 1, 2, 2, 2]), tf.constant([3, 3]))
     options = {"epsilon": 0.1, **OPTIONS[name]}
@@ -160,7 +160,7 @@ def _after_a_step(optimizer: Any, gradient: Any, jit_compile: bool = False) -> n
 
 
 @pytest.mark.thorough
-def test_a_model_that_is_compiled_by_xla(float64: None) -> None:
+def test_a_model_compiled_by_xla(float64: None) -> None:
     x, y = data(48)
     models = []
     for jit_compile in (True, False):
@@ -178,7 +178,7 @@ def test_two_processes(float64: None, name: str) -> None:
 
 
 @pytest.mark.thorough
-def test_training_goes_on_with_and_without_workers(float64: None) -> None:
+def test_training_continues_with_and_without_workers(float64: None) -> None:
     x, y = data()
     arguments = {"x": x, "y": y, "batch_size": 16, "shuffle": False, "verbose": 0}
     trained = []
@@ -291,7 +291,7 @@ def test_configuration_and_saved_models(tmp_path: pathlib.Path) -> None:
     model.save(tmp_path / "model.keras")
     loaded = tf.keras.models.load_model(tmp_path / "model.keras")
     assert type(loaded.optimizer) is SparseAdam
-    # The layer is Keras's, and does the same.
+    # Keras's own layer works equally.
     assert type(loaded.layers[0]) is KerasEmbedding
     histories = [m.fit(x, y, shuffle=False, verbose=0).history for m in (model, loaded)]
     assert histories[0] == histories[1]
@@ -315,7 +315,7 @@ def _loss_and_gradient(layer: Any, tokens: Any) -> tuple[float, Any]:
     return float(loss), tape.gradient(loss, keras_names.tf_variable(layer.embeddings))
 
 
-def test_the_penalty_is_that_of_the_rows_looked_up(float64: None) -> None:
+def test_the_penalty_is_of_the_rows_looked_up(float64: None) -> None:
     tokens = np.array([[1, 2, 2], [2, 7, 0]])
     layer = Embedding(9, 3, embeddings_regularizer=tf.keras.regularizers.L2(0.5))
     loss, gradient = _loss_and_gradient(layer, tokens)
@@ -361,7 +361,7 @@ def test_arguments_are_keras_own() -> None:
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 looks rows up as they are")
 @pytest.mark.both_generations
-def test_what_is_looked_up_is_keras_own() -> None:
+def test_lookups_are_keras_own() -> None:
     layer, theirs = Embedding(9, 3), KerasEmbedding(9, 3)
     theirs.build()
     ragged = tf.ragged.constant([[1], [2, 3]])
@@ -379,7 +379,7 @@ def test_what_is_looked_up_is_keras_own() -> None:
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 has no quantization")
 @pytest.mark.thorough
-def test_quantized_as_keras_own() -> None:
+def test_quantized_as_in_keras() -> None:
     layer, theirs = Embedding(9, 4), KerasEmbedding(9, 4)
     for each in (layer, theirs):
         each.build()
@@ -409,7 +409,7 @@ class Words(Embedding):
 @pytest.mark.both_generations
 def test_the_penalty_with_two_processes(float64: None, layer: Any, mask_zero: bool) -> None:
     if layer is Words and mask_zero:
-        pytest.skip("its configuration leaves it out")
+        pytest.skip("its configuration omits it")
     options = {"mask_zero": mask_zero}
     if layer is Embedding:
         options["embeddings_regularizer"] = "l2"
@@ -419,7 +419,7 @@ def test_the_penalty_with_two_processes(float64: None, layer: Any, mask_zero: bo
 
 # ---------------------------------------------------------------------------------- transport
 class Counting(L.Layer):  # type: ignore[misc]
-    """Writes what its worker sends into a file: one line for each tensor of a collective."""
+    """Logs its worker's sent data to a file: one line for each tensor of a collective."""
 
     def __init__(self, path: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -440,7 +440,7 @@ class Counting(L.Layer):  # type: ignore[misc]
             return array
 
         def sent(tensor: Any) -> Any:
-            """Is noted if it is sent: what nobody reads is not."""
+            """Logs a tensor when it is sent; tensors without a reader are not."""
             tensor = tf.convert_to_tensor(tensor)
             found = tf.numpy_function(noted, [tensor], tensor.dtype, stateful=False)
             return tf.ensure_shape(found, tensor.shape)
@@ -458,7 +458,7 @@ class Counting(L.Layer):  # type: ignore[misc]
 
 
 def test_a_step_sends_the_touched_rows(tmp_path: pathlib.Path) -> None:
-    """The text model of the benchmark: of a table of 10 MB, the rows of a batch are sent."""
+    """The text model of the benchmark: of a table of 10 MB, only the batch's rows are sent."""
     words, width, batch, length = 20_000, 128, 64, 20
     tokens = np.random.default_rng(0).integers(0, 900, (2 * batch, length), dtype=np.int32)
     tokens[:, :8] = 0  # padding
@@ -482,7 +482,7 @@ def test_a_step_sends_the_touched_rows(tmp_path: pathlib.Path) -> None:
             sent[line.split()[0]] += int(line.split()[1])
         mine = [tokens[i + rank * 32 : i + rank * 32 + 32] for i in (0, batch)]
         rows = sum(len(np.unique(part)) for part in mine)
-        losses = 2 * 32 * 4  # one number a row
+        losses = 2 * 32 * 4  # one number per row
         likeness = 16  # compared at the end of the epoch
         assert sent["all_gather"] == rows * (width * 4 + 4) + losses + likeness
         others = sum(sent.values()) - sent["all_gather"]
@@ -515,7 +515,7 @@ def test_patched_names() -> None:
         assert tf.keras.optimizers.Adam(gradient_accumulation_steps=2)
 
 
-def test_patched_names_can_be_left_out_and_are_put_back() -> None:
+def test_patched_names_can_be_left_out_and_are_restored() -> None:
     before = (vars(KerasAdam)["__init__"], vars(KerasEmbedding)["__init__"])
     nanotf.patch_tensorflow(sparse=True)
     nanotf.patch_tensorflow()

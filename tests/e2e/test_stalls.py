@@ -1,4 +1,4 @@
-"""Workers without progress: the error names them, and says where everybody is."""
+"""Workers that make no progress: the error names them, and shows every stack."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def _loss(y_true: Any, y_pred: Any) -> Any:
     return tf.reduce_mean(y_pred + 0.0 * held, axis=-1)
 
 
-def test_worker_that_waits_for_ever_in_the_users_code() -> None:
+def test_worker_that_waits_forever_in_the_users_code() -> None:
     x, y = digits(100)
     model = small_cnn()
     model.compile("sgd", _loss)
-    with pytest.raises(WorkerStuck, match="made no progress for 8 s") as caught:
+    with pytest.raises(WorkerStuck, match="has made no progress for 8 s") as caught:
         model.fit(x, y, **FIT)
     error, text = caught.value, str(caught.value)
     assert error.rank == 1
@@ -69,7 +69,7 @@ def test_worker_that_waits_for_ever_in_the_users_code() -> None:
 @pytest.mark.parametrize("kind", ["fit", "loop"])
 @pytest.mark.thorough
 def test_step_that_does_not_end_over_grpc(kind: str) -> None:
-    """TensorFlow's collectives wait forever, so the workers look at the clock."""
+    """TensorFlow's collectives wait forever, so the workers check the clock."""
     x, y = digits(100)
     model = small_cnn()
     model.compile("sgd", _loss)
@@ -85,7 +85,7 @@ def test_step_that_does_not_end_over_grpc(kind: str) -> None:
             step(images, labels)
 
     with pytest.raises(
-        WorkerStuck, match=r"made no progress for 8 s: (their step|the workers \[)"
+        WorkerStuck, match=r"has made no progress for 8 s: (their step|the workers \[)"
     ) as caught:
         if kind == "fit":
             model.fit(x, y, **FIT, transport="grpc")
@@ -98,8 +98,8 @@ def test_step_that_does_not_end_over_grpc(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["fit", "loop"])
 @pytest.mark.thorough
-def test_data_that_take_longer_are_waited_for(kind: str) -> None:
-    """Within a step, Keras's or the user's; over "grpc" the workers look at its clock."""
+def test_slow_data_are_waited_for(kind: str) -> None:
+    """Within a step, Keras's or the user's; over "grpc" the workers check its clock."""
     x, y = digits(100)
 
     def batches() -> Iterator[Any]:
@@ -125,12 +125,12 @@ def test_data_that_take_longer_are_waited_for(kind: str) -> None:
     assert abs(loop(batches()) - expected) < 1e-4
 
 
-def test_workers_that_hang_by_themselves_are_reported(
+def test_workers_that_hang_outside_collectives_are_reported(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody waits for them in a collective, and nobody knows whether they will end.
+    """No rank waits for them in a collective, and they may still make progress.
 
-    They do when the report is there, and so do the data, which this process reads meanwhile.
+    After the report they do, and so do the data, which this process reads meanwhile.
     """
     told = str(tmp_path / "told")
 
@@ -152,7 +152,7 @@ def test_workers_that_hang_by_themselves_are_reported(
     x, y = digits(100)
 
     def slow_batches() -> Iterator[Any]:
-        for _ in range(2):  # Keras looks at so many before training begins
+        for _ in range(2):  # Keras looks at two batches before training begins
             yield x[:50], y[:50]
         while not pathlib.Path(told).exists():
             time.sleep(0.05)
@@ -178,10 +178,10 @@ def test_workers_that_hang_by_themselves_are_reported(
 
 
 @pytest.mark.parametrize("phase", ["start", "job"])
-def test_nobody_waits_for_ever_for_a_worker_that_does_not_read(
+def test_sending_to_a_worker_that_does_not_read_times_out(
     phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that is stopped reads no more than fits into the socket."""
+    """A stopped process reads no more than fits into the socket."""
     x, y = digits(100)
     if phase == "start":
         nanotf.shutdown()
@@ -214,7 +214,7 @@ def test_nobody_waits_for_ever_for_a_worker_that_does_not_read(
 
 
 class _Stop(tf.keras.callbacks.Callback):
-    """Stops a worker in the second epoch, as a debugger does."""
+    """Stops a worker in the second epoch, like a debugger."""
 
     pid = 0
 
@@ -234,7 +234,7 @@ def test_worker_that_is_stopped() -> None:
 
 
 @pytest.mark.thorough
-def test_training_goes_on_without_a_stopped_worker(caplog: pytest.LogCaptureFixture) -> None:
+def test_training_continues_without_a_stopped_worker(caplog: pytest.LogCaptureFixture) -> None:
     x, y = digits(100)
     with caplog.at_level(logging.WARNING, logger="nanotf"):
         history = small_cnn().fit(x, y, **FIT, callbacks=[_Stop()], max_restarts=1)
@@ -243,7 +243,7 @@ def test_training_goes_on_without_a_stopped_worker(caplog: pytest.LogCaptureFixt
 
 
 def test_ranks_that_others_wait_for_in_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0 is at a hook, and rank 1 says nothing; the clock is moved on."""
+    """Rank 0 is at a hook, and rank 1 is silent; the clock is advanced."""
     x, y = digits(100)
     small_cnn().fit(x, y, **FIT)
     from nanotf.pool import warm
@@ -273,14 +273,14 @@ def test_ranks_that_others_wait_for_in_the_parent(monkeypatch: pytest.MonkeyPatc
     look_for(STALL_SECONDS - 1, (0,))
     hear(0, 1)
     look_for(STALL_SECONDS - 4, (0,))
-    clock[0] += 1000.0  # counts as a look or two
+    clock[0] += 1000.0  # counts as one or two looks
     look_for(1, (0,))
     with pytest.raises(WorkerStuck, match=r"\[1\]: the workers \[0\] wait for it"):
         look_for(3, (0,))
 
 
 @pytest.mark.parametrize("text", ["-1", "soon", "nan"])
-def test_what_the_variable_takes(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_invalid_stall_seconds(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv(stalls.STALL_VARIABLE, text)
     with pytest.raises(NanoError, match=f"NANOTF_STALL_SECONDS='{text}'"):
         stalls.stall_seconds()

@@ -37,7 +37,7 @@ def dense(optimizer: Any, *more: Any) -> Any:
 
 
 def in_a_row(model: Any, processes: tuple[int | None, ...], **arguments: Any) -> dict[str, Any]:
-    """The histories of several `fit`s of one epoch, as one."""
+    """Concatenates the histories of several `fit`s of one epoch."""
     history: dict[str, Any] = {}
     for number in processes:
         for name, values in model.fit(**data(), **arguments, num_processes=number).history.items():
@@ -74,7 +74,7 @@ def test_three_fits_are_one_long_fit(float64: None, name: str) -> None:
 @pytest.mark.parametrize("every", [None, 3])
 @pytest.mark.thorough
 def test_averages_of_weights(float64: None, every: int | None) -> None:
-    """Keras puts the averages in place at the end of each `fit`, so that three are not one."""
+    """Keras assigns the averages at the end of each `fit`, so three are not one."""
 
     def make() -> Any:
         return dense(O.Adam(0.01, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=every))
@@ -86,8 +86,8 @@ def test_averages_of_weights(float64: None, every: int | None) -> None:
 
 
 @pytest.mark.both_generations
-def test_loss_scale_goes_on() -> None:
-    """Its scale doubles after some steps, and is halved by an overflow in the second `fit`."""
+def test_loss_scale_continues() -> None:
+    """Its scale doubles after some steps, and an overflow halves it in the second `fit`."""
     tf.keras.mixed_precision.set_global_policy("mixed_float16")
     models = []
     for processes in ((None, 2, None), (None,) * 3):
@@ -118,7 +118,7 @@ def test_loss_scale_goes_on() -> None:
 
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no variables for seeds that are always used")
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 has no auto_scale_loss")
-def test_a_loss_that_is_not_to_be_scaled() -> None:
+def test_a_loss_that_must_not_be_scaled() -> None:
     tf.keras.mixed_precision.set_global_policy("mixed_float16")
     expected, found = dense("sgd"), dense("sgd")
     for model in (expected, found):
@@ -146,9 +146,9 @@ def test_a_model_without_variables() -> None:
 
 
 @pytest.mark.skipif(not KERAS_3, reason="Keras 2 keeps its seeds beside the model")
-def test_seeds_stand_where_one_process_leaves_them() -> None:
+def test_seeds_advance_as_in_one_process() -> None:
     def seeds(processes: tuple[int | None, ...]) -> list[np.ndarray]:
-        tf.keras.utils.set_random_seed(5)  # of which the dropout draws its seed
+        tf.keras.utils.set_random_seed(5)  # the dropout draws its seed from this one
         model = dense(O.SGD(0.1), L.Dropout(0.4), L.GaussianNoise(0.1, seed=3))
         in_a_row(model, processes)
         return [np.asarray(v) for v in model.non_trainable_variables]
@@ -160,15 +160,15 @@ def test_seeds_stand_where_one_process_leaves_them() -> None:
 
 
 def _without_seed() -> list[float]:
-    """Numbers of Keras 3's own generator, and a layer's initial weights."""
-    layer = L.Dense(1)  # Keras 2 has a generator of its own for these
+    """Returns numbers of Keras 3's own generator, and a layer's initial weights."""
+    layer = L.Dense(1)  # Keras 2 has a separate generator for these
     layer.build((None, 3))
     drawn = np.ravel(layer.get_weights()[0]).tolist()
     return [*drawn, float(tf.keras.random.uniform([]))] if KERAS_3 else drawn
 
 
 class Scripted(Model):
-    """A class that workers rebuild, which is tried here first: with seeds, and weights."""
+    """A class that workers rebuild, and that is first tried here: with seeds, and weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Scripted(Model):
 
 
 @pytest.mark.both_generations
-def test_random_numbers_go_on_as_with_one_process() -> None:
+def test_random_numbers_continue_as_in_one_process() -> None:
     def drawn(processes: int | None) -> list[float]:
         tf.keras.utils.set_random_seed(5)
         model = Scripted()
@@ -197,7 +197,7 @@ def test_random_numbers_go_on_as_with_one_process() -> None:
 
 
 class Uncertain(Model):
-    """Drops values when it predicts, too: a Monte-Carlo dropout."""
+    """Drops values in predictions, too: a Monte-Carlo dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def test_predictions_draw_anew() -> None:
     halves = [output[:4] for output in outputs] + [output[4:] for output in outputs]
     for i, one in enumerate(halves):
         for other in halves[i + 1 :]:
-            assert 0.3 < np.mean(one != other) < 0.7, "every batch of every call draws anew"
+            assert 0.3 < np.mean(one != other) < 0.7, "every batch of every call draws new numbers"
     if KERAS_3:
         plain = Uncertain()
         before = np.asarray(model.variables[0])
@@ -246,7 +246,7 @@ def test_learning_rate_and_weights_changed_between_fits(float64: None) -> None:
 
 @pytest.mark.both_generations
 def test_single_batches_between_fits(float64: None) -> None:
-    """The effects of `train_on_batch` and `test_on_batch` on weights, slots and metrics count."""
+    """`train_on_batch` and `test_on_batch` change weights, slots and metrics for later fits."""
     results = []
     for processes in (2, None):
         model = dense(O.Adam(0.01))
@@ -272,7 +272,7 @@ def test_a_new_optimizer_for_the_same_model(float64: None) -> None:
         in_a_row(model, (processes,))
         model.compile(O.RMSprop(0.01), "mae")
         in_a_row(model, (processes,))
-        model.compile(O.SGD(0.1, momentum=0.9), "mse")  # as the first, with slots of its own
+        model.compile(O.SGD(0.1, momentum=0.9), "mse")  # like the first, with its own slots
         in_a_row(model, (processes, processes))
         models.append(model)
     assert_same_state(*models)
@@ -280,7 +280,7 @@ def test_a_new_optimizer_for_the_same_model(float64: None) -> None:
 
 @pytest.mark.thorough
 def test_two_models_in_turn(float64: None) -> None:
-    """Workers keep both, and do not mix them up; they have one configuration."""
+    """Workers keep both, and do not confuse them; they have one configuration."""
     models = [dense(O.Adam(0.01)) for _ in range(4)]
     models[1].layers[0].bias.assign(np.ones(5))
     models[3].layers[0].bias.assign(np.ones(5))
@@ -312,11 +312,11 @@ def test_layers_added_and_removed_between_fits(float64: None) -> None:
 
 @pytest.mark.thorough
 def test_transfer_learning(float64: None) -> None:
-    """A frozen base under a new head; then all of it, with a small learning rate."""
+    """Trains a frozen base under a new head; then all of it, with a small learning rate."""
     models = []
     for processes in (2, None):
         tf.keras.utils.set_random_seed(4)
-        # Keras 3 passes `training` of the call of the whole model on, to the base as well.
+        # Keras 3 also passes `training` of the whole model's call to the base.
         normal = L.BatchNormalization(synchronized=True)
         base = tf.keras.Sequential(
             [L.Input((4,)), L.Dense(6, activation="tanh"), normal], name="base"
@@ -339,16 +339,18 @@ def test_transfer_learning(float64: None) -> None:
 
 @nano(num_processes=2)
 def bytes_of_variables(one: Any, dataset: Any) -> int:
-    """Returns what the variables take that are alive in a worker: `one` and all others."""
+    """Returns the bytes of a worker's live variables."""
     variables = [found for found in gc.get_objects() if isinstance(found, tf.Variable)]
-    real = [v for v in variables if not hasattr(v, "values")]  # not those that stand for others
+    real = [
+        v for v in variables if not hasattr(v, "values")
+    ]  # without per-replica containers of other variables
     return sum(v.shape.num_elements() * v.dtype.size for v in real)
 
 
 @pytest.mark.thorough
-def test_models_that_are_gone_leave_workers_and_this_process() -> None:
-    """Workers keep two models and no more than 128 MiB of others; this process keeps none."""
-    # A model's variables are 57 MiB in a worker, its shard of the optimizer's included.
+def test_deleted_models_are_freed_in_workers_and_this_process() -> None:
+    """Workers keep two models and at most 128 MiB of others; this process keeps none."""
+    # A model's variables are 57 MiB in a worker, including its shard of the optimizer's.
     width = 1_500_000
 
     def large() -> Any:
@@ -359,7 +361,7 @@ def test_models_that_are_gone_leave_workers_and_this_process() -> None:
         return weakref.ref(model)
 
     def used() -> float:
-        # Not the resident memory, in which malloc keeps what is free.
+        # Not the resident memory, in which malloc keeps freed memory.
         dataset = tf.data.Dataset.range(2).batch(2)
         return bytes_of_variables(tf.Variable(0.0), dataset) / 2**20
 
@@ -375,7 +377,7 @@ def test_models_that_are_gone_leave_workers_and_this_process() -> None:
 
 
 def test_an_optimizer_of_other_variables_is_refused() -> None:
-    """In Keras's words where it raises; where it continues with what it has traced, in ours."""
+    """With Keras's error if it raises, with nanotf's if Keras would use its old trace."""
     optimizer = O.Adam(0.01)
     first, second = dense(optimizer), dense("sgd")
     in_a_row(first, (2,))
@@ -390,8 +392,8 @@ def test_an_optimizer_of_other_variables_is_refused() -> None:
 
 
 @pytest.mark.both_generations
-def test_optimizer_state_is_complete_at_once(float64: None) -> None:
-    """After the first `fit(num_processes=2)` the slots are in the user's own optimizer."""
+def test_optimizer_state_is_complete_after_the_first_fit(float64: None) -> None:
+    """After the first `fit(num_processes=2)`, the user's own optimizer has the slots."""
     optimizer = O.Adam(0.01)
     model = dense(optimizer)
     in_a_row(model, (2,))

@@ -1,4 +1,4 @@
-"""The cases of Keras's own trainer tests, with two processes next to plain Keras."""
+"""Cases of Keras's own trainer tests, with two processes next to plain Keras."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 def example(**compile_arguments: Any) -> Any:
-    """Two dense layers, the same at every call."""
+    """Returns two dense layers, the same at every call."""
     tf.keras.utils.set_random_seed(4)
     model = Sequential([L.Input((4,)), L.Dense(5, activation="tanh"), L.Dense(3)])
     model.compile(**{"optimizer": tf.keras.optimizers.SGD(0.1), "loss": "mse", **compile_arguments})
@@ -80,7 +80,7 @@ def test_fit_takes_structures_of_inputs(kind: str) -> None:
 
 
 def nested() -> Any:
-    """Inputs in a nested structure; outputs as a dict."""
+    """Returns a model with inputs in a nested structure, and outputs in a dict."""
     tf.keras.utils.set_random_seed(2)
     inputs = {"a": L.Input((4,), name="a"), "b": L.Input((2,), name="b")}
     hidden = L.Concatenate()([inputs["a"], L.Dense(3)(inputs["b"])])
@@ -117,7 +117,7 @@ def test_a_loss_for_one_of_two_outputs_only() -> None:
     fit_both(make, x=x, y={"c": Y, "d": Y[:, :1]}, batch_size=12)
 
 
-@pytest.mark.skipif(is_keras_3(), reason="Keras 3 wants one for each output that has a loss")
+@pytest.mark.skipif(is_keras_3(), reason="Keras 3 requires one for each output with a loss")
 @pytest.mark.parametrize("loss", ["mse", ["mse", None]])
 def test_one_target_for_two_outputs(loss: Any) -> None:
     def make() -> Any:
@@ -130,7 +130,7 @@ def test_one_target_for_two_outputs(loss: Any) -> None:
     fit_both(make, x=X, y=Y, batch_size=12)
 
 
-@pytest.mark.skipif(is_keras_3(), reason="Keras 3 wants the target of every output")
+@pytest.mark.skipif(is_keras_3(), reason="Keras 3 requires the target of every output")
 def test_target_of_one_of_two_named_outputs() -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -159,7 +159,7 @@ def test_evaluate_and_predict_in_this_process_after_fit() -> None:
 
 
 class _Params(tf.keras.callbacks.Callback):
-    """Keeps its parameters at the begin of training."""
+    """Keeps its parameters at the beginning of training."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.begun = dict(self.params)
@@ -167,7 +167,7 @@ class _Params(tf.keras.callbacks.Callback):
 
 @pytest.fixture
 def limits() -> Iterator[Any]:
-    """Keras's `config`, with the limits for debugging runs set."""
+    """Sets the limits for debugging runs in Keras's `config`."""
     config = getattr(tf.keras, "config", None)
     if not hasattr(config, "set_max_epochs"):
         pytest.skip("this Keras has none")
@@ -214,7 +214,7 @@ def test_limits_for_debugging_runs(limits: Any) -> None:
 @pytest.mark.parametrize("steps_per_execution", [1, 3, 8])
 @pytest.mark.both_generations
 def test_steps_per_execution(steps_per_execution: int) -> None:
-    """Batch hooks come once per execution, with the indices that Keras gives them."""
+    """Batch hooks run once per execution, with Keras's indices."""
     calls: dict[int, list[Any]] = {}
 
     def make() -> Any:
@@ -274,7 +274,7 @@ def test_validation_of_some_steps() -> None:
 
 # ------------------------------------------------------------------------------------ losses
 class OnlyAdds(L.Layer):  # type: ignore[misc]
-    """A layer with a loss of its own."""
+    """A layer with its own loss."""
 
     def call(self, inputs: Any) -> Any:
         self.add_loss(tf.reduce_mean(tf.square(inputs)) * 0.3)
@@ -311,8 +311,8 @@ def test_internal_loss_only() -> None:
 
 @pytest.mark.parametrize("last", ["training", "**kwargs", "none"])
 @pytest.mark.both_generations
-def test_compute_loss_of_the_users(last: str) -> None:
-    """Signatures that Keras has known: with `training`, with anything, and without."""
+def test_the_users_own_compute_loss(last: str) -> None:
+    """Signatures that Keras has accepted: with `training`, with `**kwargs`, and without."""
     if last == "training" and not is_keras_3():
         pytest.skip("Keras 2 passes no `training`")
 
@@ -359,7 +359,7 @@ class Trains(Former):
 
 # ------------------------------------------------------------------------- steps of the user's
 class OwnStep(Model):  # type: ignore[misc]
-    """A `train_step` and a `test_step` with a metric of their own."""
+    """A `train_step` and a `test_step` with their own metric."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -390,7 +390,7 @@ class OwnStep(Model):  # type: ignore[misc]
 
 
 @pytest.mark.both_generations
-def test_steps_of_the_users() -> None:
+def test_the_users_own_steps() -> None:
     seen: dict[int, list[float]] = {}
     models = []
     for processes in (None, 2):
@@ -455,7 +455,7 @@ def test_metric_of_a_layer() -> None:
 
 @pytest.mark.thorough
 def test_recompile() -> None:
-    """`compile` begins again with optimizer and metrics; the weights stay."""
+    """`compile` resets optimizer and metrics; the weights stay."""
     results = []
     for processes in (None, 2):
         fit = {
@@ -489,7 +489,7 @@ def test_adapted_layer_before_fit() -> None:
     fit_both(make, x=X, y=Y, batch_size=12)
 
 
-def test_a_model_that_was_never_called_is_built_by_fit() -> None:
+def test_a_model_never_called_is_built_by_fit() -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
         model = Former(3)
@@ -574,7 +574,7 @@ def test_a_callback_changes_the_state_between_batches() -> None:
 
 # ------------------------------------------------------------------ more of Keras's own cases
 class Tracks(Model):  # type: ignore[misc]
-    """A metric in an attribute, which a `compute_loss` of its own updates."""
+    """A metric in an attribute, updated by its own `compute_loss`."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -597,14 +597,14 @@ class Tracks(Model):  # type: ignore[misc]
 
 
 @pytest.mark.thorough
-def test_metrics_that_compute_loss_updates() -> None:
+def test_metrics_updated_by_compute_loss() -> None:
     models = []
     for processes in (None, 2):
         tf.keras.utils.set_random_seed(3)
         model = Tracks(3)
         model.compile("sgd", "mse", metrics=["mae"])
         model(X[:1])
-        # Every worker has as many rows as the others: `added` is a mean over batches.
+        # Every worker has equally many rows: `added` is a mean over batches.
         fit = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0}
         model.fit(X[:36], Y[:36], **fit, num_processes=processes)
         names = [metric.name for metric in model.metrics]
@@ -624,7 +624,7 @@ def test_metrics_that_compute_loss_updates() -> None:
 
 
 @pytest.mark.both_generations
-def test_models_inside_that_are_compiled_themselves() -> None:
+def test_nested_models_that_are_compiled() -> None:
     def make() -> Any:
         inner, other = example(metrics=["mse"]), example()
         inputs = L.Input((4,))
@@ -657,7 +657,7 @@ def test_no_target_for_some_outputs() -> None:
 
 @pytest.mark.thorough
 def test_without_an_optimizer_and_without_training() -> None:
-    """`compile(loss=...)` chooses an optimizer; a model that is frozen has the same loss always."""
+    """`compile(loss=...)` chooses an optimizer; a frozen model always has the same loss."""
 
     def make() -> Any:
         model = example()
@@ -693,7 +693,7 @@ def test_training_argument() -> None:
 
 
 class Counting(Model):  # type: ignore[misc]
-    """Weights that only callbacks change."""
+    """A model with weights that only callbacks change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -796,7 +796,7 @@ def test_a_callback_stops_training_where_keras_would(hook: str) -> None:
 def test_steps_per_execution_of_data_of_unknown_length(kind: str) -> None:
     """Executions of three steps over five batches: the last is cut short."""
     if kind == "dataset" and not is_keras_3():
-        pytest.skip("Keras 2 wants to be told the number of steps")
+        pytest.skip("Keras 2 requires the number of steps")
 
     def data() -> Any:
         batches = [(X[i : i + 8], Y[i : i + 8]) for i in range(0, 40, 8)]
@@ -816,7 +816,7 @@ def test_steps_per_execution_of_data_of_unknown_length(kind: str) -> None:
 
 
 @pytest.mark.parametrize("batches", [4, 6])
-def test_fewer_batches_than_epochs_ask_for(batches: int, recwarn: pytest.WarningsRecorder) -> None:
+def test_fewer_batches_than_the_epochs_need(batches: int, recwarn: pytest.WarningsRecorder) -> None:
     """A generator ends in the second of three epochs of three steps: training ends there."""
 
     def generator() -> Any:
@@ -873,7 +873,7 @@ def test_weight_of_a_single_loss(loss_weights: Any) -> None:
 
 @pytest.mark.thorough
 def test_class_weight_with_validation() -> None:
-    """Class weights are not those of the validation."""
+    """Class weights do not apply to validation."""
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)

@@ -1,7 +1,7 @@
-"""Runs over transport "grpc" one test of each thing that workers exchange, or that ends them.
+"""Runs one test over transport "grpc" for each thing that workers exchange, or that ends them.
 
 The parent reads, checks and calls the same with both transports; elsewhere tests run over "shm".
-This is a module of its own because another transport starts other workers.
+This is a separate module because another transport starts other workers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.own_pool
 
 
 def two_workers() -> Any:
-    """`nano` over the transport that the fixture makes the default."""
+    """Returns `nano` for two workers over the default transport, set by the fixture."""
     return nano(num_processes=2)
 
 
@@ -46,16 +46,16 @@ CASES: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     # gathers: of predictions for a loss, of values in a custom loop
     (numerics.test_losses, {"name": "dice"}),
     (bfloat16.test_gathers_and_variables, {}),
-    # what a step sums or averages beside gradients
-    (arguments.test_synchronized_batch_normalisation, {}),
+    # sums and averages of a step beside gradients
+    (arguments.test_synchronized_batch_normalization, {}),
     (captured.test_variables_of_losses, {"sets": True}),
     # several steps without an optimizer
     (evaluate.test_two_outputs_with_stateful_metrics, {"return_dict": True}),
     (predict.test_arrays, {}),
-    # state on its way to a callback and back, and from call to call
-    (callbacks.test_what_a_batch_hook_changes_holds_from_the_next_step_on, {}),
+    # state sent to a callback and back, and from call to call
+    (callbacks.test_changes_by_a_batch_hook_hold_from_the_next_step, {}),
     (parity.test_two_processes_one_process_and_two_again, {}),
-    # what ends workers
+    # ends of workers
     (failures.test_loss_that_raises_in_a_worker, {}),
     (failures.test_worker_killed_from_outside, {"rank": 1}),
 ]
@@ -75,7 +75,7 @@ def _default_transport(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("case", CASES, ids=_name)
-def test_as_over_shm(case: Any, request: pytest.FixtureRequest) -> None:
+def test_same_results_as_over_shm(case: Any, request: pytest.FixtureRequest) -> None:
     test, given = case
     names = inspect.signature(test).parameters
     test(
@@ -87,7 +87,7 @@ def test_as_over_shm(case: Any, request: pytest.FixtureRequest) -> None:
 
 def test_several_steps_in_one_execution() -> None:
     if not is_keras_3():
-        arguments.test_how_steps_are_run(None, {"steps_per_execution": 3})
+        arguments.test_ways_to_run_steps(None, {"steps_per_execution": 3})
         return
     model = parity.small_cnn()
     model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=2)

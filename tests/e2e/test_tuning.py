@@ -1,4 +1,4 @@
-"""`num_processes="auto"`: what it chooses, and that trials leave no trace."""
+"""`num_processes="auto"`: its choices, and trials without traces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
 
 @pytest.fixture
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers that are tried; time for all of them, however busy the machine is."""
+    """Records the numbers tried; time for all of them, however busy the machine is."""
     found: list[int] = []
     stock = auto._measure
 
@@ -56,11 +56,11 @@ def _choose(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 # ------------------------------------------------------------------------------ decisions
-def test_the_fastest_that_is_worth_it() -> None:
+def test_the_fastest_is_chosen_if_worth_its_start() -> None:
     one, two, four = Measured(1, 0.100, 5.0), Measured(2, 0.060, 6.0), Measured(4, 0.050, 8.0)
     assert decide([one, two, four], steps=10_000) == 4
     assert decide([one, two, four], steps=180) == 2  # 18 s; 6 + 10.8 s; 8 + 9 s
-    assert decide([one, two, four], steps=100) == 1  # the start of workers takes what they gain
+    assert decide([one, two, four], steps=100) == 1  # starting workers costs as much as they gain
     assert decide([one, two, four], steps=None) == 4
     assert decide([one, Measured(2, 0.097)], steps=None) == 1  # no clear gain
     assert decide([one, Measured(2, None, note="not tried")], steps=None) == 1
@@ -110,7 +110,7 @@ def _shuffled(x: Any, y: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
-def test_one_process_is_as_without(
+def test_one_process_leaves_no_trace(
     float64: None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -124,7 +124,7 @@ def test_one_process_is_as_without(
     for number in (None, "auto"):
         model, calls = _with_dropout(), _Calls()
         data = (x, y) if kind == "arrays" else (_shuffled(x, y),)
-        # Twice: what the trial leaves behind might show late.
+        # Twice: traces of the trial might show late.
         for _ in range(2):
             history = model.fit(*data, epochs=2, verbose=2, callbacks=[calls], num_processes=number)
         results.append((model, history.history, calls.said, _random_numbers()))
@@ -137,10 +137,10 @@ def test_one_process_is_as_without(
     assert "1, measured in" in said
     assert "ms per step" in said
     assert "1, as measured on" in said
-    assert nanotf.last_report() is last  # not that of a trial
+    assert nanotf.last_report() is last  # not a trial's
 
 
-def test_two_processes_are_as_without(
+def test_two_processes_leave_no_trace(
     float64: None, monkeypatch: pytest.MonkeyPatch, tries: list[int]
 ) -> None:
     x, y = digits(110)
@@ -196,9 +196,7 @@ def _subclassed(units: int = 3) -> Any:
 
 
 @pytest.mark.parametrize("make", [_sequential, _functional, _subclassed])
-def test_a_model_that_is_built_again_is_remembered(
-    monkeypatch: pytest.MonkeyPatch, make: Any
-) -> None:
+def test_a_rebuilt_model_is_remembered(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
     tried: list[int] = []
 
     def measure(trial: Any, number: int, *_: Any) -> Measured:
@@ -256,7 +254,7 @@ def test_a_dataset_with_python_functions_is_not_tried(
 
 
 class Closed(tf.keras.Model):  # type: ignore[misc]
-    # What it holds cannot travel.
+    # Its attribute cannot be sent.
     def __init__(self, units: int) -> None:
         super().__init__()
         self.flatten, self.dense = L.Flatten(), L.Dense(units)
@@ -266,7 +264,7 @@ class Closed(tf.keras.Model):  # type: ignore[misc]
         return self.dense(self.flatten(inputs))
 
 
-def test_a_model_that_workers_cannot_have_is_not_tried(
+def test_a_model_that_cannot_be_sent_is_not_tried(
     capsys: pytest.CaptureFixture[str], tries: list[int]
 ) -> None:
     x, y = digits(40)
@@ -293,7 +291,7 @@ def test_a_trial_that_fails(
     assert auto_cache.entries() == {}, "nothing was decided"
 
 
-def test_no_time_left_is_made_up_for_later(
+def test_a_trial_skipped_for_lack_of_time_runs_later(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tried = []
@@ -322,7 +320,7 @@ def test_no_time_left_is_made_up_for_later(
     assert capsys.readouterr().out == ""  # verbose=0
 
 
-def test_workers_that_are_there_need_no_start(
+def test_warm_workers_need_no_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plans = {number: nanotf.plan(number) for number in (1, 2)}
@@ -331,7 +329,7 @@ def test_workers_that_are_there_need_no_start(
 
     def measure(trial: Any, number: int, *_: Any) -> Measured:
         tried.append(number)
-        return Measured(number, 1.0 / number, start_up=0.0)  # workers that are there
+        return Measured(number, 1.0 / number, start_up=0.0)  # workers that are already warm
 
     monkeypatch.setattr(auto, "candidates", lambda *_: plans)
     monkeypatch.setattr(auto, "_measure", measure)
@@ -342,7 +340,7 @@ def test_workers_that_are_there_need_no_start(
     assert auto.choose(model, given) == 1
     assert "not tried: this job takes less time than starting workers" in capsys.readouterr().out
     is_there = True
-    assert auto.choose(model, given) == 1, "the trial has ended them"
+    assert auto.choose(model, given) == 1, "the trial ended the workers"
     assert auto.choose(model, given) == 2
     is_there = False
     assert auto.choose(model, given) == 1
@@ -370,7 +368,7 @@ def test_a_pool_is_warm_for_its_plan_alone(monkeypatch: pytest.MonkeyPatch) -> N
         assert not warm.is_warm(one, "shm")
 
 
-def test_without_data_it_is_as_without(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_data_it_is_plain_keras(capsys: pytest.CaptureFixture[str]) -> None:
     model = small_cnn()
     with pytest.raises(Exception) as before:
         model.fit(verbose=2)
@@ -382,12 +380,12 @@ def test_without_data_it_is_as_without(capsys: pytest.CaptureFixture[str]) -> No
 
 # ------------------------------------------------------------------------- a bounded trial
 def _for_ever(x: Any) -> Any:
-    """A step that does not end."""
+    """Runs a step that does not end."""
     return x + tf.while_loop(lambda n: n >= 0.0, lambda n: (tf.sin(n) + 1.0,), [x[0, 0] ** 2])[0]
 
 
 class EndlessInWorkers(L.Layer):  # type: ignore[misc]
-    """Ends in the user's process alone."""
+    """Ends only in the user's process."""
 
     def call(self, x: Any) -> Any:
         return _for_ever(x) if "NANOTF_RANK" in os.environ else x
@@ -414,7 +412,7 @@ def test_a_trial_that_is_too_slow_is_stopped(
     def measure(trial: Any, number: int, *args: Any) -> Measured:
         tried.append(number)
         found = stock(trial, number, *args)
-        # Whatever it really took: the job is worth two processes, and 5 % of it is not much.
+        # Whatever it really took: the job is worth two processes, and 5 % of it is little.
         return found if found.step is None else Measured(1, 0.1)
 
     monkeypatch.setattr(auto, "_measure", measure)
@@ -444,7 +442,7 @@ def test_a_trial_that_is_too_slow_is_stopped(
     assert_same_history(after, before)
     assert_same_state(found, expected)
     assert also == next_number
-    assert tried == [1, 2, 1, 2], "what has decided nothing is not remembered"
+    assert tried == [1, 2, 1, 2], "an undecided measurement is not remembered"
     assert "too slow: stopped after" in capsys.readouterr().out
     assert not nanotf.worker_pids()
     assert auto_cache.entries() == {}
@@ -475,7 +473,7 @@ def test_the_start_of_workers_is_no_measurement(monkeypatch: pytest.MonkeyPatch)
     small_cnn().fit(x, y, verbose=0, num_processes="auto")
     (entry,) = auto_cache.entries().values()
     assert [m["num_processes"] for m in entry["measured"] if m["step"] is not None] == [1, 2]
-    assert now[0] == 1e6, "workers have started once, for the trial"
+    assert now[0] == 1e6, "workers started once, for the trial"
 
 
 def test_workers_that_do_not_start_decide_nothing(

@@ -1,4 +1,4 @@
-"""Models that the first call builds: by their inputs, of any type, or by a step of their own."""
+"""Models that the first call builds: by their inputs, of any type, or by their own step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _integers(limit: int, *shape: int) -> np.ndarray:
 
 
 class _Trains(Model):
-    """With a step of its own, which calls what `losses_of_rows` calls."""
+    """Has its own step, which calls `losses_of_rows`."""
 
     def losses_of_rows(self, data: Any) -> Any:
         raise NotImplementedError
@@ -43,7 +43,7 @@ class _Trains(Model):
 
 
 class Siamese(_Trains):
-    """Has no `call`, and makes its variables in another order than its layers."""
+    """Has no `call`, and makes its variables in a different order from its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Siamese(_Trains):
 
 
 class Nodes(L.Layer):
-    """Looks rows up by integers, as nothing but integers can."""
+    """Looks rows up by integers, and fails with other types."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Nodes(L.Layer):
 
 
 class Graph(_Trains):
-    """Is called on two of the three arrays that the dataset has."""
+    """Is called on two of the dataset's three arrays."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Graph(_Trains):
 
 
 class Words(Model):
-    """Inputs of a language model: a dict of integers, and an embedding inside the model."""
+    """Resembles a language model: a dict of integers, and an embedding inside the model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def test_the_first_call_builds(float64: None, kind: Any, first: str) -> None:
 
 
 def test_a_model_that_was_called_on_integers(float64: None) -> None:
-    """A configuration tells workers the shapes that it was built with, and no types."""
+    """A configuration tells workers the shapes that it was built with, but no types."""
     _, (x, _) = _words()
     model = Words()
     expected = np.asarray(model(x))

@@ -1,4 +1,4 @@
-"""Uses in scripts and notebooks: data as they have them, models as they make them."""
+"""Typical use in scripts and notebooks: real data and models."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def two_named_inputs() -> Any:
 
 @pytest.mark.both_generations
 def test_dicts_by_the_names_of_inputs(float64: None) -> None:
-    """A model of a list of inputs takes a dict with their names, in whatever order."""
+    """A model with a list of inputs takes a dict with their names, in any order."""
     x = {"second": table(2, 1), "first": table()}
     y = [targets(), targets(2)]
     fit_both(
@@ -87,7 +87,7 @@ def test_lists_of_one_array(float64: None) -> None:
 
 
 def test_vectors(float64: None) -> None:
-    """One number a row, for which Keras makes a second dimension."""
+    """One number per row, for which Keras makes a second dimension."""
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -110,7 +110,7 @@ def test_integers_booleans_and_bytes() -> None:
 
 
 def test_a_table_with_columns_of_strings() -> None:
-    """A DataFrame as a dict of its columns, through lookups, as the feature tutorials do."""
+    """Uses a DataFrame as a dict of its columns, through lookups, as in the feature tutorials."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
         {
@@ -163,7 +163,7 @@ def test_a_layer_that_is_called_twice(float64: None) -> None:
 
 
 @pytest.mark.both_generations
-def test_words_that_are_masked(float64: None) -> None:
+def test_masked_words(float64: None) -> None:
     words = np.random.default_rng(0).integers(0, 9, (ROWS, 6))
     words[:, 4:] *= np.arange(ROWS)[:, None] % 2  # every other row is short
 
@@ -176,7 +176,7 @@ def test_words_that_are_masked(float64: None) -> None:
 
 
 def test_recurrent_layer_with_a_state_of_its_own(float64: None) -> None:
-    """Its state has one row for each row of a batch, and so each worker computes all of them."""
+    """Its state has one row for each row of a batch, so each worker computes all rows."""
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -300,7 +300,7 @@ scale = 0.25
 
 
 def _as_a_console(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Runs the cells in a `__main__` without a file, whose source nobody can look up."""
+    """Runs the cells in a `__main__` without a file, so their source is not on disk."""
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     for cell in CELLS:
@@ -327,7 +327,7 @@ def test_cells(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
 
 
 @pytest.mark.thorough
-def test_grid_of_settings_as_a_search_does(float64: None) -> None:
+def test_grid_search_of_settings(float64: None) -> None:
     """Many small models in a loop, each with another width and rate; the best one is kept."""
     best = {}
     for processes in (2, None):
@@ -349,7 +349,7 @@ def test_grid_of_settings_as_a_search_does(float64: None) -> None:
 
 
 @pytest.mark.thorough
-def test_cross_validation_with_weights_put_back(float64: None) -> None:
+def test_cross_validation_with_restored_weights(float64: None) -> None:
     models = []
     for processes in (2, None):
         tf.keras.utils.set_random_seed(3)

@@ -1,4 +1,4 @@
-"""Metrics whose state is no sum over rows are those of a single process."""
+"""Metrics whose state is no sum over rows equal a single process's."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Remembering(M.Metric):
 
 
 class MostlyMean(M.Mean):
-    """Keras's own state, updated in another way."""
+    """Updates Keras's own state in another way."""
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         y_true = tf.cast(y_true, y_pred.dtype)
@@ -84,7 +84,7 @@ def model_of(metrics: list[Any], weighted: list[Any] | None = None) -> Any:
 
 
 def over_rows() -> list[Any]:
-    """Keras's own, told to reduce over the batch."""
+    """Returns Keras's own metric, reducing over the batch."""
     found: list[Any] = [M.CosineSimilarity(axis=0, name="cosine")]
     for name in ("PearsonCorrelation", "ConcordanceCorrelation"):
         if hasattr(M, name):
@@ -134,7 +134,7 @@ def test_metrics_of_compile(float64: None) -> None:
 def test_metric_of_unknown_rank(float64: None) -> None:
     """Keras 3 takes none in a single process."""
     if IS_KERAS_3:
-        pytest.skip("a metric of unknown rank is an error of Keras's")
+        pytest.skip("Keras rejects a metric of unknown rank")
 
     def spread(y: Any, predicted: Any) -> Any:
         return tf.py_function(lambda p: np.std(p), [predicted], tf.float64)

@@ -1,4 +1,4 @@
-"""The process that workers are forked from: what it spares, and what happens when it fails."""
+"""The process that workers are forked from: its savings, and its failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_later_workers_need_no_import() -> None:
     _fit()
     origin, first = zygote.pid(), nanotf.worker_pids()
     warm.end_pool()
-    os.environ["NANOTF_TEST"] = "what nanotf itself reads changes nothing"
+    os.environ["NANOTF_TEST"] = "nanotf's own variables change nothing"
     try:
         _fit()
     finally:
@@ -39,8 +39,8 @@ def test_later_workers_need_no_import() -> None:
     assert not set(first) & set(nanotf.worker_pids())
 
 
-def test_what_libraries_read_when_they_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers see TF_ENABLE_ONEDNN_OPTS as it is now."""
+def test_variables_that_libraries_read_when_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who sets TF_ENABLE_ONEDNN_OPTS wants workers to see it."""
     _fit()
     origin = zygote.pid()
     warm.end_pool()
@@ -53,7 +53,7 @@ def test_what_libraries_read_when_they_are_loaded(monkeypatch: pytest.MonkeyPatc
 
 
 def test_workers_end_with_it() -> None:
-    """The kernel sees to that, as it does when the parent is killed."""
+    """The kernel ends them, as it does when the parent is killed."""
 
     def kill(*_: Any) -> None:
         origin = zygote.pid()
@@ -76,7 +76,7 @@ def test_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _fit().epoch == [0]
 
 
-def test_a_working_directory_that_is_gone(
+def test_a_deleted_working_directory(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = tmp_path / "gone"

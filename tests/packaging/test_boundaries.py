@@ -1,4 +1,4 @@
-"""Rules of the source tree: public names, where private ones may stand, what an import costs."""
+"""Rules of the source tree: public names, private names, the cost of an import."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SHARED_MEMORY = {"memfd_create", "shm_open", "SharedMemory"}
 
 
 def _run(code: str) -> str:
-    """Returns what a fresh interpreter prints."""
+    """Returns the output of a fresh interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
@@ -75,7 +75,7 @@ def _run(code: str) -> str:
 
 
 def test_public_names() -> None:
-    """Those of nanotf are those of `nanotf.keras`; SparseAdam is known by name to saved models."""
+    """nanotf exports the names of `nanotf.keras`; saved models know SparseAdam by name."""
     code = f"""
 import importlib, json
 import tensorflow as tf
@@ -127,7 +127,7 @@ except ImportError as error:
 
 
 def _imports(path: pathlib.Path) -> set[str]:
-    """The modules that a file imports, anywhere in it."""
+    """Returns the modules that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -138,7 +138,7 @@ def _imports(path: pathlib.Path) -> set[str]:
 
 
 def _shares_memory(node: Any) -> bool:
-    """Returns True if code makes or maps shared memory; mapping a file for reading is none."""
+    """Returns True if code makes or maps shared memory; read-only file maps do not count."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "mmap.mmap":
         return "mmap.ACCESS_READ" not in [ast.unparse(k.value) for k in node.keywords]
     return isinstance(node, ast.Attribute) and node.attr in SHARED_MEMORY
@@ -148,7 +148,7 @@ def _is_below(path: pathlib.Path, *folders: str) -> bool:
     return path.relative_to(PACKAGE).parts[0] in folders
 
 
-def test_private_names_stand_in_compat_alone() -> None:
+def test_private_names_are_only_in_compat() -> None:
     private = ("tensorflow.python", "tensorflow.core", "keras.src", "tf_keras.src")
     assert [
         f"{path}: {name}"
@@ -165,7 +165,7 @@ def test_one_logger() -> None:
     assert found == [PACKAGE / "console.py"]
 
 
-def test_shared_memory_stands_in_three_packages_alone() -> None:
+def test_shared_memory_is_only_in_three_packages() -> None:
     found = []
     for path in SOURCES:
         if not _is_below(path, "wire", "shipping", "collectives"):
@@ -176,7 +176,7 @@ def test_shared_memory_stands_in_three_packages_alone() -> None:
 
 
 def test_lists_of_promises_name_tests_that_exist() -> None:
-    """Forms `file.py::test`, with or without its folder; `file.py`; or `test` alone."""
+    """A list names a test as `file.py::test`, with or without its folder, `file.py`, or `test`."""
     tests = {f"/{path}": path.read_text() for path in (ROOT / "tests").rglob("*.py")}
     missing = []
     for document in (ROOT / "tests/README.md", ROOT / "docs/reliability.md"):

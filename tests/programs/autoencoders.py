@@ -1,4 +1,4 @@
-"""Autoencoders and other models of where data comes from."""
+"""Autoencoders and other models of a data distribution."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CVAE(tf.keras.Model):
 
 @program
 def vae_train_loop(nano: Any, step: Any) -> Any:
-    """A model with encode/decode methods, a loop with a test pass (tutorials/generative/cvae)."""
+    """Trains encode/decode methods in a loop with a test pass (tutorials/generative/cvae)."""
     optimizer = tf.keras.optimizers.Adam(1e-3)
     model = CVAE(2)
 
@@ -140,7 +140,7 @@ class VariationalAutoEncoder(tf.keras.Model):
 
 @program
 def vae_add_loss(nano: Any, step: Any) -> Any:
-    """A VAE from nested layers whose divergence is in model.losses (guide on new layers)."""
+    """Builds a VAE from nested layers with its divergence in model.losses (guide on new layers)."""
     vae = VariationalAutoEncoder(6)
     optimizer = tf.keras.optimizers.Adam(learning_rate=1e-3)
     mse_loss_fn = tf.keras.losses.MeanSquaredError()
@@ -172,7 +172,7 @@ def vae_add_loss(nano: Any, step: Any) -> Any:
 
 @program
 def vae_beta_schedule(nano: Any, step: Any) -> Any:
-    """Trackers of three losses and a beta that the loop raises (keras.io/examples/generative)."""
+    """Tracks three losses and a beta that the loop raises (keras.io/examples/generative)."""
 
     @nano
     def train(x, epochs=3):
@@ -247,7 +247,7 @@ class VectorQuantizer(layers.Layer):
 
 
 class VQVAETrainer(tf.keras.Model):
-    """Holds the net, the optimizer's counterpart metrics and a train_step."""
+    """Holds the net, its loss metrics and a train_step."""
 
     def __init__(self, train_variance: float) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ def vqvae(nano: Any, step: Any) -> Any:
 
 @program
 def denoising_autoencoder(nano: Any, step: Any) -> Any:
-    """Noise is added in the step, an evaluation adds its own (keras.io/examples/vision)."""
+    """Adds noise in the step; an evaluation adds its own (keras.io/examples/vision)."""
     autoencoder = mlp(6, 8, 3, 8, 6, activation="relu")
     optimizer = tf.keras.optimizers.Adam()
 
@@ -352,7 +352,7 @@ def sparse_autoencoder(nano: Any, step: Any) -> Any:
 
 @program
 def contractive_autoencoder(nano: Any, step: Any) -> Any:
-    """The Jacobian of the code with respect to the input is kept small, with batch_jacobian."""
+    """Keeps the Jacobian of the code with respect to the input small, with batch_jacobian."""
     encoder, decoder = mlp(4, 3, last="sigmoid"), mlp(3, 4)
     optimizer = tf.keras.optimizers.SGD(0.3)
 
@@ -380,7 +380,7 @@ def contractive_autoencoder(nano: Any, step: Any) -> Any:
 
 @program
 def masked_autoencoder(nano: Any, step: Any) -> Any:
-    """Random patches of each image are hidden and the loss looks at those (keras.io, vision)."""
+    """Hides random patches of each image; the loss covers those alone (keras.io, vision)."""
     PATCHES, PATCH, HIDDEN = 16, 4, 8
     mask_token = tf.Variable(tf.random.normal([PATCH], dtype=tf.float64))
     model = mlp(PATCHES * PATCH, 12, PATCHES * PATCH)

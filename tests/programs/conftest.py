@@ -1,4 +1,4 @@
-"""Programs of users: they do the same with workers."""
+"""Users' programs: they return the same with workers."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def supervised_contrastive(nano: Any, step: Any) -> Any:
 
 @program
 def triplet_batch_mining(nano: Any, step: Any) -> Any:
-    """Hardest positives and negatives of the batch, found from all distances."""
+    """Mines the hardest positives and negatives of the batch from all distances."""
     model = mlp(5, 8, 3)
     optimizer = tf.keras.optimizers.SGD(0.05)
     margin = 0.5
@@ -174,7 +174,7 @@ class DistanceLayer(layers.Layer):
 
 @program
 def siamese_triplets(nano: Any, step: Any) -> Any:
-    """A three-input model of distances, trained on zipped datasets (keras.io, siamese_network)."""
+    """Trains a three-input model of distances on zipped datasets (keras.io, siamese_network)."""
     embedding = mlp(4, 8, 3)
     inputs = [tf.keras.Input(name=name, shape=(4,)) for name in ("anchor", "positive", "negative")]
     distances = DistanceLayer()(*[embedding(tensor) for tensor in inputs])
@@ -298,7 +298,7 @@ def barlow_twins(nano: Any, step: Any) -> Any:
 
 @program
 def byol(nano: Any, step: Any) -> Any:
-    """An online net predicts what a slowly moving target net says of another view."""
+    """Trains an online net to predict a slowly moving target net's output for another view."""
     online = tf.keras.Sequential(
         [
             tf.keras.Input(shape=(5,)),
@@ -352,7 +352,7 @@ def byol(nano: Any, step: Any) -> Any:
 
 @program
 def nnclr(nano: Any, step: Any) -> Any:
-    """Nearest neighbours from a queue variable replace the view (keras.io, nnclr)."""
+    """Replaces the view by nearest neighbors from a queue variable (keras.io, nnclr)."""
     encoder, head = mlp(5, 8, 6), mlp(6, 4)
     queue = tf.Variable(
         tf.math.l2_normalize(tf.random.normal((20, 4), dtype=tf.float64), axis=1), trainable=False

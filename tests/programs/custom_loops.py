@@ -69,7 +69,7 @@ def writing_a_training_loop(nano: Any, step: Any) -> Any:
 
 @program
 def plain_loop_without_steps(nano: Any, step: Any) -> Any:
-    """No step function and no tf.function: tape and update are in the loop itself."""
+    """Uses no step function and no tf.function: tape and update are in the loop itself."""
 
     @nano
     def train(x, y, epochs):
@@ -95,7 +95,7 @@ def plain_loop_without_steps(nano: Any, step: Any) -> Any:
 
 @program
 def accumulation_in_variables(nano: Any, step: Any) -> Any:
-    """Gradients added up in variables, applied each second batch and once at the end."""
+    """Accumulates gradients in variables, applied every second batch and once at the end."""
     model = mlp(4, 8, 1)
     optimizer = tf.keras.optimizers.Adam(1e-2)
     accumulated = [
@@ -142,7 +142,7 @@ def accumulation_in_variables(nano: Any, step: Any) -> Any:
 
 @program
 def accumulation_in_lists(nano: Any, step: Any) -> Any:
-    """A step returns gradients; the loop keeps them in a list and averages three at a time."""
+    """Averages three gradients at a time, returned by a step and kept in the loop's list."""
     model = mlp(4, 8, 1)
     optimizer = tf.keras.optimizers.SGD(0.1)
 
@@ -172,7 +172,7 @@ def accumulation_in_lists(nano: Any, step: Any) -> Any:
 
 @program
 def early_stopping(nano: Any, step: Any) -> Any:
-    """A patience counter, best weights kept and put back, a break out of the loop."""
+    """Stops by a patience counter, with best weights kept and restored, and a break."""
     model = mlp(4, 10, 1)
     optimizer = tf.keras.optimizers.SGD(0.35)
     loss_fn = tf.keras.losses.MeanSquaredError()
@@ -208,7 +208,7 @@ def early_stopping(nano: Any, step: Any) -> Any:
 
 @program
 def curriculum(nano: Any, step: Any) -> Any:
-    """Hard examples join as a Python counter grows; batches are NumPy slices of sorted rows."""
+    """Adds hard examples as a Python counter grows; batches are NumPy slices of sorted rows."""
     state = {"stage": 0, "seen": 0}
     model = mlp(4, 8, 1)
     optimizer = tf.keras.optimizers.Adam(5e-3)
@@ -242,7 +242,7 @@ def curriculum(nano: Any, step: Any) -> Any:
 
 @program
 def learning_rate_by_hand(nano: Any, step: Any) -> Any:
-    """optimizer.learning_rate is assigned and decayed, momentum too, rates are noted."""
+    """Assigns and decays optimizer.learning_rate, momentum too, and records the rates."""
     model = mlp(4, 8, 1)
     optimizer = tf.keras.optimizers.SGD(learning_rate=0.2, momentum=0.9)
     rates = []
@@ -275,7 +275,7 @@ def learning_rate_by_hand(nano: Any, step: Any) -> Any:
 
 @program
 def global_counters(nano: Any, step: Any) -> Any:
-    """Module globals are counted up and filled in the loop, and read after it."""
+    """Increments and fills module globals in the loop, and reads them after it."""
     global GLOBAL_STEP
     GLOBAL_STEP = 0
     HISTORY.clear()
@@ -306,7 +306,7 @@ def global_counters(nano: Any, step: Any) -> Any:
 
 @program
 def nonlocal_counters(nano: Any, step: Any) -> Any:
-    """nonlocal numbers, a Counter, a defaultdict and a running best are changed in the loop."""
+    """Changes nonlocal numbers, a Counter, a defaultdict and a running best in the loop."""
     model = mlp(4, 6, 3)
     optimizer = tf.keras.optimizers.Adam(1e-2)
     loss_fn = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -343,7 +343,7 @@ def nonlocal_counters(nano: Any, step: Any) -> Any:
 
 @program
 def trainer_class(nano: Any, step: Any) -> Any:
-    """A Trainer whose methods are decorated and whose attributes the loop changes."""
+    """Decorates methods of a Trainer whose attributes the loop changes."""
 
     class Trainer:
         def __init__(self, model, learning_rate):
@@ -382,7 +382,7 @@ def trainer_class(nano: Any, step: Any) -> Any:
 
 @program
 def loop_with_trainer_outside(nano: Any, step: Any) -> Any:
-    """A plain function drives an object whose methods do the work, state in its attributes."""
+    """Drives an object from a plain function; its methods train, with state in its attributes."""
 
     class Agent:
         def __init__(self):
@@ -420,7 +420,7 @@ def loop_with_trainer_outside(nano: Any, step: Any) -> Any:
 
 @program
 def several_batches_in_a_step(nano: Any, step: Any) -> Any:
-    """Labelled and unlabelled batches of different lengths in one step, and a third of noise."""
+    """Takes labeled, unlabeled and noise batches of different lengths in one step."""
     encoder, decoder, head = mlp(4, 6), mlp(6, 4), mlp(6, 3)
     optimizer = tf.keras.optimizers.Adam(1e-2)
 
@@ -455,7 +455,7 @@ def several_batches_in_a_step(nano: Any, step: Any) -> Any:
 
 @program
 def confusion_matrix_by_numpy(nano: Any, step: Any) -> Any:
-    """Predictions leave the step, the matrix is counted in NumPy, recall follows from it."""
+    """Returns predictions from the step; NumPy counts the matrix and derives recall."""
     model = mlp(4, 8, 3)
     optimizer = tf.keras.optimizers.Adam(1e-2)
 
@@ -494,7 +494,7 @@ def confusion_matrix_by_numpy(nano: Any, step: Any) -> Any:
 
 @program
 def resumed_training(nano: Any, step: Any) -> Any:
-    """The decorated loop is called three times, on other data, with the same optimizer."""
+    """Calls the decorated loop three times, on different data, with the same optimizer."""
     model = mlp(4, 6, 1)
     optimizer = tf.keras.optimizers.Adam(1e-2)
     losses = []
@@ -526,7 +526,7 @@ def resumed_training(nano: Any, step: Any) -> Any:
 
 @program
 def ensemble_in_a_list(nano: Any, step: Any) -> Any:
-    """Three models and optimizers in lists, bootstrap indices, spread of the predictions."""
+    """Trains three models and optimizers in lists on bootstrap indices; spread of predictions."""
     models = [mlp(4, 5, 1) for _ in range(3)]
     optimizers = [tf.keras.optimizers.Adam(1e-2) for _ in models]
 
@@ -587,7 +587,7 @@ def cross_validation(nano: Any, step: Any) -> Any:
 
 @program
 def generator_of_batches(nano: Any, step: Any) -> Any:
-    """Batches come from a Python generator with its own shuffling, dictionaries go in and out."""
+    """Takes batches from a shuffling Python generator; dictionaries go in and out."""
     model = mlp(4, 6, 2)
     optimizer = tf.keras.optimizers.Adamax(1e-2)
 
@@ -622,7 +622,7 @@ def generator_of_batches(nano: Any, step: Any) -> Any:
 
 @program
 def dataset_loop_in_tf_function(nano: Any, step: Any) -> Any:
-    """A whole epoch is one tf.function that iterates over the dataset."""
+    """Runs a whole epoch in one tf.function that iterates over the dataset."""
     model = mlp(4, 6, 1)
     optimizer = tf.keras.optimizers.SGD(0.05)
     optimizer.build(model.trainable_variables)
@@ -650,7 +650,7 @@ def dataset_loop_in_tf_function(nano: Any, step: Any) -> Any:
 
 @program
 def kmeans_and_statistics(nano: Any, step: Any) -> Any:
-    """No gradients at all: running mean and variance, soft k-means centres as variables."""
+    """Uses no gradients: running mean and variance, soft k-means centers as variables."""
     centres = tf.Variable(rows(3, 2, seed=5))
     mean = tf.Variable(tf.zeros(2, tf.float64))
     variance = tf.Variable(tf.ones(2, tf.float64))
@@ -676,7 +676,7 @@ def kmeans_and_statistics(nano: Any, step: Any) -> Any:
 
 @program
 def random_everywhere(nano: Any, step: Any) -> Any:
-    """Numbers from all generators, with seeds and without, in the loop and in the step."""
+    """Draws numbers from all generators, with and without seeds, in the loop and in the step."""
     model = mlp(4, 6, 1)
     optimizer = tf.keras.optimizers.SGD(0.1)
     generator = tf.random.Generator.from_seed(7)

@@ -211,7 +211,7 @@ def cyclegan(nano: Any, step: Any) -> Any:
 
 
 class ConditionalGAN(tf.keras.Model):
-    """A GAN that is told the class, with train_step as its own method."""
+    """A GAN conditioned on the class, with train_step as its own method."""
 
     def __init__(self, classes: int, latent: int) -> None:
         super().__init__()

@@ -195,7 +195,7 @@ def denoising_diffusion_rates(nano: Any, step: Any) -> Any:
 
 @program
 def energy_model(nano: Any, step: Any) -> Any:
-    """Langevin steps on the input find low energies; a replay list keeps where they end."""
+    """Finds low energies by Langevin steps on the input; a replay list keeps their ends."""
     energy = mlp(2, 8, 1)
     optimizer = tf.keras.optimizers.Adam(3e-3)
     replay = []
@@ -237,7 +237,7 @@ def energy_model(nano: Any, step: Any) -> Any:
 
 @program
 def sliced_score_matching(nano: Any, step: Any) -> Any:
-    """The loss holds a product of the score's Jacobian with random vectors."""
+    """Multiplies the score's Jacobian with random vectors in the loss."""
     score = mlp(3, 8, 3)
     optimizer = tf.keras.optimizers.SGD(0.02)
 

@@ -32,7 +32,7 @@ def compile_and_fit(nano: Any, step: Any) -> Any:
 
 @program
 def fit_captured_model(nano: Any, step: Any) -> Any:
-    """A model compiled outside and fit inside on a dataset, predictions made after it."""
+    """Fits a model inside that was compiled outside, on a dataset, and then predicts."""
     model = mlp(4, 8, 1)
     model.compile(optimizer=tf.keras.optimizers.SGD(0.1, momentum=0.9), loss="mse")
 
@@ -46,7 +46,7 @@ def fit_captured_model(nano: Any, step: Any) -> Any:
 
 
 class CustomModel(tf.keras.Model):
-    """A train_step of its own, with its own metrics."""
+    """A model with its own train_step and metrics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class CustomModel(tf.keras.Model):
 
 @program
 def fit_with_train_step(nano: Any, step: Any) -> Any:
-    """fit runs a train_step and a test_step of the model's own (guide on customizing fit)."""
+    """Runs the model's own train_step and test_step by fit (guide on customizing fit)."""
 
     @nano
     def train(x, y):
@@ -100,7 +100,7 @@ def fit_with_train_step(nano: Any, step: Any) -> Any:
 
 @program
 def train_step_called_by_loop(nano: Any, step: Any) -> Any:
-    """The model's own train_step and test_step are called by a loop instead of by fit."""
+    """Calls the model's own train_step and test_step from a loop instead of fit."""
     model = CustomModel()
     model.compile(optimizer=tf.keras.optimizers.Adam(1e-2))
 
@@ -137,7 +137,7 @@ def train_step_called_by_loop(nano: Any, step: Any) -> Any:
 
 @program
 def compiled_train_step(nano: Any, step: Any) -> Any:
-    """Keras's own train_step of a compiled functional model, wrapped and called in a loop."""
+    """Wraps Keras's own train_step of a compiled functional model and calls it in a loop."""
     inputs = tf.keras.Input(shape=(4,))
     hidden = layers.Dense(8, activation="relu", kernel_regularizer="l2")(inputs)
     model = tf.keras.Model(inputs, layers.Dense(1)(hidden))
@@ -206,7 +206,7 @@ class GAN(tf.keras.Model):
 
 @program
 def gan_by_fit(nano: Any, step: Any) -> Any:
-    """A GAN with compile and train_step overridden, trained by fit (keras.io, dcgan)."""
+    """Trains a GAN with its own compile and train_step by fit (keras.io, dcgan)."""
     gan = GAN(mlp(4, 8, 1), mlp(3, 8, 4), latent_dim=3)
     gan.compile(
         d_optimizer=tf.keras.optimizers.Adam(learning_rate=1e-3),
@@ -224,7 +224,7 @@ def gan_by_fit(nano: Any, step: Any) -> Any:
 
 @program
 def fit_with_callbacks(nano: Any, step: Any) -> Any:
-    """A callback class that fills lists, a schedule by epoch, plateaus, early stopping."""
+    """Uses a callback class that fills lists, a schedule by epoch, plateaus, early stopping."""
 
     class LossHistory(tf.keras.callbacks.Callback):
         def __init__(self):
@@ -261,7 +261,7 @@ def fit_with_callbacks(nano: Any, step: Any) -> Any:
 
 @program
 def train_on_batch_loop(nano: Any, step: Any) -> Any:
-    """train_on_batch, test_on_batch and predict_on_batch in a loop of one's own."""
+    """Calls train_on_batch, test_on_batch and predict_on_batch in the user's loop."""
     model = mlp(4, 8, 1)
     model.compile(optimizer=tf.keras.optimizers.Adam(1e-2), loss="mse", metrics=["mae"])
 
@@ -309,7 +309,7 @@ def fit_two_outputs(nano: Any, step: Any) -> Any:
 
 @program
 def fit_then_own_loop(nano: Any, step: Any) -> Any:
-    """A model is fit for an epoch, then trained on by a step with another optimizer."""
+    """Fits a model for an epoch, then trains it by a step with another optimizer."""
     model = tf.keras.Sequential(
         [
             tf.keras.Input(shape=(4,)),
@@ -343,7 +343,7 @@ def fit_then_own_loop(nano: Any, step: Any) -> Any:
 
 @program
 def fit_in_a_search(nano: Any, step: Any) -> Any:
-    """A model per setting is fit in a Python loop and the best is kept by its loss."""
+    """Fits a model per setting in a Python loop and keeps the one with the lowest loss."""
 
     @nano
     def search(x, y):
@@ -364,7 +364,7 @@ def fit_in_a_search(nano: Any, step: Any) -> Any:
 
 @program
 def fit_text_with_weights(nano: Any, step: Any) -> Any:
-    """Embedding with a mask through an LSTM, class weights and sample order as it is."""
+    """Trains a masked embedding and an LSTM, with class weights and without shuffling."""
 
     @nano
     def train(x, y):
@@ -392,7 +392,7 @@ def fit_text_with_weights(nano: Any, step: Any) -> Any:
 
 @program
 def fit_with_augmentation(nano: Any, step: Any) -> Any:
-    """Pictures rescaled by a layer, dropout, a custom loss function, a shuffled dataset."""
+    """Rescales images by a layer; dropout, a custom loss function, a shuffled dataset."""
 
     def my_loss(y_true, y_pred):
         return tf.reduce_mean(tf.abs(y_true - y_pred) ** 1.5, axis=-1)

@@ -12,7 +12,7 @@ from material import batches, labels, mlp, rows, targets
 
 @program
 def root_mean_squared_error(nano: Any, step: Any) -> Any:
-    """The square root of a mean over the batch is the loss."""
+    """Uses the square root of a mean over the batch as the loss."""
     model = mlp(4, 8, 1)
     optimizer = tf.keras.optimizers.Adam(1e-2)
 
@@ -312,7 +312,7 @@ def custom_metric(nano: Any, step: Any) -> Any:
 
 @program
 def many_metrics(nano: Any, step: Any) -> Any:
-    """Precision, recall, AUC, Sum, cosine similarity and RMSE updated in and out of steps."""
+    """Updates precision, recall, AUC, Sum, cosine similarity and RMSE in and outside steps."""
     model = mlp(4, 8, 1, last="sigmoid")
     optimizer = tf.keras.optimizers.Adam(1e-2)
     bce = tf.keras.losses.BinaryCrossentropy()
@@ -430,7 +430,7 @@ def quantile_losses(nano: Any, step: Any) -> Any:
 
 @program
 def center_loss(nano: Any, step: Any) -> Any:
-    """Centres per class move by scatter updates of the rows that were in the batch."""
+    """Moves centers per class by scatter updates of the rows in the batch."""
     encoder, head = mlp(4, 8, 3), mlp(3, 3)
     centres = tf.Variable(tf.zeros((3, 3), tf.float64))
     optimizer = tf.keras.optimizers.Adam(1e-2)

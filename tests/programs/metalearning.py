@@ -1,4 +1,4 @@
-"""Learning to learn, and nets that teach nets."""
+"""Meta-learning, and nets that teach nets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def maml(nano: Any, step: Any) -> Any:
 
 @program
 def maml_keras(nano: Any, step: Any) -> Any:
-    """First-order adaptation of a copied model per task, meta gradients summed in a list."""
+    """Adapts a copied model per task, first order; sums meta gradients in a list."""
     model, copy = mlp(1, 8, 1), mlp(1, 8, 1)
     meta_optimizer = tf.keras.optimizers.SGD(0.01)
     inner_rate = 0.02
@@ -133,7 +133,7 @@ def reptile(nano: Any, step: Any) -> Any:
 
 @program
 def prototypical_networks(nano: Any, step: Any) -> Any:
-    """Prototypes are means of supports; queries are compared with them."""
+    """Compares queries with prototypes, the means of supports."""
     CLASSES, SHOTS, QUERIES = 3, 4, 5
     encoder = mlp(5, 8, 4)
     optimizer = tf.keras.optimizers.Adam(5e-3)
@@ -286,7 +286,7 @@ def knowledge_distillation(nano: Any, step: Any) -> Any:
 
 @program
 def pseudo_labels(nano: Any, step: Any) -> Any:
-    """A net labels what has no label, in NumPy, weights it by confidence, and trains again."""
+    """Labels unlabeled rows by a net in NumPy, weighs them by confidence, and trains again."""
     model = mlp(4, 8, 3)
     optimizer = tf.keras.optimizers.Adam(1e-2)
 
@@ -319,7 +319,7 @@ def pseudo_labels(nano: Any, step: Any) -> Any:
 
 @program
 def born_again_ensemble(nano: Any, step: Any) -> Any:
-    """A list of students, each taught by the mean of those before it; steps made in a loop."""
+    """Trains students in a list, each taught by the mean of the earlier; makes steps in a loop."""
 
     def make_step(student, optimizer):
         @step

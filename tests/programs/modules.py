@@ -96,7 +96,7 @@ def recomputed_gradients(nano: Any, step: Any) -> Any:
 
 @program
 def branches_with_layers(nano: Any, step: Any) -> Any:
-    """tf.cond and an if on a tensor, with a layer in each branch, by the step's counter."""
+    """Uses tf.cond and an if on a tensor, with a layer in each branch, by the step's counter."""
     first, second, out = layers.Dense(6), layers.Dense(6, activation="tanh"), layers.Dense(1)
     for layer, width in ((first, 4), (second, 4), (out, 6)):
         layer.build((None, width))
@@ -131,7 +131,7 @@ def branches_with_layers(nano: Any, step: Any) -> Any:
 
 @program
 def while_loop_with_layer(nano: Any, step: Any) -> Any:
-    """tf.while_loop and a Python while on a tensor that call a layer again and again."""
+    """Calls a layer repeatedly in tf.while_loop and in a Python while on a tensor."""
     cell = layers.Dense(4, activation="tanh")
     cell.build((None, 4))
     out = mlp(4, 1)
@@ -167,7 +167,7 @@ def while_loop_with_layer(nano: Any, step: Any) -> Any:
 
 
 class ComputeSum(layers.Layer):
-    """Keeps a total, a count of calls and a running mean in weights that are not trained."""
+    """Keeps a total, a count of calls and a running mean in non-trainable weights."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class ComputeSum(layers.Layer):
 
 @program
 def counters_in_layers(nano: Any, step: Any) -> Any:
-    """Weights that are not trained are assigned in call, from sums and means of the batch."""
+    """Assigns non-trainable weights in call, from sums and means of the batch."""
     counting = ComputeSum(6)
     model = tf.keras.Sequential(
         [tf.keras.Input(shape=(4,)), layers.Dense(6, activation="tanh"), counting, layers.Dense(1)]
@@ -216,7 +216,7 @@ def counters_in_layers(nano: Any, step: Any) -> Any:
 
 @program
 def layers_on_their_own(nano: Any, step: Any) -> Any:
-    """No model at all: layers in a list are called one after another, some with training."""
+    """Uses no model: layers in a list are called one after another, some with training."""
     stack = [
         layers.Dense(8),
         layers.BatchNormalization(momentum=0.8),
@@ -374,7 +374,7 @@ def spectral_norm_by_hand(nano: Any, step: Any) -> Any:
 
 @program
 def mixture_of_experts(nano: Any, step: Any) -> Any:
-    """A soft gate, experts in a list, and a loss on how evenly the batch uses them."""
+    """Uses a soft gate, experts in a list, and a loss on the balance of the batch over them."""
     gate, experts = mlp(4, 3), [mlp(4, 5, 1) for _ in range(3)]
     optimizer = tf.keras.optimizers.Adam(1e-2)
 
@@ -500,7 +500,7 @@ def batch_norm_kinds(nano: Any, step: Any) -> Any:
 
 @program
 def batch_norm_by_hand(nano: Any, step: Any) -> Any:
-    """Moments of the batch, moving averages in variables, ghost use of them at the end."""
+    """Uses moments of the batch, moving averages in variables, and those averages at the end."""
     w = tf.Variable(tf.random.normal((4, 5), dtype=tf.float64))
     gamma, beta = tf.Variable(tf.ones(5, tf.float64)), tf.Variable(tf.zeros(5, tf.float64))
     out = tf.Variable(tf.random.normal((5, 1), dtype=tf.float64))

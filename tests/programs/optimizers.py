@@ -12,7 +12,7 @@ from material import batches, labels, mlp, rows, targets
 
 @program
 def sharpness_aware(nano: Any, step: Any) -> Any:
-    """SAM: climb by the gradient's norm, take the gradient there, climb down, apply (keras.io)."""
+    """Runs SAM: climb by the gradient's norm, take that gradient, descend, apply (keras.io)."""
     model = mlp(4, 8, 3)
     optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
     rho = 0.05
@@ -168,7 +168,7 @@ def noisy_clipped_gradients(nano: Any, step: Any) -> Any:
 
 @program
 def dp_sgd_by_jacobian(nano: Any, step: Any) -> Any:
-    """Gradients per example by tape.jacobian, clipped each, averaged, noise added."""
+    """Clips, averages and adds noise to gradients per example from tape.jacobian."""
     model = mlp(3, 4, 1)
     optimizer = tf.keras.optimizers.SGD(0.2)
     CLIP, NOISE = 0.5, 0.3
@@ -200,7 +200,7 @@ def dp_sgd_by_jacobian(nano: Any, step: Any) -> Any:
 
 @program
 def dp_sgd_by_vectorized_map(nano: Any, step: Any) -> Any:
-    """Gradients per example by vectorized_map over single rows, norms kept by the loop."""
+    """Computes gradients per example by vectorized_map over rows; the loop keeps the norms."""
     model = mlp(3, 4, 1)
     optimizer = tf.keras.optimizers.Adam(1e-2)
     seen_norms = []
@@ -429,7 +429,7 @@ def warmup_and_schedules(nano: Any, step: Any) -> Any:
 
 @program
 def gradient_centralization(nano: Any, step: Any) -> Any:
-    """Gradients are changed on their way: centred, scaled per layer, some None, decay by hand."""
+    """Changes gradients: centered, scaled per layer, some None, decay by hand."""
     model = mlp(4, 8, 1)
     unused = tf.keras.layers.Dense(2)
     unused.build((None, 4))
@@ -465,7 +465,7 @@ def gradient_centralization(nano: Any, step: Any) -> Any:
 
 @program
 def many_optimizers(nano: Any, step: Any) -> Any:
-    """The same small net with each of several optimizers in turn, all made in the loop."""
+    """Trains the same small net with several optimizers in turn, all made in the loop."""
 
     @nano
     def train(x, y):

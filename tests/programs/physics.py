@@ -54,7 +54,7 @@ def pinn_poisson(nano: Any, step: Any) -> Any:
 
 @program
 def pinn_inverse(nano: Any, step: Any) -> Any:
-    """An unknown coefficient is a variable that is trained beside the net, eagerly."""
+    """Trains an unknown coefficient, a variable, beside the net, eagerly."""
     model = mlp(1, 8, 1)
     coefficient = tf.Variable(0.3, dtype=tf.float64)
     optimizer = tf.keras.optimizers.Adam(1e-2)
@@ -88,7 +88,7 @@ def pinn_inverse(nano: Any, step: Any) -> Any:
 
 @program
 def neural_ode(nano: Any, step: Any) -> Any:
-    """Euler and a Runge-Kutta step in Python, trajectories compared at several times."""
+    """Integrates by Euler and Runge-Kutta steps in Python; compares several times."""
     field = mlp(2, 8, 2)
     optimizer = tf.keras.optimizers.Adam(1e-2)
 
@@ -135,7 +135,7 @@ def neural_ode(nano: Any, step: Any) -> Any:
 
 @program
 def hamiltonian_net(nano: Any, step: Any) -> Any:
-    """The net is a scalar whose derivatives are the motion; a tape inside model.call."""
+    """Derives the motion from a scalar net; a tape inside model.call."""
 
     class Hamiltonian(tf.keras.Model):
         def __init__(self):
@@ -177,7 +177,7 @@ def hamiltonian_net(nano: Any, step: Any) -> Any:
 
 @program
 def deep_ritz(nano: Any, step: Any) -> Any:
-    """A variational energy from uniformly drawn points; all of the loop is one tf.function."""
+    """Minimizes a variational energy over uniform points; the whole loop is one tf.function."""
     model = mlp(1, 8, 1)
     optimizer = tf.keras.optimizers.SGD(0.02)
     optimizer.build(model.trainable_variables)

@@ -1,4 +1,4 @@
-"""Sequences: text, characters, translation and series of numbers."""
+"""Sequences: text, characters, translation and time series."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Encoder(tf.keras.Model):
 
 
 class BahdanauAttention(layers.Layer):
-    """Looks at the encoder's outputs."""
+    """Attends to the encoder's outputs."""
 
     def __init__(self, units: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class BahdanauAttention(layers.Layer):
 
 
 class Decoder(tf.keras.Model):
-    """Writes a word per call."""
+    """Predicts one word per call."""
 
     def __init__(self, vocab_size: int, embedding_dim: int, dec_units: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ def translation_with_attention(nano: Any, step: Any) -> Any:
 
 @program
 def translation_hidden_from_shape(nano: Any, step: Any) -> Any:
-    """The same kind of net with cells, where the state comes from tf.shape of the batch."""
+    """Trains a similar net with cells; the state's shape comes from tf.shape of the batch."""
     source, target = layers.Embedding(9, 4, mask_zero=True), layers.Embedding(9, 4)
     cell, out = layers.GRUCell(5), layers.Dense(9)
     optimizer = tf.keras.optimizers.Adam(5e-3, clipnorm=1.0)
@@ -200,7 +200,7 @@ def translation_hidden_from_shape(nano: Any, step: Any) -> Any:
 
 
 class MyModel(tf.keras.Model):
-    """Characters in, logits and perhaps the state out."""
+    """Maps characters to logits, optionally with the state."""
 
     def __init__(self, vocab_size: int, embedding_dim: int, rnn_units: int) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class MyModel(tf.keras.Model):
 
 @program
 def text_generation(nano: Any, step: Any) -> Any:
-    """Characters with a train step of one's own, mean metric per epoch (text_generation)."""
+    """Trains on characters with its own train step, mean metric per epoch (text_generation)."""
     model = MyModel(10, 4, 6)
     optimizer = tf.keras.optimizers.Adam()
     loss_fn = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -271,7 +271,7 @@ def text_generation(nano: Any, step: Any) -> Any:
 
 @program
 def state_carried_over(nano: Any, step: Any) -> Any:
-    """Truncated backpropagation: the state after one piece of text starts the next piece."""
+    """Truncates backpropagation: the state after one piece of text starts the next piece."""
     embedding, cell, out = layers.Embedding(8, 4), layers.LSTMCell(5), layers.Dense(8)
     optimizer = tf.keras.optimizers.RMSprop(5e-3)
 
@@ -307,7 +307,7 @@ def state_carried_over(nano: Any, step: Any) -> Any:
 
 @program
 def gru_with_masking(nano: Any, step: Any) -> Any:
-    """mask_zero through a GRU into a classifier, accuracy by a metric outside the step."""
+    """Passes mask_zero through a GRU into a classifier; a metric outside the step."""
     model = tf.keras.Sequential(
         [
             tf.keras.Input(shape=(None,), dtype="int64"),
@@ -346,7 +346,7 @@ def gru_with_masking(nano: Any, step: Any) -> Any:
 
 @program
 def lstm_autoencoder(nano: Any, step: Any) -> Any:
-    """return_state hands the encoder's state to a decoder fed with a repeated vector."""
+    """Passes the encoder's state by return_state to a decoder fed with a repeated vector."""
     encoder = layers.LSTM(4, return_state=True)
     decoder = layers.LSTM(4, return_sequences=True)
     repeat, head = layers.RepeatVector(4), layers.TimeDistributed(layers.Dense(2))
@@ -427,7 +427,7 @@ def time_series_residual(nano: Any, step: Any) -> Any:
 
 @program
 def autoregressive_forecast(nano: Any, step: Any) -> Any:
-    """FeedBack model: warm up on a window, then a loop of predictions fed back."""
+    """Runs a FeedBack model: warm up on a window, then a loop of predictions fed back."""
 
     class FeedBack(tf.keras.Model):
         def __init__(self, units, out_steps):

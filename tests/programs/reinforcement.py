@@ -1,4 +1,4 @@
-"""Agents that learn from worlds made of a few lines."""
+"""Agents that learn from tiny environments."""
 
 from __future__ import annotations
 

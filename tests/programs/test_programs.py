@@ -1,7 +1,7 @@
-"""Programs in the style of tutorials: with two workers each returns what it returns in one process.
+"""Programs in the style of tutorials: each returns the same with two workers as in one process.
 
-Nothing in them is written for nanotf but the two decorators. They compute in float64, in which
-rounding cannot hide what is wrong: the bound is 1e-9, relative.
+Only the two decorators are written for nanotf. The programs compute in float64, so rounding cannot
+hide errors: the bound is 1e-9, relative.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def positional_encoding(length: int, depth: int) -> Any:
 
 
 class PositionalEmbedding(layers.Layer):
-    """Embeds words and says where they stand."""
+    """Embeds words and their positions."""
 
     def __init__(self, vocabulary: int, depth: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class PositionalEmbedding(layers.Layer):
 
 
 class FeedForward(layers.Layer):
-    """Two dense layers with a way around them."""
+    """Two dense layers with a residual connection."""
 
     def __init__(self, depth: int, width: int, dropout: float = 0.1) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def translation_transformer(nano: Any, step: Any) -> Any:
 
 @program
 def masked_language_model(nano: Any, step: Any) -> Any:
-    """Random words are hidden in the step and predicted (keras.io/examples/nlp, masked BERT)."""
+    """Hides random words in the step and predicts them (keras.io/examples/nlp, masked BERT)."""
     VOCABULARY, LENGTH, DEPTH, MASK = 14, 6, 8, 13
     inputs = layers.Input((LENGTH,), dtype="int64")
     x = layers.Embedding(VOCABULARY, DEPTH)(inputs)
@@ -204,7 +204,7 @@ class Patches(layers.Layer):
 
 
 class PatchEncoder(layers.Layer):
-    """Projects patches and adds what is learned of each place."""
+    """Projects patches and adds a learned vector per position."""
 
     def __init__(self, num_patches: int, depth: int) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ def vision_transformer(nano: Any, step: Any) -> Any:
 
 @program
 def causal_language_model(nano: Any, step: Any) -> Any:
-    """A tiny GPT with tied weights in NumPy-fed batches; the loop samples from a split of them."""
+    """Trains a tiny GPT with tied weights on NumPy batches; the loop samples from a split."""
     VOCABULARY, LENGTH, DEPTH = 11, 7, 8
 
     @nano

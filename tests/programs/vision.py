@@ -1,4 +1,4 @@
-"""Pictures: attacks, mixtures, masks, styles and what a net looks at."""
+"""Images: attacks, mixtures, masks, styles and explanations."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def fgsm_training(nano: Any, step: Any) -> Any:
 
 @program
 def pgd_attack(nano: Any, step: Any) -> Any:
-    """Several attack steps in a tf.while loop from a random start, only the gap is returned."""
+    """Attacks in several steps of a tf.while loop from a random start; returns only the gap."""
     model = _classifier()
     loss_fn = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
     optimizer = tf.keras.optimizers.Adam(2e-3)
@@ -206,7 +206,7 @@ def mixup(nano: Any, step: Any) -> Any:
 
 @program
 def cutmix(nano: Any, step: Any) -> Any:
-    """A box of each picture comes from another dataset's picture, boxes drawn with NumPy."""
+    """Replaces a box of each image by another dataset's image; NumPy draws the boxes."""
     model = _classifier()
     optimizer = tf.keras.optimizers.RMSprop(1e-3)
 
@@ -327,7 +327,7 @@ def dice_segmentation(nano: Any, step: Any) -> Any:
 
 @program
 def style_transfer(nano: Any, step: Any) -> Any:
-    """One image is optimized against gram matrices of a fixed net; there is no dataset."""
+    """Optimizes one image against gram matrices of a fixed net, without a dataset."""
     net_input = tf.keras.Input(shape=(8, 8, 3))
     first = layers.Conv2D(4, 3, activation="tanh", name="first")(net_input)
     second = layers.Conv2D(5, 3, activation="tanh", name="second")(first)
@@ -377,7 +377,7 @@ def style_transfer(nano: Any, step: Any) -> Any:
 
 @program
 def deep_dream(nano: Any, step: Any) -> Any:
-    """Gradient ascent on the picture inside a tf.range loop (tutorials/generative/deepdream)."""
+    """Ascends the gradient on the image inside a tf.range loop (tutorials/generative/deepdream)."""
     base = _classifier(channels=3)
     outputs = [base.layers[0].output, base.layers[1].output]
     dream_model = tf.keras.Model(inputs=base.inputs, outputs=outputs)
@@ -428,7 +428,7 @@ def deep_dream(nano: Any, step: Any) -> Any:
 
 @program
 def grad_cam(nano: Any, step: Any) -> Any:
-    """Gradients with respect to a convolution's output weight its channels, after training."""
+    """Weighs a convolution's channels by gradients of its output, after training."""
     inputs = tf.keras.Input(shape=(8, 8, 1))
     conv = layers.Conv2D(5, 3, activation="relu", name="last_conv")(inputs)
     outputs = layers.Dense(3)(layers.GlobalAveragePooling2D()(conv))
@@ -505,7 +505,7 @@ def integrated_gradients(nano: Any, step: Any) -> Any:
 
 @program
 def fine_tuning(nano: Any, step: Any) -> Any:
-    """A frozen base with batch norm, then unfrozen with a smaller rate (transfer_learning)."""
+    """Freezes a base with batch norm, then trains it at a smaller rate (transfer_learning)."""
     base = tf.keras.Sequential(
         [
             tf.keras.Input(shape=(8, 8, 1)),

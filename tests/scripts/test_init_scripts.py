@@ -1,4 +1,4 @@
-"""`source nanotf-init` and `source nanotf-unset` in shells that are really started."""
+"""`source nanotf-init` and `source nanotf-unset` in real shells."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONS = [
     *(["--disable-onednn"], ["-r", "1"], ["--cores", "1"], ["-q"], ["--quiet"], ["-d"]),
     *(["--debug"], ["-oc", "-pq", "-r1"]),
 ]
-# Values that a shell could mangle, the empty one among them.
+# Values that a shell could mangle, including the empty one.
 AWKWARD = {
     "KMP_BLOCKTIME": "",
     "TF_NUM_INTEROP_THREADS": " a  'b' \"c\" $HOME `ls` \\ !x *\nsecond line\n\n",
@@ -33,7 +33,7 @@ Variables = dict[str, str]
 
 @dataclass
 class Result:
-    """Result of a shell: its exit code and output, and the environments that it wrote."""
+    """Result of a shell: its exit code and output, and the environments that it dumped."""
 
     code: int
     out: str
@@ -46,7 +46,7 @@ def without_noise(variables: Variables) -> Variables:
 
 
 class Shell:
-    """Starts one kind of shell with the two scripts on PATH.
+    """One kind of shell, with the two scripts on PATH.
 
     Args:
         name: str, a key of `SHELLS`.
@@ -69,7 +69,7 @@ class Shell:
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
     def run(self, code: str, variables: Variables | None = None) -> Result:
-        """Runs code, in which `dump` stands for writing the environment down."""
+        """Runs code, in which `dump` writes the environment to a file."""
         env = shutil.which("env")
         count = code.count("dump")
         for number in range(count):
@@ -89,7 +89,7 @@ class Shell:
             text=True,
             errors="surrogateescape",
             timeout=120,
-            start_new_session=True,  # an interactive shell would ask for this one's terminal
+            start_new_session=True,  # an interactive shell would ask for this session's terminal
         )
         environments = [self._read(number) for number in range(count)]
         return Result(done.returncode, done.stdout, done.stderr, environments)
@@ -137,9 +137,9 @@ def test_unset_restores_the_environment_after_each_option(shell: Shell, options:
 
 def test_an_old_value_that_was_changed_comes_back_to_the_byte(shell: Shell) -> None:
     if sys.platform != "linux":
-        pytest.skip("only Linux has LD_PRELOAD, the one variable that is changed when it is set")
-    # Any library that can be preloaded serves as the allocator. The old value is nonsense, of
-    # which the dynamic linker complains.
+        pytest.skip("only Linux has LD_PRELOAD, the one variable that init changes if set")
+    # Any preloadable library serves as the allocator. The old value is nonsense, so the dynamic
+    # linker complains.
     code = (
         "import sys, nanotf.machine.installed as i; "
         "i.ALLOCATORS['tcmalloc'] = (('libm.so.6', 'libc.so.6'), 'libm'); "
@@ -193,7 +193,7 @@ def test_what_the_user_set_wins_and_is_reported(shell: Shell) -> None:
     assert "200  (yours, kept)" in done.out
 
 
-def test_what_was_changed_after_init_is_left_alone(shell: Shell) -> None:
+def test_changes_made_after_init_are_left_alone(shell: Shell) -> None:
     done = shell.run("source nanotf-init -q; export KMP_BLOCKTIME=3; source nanotf-unset; dump")
     (after,) = done.environments
     assert after["KMP_BLOCKTIME"] == "3"
@@ -233,12 +233,12 @@ def test_a_missing_allocator_is_one_warning_line(shell: Shell, option: str, pack
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--bogus", "--bogus"),
+        ("--bogus", "Unrecognized arguments: --bogus. Received: source nanotf-init --bogus."),
         ("-x", "-x"),
         ("-q extra", "extra"),
         ("-j -t", "not allowed with"),
         ("-r", "expected one argument"),
-        ("-r many", "many"),
+        ("-r many", "must be a whole number. Received: 'many'. See `source nanotf-init --help`."),
         ("-r 0", "cores_per_process=0"),
         ("-r 1000000", "cores_per_process=1000000"),
         ("-qn", "number of processes in all commands"),
@@ -307,7 +307,7 @@ LEFTOVERS = {
 
 def test_nothing_but_the_variables_changes_in_the_shell(shell: Shell) -> None:
     inspect = f'{{ {LEFTOVERS[shell.name]}; echo "$#" "$@"; pwd; }}'
-    # The first round lets the shell make what it makes by itself.
+    # The first round lets the shell create its own variables.
     done = shell.run(
         f"set -- 'a b' c; {inspect} > round; {inspect} > before; "
         f"source nanotf-init -- > printed; source nanotf-unset -- > printed; {inspect} > after"
@@ -318,7 +318,7 @@ def test_nothing_but_the_variables_changes_in_the_shell(shell: Shell) -> None:
     assert after == before
 
 
-def test_strict_shells_go_on(shell: Shell) -> None:
+def test_strict_shells_continue(shell: Shell) -> None:
     options = {"bash": "set -Eeuo pipefail; trap 'echo trapped' ERR", "zsh": "set -eu"}
     done = shell.run(
         f"{options[shell.name]}; source nanotf-init -q; source nanotf-unset -q; "
@@ -359,7 +359,7 @@ def test_the_python_beside_the_script_is_used(shell: Shell, tmp_path: pathlib.Pa
     assert "NANOTF_ENV" in done.environments[0]
 
 
-def test_what_lies_in_the_current_folder_is_not_run(shell: Shell) -> None:
+def test_files_in_the_current_folder_are_not_run(shell: Shell) -> None:
     for name in ("argparse", "json", "runpy", "nanotf"):
         (shell.directory / f"{name}.py").write_text(
             "raise SystemExit('others run their code here')"

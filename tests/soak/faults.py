@@ -1,9 +1,9 @@
-"""Workers that are killed at random moments: what `make soak` and a quick test run.
+"""Kills workers at random moments, for `make soak` and a quick test.
 
-A run makes a call on two workers and kills one of them somewhere in a phase of it. It has to end
-as promised: with `WorkerDied`, and the model in the state that was promised, or with a restart and
-the result of an undisturbed run; in time; and nothing may stay behind. An undisturbed run of every
-case comes first: it says what is right, and how long the phase is that the moment is drawn from.
+A run makes a call on two workers and kills one of them somewhere in a phase of it. The run must end
+in time with `WorkerDied` and the model in the promised state, or restart and give the result of an
+undisturbed run. Nothing may stay behind. An undisturbed run of every case comes first. It gives the
+correct result and the length of the phase, from which the moment is drawn.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from nanotf.keras import Sequential, nano, nano_multiprocessing
 from nanotf.pool import warm, zygote
 
 EPOCHS = 3
-KILLED_EPOCH = 1  # where the phases of training are
+KILLED_EPOCH = 1  # the epoch with the phases of training
 TOLERANCE = 1e-10  # relative, in float64
 SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM)
 PROMISED_SECONDS = 2.0  # from a worker's death to the error, or to the restart
 LEFT_SECONDS = 10.0  # for threads and processes that are ending
-SHUTDOWN_LEAD = 0.003  # seconds from the phase's begin to the call
+SHUTDOWN_LEAD = 0.003  # seconds from the start of the phase to the call
 PHASES = (
     "start",
     "transfer",
@@ -57,10 +57,10 @@ class Outcome:
 
     Args:
         phase: str, one of `PHASES`.
-        result: str, "raised", "restarted", "ended" (a shutdown), "too late" (the worker had done
-            its work) or what went wrong.
+        result: str, "raised", "restarted", "ended" (a shutdown), "too late" (the worker was
+            done) or a description of the failure.
         seconds: float or None, from the signal to the exception, the restart or the end.
-        left: what stayed behind: processes, threads, files.
+        left: leaked processes, threads and files.
     """
 
     phase: str
@@ -69,7 +69,7 @@ class Outcome:
     left: tuple[str, ...]
 
     def is_as_promised(self, seconds: float | None = None) -> bool:
-        """Returns True if this may happen, and happened in time, where that counts."""
+        """Returns True if the result is allowed, and came within `seconds` if that is given."""
         in_time = seconds is None or self.seconds is None or self.seconds <= seconds
         right = self.result in ("raised", "restarted", "ended", "too late")
         return right and in_time and not self.left
@@ -81,9 +81,9 @@ class _Killer:
     Args:
         number: int, the signal; 0 for an undisturbed run, whose phase is timed.
         rank: int.
-        part: float, where in the phase.
-        seconds: float, how long the phase is.
-        marker: path of a file; a worker that makes it begins the phase, too.
+        part: float, fraction of the phase to wait.
+        seconds: float, length of the phase.
+        marker: path of a file; a worker also begins the phase by making it.
     """
 
     def __init__(
@@ -95,18 +95,18 @@ class _Killer:
         self._number, self._rank, self._delay = number, rank, part * seconds
         self._begun_at = 0.0
         self._begun, self._ended = threading.Event(), threading.Event()
-        self.process: Any = None  # that was hit
+        self.process: Any = None  # the process that was hit
         self._thread = threading.Thread(target=self._run, name="nanotf-soak-killer")
         self._thread.start()
 
     def begin(self) -> None:
-        """The phase begins."""
+        """Marks the beginning of the phase."""
         if not self._begun.is_set():
             self._begun_at = time.monotonic()
             self._begun.set()
 
     def end(self) -> None:
-        """The phase has ended."""
+        """Marks the end of the phase."""
         if self._begun.is_set() and not self.seconds:
             self.seconds = time.monotonic() - self._begun_at
 
@@ -115,7 +115,7 @@ class _Killer:
         self._thread.join()
 
     def was_killed(self) -> bool:
-        """Returns True if the signal has ended the worker, and not its own end before."""
+        """Returns True if the signal ended the worker; False if it ended by itself before."""
         if self.process is None:
             return False
         with contextlib.suppress(Exception):
@@ -137,7 +137,7 @@ class _Killer:
         if self._ended.wait(self._delay):
             return
         while not self._ended.is_set() and not self._kill():
-            time.sleep(0.001)  # that worker has not been started yet
+            time.sleep(0.001)  # the worker has not started yet
 
     def _kill(self) -> bool:
         pool = warm._pool
@@ -148,7 +148,7 @@ class _Killer:
         if self.process is None:
             return False
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            # Before, since the parent may notice before this thread proceeds.
+            # Before the kill, since the parent may notice it before this thread continues.
             self.sent_at = time.monotonic()
             self.process.send_signal(self._number)
         return True
@@ -159,7 +159,7 @@ def _pid(process: psutil.Process) -> int:
 
 
 def _workers() -> list[psutil.Process]:
-    """The worker processes of this process, those included that are just starting."""
+    """Returns the worker processes of this process, including those just starting."""
     origin = zygote.pid()
     try:
         return [] if origin is None else psutil.Process(origin).children()
@@ -169,13 +169,13 @@ def _workers() -> list[psutil.Process]:
 
 # ------------------------------------------------------------------------------------ calls
 def rows(count: int, width: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets, always the same."""
+    """Returns deterministic inputs and targets."""
     made = np.random.default_rng(3).random((count, width))
     return made, made[:, :1]
 
 
 def small_model(dtype: str = "float64") -> Any:
-    """A model whose start depends on the seed alone."""
+    """Returns a model whose initial weights depend on the seed alone."""
     tf.keras.utils.set_random_seed(7)
     layers = tf.keras.layers
     model = Sequential(
@@ -193,21 +193,21 @@ class _Call:
     """One call on two workers.
 
     Args:
-        phase: str, that in which the killer is to begin.
+        phase: str, the phase in which the killer begins.
         killer: `_Killer`.
         directory: path, for what the call writes.
-        restarts: int, how many it may make.
+        restarts: int, the maximum number.
     """
 
     def __init__(self, phase: str, killer: _Killer, directory: pathlib.Path, restarts: int) -> None:
         self.phase, self.killer = phase, killer
         self.directory, self.restarts = directory, restarts
         self.model = small_model()
-        self.states = [self.model.get_weights()]  # after each epoch, where the call has any
-        self.complete = 0  # epochs whose state a failure must leave
+        self.states = [self.model.get_weights()]  # after each epoch, if the call has epochs
+        self.complete = 0  # epochs whose state must survive a failure
 
     def run(self) -> list[Any]:
-        """Makes the call; returns what a restart must not change."""
+        """Makes the call; returns the values that a restart must not change."""
         raise NotImplementedError
 
 
@@ -309,7 +309,7 @@ class _Loop(_Call):
 
 
 class _Pass(_Call):
-    """`evaluate` or `predict`."""
+    """A call of `evaluate` or `predict`."""
 
     def run(self) -> list[Any]:
         x, y = rows(20_000)
@@ -326,7 +326,7 @@ class _Pass(_Call):
 class _Shutdown(_Call):
     def run(self) -> list[Any]:
         self.killer.begin()
-        time.sleep(SHUTDOWN_LEAD)  # workers take less than that to end
+        time.sleep(SHUTDOWN_LEAD)  # workers end sooner than that
         nanotf.shutdown()
         self.killer.end()
         return []
@@ -341,7 +341,7 @@ def _call_of(phase: str) -> type[_Call]:
 # ------------------------------------------------------------------------------------- runs
 @dataclasses.dataclass(frozen=True)
 class _Undisturbed:
-    """The right result, and the length of the phase in seconds."""
+    """The correct result, and the length of the phase in seconds."""
 
     result: list[Any]
     states: list[Any]
@@ -356,7 +356,7 @@ def _same(found: Sequence[Any], expected: Sequence[Any]) -> bool:
 
 
 def _make_ready(phase: str) -> None:
-    """A warm pool, so that the phase is where the signal hits; none where that is its start."""
+    """Warms the pool, so that the signal hits the phase; ends it if the phase is the start."""
     if phase == "start":
         nanotf.shutdown()
     elif not nanotf.worker_pids():
@@ -380,7 +380,7 @@ def _undisturbed(phase: str) -> _Undisturbed:
 
 @contextlib.contextmanager
 def _noting_restarts() -> Iterator[list[float]]:
-    """Yields the times at which restarts are announced in this context."""
+    """Yields the times at which restarts are announced."""
     times: list[float] = []
 
     class Note(logging.Handler):
@@ -397,12 +397,12 @@ def _noting_restarts() -> Iterator[list[float]]:
 
 
 def kill_once(phase: str, dice: random.Random, right: _Undisturbed) -> Outcome:
-    """One run: makes the call, kills, and says how that ended."""
+    """Makes one call, kills a worker, and returns the outcome."""
     _make_ready(phase)
     files = _files()
     restarts = dice.choice((0, 1)) if _call_of(phase) in (_Fit, _Loop) else 0
     number, rank, part = dice.choice(SIGNALS), dice.randrange(2), dice.random()
-    if phase == "shutdown":  # most of it is the kernel's, which takes the worker's memory apart
+    if phase == "shutdown":  # most of it is the kernel's, which frees the worker's memory
         part **= 4
     with tempfile.TemporaryDirectory() as name, _noting_restarts() as restarted:
         directory = pathlib.Path(name)
@@ -462,7 +462,7 @@ def _left_now(files: set[str]) -> Iterator[str]:
 
 
 def kills(count: int, seed: int, phases: Sequence[str] = PHASES) -> list[Outcome]:
-    """Makes `count` runs, the phases in turn, with moments that `seed` chooses; prints each end."""
+    """Makes `count` runs, phase by phase, at moments drawn from `seed`; prints each end."""
     dice = random.Random(seed)
     right = {phase: _undisturbed(phase) for phase in phases[:count]}
     outcomes = []
@@ -474,7 +474,7 @@ def kills(count: int, seed: int, phases: Sequence[str] = PHASES) -> list[Outcome
 
 
 def table(outcomes: Sequence[Outcome], seconds: float | None = None) -> str:
-    """The outcomes by phase, as text; `seconds` as in `Outcome.is_as_promised`."""
+    """Returns the outcomes by phase, as text; `seconds` as in `Outcome.is_as_promised`."""
     lines = [
         f"{'fault':<30}{'runs':>5}{'raised':>8}{'restarted':>11}{'ended':>7}{'too late':>10}"
         f"{'detected within':>17}{'left behind':>13}{'wrong':>7}"
@@ -495,5 +495,5 @@ def table(outcomes: Sequence[Outcome], seconds: float | None = None) -> str:
 
 
 def seed_of_today() -> int:
-    """A seed for another hundred moments; NANOTF_SOAK_SEED repeats those of a run."""
+    """Returns a seed for another hundred moments; NANOTF_SOAK_SEED repeats a run's."""
     return int(os.environ.get("NANOTF_SOAK_SEED", time.time_ns() % 2**32))

@@ -1,4 +1,4 @@
-"""Many jobs in a row on one warm pool, and what its processes hold after each."""
+"""Runs many jobs in a row on one warm pool, and records the memory and descriptors after each."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from nanotf.keras import nano, nano_multiprocessing
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
-    """Resources of a pool's processes: memory in bytes and file descriptors, by process."""
+    """Private memory in bytes and file descriptors of the processes of a pool."""
 
     memory: tuple[int, ...]
     descriptors: tuple[int, ...]
 
     @classmethod
     def now(cls) -> Footprint:
-        """The workers' memory of their own; the descriptors of workers and parent."""
+        """Measures the workers' private memory, and the descriptors of workers and parent."""
         workers = [psutil.Process(pid) for pid in nanotf.worker_pids()]
         return cls(
             tuple(worker.memory_full_info().uss for worker in workers),
@@ -34,7 +34,7 @@ class Footprint:
 def warm_jobs(rounds: int) -> list[Footprint]:
     """Runs a `fit`, an `evaluate`, a `predict` and a `@nano` call per round.
 
-    Returns what was held after each round.
+    Returns the footprint after each round.
     """
     x, y = (array.astype(np.float32) for array in rows(4000))
     model = small_model("float32")

@@ -23,9 +23,12 @@ def _two_cores() -> None:
 
 
 def _assert_flat(footprints: Sequence[Footprint]) -> None:
-    """Of memory, which the system moves about, the most in rounds 8 to 10 and the least in the last
-    five count; of descriptors, which wait for Python's garbage collector, the most in the first ten
-    rounds and the least in the last ten."""
+    """Asserts that memory and descriptors did not grow.
+
+    For memory, which the system moves about, the maximum of rounds 8 to 10 is compared with the
+    minimum of the last five. For descriptors, which wait for Python's garbage collector, the
+    maximum of the first ten rounds is compared with the minimum of the last ten.
+    """
     before = [max(sizes) for sizes in zip(*(f.memory for f in footprints[7:10]), strict=True)]
     after = [min(sizes) for sizes in zip(*(f.memory for f in footprints[-5:]), strict=True)]
     for then, now in zip(before, after, strict=True):
@@ -43,7 +46,7 @@ def _assert_as_promised(outcomes: Sequence[Outcome], seconds: float | None = Non
 
 
 def _number(name: str, default: int) -> int:
-    """Returns how many, from the environment; fewer for a machine that has others at work."""
+    """Returns a count from the environment; lower it on a busy machine."""
     return int(os.environ.get(name, default))
 
 
@@ -71,7 +74,7 @@ def test_two_hundred_warm_jobs() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_hundred_kills() -> None:
-    """Each within the promised time; NANOTF_SOAK_SLACK times that where others are at work."""
+    """Errors arrive within the promised time; NANOTF_SOAK_SLACK times that on a busy machine."""
     seed = seed_of_today()
     seconds = PROMISED_SECONDS * float(os.environ.get("NANOTF_SOAK_SLACK", "1"))
     outcomes = kills(_number("NANOTF_SOAK_KILLS", 100), seed)

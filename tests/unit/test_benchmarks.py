@@ -1,4 +1,4 @@
-"""The arithmetic, the options, the tables and the chart of `benchmarks`; nothing is trained."""
+"""The arithmetic, options, tables and chart of `benchmarks`; nothing is trained."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert ratios.median_ratio([2.0, 4.0, 3.0], [1.0, 2.0, 1.0]) == 2.0
 
 
-def test_a_round_in_which_one_is_missing_does_not_count() -> None:
+def test_a_round_with_a_missing_value_does_not_count() -> None:
     assert ratios.median_ratio([2.0, None, 6.0], [1.0, 1.0, 2.0]) == 2.5
     assert ratios.median_ratio([None], [1.0]) is None
 
@@ -136,7 +136,7 @@ def test_a_peer_is_one_more_contestant() -> None:
         (["--round", "2"], "unrecognized arguments"),
     ],
 )
-def test_wrong_options_say_what_is_wrong(
+def test_invalid_options_name_the_problem(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -287,7 +287,7 @@ def test_the_report_shows_everything() -> None:
         assert part in text
 
 
-def test_a_noisy_machine_is_said_to_be_noisy() -> None:
+def test_a_noisy_machine_is_reported() -> None:
     result = _result()
     result["models"]["cnn"]["contestants"]["shm"]["others"] = [0.4, 0.5]
     assert "THE MACHINE WAS NOT QUIET" in report.render(result)
@@ -306,7 +306,7 @@ def test_the_report_of_nothing() -> None:
     ],
 )
 @pytest.mark.parametrize(("step", "gain"), [(0.00625, "a gain, 2.00"), (0.0125, "no gain, 1.00")])
-def test_what_bfloat16_gains(instructions: str | None, words: str, step: float, gain: str) -> None:
+def test_gain_of_bfloat16(instructions: str | None, words: str, step: float, gain: str) -> None:
     result = _result()
     result["machine"]["bfloat16"] = instructions
     result["models"]["cnn"]["contestants"]["shm_bf16"] = _contestant(step)
@@ -317,11 +317,11 @@ def test_what_bfloat16_gains(instructions: str | None, words: str, step: float, 
     assert ("This processor" in text) == (instructions is not None)
 
 
-def test_without_bfloat16_nothing_is_said_of_it() -> None:
+def test_without_bfloat16_it_is_not_mentioned() -> None:
     assert "bfloat16" not in report.render(_result())
 
 
-def test_bfloat16_is_a_matter_of_layers() -> None:
+def test_bfloat16_policy_holds_for_one_model_alone() -> None:
     policies = []
 
     class Policies:
@@ -336,7 +336,7 @@ def test_bfloat16_is_a_matter_of_layers() -> None:
         )
         built = spec._built(Keras)
         assert built == (() if precision == "float32" else ("mixed_bfloat16",))
-    assert policies == ["mixed_bfloat16", "float32"]  # the next model's are float32 again
+    assert policies == ["mixed_bfloat16", "float32"]  # the next model's layers are float32 again
 
 
 # ----------------------------------------------------------------------------- the chart
@@ -385,7 +385,7 @@ def test_scaling_report() -> None:
 
 
 def test_forecast() -> None:
-    # A step of 2 ms and 0.1 ms a row, of which threads shorten nine tenths.
+    # A step of 2 ms and 0.1 ms per row; threads shorten nine tenths of it.
     facts = forecast.Facts.of(100, 0.012, 0.002 + 1e-4 * 100 / forecast.FEW, 0.0066, 2, 0.001)
     assert facts.fixed == pytest.approx(0.002) and facts.per_row == pytest.approx(1e-4)
     assert facts.serial == pytest.approx(0.1)

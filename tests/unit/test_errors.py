@@ -1,4 +1,4 @@
-"""Errors of workers that are also of the class that user code expects."""
+"""Worker errors that users can also catch as the original class."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Coded(RuntimeError):
 
 
 class Ranked(Exception):
-    """Has a property in the place of an attribute of `WorkerError`."""
+    """Has a property with the name of an attribute of `WorkerError`."""
 
     @property
     def rank(self) -> int:
@@ -30,7 +30,7 @@ class Ranked(Exception):
 
 
 class Particular(Exception):
-    """Cannot be made without its argument."""
+    """Cannot be constructed without its argument."""
 
     def __new__(cls, _: Any) -> Particular:
         return super().__new__(cls)

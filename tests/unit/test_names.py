@@ -1,13 +1,16 @@
-"""The exceptions: their bases, what survives a pickle, how the end of a process is named."""
+"""Public names, and exceptions: bases, attributes after a pickle, the description of an exit."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import pathlib
 import pickle
 import signal
 
 import pytest
 
+import nanotf
 from nanotf import errors
 
 BASES = {
@@ -23,6 +26,23 @@ BASES = {
     "WorkerDied": RuntimeError,
     "WorkerStuck": RuntimeError,
 }
+
+
+def test_type_checkers_import_each_name_from_where_it_is() -> None:
+    tree = ast.parse(pathlib.Path(nanotf.__file__).read_text())
+    (block,) = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    imported = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == nanotf._HOMES
+    assert sorted([*imported, "__version__"]) == nanotf.__all__ == dir(nanotf)
 
 
 def test_every_exception_derives_from_one_and_from_pythons_own() -> None:
@@ -56,7 +76,7 @@ def test_worker_error_survives_a_pickle() -> None:
         assert part in str(copy)
 
 
-def test_what_happened_without_what_comes_of_it() -> None:
+def test_errors_tell_the_cause_apart_from_its_consequences() -> None:
     assert errors.WorkerDied("It ended.").what == "It ended."
     error = errors.WorkerStuck("It hangs. The others were stopped.", rank=1, what="It hangs.")
     for copy in (error, pickle.loads(pickle.dumps(error))):

@@ -1,4 +1,4 @@
-// The waits of a collective, and what they report when they end badly.
+// The waits of a collective, and the failures that they report.
 
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 namespace nanotf {
 namespace {
 
-constexpr int kSleepMilliseconds = 50;  // how soon an abort or a death is seen at the latest
+constexpr int kSleepMilliseconds = 50;  // longest delay until an abort or a death is noticed
 
 std::string Seconds(double seconds) {
   char text[32];
@@ -22,8 +22,8 @@ std::string Seconds(double seconds) {
 
 uint64_t Tag(uint32_t key, uint32_t number) { return static_cast<uint64_t>(key) << 32 | number; }
 
-// How long a rank has waited. A look that comes late counts for a second: this process was frozen
-// meanwhile (SIGSTOP, `docker pause`), and most often its peers with it, which then could not come.
+// The time left for a wait. A late look counts as only one second: this process was frozen
+// meanwhile (SIGSTOP, `docker pause`), and usually its peers too, so that they could not arrive.
 class Patience {
  public:
   explicit Patience(double seconds) : left_(seconds) {}
@@ -81,7 +81,7 @@ void Call::ClaimSlot() {
   if (claimed()) return;
   Patience patience(group_.config().deadline_seconds);
   do {
-    // Threads of this process or any peer may free a slot, and this is rare: just look again.
+    // Threads of this process and peers may free a slot. This wait is rare, so it just polls.
     struct timespec pause = {0, 100000};
     nanosleep(&pause, nullptr);
     group_.CheckAborted();
@@ -118,7 +118,7 @@ void Call::PostCombined(uint64_t rounds) {
 }
 
 bool Call::Find(int peer) {
-  // Ranks that call in the same order use the same slot, so that one is looked at first.
+  // Ranks that call in the same order use the same slot, so look at that one first.
   const std::atomic<uint64_t>* tags = group_.header(peer).tags;
   const int likely = slots_[group_.rank()];
   for (int i = 0; i < kSlots; ++i) {
@@ -157,7 +157,7 @@ std::vector<std::string> Call::Exchange(const std::string& details) {
   uint64_t begin = 0;
   do {
     const uint64_t round = kDescribing + begin / chunk;
-    // Those of another rank may be longer, and continue after these have ended.
+    // Another rank's details may be longer and continue after these have ended.
     const std::string piece = details.substr(std::min<size_t>(begin, details.size()), chunk);
     memcpy(input(group_.rank(), round), piece.data(), piece.size());
     PostProduced(round + 1);
@@ -198,7 +198,7 @@ void Call::AwaitCombinedBy(int peer, uint64_t rounds) {
 
 template <typename Ready>
 void Call::Await(int peer, Ready ready) {
-  if (ready()) return;  // the usual case where ranks are alike, and it costs no look at the clock
+  if (ready()) return;  // the usual case if ranks are equally fast; it does not read the clock
   struct Wait {
     Times& times;
     const Clock::time_point began = Clock::now();
@@ -223,10 +223,10 @@ void Call::AwaitAsleep(int peer, Ready ready) {
     group_.CheckAborted();
     const auto now = Clock::now();
     if (now - checked >= std::chrono::milliseconds(kSleepMilliseconds)) {
-      checked = now;  // seldom: reading /proc costs as much as the usual wait
+      checked = now;  // rarely: reading /proc costs as much as the usual wait
       const uint32_t state = header.state.load(std::memory_order_acquire);
       if (state == kClosed || (state == kAttached && !IsAlive(header.pid))) {
-        if (ready()) return;  // it posted, then ended
+        if (ready()) return;  // it posted, then exited
         PeerLost(peer, state == kClosed ? "left the group" : "ended");
       }
       if (patience.IsOver(now)) {
@@ -267,15 +267,15 @@ std::string Call::Describe() const {
          ")";
 }
 
-// `awaited` at the least.
+// Includes at least `awaited`.
 std::vector<int> Call::Missing(int awaited, std::string* names) {
   std::vector<int> missing;
   const uint64_t here = group_.slot(group_.rank(), slots_[group_.rank()]).posted.load();
   for (int peer = 0; peer < group_.size(); ++peer) {
     if (peer == group_.rank()) continue;
-    // A rank looks for its peers one after another, so those after `awaited` were not looked for.
+    // A rank looks for its peers one by one, so it has not yet looked for those after `awaited`.
     const bool found = slots_[peer] >= 0 || Find(peer);
-    // Until all have met, they cannot proceed, and in a gather they begin with unlike rounds.
+    // Until all have met, none can proceed; in a gather they begin with different rounds.
     const bool proceeds = !met_ || group_.slot(peer, slots_[peer]).posted.load() >= here;
     if (found && proceeds) continue;
     *names += (missing.empty() ? "" : ", ") + Lacking(peer, found);

@@ -10,7 +10,7 @@
 namespace nanotf {
 namespace {
 
-// Several tensors seen as one stream of bytes.
+// Several tensors treated as one stream of bytes.
 class Stream {
  public:
   Stream(const NanotfFragment* fragments, int64_t count) : fragments_(fragments) {
@@ -56,8 +56,9 @@ Chunk ChunkOf(uint64_t round, uint64_t chunk, uint64_t bytes) {
   return {std::min(round * chunk, bytes), std::min((round + 1) * chunk, bytes)};
 }
 
-// Steps 2 to 6 of the protocol. `total` is called after the first meeting, when the sizes of all
-// ranks are known, and gives the number of rounds; until then `own` is what this rank can produce.
+// Runs steps 2 to 6 of the protocol. `total` is called after the first meeting, when the sizes of
+// all ranks are known, and returns the number of rounds. Until then, `own` is the number of rounds
+// that this rank can produce.
 template <typename Produce, typename Total, typename Consume>
 void RunRounds(Call& call, uint64_t own, Produce produce, Total total, Consume consume) {
   uint64_t rounds = own;
@@ -89,8 +90,8 @@ void CopyIn(const Call& call, const Stream& stream, int rank, uint64_t round, co
                  });
 }
 
-// While the caches feed one chunk's reduction, main memory can already deliver the input of the
-// chunk after next: 94 MB take 8.5 ms with this and 14 ms without (two ranks, best of many).
+// While caches feed one chunk's reduction, main memory can already deliver the input of the chunk
+// after next: 94 MB take 8.5 ms with prefetching and 14 ms without (two ranks, best of many).
 constexpr uint64_t kStride = 4096;  // bytes reduced between prefetches
 
 void Prefetch(const Stream& stream, uint64_t begin, uint64_t end) {
@@ -100,7 +101,7 @@ void Prefetch(const Stream& stream, uint64_t begin, uint64_t end) {
   });
 }
 
-// Every rank reduces everything: one wait per chunk.
+// Every rank reduces everything, with one wait per chunk.
 void ReduceSymmetric(Group& group, Call& call, const Stream& stream, NanotfType type,
                      NanotfReduction reduction) {
   const uint64_t size_of_chunk = group.config().chunk_bytes;
@@ -132,7 +133,7 @@ void ReduceSymmetric(Group& group, Call& call, const Stream& stream, NanotfType 
       });
 }
 
-// Each rank reduces an N-th of each chunk, and all copy the results: steps 5a and 5b.
+// Each rank reduces an N-th of each chunk, then all copy the results: steps 5a and 5b.
 void ReduceTwoStep(Group& group, Call& call, const Stream& stream, NanotfType type,
                    NanotfReduction reduction) {
   const uint64_t size_of_chunk = group.config().chunk_bytes;
@@ -177,7 +178,7 @@ void ReduceTwoStep(Group& group, Call& call, const Stream& stream, NanotfType ty
   copy_results(rounds - 1);
 }
 
-// Where the ranks of several nodes meet: rank `peer(k)` does on node k what this rank does here.
+// A rank's counterparts: rank `peer(k)` does on node k what this rank does on its own node.
 class Nodes {
  public:
   explicit Nodes(const Group& group)
@@ -188,15 +189,15 @@ class Nodes {
         first(group.rank() - index) {}
   int peer(int node) const { return node * ranks + index; }
 
-  const int ranks;  // of a node
+  const int ranks;  // per node
   const int count;
-  const int index;  // of this rank among those of its node
+  const int index;  // of this rank within its node
   const int own;    // this rank's node
-  const int first;  // rank of this node
+  const int first;  // first rank of this node
 };
 
-// Each rank reduces a part of what its node's ranks give, then the results for that part of all
-// nodes, and all copy from the ranks of their node: steps 5a to 5c of several nodes.
+// Each rank reduces a part of the input of its node's ranks, then the results of all nodes for that
+// part. Then all copy from the ranks of their node: steps 5a to 5c for several nodes.
 void ReduceByNodes(Group& group, Call& call, const Stream& stream, NanotfType type,
                    NanotfReduction reduction) {
   const uint64_t size_of_chunk = group.config().chunk_bytes;
@@ -270,12 +271,12 @@ uint64_t ElementBytes(NanotfType type) {
   }
 }
 
-// Several nodes reduce theirs first, but 16-bit floats, which are rounded once.
+// Returns true if each node reduces its own input first. 16-bit floats are rounded only once.
 bool GoesByNodes(const Group& group, NanotfType type) {
   return group.nodes() > 1 && ElementBytes(type) > 2;
 }
 
-// The bytes of a rank's part, of `total` bytes in elements of `element` bytes.
+// Returns the bytes of a rank's part, out of `total` bytes in elements of `element` bytes.
 Chunk PartOf(int rank, int size, uint64_t total, uint64_t element) {
   const uint64_t elements = total / element;
   return ChunkOf(rank, (elements + size - 1) / size * element, total);
@@ -288,9 +289,9 @@ void CheckPart(const Chunk& part, uint64_t given) {
                         " bytes instead of " + std::to_string(part.bytes()));
 }
 
-// The parts of a vector that ranks get, and the piece of each that moves in a round.
+// The ranks' parts of a vector, and the piece of each part that one round moves.
 struct Parts {
-  // In round j the j-th piece of a rank's part.
+  // Returns the piece of a rank's part for a round: the j-th piece in round j.
   Chunk piece_of(int rank, uint64_t round) const {
     const Chunk whole = part(rank);
     const Chunk found = ChunkOf(round, piece, whole.bytes());
@@ -305,14 +306,14 @@ struct Parts {
   uint64_t piece;    // bytes
 };
 
-// So that a buffer holds a piece for every rank.
+// Returns the size of a piece, chosen so that a buffer holds one for every rank.
 uint64_t PieceForEach(const Group& group) {
   return group.config().chunk_bytes / group.size() / kLine * kLine;
 }
 
 constexpr int kNoRank = -1;
 
-// Puts a piece for every rank but `except` into this rank's buffer, that for rank r at r * piece.
+// Copies a piece for each rank but `except` to this rank's buffer: that of rank r at r * piece.
 void GivePieces(const Group& group, Call& call, const Stream& stream, const Parts& parts,
                 uint64_t round, int except) {
   for (int reader = 0; reader < group.size(); ++reader) {
@@ -326,7 +327,7 @@ void GivePieces(const Group& group, Call& call, const Stream& stream, const Part
   }
 }
 
-// Every rank reads from all others at any time, and reduces equally much.
+// In each round every rank reads from all others and reduces equally much.
 void ReduceScatterFlat(Group& group, Call& call, const Stream& stream, const Parts& parts,
                        NanotfType type, char* out) {
   const int size = group.size();
@@ -352,8 +353,8 @@ void ReduceScatterFlat(Group& group, Call& call, const Stream& stream, const Par
       });
 }
 
-// Steps 5a and 5b of several nodes: a rank reduces what its node gives for its own part, and for
-// those of its peers on other nodes. Then it reduces the results for its own.
+// Steps 5a and 5b for several nodes: a rank reduces its node's input for its own part and for the
+// parts of its peers on other nodes. Then it reduces the results for its own part.
 void ReduceScatterByNodes(Group& group, Call& call, const Stream& stream, const Parts& parts,
                           NanotfType type, char* out) {
   const Nodes nodes(group);
@@ -398,7 +399,7 @@ void AllReduce(Group& group, const NanotfCall& what, NanotfType type, NanotfRedu
   const Stream stream(fragments, count);
   const IeeeArithmetic arithmetic;
   Call call(group, what);
-  // With two ranks both ways read as much from the peer, and one waits half as often.
+  // With two ranks both ways read equally much from the peer, and one step halves the waits.
   if (stream.bytes() <= group.config().symmetric_bytes) {
     ReduceSymmetric(group, call, stream, type, reduction);
   } else if (GoesByNodes(group, type)) {
@@ -420,8 +421,8 @@ void ReduceScatter(Group& group, const NanotfCall& what, NanotfType type,
                                                         static_cast<char*>(out));
 }
 
-// A piece crosses from node to node once: the rank that is its owner's peer here reads it there,
-// and this node's ranks from that rank, a round later. Without other nodes there is no such rank.
+// A piece crosses from node to node once: the owner's peer on this node reads it from there, and
+// this node's ranks read it from that peer one round later. With one node there are no relays.
 void GatherParts(Group& group, const NanotfCall& what, const void* part, uint64_t part_bytes,
                  uint64_t element_bytes, const NanotfFragment* fragments, int64_t count) {
   const Stream stream(fragments, count);

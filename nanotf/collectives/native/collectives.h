@@ -1,4 +1,4 @@
-// The collectives: what is copied and reduced in each round. See layout.h for the protocol.
+// The collectives: the copies and reductions of each round. See layout.h for the protocol.
 
 #ifndef NANOTF_COLLECTIVES_NATIVE_COLLECTIVES_H_
 #define NANOTF_COLLECTIVES_NATIVE_COLLECTIVES_H_
@@ -7,7 +7,7 @@
 
 namespace nanotf {
 
-// All throw Failure.
+// All of these throw Failure.
 void AllReduce(Group& group, const NanotfCall& what, NanotfType type, NanotfReduction reduction,
                const NanotfFragment* fragments, int64_t count);
 // Writes this rank's part of the sum to `out`: see nanotf_reduce_scatter.

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t kShown = 4;  // tensors in a summary
 
-// Appends the tensor whose shape begins at `shape`; returns where the next one's does.
+// Appends the tensor whose shape begins at `shape`; returns where the next shape begins.
 const int64_t* AppendTensor(const char* type, const int64_t* shape, std::string& text) {
   const int64_t* const end = shape + 1 + shape[0];
   text += type;
@@ -31,7 +31,7 @@ std::vector<std::string> Lines(const std::string& text) {
   return lines;
 }
 
-// A call of which line `at` is the first that differs; it may be beyond the last.
+// Describes a call. Line `at` is the first that differs; it may be past the last.
 std::string Side(const std::vector<std::string>& lines, size_t at) {
   const size_t tensors = lines.size() - 1;
   if (tensors == 0) return lines[0];
@@ -46,7 +46,7 @@ std::string Side(const std::vector<std::string>& lines, size_t at) {
 uint64_t Signature(const NanotfCall& call) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const char* text : {call.name, call.type}) {
-    do {  // FNV-1a; the terminating 0 too, which keeps the two apart
+    do {  // FNV-1a; including the terminating 0, which separates the two
       hash = (hash ^ static_cast<unsigned char>(*text)) * 0x100000001b3;
     } while (*text++ != 0);
   }

@@ -1,4 +1,4 @@
-// What a call is, for peers and people. ../description.py is the same in Python.
+// Descriptions of calls, for peers and people. ../description.py is the Python version.
 
 #ifndef NANOTF_COLLECTIVES_NATIVE_DESCRIPTION_H_
 #define NANOTF_COLLECTIVES_NATIVE_DESCRIPTION_H_
@@ -10,16 +10,16 @@
 
 namespace nanotf {
 
-// Peers compare these at every meeting; calls of different descriptions have different ones.
+// Peers compare these whenever they meet; different descriptions have different signatures.
 uint64_t Signature(const NanotfCall& call);
 
-// In one line, for people: "all_reduce(sum) of float32[2, 3], float32[7]". Only the first tensors.
+// One line for people: "all_reduce(sum) of float32[2, 3], float32[7]". Only the first tensors.
 std::string Summary(const NanotfCall& call);
 
-// A line for the name and one for each tensor: what ranks of different signatures exchange.
+// A line for the name and one for each tensor. Ranks exchange it if their signatures differ.
 std::string Details(const NanotfCall& call);
 
-// Says for people in what the details of rank 0 and of another rank differ.
+// Describes for people how the details of rank 0 and of another rank differ.
 std::string Difference(const std::string& first, int rank, const std::string& other);
 
 }  // namespace nanotf

@@ -25,7 +25,7 @@ Group::Group(const NanotfConfig& config, int fd, int rank)
     : config_(config), layout_{config.size, config.chunk_bytes, config.nodes}, rank_(rank) {
   struct stat file;
   if (fstat(fd, &file) != 0 || static_cast<size_t>(file.st_size) < layout_.total_bytes()) {
-    // Mapping beyond the end would kill the process with SIGBUS at the first access.
+    // Accessing a mapping past the end of the file would kill the process with SIGBUS.
     throw MakeFailure(
         kNanotfMisused, rank,
         "the descriptor must be the file of the group. Received: fd=" + std::to_string(fd),
@@ -52,8 +52,8 @@ Group::Group(const NanotfConfig& config, int fd, int rank)
                       "a rank can be attached once. Received: rank=" + std::to_string(rank) +
                           ", which process " + std::to_string(pid) + " has");
   }
-  // The first write places a page on the writer's NUMA node. Buffers are first written by their
-  // owner anyway; of what peers might read earlier, only the page of the tags cannot be had first.
+  // The first write places a page on the writer's NUMA node. Owners write their buffers first
+  // anyway. Of the pages that peers may read earlier, only the tags' page cannot be written first.
   memset(At<char>(rank_, kPage), 0, layout_.buffers() - kPage);
   header(rank_).pid = static_cast<uint32_t>(getpid());
   header(rank_).state.store(kAttached, std::memory_order_release);
@@ -122,7 +122,7 @@ uint32_t Group::Enter(uint32_t key) {
                           " from two threads at once",
                       "Give each its own key.");
   }
-  // None twice: a slot may still have the tag of the first call of that number.
+  // No number is used twice: a slot may still have the tag of the first call with that number.
   if (state.calls == UINT32_MAX) {
     throw MakeFailure(kNanotfMisused, rank_,
                       "a group numbers 2**32 - 1 collectives of a key. Received: one more of key=" +
@@ -130,7 +130,7 @@ uint32_t Group::Enter(uint32_t key) {
                       "Attach to a new group.");
   }
   state.in_flight = true;
-  return ++state.calls;  // from 1 on: a tag of 0 means a slot that was never used
+  return ++state.calls;  // begins at 1: a tag of 0 marks an unused slot
 }
 
 void Group::Leave(uint32_t key, int slot) {

@@ -18,13 +18,13 @@
 
 namespace nanotf {
 
-// What a collective throws, and gives to its caller at the C interface.
+// The exception of a collective; the C interface passes it to the caller.
 using Failure = NanotfFailure;
 
 Failure MakeFailure(NanotfFailureKind kind, int rank, const std::string& text,
                     const std::string& remedy = "", const std::vector<int>& missing = {});
 
-// Where this rank's time goes, in nanoseconds of `Clock`. Calls that run at the same time add up.
+// This rank's times, in nanoseconds of `Clock`. Concurrent calls add up.
 class Times {
  public:
   void EndCall(Clock::time_point began) {
@@ -37,9 +37,9 @@ class Times {
     waited_.fetch_add(Now() - Nanoseconds(began), std::memory_order_relaxed);
   }
   void BeginSteps() { began_.store(Now(), std::memory_order_relaxed); }
-  // The step's data are there: it waited for them since it began, or since the last collective of
-  // the step before, where several steps are one execution. A second stamp without either between
-  // says nothing.
+  // The step's data have arrived. The step waited for them since it began or, if several steps are
+  // one execution, since the last collective of the step before. A second stamp with neither in
+  // between counts nothing.
   void Stamp() {
     const int64_t now = Now();
     const int64_t since =
@@ -61,7 +61,7 @@ class Times {
   }
   static int64_t Now() { return Nanoseconds(Clock::now()); }
 
-  // Written by the threads that run ops of this rank; in this process's own memory.
+  // Written by the threads that run this rank's ops; in this process's private memory.
   std::atomic<int64_t> calls_{0}, in_calls_{0}, waited_{0}, input_{0};
   std::atomic<int64_t> began_{0}, ended_{0}, stamped_{0};
 };
@@ -85,7 +85,7 @@ class Group {
   SlotHeader& slot(int rank, int index) const {
     return *At<SlotHeader>(rank, Layout::kSlotHeaders + index * sizeof(SlotHeader));
   }
-  // In `reader`'s region: the last tag of slot `index` of `owner` that it has done with.
+  // In `reader`'s region: the last tag of slot `index` of `owner` that it has finished with.
   std::atomic<uint64_t>& acknowledged(int reader, int owner, int index) const {
     return At<std::atomic<uint64_t>>(reader, Layout::kAcknowledgements)[owner * kSlots + index];
   }
@@ -98,23 +98,23 @@ class Group {
                               kBuffers * layout_.chunk_bytes +
                               (round % kBuffers) * layout_.part_bytes());
   }
-  // Where there are several nodes.
+  // Only with several nodes.
   char* total_buffer(int rank, int index, uint64_t round) const {
     return result_buffer(rank, index, round) + kBuffers * layout_.part_bytes();
   }
 
   // Announces that this rank has posted something.
   void Announce();
-  // Sets the abort flag, with `failure` unless this rank has already given one.
+  // Sets the abort flag, with `failure` unless this rank has already reported one.
   void Abort(const Failure& failure);
   // Throws Failure if the group was aborted or closed.
   void CheckAborted() const;
-  // Stops this rank's part: calls still running fail, peers that wait for it are told.
+  // Ends this rank's part: its running calls fail, and waiting peers see that it left.
   void Close();
-  // Notes that a collective has failed, for who asks when the failure itself is lost on the way
-  // through TensorFlow.
+  // Remembers that a collective has failed, for callers that ask after TensorFlow has lost the
+  // failure itself.
   void Remember(const Failure& failure);
-  // How many have, and why the last one did.
+  // Returns how many have failed; `last` gets the last failure.
   int64_t Failures(Failure* last);
 
  private:
@@ -126,7 +126,7 @@ class Group {
   }
   Common& common() const { return *reinterpret_cast<Common*>(base_); }
 
-  // The number of this call of `key`; throws when the key is in flight.
+  // Returns the number of this call with `key`; throws if the key is in flight.
   uint32_t Enter(uint32_t key);
   void Leave(uint32_t key, int slot);
   int TryClaim();
@@ -142,7 +142,7 @@ class Group {
     uint32_t calls = 0;
     bool in_flight = false;
   };
-  // Guards what follows and the writing of the abort record. Held for a moment, never in a wait.
+  // Guards the fields below and writes of the abort record. Held only briefly, never in a wait.
   std::mutex mutex_;
   int64_t failures_ = 0;
   Failure last_failure_ = {};
@@ -150,10 +150,10 @@ class Group {
   bool busy_[kSlots] = {};
 };
 
-// One collective from call to return: a slot here, and the peers' slots of the same tag.
+// One collective from call to return: a slot here and the peers' slots with the same tag.
 class Call {
  public:
-  // Claims a slot and writes its header (step 1). `rows` is what this rank gives to a gather.
+  // Claims a slot and writes its header (step 1). This rank gives `rows` rows to a gather.
   Call(Group& group, const NanotfCall& what, uint64_t rows = 0);
   ~Call();
   Call(const Call&) = delete;
@@ -173,12 +173,12 @@ class Call {
   void PostProduced(uint64_t rounds);
   void PostReduced(uint64_t rounds);
   void PostCombined(uint64_t rounds);
-  // Step 4 for the first round: finds the peers' slots, compares the calls.
+  // Step 4 for the first round: finds the peers' slots and compares the calls.
   void Meet();
   // Waits until every peer has posted `rounds` rounds.
   void AwaitProduced(uint64_t rounds);
   void AwaitReduced(uint64_t rounds);
-  // Same, for one of them.
+  // Wait for one peer only.
   void AwaitReducedBy(int peer, uint64_t rounds);
   void AwaitCombinedBy(int peer, uint64_t rounds);
 
@@ -188,16 +188,17 @@ class Call {
   template <typename Ready>
   void AwaitAsleep(int peer, Ready ready);
   void ClaimSlot();
-  // Step 4a: gives the details of this rank's call, returns those of all ranks'.
+  // Step 4a: sends the details of this rank's call, returns those of all ranks.
   std::vector<std::string> Exchange(const std::string& details);
   bool Find(int peer);
   [[noreturn]] void Expire(int peer);
   [[noreturn]] void PeerLost(int peer, const char* how);
-  // Aborts the group, and throws.
+  // Aborts the group and throws.
   [[noreturn]] void GiveUp(NanotfFailureKind kind, const std::string& text,
                            const std::string& remedy, const std::vector<int>& missing = {});
   std::string Describe() const;
-  // The ranks that have not come, or that came and made no progress, and how to name them.
+  // Returns the ranks that have not arrived or made no progress, at least `awaited`. Appends a
+  // text about each to `names`.
   std::vector<int> Missing(int awaited, std::string* names);
   std::string Lacking(int peer, bool found) const;
 
@@ -207,7 +208,7 @@ class Call {
   const uint32_t number_;
   const uint64_t tag_;
   std::vector<int> slots_;  // by rank; -1 until found
-  bool met_ = false;        // the peers' slots are known and must be acknowledged
+  bool met_ = false;        // true once the peers' slots are known; they must then be acknowledged
 };
 
 }  // namespace nanotf

@@ -1,10 +1,10 @@
-// TensorFlow's ops over the collectives of shm.h: NanotfAllReduce, NanotfReduceScatter,
-// NanotfGatherParts, NanotfAllGather, NanotfBroadcast, NanotfBarrier; and NanotfStamp, which only
-// looks at the clock.
+// TensorFlow ops for the collectives of shm.h: NanotfAllReduce, NanotfReduceScatter,
+// NanotfGatherParts, NanotfAllGather, NanotfBroadcast, NanotfBarrier. NanotfStamp only reads the
+// clock.
 //
-// They are stateful: TensorFlow then neither drops, merges nor pre-computes them, and keeps them
-// in the order in which tf.function traced them. NanotfSum, an all-reduce, and NanotfJoin, an
-// all-gather, are not: a graph that does not read them drops them (collectives/lazy.py keeps the
+// They are stateful: TensorFlow then does not drop, merge or precompute them, and keeps them in
+// tf.function's order of tracing. NanotfSum, an all-reduce, and NanotfJoin, an all-gather, are
+// stateless: a graph that does not read their results drops them (collectives/lazy.py keeps the
 // others in order). Kernels block the thread that runs them.
 
 #include <stdio.h>
@@ -75,7 +75,7 @@ std::vector<int64_t> Dims(const TF_Tensor* tensor) {
   return dims;
 }
 
-// What a call is; see NanotfCall. Outlives the call.
+// The description of a call; see NanotfCall. Outlives the call.
 class Description {
  public:
   explicit Description(std::string name) : name_(std::move(name)) {}
@@ -137,7 +137,7 @@ void* CreateKernel(TF_OpKernelConstruction* construction) {
 
 void DeleteKernel(void* kernel) { delete static_cast<Attributes*>(kernel); }
 
-// One execution of a kernel: its inputs, its outputs, and the first thing that went wrong.
+// One execution of a kernel: its inputs, its outputs and the first error.
 class Execution {
  public:
   explicit Execution(TF_OpKernelContext* context) : context_(context), status_(NewStatus()) {}
@@ -148,7 +148,7 @@ class Execution {
   bool ok() const { return Ok(status_); }
   NanotfFailure* failure() { return &failure_; }
   void Fail(const char* message) { tf().SetStatus(status_.get(), kTfInternal, message); }
-  // TensorFlow carries a text alone; who wants to know more asks nanotf_failures.
+  // TensorFlow carries only a text. For the rest, callers ask nanotf_failures.
   void Check(int failed) {
     if (failed == 0) return;
     std::string message = std::string("nanotf collective: ") + failure_.text;
@@ -167,7 +167,7 @@ class Execution {
     return Tensor(tf().AllocateOutput(context_, index, tf().TensorType(like.get()), dims.data(),
                                       static_cast<int>(dims.size()), elements, status_.get()));
   }
-  // The memory of an input of the same type when nobody else needs it, else new memory.
+  // Reuses the memory of an input of the same type if nothing else needs it, else allocates.
   Tensor OutputInPlace(int input, int index, const std::vector<int64_t>& dims) {
     int forwarded = -1;
     return Tensor(tf().ForwardInputOrAllocateOutput(context_, &input, 1, index, dims.data(),
@@ -203,7 +203,7 @@ void ComputeAllReduce(void* kernel, TF_OpKernelContext* context) {
     fragments[i].bytes = tf().TensorByteSize(input.get());
   }
   for (int i = 0; i < count; ++i) {
-    // A second time, because holding an input would prevent its memory from being taken over.
+    // Fetched again: holding the input all along would prevent reuse of its memory.
     std::vector<int64_t> dims;
     {
       const Tensor input = run.Input(i);
@@ -257,7 +257,7 @@ void ComputeAllGather(void* kernel, TF_OpKernelContext* context) {
                               row_bytes, AllocateGathered, &output, run.failure()));
 }
 
-// Sums tensors over the ranks; this rank gets its part of them, seen as one vector.
+// Sums tensors, treated as one vector, over the ranks; this rank gets its part.
 void ComputeReduceScatter(void* kernel, TF_OpKernelContext* context) {
   const Attributes& attributes = *static_cast<Attributes*>(kernel);
   Execution run(context);
@@ -283,7 +283,7 @@ void ComputeReduceScatter(void* kernel, TF_OpKernelContext* context) {
                                   tf().TensorByteSize(part.get()), run.failure()));
 }
 
-// The way back: tensors of the shapes of inputs 1 to N, from the ranks' parts (input 0).
+// Reverses ComputeReduceScatter: tensors of the shapes of inputs 1 to N, from all parts (input 0).
 void ComputeGatherParts(void* kernel, TF_OpKernelContext* context) {
   const Attributes& attributes = *static_cast<Attributes*>(kernel);
   Execution run(context);
@@ -297,7 +297,7 @@ void ComputeGatherParts(void* kernel, TF_OpKernelContext* context) {
   for (int i = 0; i < count; ++i) {
     std::vector<int64_t> dims;
     {
-      // Let go at once: holding an input would prevent its memory from being taken over.
+      // Released at once: holding an input would prevent reuse of its memory.
       const Tensor like = run.Input(i + 1);
       if (!run.ok()) return;
       dims = Dims(like.get());
@@ -325,7 +325,7 @@ void ComputeBroadcast(void* kernel, TF_OpKernelContext* context) {
   const NanotfCall call = description.Call(attributes.key);
   const uint64_t bytes = tf().TensorByteSize(input.get());
   if (nanotf_rank(attributes.group) == attributes.root) {
-    // The root's output is its input, so that nothing is copied.
+    // The root's output is its input, to avoid a copy.
     run.Check(nanotf_broadcast(attributes.group, &call, static_cast<int>(attributes.root),
                                tf().TensorData(input.get()), nullptr, bytes, run.failure()));
     if (run.ok()) run.SetOutput(0, input);
@@ -346,7 +346,7 @@ void ComputeBarrier(void* kernel, TF_OpKernelContext* context) {
   run.Check(nanotf_barrier(attributes.group, &call, run.failure()));
 }
 
-// The data of a step, one of which is the input, are there.
+// Marks that the data of a step, one of which is the input, have arrived.
 void ComputeStamp(void* kernel, TF_OpKernelContext* context) {
   const Attributes& attributes = *static_cast<Attributes*>(kernel);
   Execution run(context);
@@ -381,11 +381,11 @@ void GatheredShape(TF_ShapeInferenceContext* context, TF_Status* status) {
     tf().ShapeInferenceContextWithRankAtLeast(context, input.get(), 1, input.get(), status);
   }
   if (ok()) {
-    // An end beyond the rank means the rank.
+    // An end past the rank means the rank.
     tf().ShapeInferenceContextSubshape(context, input.get(), 1, 1 << 20, rest.get(), status);
   }
   if (!ok()) return;
-  // -1 is how TensorFlow writes an unknown dimension; the C API has no other way to make one.
+  // TensorFlow writes an unknown dimension as -1; the C API has no other way to make one.
   const Shape rows(
       tf().ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(int64_t{-1})));
   tf().ShapeInferenceContextConcatenateShapes(context, rows.get(), rest.get(), output.get(),
@@ -393,7 +393,7 @@ void GatheredShape(TF_ShapeInferenceContext* context, TF_Status* status) {
   if (ok()) tf().ShapeInferenceContextSetOutput(context, 0, output.get(), status);
 }
 
-// The length is an attribute, which the C API cannot read here; group.py knows it.
+// The length is an attribute that the C API cannot read here; group.py sets it.
 void SomeVector(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Shape shape(
       tf().ShapeInferenceContextVectorFromSize(context, static_cast<size_t>(int64_t{-1})));
@@ -430,7 +430,7 @@ void Register(const OpDefinition& op, const Status& status) {
   for (const char* attribute : op.attributes) tf().OpDefinitionBuilderAddAttr(builder, attribute);
   for (const char* input : op.inputs) tf().OpDefinitionBuilderAddInput(builder, input);
   if (op.output != nullptr) tf().OpDefinitionBuilderAddOutput(builder, op.output);
-  // TensorFlow's function makes an op stateful whatever its argument is.
+  // TensorFlow's function makes an op stateful whatever its argument.
   if (op.stateful) tf().OpDefinitionBuilderSetIsStateful(builder, true);
   tf().OpDefinitionBuilderSetShapeInferenceFunction(builder, op.shape);
   tf().RegisterOpDefinition(builder, status.get());
@@ -440,7 +440,7 @@ void Register(const OpDefinition& op, const Status& status) {
       status.get());
 }
 
-// Runs when tf.load_op_library opens this file, which is when TensorFlow collects new ops.
+// Runs when tf.load_op_library opens this file; TensorFlow then collects new ops.
 __attribute__((constructor)) void RegisterAll() {
   const char* missing = LoadTfApi();
   if (*missing != 0) {

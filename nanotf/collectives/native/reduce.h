@@ -1,6 +1,6 @@
 // Element-wise reductions of several arrays into one.
 //
-// The loops are in reduce_loops.h, plain C++ that the compiler vectorises. They are compiled once
+// The loops are in reduce_loops.h, plain C++ that the compiler vectorizes. They are compiled once
 // per instruction set (build.py gives the flags) and chosen when the library is loaded, because
 // one binary must run on every CPU of its architecture.
 
@@ -33,9 +33,9 @@ struct ReduceVariant {
 // "avx2", "baseline"; read once) limits the choice, for tests.
 const ReduceVariant& BestReduce();
 
-// Sets the floating-point environment to IEEE defaults while it lives. TensorFlow flushes
-// denormals to zero in its own threads and not in others; replicas must not differ by which
-// thread a collective happened to run in.
+// Sets the floating-point environment to IEEE defaults during its lifetime. TensorFlow flushes
+// denormals to zero only in its own threads. Replicas must not differ by the thread in which a
+// collective happens to run.
 class IeeeArithmetic {
  public:
   IeeeArithmetic();

@@ -1,7 +1,7 @@
 // The loops behind reduce.h. Included by each reduce_*.cc, which defines NANOTF_REDUCE_NAME and is
-// compiled for its own instruction set. Everything is in an anonymous namespace and no function of
-// the standard library is used: a template compiled for AVX-512 that the linker shares with the
-// baseline would crash CPUs without it.
+// compiled for its own instruction set. Everything is in an anonymous namespace and uses no
+// function of the standard library: if the linker shared a template compiled for AVX-512 with the
+// baseline, CPUs without AVX-512 would crash.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -32,7 +32,7 @@ inline float Float(uint32_t bits) {
   return value;
 }
 
-// The accumulator of a type, and how to get there and back.
+// The accumulator of a type, with the conversions to and from it.
 template <typename T>
 struct Accumulate {
   using Type = T;
@@ -85,7 +85,7 @@ struct Sum {
   static inline T Apply(T a, T b) {
     return a + b;
   }
-  static inline int32_t Apply(int32_t a, int32_t b) {  // wraps, where C++ leaves it undefined
+  static inline int32_t Apply(int32_t a, int32_t b) {  // wraps around, which C++ leaves undefined
     return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
   }
   static inline int64_t Apply(int64_t a, int64_t b) {
@@ -105,7 +105,7 @@ struct Max {
   }
 };
 
-// `ivdep` is true even when `out` is one of the inputs: an element depends on its own index alone.
+// `ivdep` holds even if `out` is one of the inputs: an element depends only on its own index.
 #if defined(__clang__)
 #define NANOTF_VECTORISE _Pragma("clang loop vectorize(assume_safety)")
 #else

@@ -21,7 +21,7 @@ using nanotf::Failure;
 using nanotf::Group;
 using nanotf::MakeFailure;
 
-// A call holds its group, so that closing it does not unmap memory under a running collective.
+// A call holds its group, so that closing the group does not unmap memory under the call.
 class Registry {
  public:
   int64_t Add(std::shared_ptr<Group> group) {
@@ -72,7 +72,7 @@ int Guard(NanotfFailure* failure, Body body) {
   return 1;
 }
 
-// A collective: as Guard, and its time is counted, and its failure remembered.
+// Runs a collective: like Guard, and also counts its time and remembers its failure.
 template <typename Body>
 int Collective(int64_t handle, NanotfFailure* failure, Body body) {
   std::shared_ptr<Group> group;

@@ -7,7 +7,7 @@ namespace {
 
 TfApi api;
 
-// `RTLD_NOLOAD`: only the library that `import tensorflow` has loaded will do, never a second one.
+// `RTLD_NOLOAD`: use only the library that `import tensorflow` has loaded, never a second copy.
 void* Framework() {
   static const char* const kNames[] = {"libtensorflow_framework.so.2",
                                        "libtensorflow_framework.2.dylib"};

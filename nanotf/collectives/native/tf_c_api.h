@@ -1,6 +1,6 @@
-// The part of TensorFlow's C API that ops.cc uses, declared here so that no TensorFlow headers are
-// needed to build, and looked up by name when the library is loaded, so that one binary serves all
-// versions. Seen alike in 2.14 to 2.21: tensorflow/c/{kernels,ops,tf_status,tf_tensor}.h.
+// The part of TensorFlow's C API that ops.cc uses. It is declared here so that builds need no
+// TensorFlow headers, and looked up by name at load time so that one binary serves all versions.
+// Identical in 2.14 to 2.21: tensorflow/c/{kernels,ops,tf_status,tf_tensor}.h.
 
 #ifndef NANOTF_COLLECTIVES_NATIVE_TF_C_API_H_
 #define NANOTF_COLLECTIVES_NATIVE_TF_C_API_H_
@@ -89,8 +89,8 @@ struct TfApi {
 #undef X
 };
 
-// Looks every function up in the TensorFlow that this process has loaded. Returns the name of
-// the first that is missing, "" if none is.
+// Looks up every function in the TensorFlow that this process has loaded. Returns the name of the
+// first missing one, "" if none is missing.
 const char* LoadTfApi();
 const TfApi& tf();
 

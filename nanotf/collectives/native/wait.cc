@@ -18,7 +18,7 @@ namespace nanotf {
 
 #if defined(__linux__)
 
-// Not the PRIVATE variants: the word is in memory of several processes.
+// Not the PRIVATE variants: several processes share the word's memory.
 void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int milliseconds) {
   const timespec timeout = {milliseconds / 1000, (milliseconds % 1000) * 1000000L};
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &timeout, nullptr, 0);
@@ -30,7 +30,7 @@ void WakeAll(const std::atomic<uint32_t>& word) {
 
 #else
 
-// No public futex across processes (macOS before 14.4): look again soon.
+// Without a public futex across processes (macOS before 14.4): look again soon.
 void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int) {
   const timespec pause = {0, 50000};
   if (word.load(std::memory_order_acquire) == expected) nanosleep(&pause, nullptr);
@@ -46,7 +46,7 @@ bool IsAlive(uint32_t pid) {
   char path[32];
   snprintf(path, sizeof(path), "/proc/%u/stat", pid);
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) {  // it has just gone, or /proc does not show it: hidepid, a chroot, no descriptor
+  if (fd < 0) {  // it has just exited, or /proc hides it: hidepid, a chroot, no descriptor
     return kill(static_cast<pid_t>(pid), 0) == 0 || errno != ESRCH;
   }
   char line[512];
@@ -54,7 +54,7 @@ bool IsAlive(uint32_t pid) {
   close(fd);
   if (length <= 0) return false;
   line[length] = 0;
-  // The name in parentheses may contain anything, a parenthesis included.
+  // The name in parentheses may contain anything, including a parenthesis.
   const char* name_end = strrchr(line, ')');
   if (name_end != nullptr && name_end[1] == ' ') return name_end[2] != 'Z' && name_end[2] != 'X';
 #endif

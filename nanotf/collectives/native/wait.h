@@ -20,14 +20,14 @@ inline void Pause() {
 #endif
 }
 
-// Sleeps until `word`, in memory shared between processes, is woken; returns at once if it is not
-// `expected`, and after `milliseconds` in any case.
+// Sleeps until `word`, in memory shared between processes, is woken, at most `milliseconds`.
+// Returns at once if `word` is not `expected`.
 void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int milliseconds);
 
-// Wakes all that sleep on `word`.
+// Wakes all sleepers on `word`.
 void WakeAll(const std::atomic<uint32_t>& word);
 
-// Whether a process runs. A zombie does not: its parent may reap it late.
+// Returns true if a process runs. A zombie does not: its parent may reap it late.
 bool IsAlive(uint32_t pid);
 
 // Spins until `ready()`; returns false after `seconds` without success.

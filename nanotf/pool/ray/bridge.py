@@ -1,4 +1,4 @@
-"""The parent's end of the way to a worker on another node.
+"""The parent's end of the connection to a worker on another node.
 
     Pool                Bridge                     Ray              Relay (there)      worker
       channel  <----->  down: takes a message,     put, push  --->  fills the twins,
@@ -6,13 +6,13 @@
                <-----   up: fills the blocks,      <--- pull        copies what was   <---
                         then delivers                               written
 
-To the pool the bridge looks like a worker of this machine: a Unix socket with messages and file
-descriptors. It maps the blocks that it is handed, as a worker does, and copies what messages say
-was written (`Job`: all of its blocks; `Batch`: its arrays; `Proceed`, `Waiting`, `JobDone`: their
-field `written`). Between two messages each byte has one writer, the parent or one rank, so copies
-never meet.
+To the pool the bridge looks like a worker on this machine: a Unix socket with messages and file
+descriptors. It maps the blocks that it receives, as a worker does, and copies the parts that
+messages report as written (`Job`: all of its blocks; `Batch`: its arrays; `Proceed`, `Waiting`,
+`JobDone`: their field `written`). Between two messages each byte has one writer, the parent or one
+rank, so copies never conflict.
 
-Bytes that all workers get are put into Ray's object store once (`Payloads`).
+Bytes for all workers are put into Ray's object store once (`Payloads`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
 
-PULL_SECONDS = 1.0  # how long a relay waits for something to say; also, how stale `stopped` is
-PIECE_NBYTES = 64 * 1024**2  # what is copied at once, so that the object store need not hold all
-INLINE_NBYTES = 64 * 1024  # less than this is an argument of a call, and no object in the store
+PULL_SECONDS = 1.0  # how long a relay waits for messages, and the maximum age of `stopped`
+PIECE_NBYTES = 64 * 1024**2  # copied at once, so that the object store never holds a whole block
+INLINE_NBYTES = 64 * 1024  # smaller data are arguments of a call, not objects in the store
 
 
 class Payloads:
-    """Data that all bridges of a pool send, each once in the object store.
+    """Data that all bridges of a pool send, stored once in the object store.
 
     Args:
         ray: the module.
@@ -48,14 +48,15 @@ class Payloads:
         self._ray = ray
         self._readers = readers
         self._lock = threading.Lock()
-        self._held: dict[tuple[int, int], tuple[Any, int]] = {}  # object, readers to come
+        # The object, and the number of bridges that still need it.
+        self._held: dict[tuple[int, int], tuple[Any, int]] = {}
 
     def put(self, number: int, piece: int, block: Block, offset: int, nbytes: int) -> Any:
-        """The content of part of a block, or a reference to it.
+        """Returns the content of part of a block, or a reference to it in the object store.
 
         Args:
-            number: int, of the message that it belongs to; all bridges count alike.
-            piece: int, its place among those of the message.
+            number: int, the number of its message; all bridges count messages alike.
+            piece: int, the index of the part among the message's parts.
             block: `Block`.
             offset, nbytes: int.
         """
@@ -83,7 +84,7 @@ class _Span:
 
 
 def describe(error: BaseException) -> str:
-    """Returns what Ray says, in a line; the last one of many says why."""
+    """Describes an error of Ray's in one line: the last of several lines gives the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else 'no reason is known'}"
 
@@ -94,7 +95,7 @@ def _in_thread(target: Callable[..., None], *arguments: Any) -> None:
 
 
 class Bridge:
-    """The way to one worker.
+    """The connection to one worker.
 
     Args:
         ray: the module.
@@ -106,8 +107,8 @@ class Bridge:
     Attributes:
         channel: `Channel`, the pool's end.
         stopped: bool, whether a signal has stopped the worker.
-        heard: float, when the relay has answered last, at least every `PULL_SECONDS`.
-        lost: str, what Ray says when the relay has failed; empty if it has not.
+        heard: float, the time of the relay's last answer, at least every `PULL_SECONDS`.
+        lost: str, Ray's error if the relay has failed; else empty.
     """
 
     def __init__(self, ray: Any, relay: Any, key: bytes, payloads: Payloads, ahead: int) -> None:
@@ -117,7 +118,7 @@ class Bridge:
         self.channel, self._channel = Channel(ours), Channel(theirs)
         self.stopped, self.lost, self.heard = False, "", time.monotonic()
         self._ended = False
-        # Written by `_down` when the worker is at rest, read by `_up` when it has got the job.
+        # Written by `_down` while the worker is idle; read by `_up` once the worker has the job.
         self._blocks: dict[Key, Block] = {}
         _in_thread(self._down, key)
 
@@ -130,7 +131,7 @@ class Bridge:
             pass  # the pool has closed its end
 
     def _fail(self, error: Exception) -> None:
-        """Notes why the bridge ends; the pool hears of it when its channel closes."""
+        """Records why the bridge ends; the pool learns it when its channel closes."""
         if not self._ended:
             self.lost = describe(error)
             logger.info("The way to a worker has broken.", exc_info=error)
@@ -140,7 +141,7 @@ class Bridge:
         number = 0
         try:
             self._channel.show_key_first(key)
-            _in_thread(self._up)  # not before: the worker's first message may be there already
+            _in_thread(self._up)  # not earlier: the worker's first message may have arrived already
             while True:
                 message = self._channel.receive()
                 number += 1

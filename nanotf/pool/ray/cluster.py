@@ -1,4 +1,4 @@
-"""The connection to Ray, and what its nodes have."""
+"""The connection to Ray, and the CPUs of its nodes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 from nanotf.errors import NanoError, PlacementError
 
-_started = ""  # the session that `connect` has begun, if it has
+_started = ""  # the session that `connect` began; empty if it began none
 
 
 def connect() -> Any:
-    """The module `ray`, connected to a cluster.
+    """Returns the module `ray`, connected to a cluster.
 
-    Where the program has not called `ray.init()`, this connects to the cluster that RAY_ADDRESS
-    names or that runs on this machine, and otherwise starts a Ray of its own here, which `stop`
+    If the program has not called `ray.init()`, this connects to the cluster that RAY_ADDRESS names
+    or that runs on this machine. If there is none, it starts a Ray on this machine, which `stop`
     ends.
 
     Raises:
@@ -43,7 +43,7 @@ def connect() -> Any:
 def _start(ray: Any) -> None:
     global _started
     if not ray.is_initialized():
-        # Nobody looks at a dashboard of a Ray that was started for one program.
+        # No dashboard: this Ray is started for one program.
         ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         _started = session(ray)
 
@@ -51,8 +51,8 @@ def _start(ray: Any) -> None:
 def _run_in_spawner_thread(function: Callable[[], None]) -> None:
     """Calls a function in a thread that lives as long as this process.
 
-    Linux ends Ray's processes with the *thread* that started them (PR_SET_PDEATHSIG), while Ray
-    outlives the thread that happened to need it first.
+    Linux ends Ray's processes with the *thread* that started them (PR_SET_PDEATHSIG), but Ray must
+    outlive the thread that needed it first.
     """
     outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -72,7 +72,7 @@ def _run_in_spawner_thread(function: Callable[[], None]) -> None:
 
 
 def stop() -> None:
-    """Disconnects from Ray if `connect` connected, and so ends a Ray that it has started."""
+    """Disconnects from Ray if `connect` connected to it, which ends a Ray that it started."""
     global _started
     started, _started = _started, ""
     if started:
@@ -82,27 +82,27 @@ def stop() -> None:
 
 
 def session(ray: Any) -> str:
-    """Returns an identity of this connection to Ray: clusters number their jobs alike."""
+    """Returns an identifier of this connection to Ray; job ids alone repeat between clusters."""
     context = ray.get_runtime_context()
     return f"{context.get_job_id()} {context.get_node_id()}"
 
 
 def cpus_by_node(ray: Any) -> dict[str, int]:
-    """Returns how many CPUs Ray has on each node that lives, by the node's id."""
+    """Returns the number of Ray's CPUs on each live node, by the node's id."""
     alive = [node for node in ray.nodes() if node["Alive"]]
     return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in alive}
 
 
 def share(cpus: Sequence[int], size: int, wanted: int | None) -> int:
-    """Returns how many CPUs of Ray's each worker gets.
+    """Returns the number of Ray's CPUs that each worker gets.
 
     Args:
         cpus: sequence of int, CPUs of each node that may have workers.
         size: int, number of workers.
-        wanted: int or None for as many as all can have alike.
+        wanted: int, or None for the largest equal shares.
 
     Raises:
-        PlacementError: There are not so many.
+        PlacementError: There are too few CPUs.
     """
     most = max(cpus, default=0)
     for each in range(most, 0, -1) if wanted is None else (wanted,):

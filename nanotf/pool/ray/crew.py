@@ -1,4 +1,4 @@
-"""The workers of a pool, as actors of Ray: the parent's side."""
+"""The parent's side of a pool's workers that run as Ray actors."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire import timing
 from nanotf.wire.channel import Channel
 
-PLACE_SECONDS = 60.0  # for Ray to find the CPUs, which others may have
-START_SECONDS = 60.0  # for an actor to start a process, from a cold network file system
+PLACE_SECONDS = 60.0  # for Ray to find free CPUs
+START_SECONDS = 60.0  # for an actor to start a process from a cold network file system
 LOOPBACK = "127.0.0.1"
-CLOCK_LOOKS = 5  # the quickest of so many answers says best what time it is there
+CLOCK_LOOKS = 5  # the quickest of this many answers gives the node's time most exactly
 
 # The parent's variables that limit the cores of workers on its own node; see `topology.plan`.
 LIMITS = ("OMP_NUM_THREADS", "NANOTF_ENV")
 
-# Of the parent's variables, those that workers on all nodes get; see `taken_over`.
+# Prefixes of the parent's variables that workers on all nodes get; see `taken_over`.
 TAKEN_OVER = (
     *("TF_", "TF2_", "KERAS_", "XLA_", "ONEDNN_", "DNNL_", "NANOTF_", "PYTHONHASHSEED"),
     *("OMP_", "KMP_", "MKL_", "TCMALLOC_", "MALLOC_CONF", "GLIBC_TUNABLES"),
 )
-# Terraform's, which holds credentials in such variables, and not TensorFlow's.
+# These belong to Terraform, not TensorFlow, and may hold credentials.
 FOREIGN = ("TF_VAR_", "TF_TOKEN_", "TF_CLI_")
 
 
@@ -48,9 +48,9 @@ class _Post:
     Args:
         relay: the handle of its `Relay`.
         node: str, the node's id.
-        address: str, the node's.
+        address: str, the node's address.
         placement: `topology.Placement`.
-        token: bytes, by which the parent knows the channel that it is handed.
+        token: bytes, identifies the channel that the relay hands to the parent.
     """
 
     relay: Any
@@ -80,8 +80,8 @@ class RayCrew:
         """Starts the workers.
 
         Raises:
-            PlacementError: There are not enough CPUs, or a node not enough cores.
-            NanoError: Ray, or a node, does not do what is needed.
+            PlacementError: The cluster has too few CPUs, or a node too few cores.
+            NanoError: Ray or a node failed to start a worker.
         """
         self._ray = ray = cluster.connect()
         self._session = cluster.session(ray)
@@ -109,7 +109,7 @@ class RayCrew:
             self.workers.append(worker)
 
     def _start_workers(self, posts: Sequence[_Post], home: str, name: str) -> list[Started]:
-        """Makes the relays start them; those on this process's node come to the socket `name`."""
+        """Makes the relays start workers; those on this node connect to the socket `name`."""
         directory = str(pathlib.Path.cwd())
         started: list[Started] = self._get(
             [
@@ -136,7 +136,7 @@ class RayCrew:
         return started
 
     def close(self) -> None:
-        """Ends the actors and gives Ray's CPUs back."""
+        """Ends the actors and returns the CPUs to Ray."""
         nothing = not self._relays and self._group is None
         if nothing or not is_connected(self._ray, self._session):
             return
@@ -188,7 +188,7 @@ class RayCrew:
             ) from error
         except self._ray.exceptions.RayTaskError as error:
             cause = error.cause
-            if isinstance(cause, NanoError):  # its text says what to do
+            if isinstance(cause, NanoError):  # its text has the remedy
                 raise type(cause)(str(cause)) from error
             raise _start_error(error) from error
         except self._ray.exceptions.RayError as error:
@@ -197,7 +197,7 @@ class RayCrew:
     def _posts(
         self, relays: Sequence[Any], share: int, cpus: dict[str, int], home: str
     ) -> list[_Post]:
-        """The posts by rank, node by node, this process's first. One relay plans for its node."""
+        """Returns the posts by rank: this process's node first. One relay plans for its node."""
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes()}
         ids = self._get([relay.node.remote() for relay in relays], START_SECONDS, "asked")
         on: dict[str, list[Any]] = {}
@@ -227,7 +227,7 @@ class RayCrew:
         return found
 
     def _ahead(self, relay: Any) -> int:
-        """Nanoseconds by which this process's clock is ahead of that of a relay's node."""
+        """Returns the nanoseconds by which this process's clock is ahead of a relay's clock."""
         looks: list[tuple[int, int]] = []
         for _ in range(CLOCK_LOOKS):
             before = timing.now()
@@ -238,12 +238,13 @@ class RayCrew:
 
 
 def taken_over(environ: Mapping[str, str]) -> dict[str, str]:
-    """The part of the parent's environment that goes to the nodes of a cluster.
+    """Returns the part of the parent's environment that is sent to the nodes of a cluster.
 
-    A variable goes if its name begins as one that changes how TensorFlow, Keras or nanotf compute
-    (`TAKEN_OVER`), so that all workers compute alike. No other one leaves this process, passwords
-    and cloud credentials among them: the environment of a worker is that of its node, where Ray
-    was started. What user code in workers reads has to be set there.
+    It has the variables that affect the computations of TensorFlow, Keras or nanotf, by their
+    prefixes (`TAKEN_OVER`), so that all workers compute alike. No other variable leaves this
+    process, so passwords and cloud credentials stay here. All else in a worker's environment comes
+    from its node, where Ray was started. Variables that user code in workers reads must be set
+    there.
 
     Args:
         environ: mapping, the parent's environment.
@@ -256,7 +257,7 @@ def taken_over(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _part(count: int, share: int, cpus: int) -> float:
-    """The part of a node's CPUs that its workers have; a rest too small for another is theirs."""
+    """Returns the part of a node's CPUs for its workers, with any rest too small for another."""
     return 1.0 if (count + 1) * share > cpus else count * share / cpus
 
 
@@ -270,12 +271,12 @@ def _start_error(error: BaseException) -> NanoError:
 # ----------------------------------------------------------------------------- the handover
 @contextlib.contextmanager
 def _listener(size: int) -> Iterator[tuple[socket.socket, str]]:
-    """A Unix socket on which relays of this node hand channels over, and its name."""
+    """Yields a Unix socket on which relays of this node hand over channels, and its name."""
     with (
         tempfile.TemporaryDirectory(prefix="nanotf-") as directory,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock,
     ):
-        name = str(pathlib.Path(directory) / "handover")  # nobody else can enter the directory
+        name = str(pathlib.Path(directory) / "handover")  # no other user can enter the directory
         sock.bind(name)
         sock.listen(size)
         sock.settimeout(ANSWER_SECONDS)
@@ -285,7 +286,7 @@ def _listener(size: int) -> Iterator[tuple[socket.socket, str]]:
 def _receive(
     listener: socket.socket, tokens: Sequence[bytes]
 ) -> dict[bytes, tuple[Channel, WorkerLog]]:
-    """The channels and logs that relays have sent already, by token."""
+    """Returns the channels and logs that relays have sent already, by token."""
     found: dict[bytes, tuple[Channel, WorkerLog]] = {}
     while len(found) < len(tokens):
         connection, _ = listener.accept()
@@ -293,7 +294,7 @@ def _receive(
             connection.settimeout(ANSWER_SECONDS)
             token, fds, _, _ = socket.recv_fds(connection, HANDOVER_BYTES, 2)
         if token not in tokens or len(fds) != 2:
-            raise NanoError("Somebody else has connected to the socket of nanotf's Ray workers.")
+            raise NanoError("Rejected an unauthenticated connection to the Ray workers' socket.")
         for fd in fds:
             os.set_inheritable(fd, False)
         found[token] = Channel(socket.socket(fileno=fds[0])), WorkerLog(fds[1])

@@ -1,4 +1,4 @@
-"""The parent's view of one worker that Ray has started."""
+"""The parent's view of one worker that Ray started."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from nanotf.pool.handles import STACK_SECONDS, Worker
 from nanotf.pool.ray import cluster
 from nanotf.pool.ray.bridge import Bridge, describe
 
-ANSWER_SECONDS = 5.0  # for what a relay knows without waiting for anything
+ANSWER_SECONDS = 5.0  # for a relay's answer to a question that needs no waiting
 LOST = -9  # as if by SIGKILL
 
 
 def is_connected(ray: Any, session: str) -> bool:
-    """Returns True if a pool was started with this Ray; the user may have shut that down."""
+    """Returns True if this process is still connected to the Ray that started a pool."""
     return bool(ray.is_initialized() and cluster.session(ray) == session)
 
 
 class RayProcess:
-    """Proxy for the process of a worker that a relay has started.
+    """Proxy for the process of a worker started by a relay.
 
     Args:
         ray: the module.
@@ -29,9 +29,8 @@ class RayProcess:
         pid: int.
 
     Attributes:
-        returncode: int or None, as in `subprocess.Popen`; `LOST` for a worker that was lost, which
-            ends with its actor.
-        lost: str, what Ray says of an actor that has gone; empty if it has not.
+        returncode: int or None, as in `subprocess.Popen`; `LOST` for a worker lost with its actor.
+        lost: str, Ray's reason why the actor is gone; empty if it is not.
     """
 
     def __init__(self, ray: Any, session: str, relay: Any, pid: int) -> None:
@@ -42,7 +41,7 @@ class RayProcess:
         self._end = relay.wait.options(concurrency_group="life").remote()
 
     def poll(self) -> int | None:
-        """The return code, or None while it runs."""
+        """Returns the exit code, or None while the process runs."""
         return self._look(0)
 
     def _look(self, seconds: float) -> int | None:
@@ -65,7 +64,7 @@ class RayProcess:
         return LOST
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits until it has ended. Without a timeout, ends its actor if that takes too long."""
+        """Waits for its end. Without a timeout, kills its actor if that takes too long."""
         found = self._look(ANSWER_SECONDS if timeout is None else timeout)
         if found is not None:
             return found
@@ -75,11 +74,11 @@ class RayProcess:
         return self._is_lost("it did not answer")
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills the process at once."""
         self._tell("kill")
 
     def send_signal(self, sig: int) -> None:
-        """Sends it a signal."""
+        """Sends the process a signal."""
         self._tell("send_signal", int(sig))
 
     def _tell(self, method: str, *arguments: Any) -> None:
@@ -88,7 +87,7 @@ class RayProcess:
             tell.remote(*arguments)
 
     def ask(self, method: str, seconds: float = 0.0) -> str:
-        """Returns what its relay answers, which takes so long; empty where it has gone."""
+        """Returns the relay's answer, which may take `seconds`; empty if the relay is gone."""
         if not is_connected(self._ray, self._session):
             return ""
         asked = getattr(self._relay, method).options(concurrency_group="control").remote()
@@ -99,12 +98,12 @@ class RayProcess:
 
 
 class RayWorker(Worker):
-    """A worker that a relay has started.
+    """A worker started by a relay.
 
     Args:
         placement: `topology.Placement`.
         process: `RayProcess`.
-        host: str, its node's address.
+        host: str, the address of its node.
     """
 
     process: RayProcess

@@ -1,7 +1,7 @@
-"""The actor: starts a worker on its node, and stands between it and the parent where it must.
+"""The actor: starts a worker on its node, and connects it to the parent if that is elsewhere.
 
-This module needs neither Ray nor TensorFlow to be imported; `crew` makes an actor of `Relay`. Its
-methods run in threads of their own, one for each of `CONCURRENCY_GROUPS`.
+Importing this module needs neither Ray nor TensorFlow; `crew` makes an actor of `Relay`. Its
+methods run in separate threads, one for each of `CONCURRENCY_GROUPS`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import ChannelClosed
 
-# One thread each, so that none waits for another's end.
+# One thread each, so that no group waits for another.
 CONCURRENCY_GROUPS = {"down": 1, "up": 1, "life": 1, "control": 1}
 
-HANDOVER_BYTES = 32  # a token by which the parent knows the worker whose channel arrives
-# What Ray sets for its own processes, beside OMP_NUM_THREADS.
+HANDOVER_BYTES = 32  # length of the token that identifies the worker of a channel
+# Variables that Ray sets for its own processes, besides OMP_NUM_THREADS.
 RAYS_OWN = ("RAY_", "SPT_NOENV", "PYTHONBREAKPOINT")
 
 Key = tuple[str, int]  # of a block: ("job", its place in the job) or ("ring", a stream's number)
@@ -42,7 +42,7 @@ class Started:
 
     Args:
         pid: int, the worker's.
-        direct: bool, whether the parent has been handed its channel.
+        direct: bool, whether the parent has its channel.
     """
 
     pid: int
@@ -51,7 +51,7 @@ class Started:
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """One message of a worker's, on its way to the parent.
+    """A worker's message on its way to the parent.
 
     Args:
         body: bytes, the pickled message; empty when the worker has closed its channel.
@@ -65,35 +65,35 @@ class Said:
 
 
 class Relay:
-    """One for each worker."""
+    """The actor of one worker."""
 
     def __init__(self) -> None:
         self._worker: LocalWorker | None = None
         self._blocks: dict[Key, Block] = {}
         self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
-        os.environ.pop("OMP_NUM_THREADS", None)  # Ray's, and would limit the plan as the user's
+        os.environ.pop("OMP_NUM_THREADS", None)  # Ray's; it would limit the plan like the user's
 
     # ------------------------------------------------------------------------ placement
     def version(self) -> str:
-        """nanotf's, on this node."""
+        """Returns the version of nanotf on this node."""
         return nanotf.__version__
 
     def node(self) -> str:
-        """The id of the node that Ray has put it on."""
+        """Returns the id of the node on which Ray placed this actor."""
         ray: Any = importlib.import_module("ray")
         return str(ray.get_runtime_context().get_node_id())
 
     def plan(
         self, count: int, cores_per_process: int | None, part: float, limits: Mapping[str, str]
     ) -> tuple[topology.Placement, ...]:
-        """The cores of all workers of this node.
+        """Plans the cores of all workers on this node.
 
         Args:
-            count: int, how many workers it has.
+            count: int, the number of workers on this node.
             cores_per_process: int or None for equal shares.
-            part: float, the part of the node's CPUs that Ray gave to them all.
-            limits: environment variables of the parent that say how many cores to use, where it
-                is on this node.
+            part: float, the part of the node's CPUs that Ray gave to all of them.
+            limits: environment variables of the parent that limit the cores; empty if the parent
+                is on another node.
 
         Raises:
             PlacementError: There are not enough cores.
@@ -120,10 +120,10 @@ class Relay:
             placement: its rank and cores.
             key: bytes, the pool's secret key.
             transport: str.
-            environ: what its environment takes over from the parent's; the rest is the node's.
+            environ: variables that it takes over from the parent; all others are the node's.
             directory: str, the parent's working directory.
-            handover: where the parent is on this node: the name of a Unix socket on which it
-                waits for the channel, and the token to show there.
+            handover: if the parent is on this node: the name of a Unix socket on which it waits
+                for the channel, and the token to send there. Else None.
         """
         ours = {k: v for k, v in os.environ.items() if not k.startswith(RAYS_OWN)}
         if os.path.isdir(directory):  # noqa: PTH112, another node may not have it
@@ -151,16 +151,16 @@ class Relay:
         places: Sequence[tuple[Key, int]],
         *data: Any,
     ) -> None:
-        """Takes a message of the parent's, or a part of what comes before it.
+        """Takes a message from the parent, or a part of the data that precede it.
 
         Args:
-            body: bytes, the pickled message; empty where it is still to come.
-            new: sequence of (key, size in bytes), blocks to be made.
-            places: sequence of (key, offset), where the data go.
+            body: bytes, the pickled message; empty if more data follow first.
+            new: sequence of (key, size in bytes), blocks to create.
+            places: sequence of (key, offset), the destinations of the data.
             *data: bytes or arrays of bytes.
         """
         if any(kind == "job" for (kind, _), _ in new):
-            self._blocks.clear()  # those of the last job
+            self._blocks.clear()  # the last job's blocks
         for key, nbytes in new:
             self._blocks[key] = Block(nbytes)
         for (key, offset), content in zip(places, data, strict=True):
@@ -170,7 +170,7 @@ class Relay:
             try:
                 self._deliver(message)
             except ChannelClosed:
-                pass  # the reader says so
+                pass  # the thread that reads the channel reports it
 
     def _deliver(self, message: Any) -> None:
         handed: list[Block] = []
@@ -196,7 +196,7 @@ class Relay:
             while True:
                 self._said.put(self._take(channel.receive()))
         except (EOFError, OSError):
-            pass  # the worker has gone
+            pass  # the worker has exited
         finally:
             self._said.put(Said())
 
@@ -213,21 +213,21 @@ class Relay:
                 for place, offset, nbytes in message.written
             )
         if isinstance(message, (messages.JobDone, messages.JobFailed)):
-            # They stay until the next job: the parent may be about to write a batch that nobody
-            # needs any more, and their descriptors are `push`'s.
+            # The blocks stay until the next job: the parent may still send a batch that no worker
+            # needs, and `push` owns their descriptors.
             for own in list(self._blocks.values()):
                 own.discard()
         return Said(pickle.dumps(message), written, block)
 
     def pull(self, seconds: float) -> tuple[list[Said], bool]:
-        """Waits for what the worker says.
+        """Waits for messages of the worker.
 
         Args:
-            seconds: float, at most.
+            seconds: float, the longest time to wait.
 
         Returns:
-            A tuple of what it has said since the last call, maybe nothing, and whether a signal
-            has stopped it.
+            A tuple of the messages since the last call, maybe none, and whether a signal has
+            stopped the worker.
         """
         self.worker.trim_log()
         found: list[Said] = []
@@ -240,11 +240,11 @@ class Relay:
 
     # -------------------------------------------------------------------------- its life
     def wait(self) -> int:
-        """Waits until the worker has ended; returns how, as `subprocess.Popen.returncode`."""
+        """Waits for the worker's end; returns its exit code, like `subprocess.Popen.returncode`."""
         return self.worker.process.wait()
 
     def kill(self) -> None:
-        """Ends the worker at once."""
+        """Kills the worker at once."""
         if self._worker is not None:
             self._worker.process.kill()
 
@@ -253,22 +253,22 @@ class Relay:
         self.worker.process.send_signal(signal)
 
     def log_tail(self) -> str:
-        """See `Worker`."""
+        """Returns the end of the worker's log, see `Worker`."""
         return self.worker.log_tail()
 
     def stack(self) -> str:
-        """See `Worker`."""
+        """Returns the worker's Python stack, see `Worker`."""
         return self.worker.stack()
 
     def clock(self) -> int:
-        """This node's clock, by which the worker notes its times."""
+        """Returns the time of this node's clock, which the worker's times refer to."""
         return timing.now()
 
 
 def _hand_over(worker: LocalWorker, name: str, token: bytes) -> bool:
-    """Gives the parent the worker's channel and log; says whether that worked.
+    """Sends the parent the worker's channel and log; returns True if that worked.
 
-    It does not where the parent is in another container: they share a node, not the sockets.
+    It fails if the parent is in another container: containers of a node do not share sockets.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         try:
@@ -281,14 +281,14 @@ def _hand_over(worker: LocalWorker, name: str, token: bytes) -> bool:
 
 
 def as_bytes(content: Any) -> Any:
-    """An array of bytes over what Ray delivers, bytes or an array."""
+    """Returns data from Ray, bytes or an array, as an array of bytes without a copy."""
     import numpy as np
 
     return np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
 
 
 def read(block: Block, offset: int, nbytes: int) -> bytes:
-    """A copy of part of a block."""
+    """Returns a copy of part of a block."""
     import numpy as np
 
     return bytes(block.array(offset, (nbytes,), np.uint8).data)

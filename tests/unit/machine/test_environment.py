@@ -1,4 +1,4 @@
-"""Plans and user environments -> variables."""
+"""Variables derived from plans and user environments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLACEMENT = Placement(1, (4, 5, 6), 1)
 def init(
     environ: dict[str, str], options: Options | None = None, found: Installed = STOCK
 ) -> dict[str, str]:
-    """The environment after `source nanotf-init`."""
+    """Returns the environment after `source nanotf-init`."""
     options = options or Options()
     made = shell_environment(MACHINE, environ, options, found)
     return initialised(environ, options, made)
@@ -66,7 +66,7 @@ def test_a_worker_that_is_not_pinned_binds_no_threads() -> None:
     assert made.variables["OMP_NUM_THREADS"] == "2"
 
 
-def test_a_foreign_openmp_is_not_told_to_bind_the_main_thread() -> None:
+def test_another_openmp_is_not_told_to_bind_the_main_thread() -> None:
     made = worker_environment(PLACEMENT, {}, Installed(foreign_openmp=True))
     assert "KMP_AFFINITY" not in made.variables
 
@@ -85,7 +85,7 @@ def test_what_the_user_set_wins_and_is_reported(name: str) -> None:
     assert made.kept == {name: "mine"}
 
 
-def test_an_empty_value_is_not_the_users_word() -> None:
+def test_an_empty_value_counts_as_unset() -> None:
     assert worker_environment(PLACEMENT, {"KMP_BLOCKTIME": ""}, BARE).variables["KMP_BLOCKTIME"]
 
 
@@ -106,7 +106,7 @@ def test_a_worker_uses_onednn_as_its_parent_does() -> None:
     )
 
 
-def test_what_init_exported_is_not_the_users_word() -> None:
+def test_variables_exported_by_init_are_not_the_users() -> None:
     environ = init({})
     assert environ["OMP_NUM_THREADS"] == "8"
     made = worker_environment(PLACEMENT, environ, STOCK)
@@ -114,7 +114,7 @@ def test_what_init_exported_is_not_the_users_word() -> None:
     assert made.kept == {}
 
 
-def test_what_the_user_changed_after_init_is_the_users_word() -> None:
+def test_changes_after_init_are_the_users() -> None:
     made = worker_environment(PLACEMENT, init({}) | {"KMP_BLOCKTIME": "7"}, STOCK)
     assert made.kept == {"KMP_BLOCKTIME": "7"}
 
@@ -126,7 +126,7 @@ def test_inits_options_hold_for_the_workers() -> None:
     assert applied["TF_NUM_INTRAOP_THREADS"] == "3"
 
 
-def test_inits_values_that_do_not_fit_a_worker_are_taken_back() -> None:
+def test_init_values_that_do_not_fit_a_worker_are_removed() -> None:
     environ = init({"KMP_BLOCKTIME": ""})
     made = worker_environment(Placement(0, (0,), None, pin=False), environ, STOCK)
     assert made.removed == ("KMP_AFFINITY",)
@@ -150,7 +150,7 @@ def test_cores_limits_a_shell_and_the_plan() -> None:
     assert cores_cap(environ) == 3
 
 
-def test_more_cores_than_there_are_are_refused() -> None:
+def test_more_cores_than_exist_are_refused() -> None:
     with pytest.raises(PlacementError, match="cores_per_process=9"):
         shell_environment(MACHINE, {"OMP_NUM_THREADS": "2"}, Options(cores=9), BARE)
 
@@ -168,7 +168,7 @@ def test_disabling_openmp_leaves_its_variables_alone() -> None:
     assert made.kept == {"KMP_BLOCKTIME": "5"}
 
 
-def test_onednn_that_the_user_enabled_stays_and_is_said() -> None:
+def test_onednn_enabled_by_the_user_stays_and_is_reported() -> None:
     environ = {"TF_ENABLE_ONEDNN_OPTS": "1"}
     made = shell_environment(MACHINE, environ, Options(onednn=False), BARE)
     assert made.kept == environ
@@ -202,7 +202,7 @@ def test_libiomp5_is_preloaded_only_for_a_tensorflow_that_uses_openmp() -> None:
     assert preload({}, BARE)[0] is None
 
 
-def test_the_users_preloads_follow_ours_and_nothing_comes_twice() -> None:
+def test_the_users_preloads_follow_ours_without_duplicates() -> None:
     assert preload({"LD_PRELOAD": "/a.so /b.so"}, STOCK)[0] == f"{TCMALLOC}:/a.so:/b.so"
     assert preload({"LD_PRELOAD": "/mine/libiomp5.so"}, INTEL)[0] is None
     value, made = preload({"LD_PRELOAD": f"/a.so:{TCMALLOC}"}, STOCK)
@@ -211,7 +211,7 @@ def test_the_users_preloads_follow_ours_and_nothing_comes_twice() -> None:
 
 
 @pytest.mark.parametrize(("wanted", "warnings"), [("auto", 0), ("jemalloc", 0), ("tcmalloc", 1)])
-def test_the_users_allocator_stays_alone_and_untuned(wanted: str, warnings: int) -> None:
+def test_the_users_allocator_is_neither_replaced_nor_tuned(wanted: str, warnings: int) -> None:
     value, made = preload({"LD_PRELOAD": "/mine/libjemalloc.so"}, STOCK, wanted)
     assert value is None
     assert len(made.warnings) == warnings
@@ -228,7 +228,9 @@ def test_jemalloc_comes_with_its_settings() -> None:
     ("name", "package"),
     [("tcmalloc", "libtcmalloc-minimal4"), ("jemalloc", "libjemalloc2")],
 )
-def test_a_missing_allocator_that_was_asked_for_is_one_warning(name: str, package: str) -> None:
+def test_a_missing_allocator_that_the_user_asked_for_is_one_warning(
+    name: str, package: str
+) -> None:
     value, made = preload({}, BARE, name)
     assert value is None
     (warning,) = made.warnings
@@ -296,7 +298,7 @@ def test_a_state_that_init_did_not_write_is_ignored_and_not_evaluated(value: str
         shell.unset_code(environ)
 
 
-def test_the_table_shows_whose_a_value_is() -> None:
+def test_the_table_shows_who_set_a_value() -> None:
     text = shell.table(Environment({"B": "1"}, {"LONG": "a\x1b[2Jb\n"}))
     assert text == "  B     1\n  LONG  'a\\x1b[2Jb\\n'  (yours, kept)"
 
@@ -307,7 +309,7 @@ def test_this_machines_allocators_can_be_preloaded() -> None:
         assert installed.can_preload(path)
 
 
-def test_what_is_no_library_cannot_be_preloaded(tmp_path: pathlib.Path) -> None:
+def test_a_file_that_is_no_library_cannot_be_preloaded(tmp_path: pathlib.Path) -> None:
     text = tmp_path / "libtcmalloc.so"
     text.write_text("not a library")
     assert not installed.can_preload(str(text))
@@ -315,7 +317,7 @@ def test_what_is_no_library_cannot_be_preloaded(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(("needs", "expected"), [(b"libiomp5.so", True), (b"libm.so.6", False)])
-def test_openmp_is_found_in_what_tensorflow_is_linked_against(
+def test_openmp_is_found_among_tensorflows_linked_libraries(
     tmp_path: pathlib.Path, needs: bytes, expected: bool
 ) -> None:
     library = tmp_path / "libtensorflow_framework.so.2"
@@ -411,8 +413,8 @@ def test_neither_importing_nor_env_imports_tensorflow() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
-def test_a_reader_that_goes_away() -> None:
-    """`nanotf env --help | head -1`, with a head that reads nothing at all."""
+def test_a_reader_that_closes_the_pipe() -> None:
+    """Runs `nanotf env --help | head -1`, with a head that reads nothing."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "nanotf", "env"]
@@ -425,7 +427,7 @@ def test_a_reader_that_goes_away() -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
-def test_output_that_no_disk_takes() -> None:
+def test_output_to_a_full_disk() -> None:
     command = [sys.executable, "-m", "nanotf", "env"]
     with pathlib.Path("/dev/full").open("w") as full:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Child interpreters import what this process would, and nothing from where they start."""
+"""Imports of child interpreters: the same as this process's, nothing from their current folder."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from nanotf.machine.interpreter import python_command
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
-# A parent: `show`, which is on its path alone, prints what a child sees; then the parent prints it.
+# A parent: `show`, which is on its path alone, prints the child's view; then the parent prints its
+# own.
 PARENT = """
 import sys
-sys.path[:] = filter(None, sys.path)  # `-c` has put the current folder there
+sys.path[:] = filter(None, sys.path)  # `-c` puts the current folder there
 import json, os, pathlib, shutil, subprocess
 sys.path.insert(0, os.environ["PACKAGES"])
 import nanotf
@@ -45,7 +46,7 @@ print(json.dumps([*here, sys.argv[1:], __name__]))
 
 @pytest.fixture
 def shared(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder that belongs to others, and one of packages with nanotf and a stranger beside it."""
+    """A folder that belongs to others, and one of packages with nanotf and an unrelated module."""
     for name in ("shared", "packages", "project"):
         (tmp_path / name).mkdir()
     for name in ("heapq", "queue", "runpy", "pathlib", "importlib", "json", "nanotf"):
@@ -82,7 +83,7 @@ def test_a_child_imports_what_its_parent_does(
 
 
 @pytest.mark.parametrize("value", ["", None, "/nowhere/python", "/"])
-def test_an_interpreter_that_is_not_there(
+def test_a_missing_interpreter_fails_the_start(
     monkeypatch: pytest.MonkeyPatch, value: str | None
 ) -> None:
     monkeypatch.setattr(sys, "executable", value)
@@ -93,12 +94,12 @@ def test_an_interpreter_that_is_not_there(
 
 
 def _commands(tree: ast.AST) -> list[ast.List]:
-    """Lists that begin with this interpreter."""
+    """Returns lists that begin with this interpreter."""
     lists = [node for node in ast.walk(tree) if isinstance(node, ast.List) and node.elts]
     return [node for node in lists if ast.unparse(node.elts[0]) == "sys.executable"]
 
 
-def test_nobody_else_starts_an_interpreter() -> None:
+def test_only_one_place_starts_an_interpreter() -> None:
     """One place makes commands of `sys.executable`, and the scripts name no module."""
     found = [
         path.name

@@ -29,7 +29,7 @@ def _worker(proc: pathlib.Path, pid: int, cores: str, parent: int) -> None:
     _process(proc, pid, neighbours.PINNED, cores, *words)
 
 
-def test_process_table_says_which_cores_are_taken(tmp_path: pathlib.Path) -> None:
+def test_process_table_lists_the_taken_cores(tmp_path: pathlib.Path) -> None:
     _worker(tmp_path, 11, "0-1", 10)
     _worker(tmp_path, 12, "2", 10)
     _worker(tmp_path, 21, "5", 20)
@@ -42,7 +42,7 @@ def test_process_table_says_which_cores_are_taken(tmp_path: pathlib.Path) -> Non
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, tuple[int, ...]]]:
-    """Returns what other pools have, on a machine of eight cores."""
+    """Cores of other pools, on a machine of eight cores."""
     found: dict[int, tuple[int, ...]] = {}
     monkeypatch.setattr(neighbours, "taken_cores", lambda: found)
     monkeypatch.setattr(topology, "describe_machine", lambda: EIGHT)
@@ -77,7 +77,7 @@ def test_too_few_cores_are_shared_knowingly(
     with caplog.at_level(logging.WARNING, logger="nanotf"):
         assert neighbours.plan(2) == topology.plan(2, machine=EIGHT)
         neighbours.forget()
-        taken[4712] = (7,)  # once in all, not once for each who comes
+        taken[4712] = (7,)  # once in all, not once per newcomer
         neighbours.plan(2)
         neighbours.plan(3)
     (record,) = caplog.records
@@ -94,8 +94,8 @@ def test_cores_that_are_named(taken: dict[int, tuple[int, ...]]) -> None:
         neighbours.plan(2, cores=2)  # type: ignore[arg-type]
 
 
-def test_a_fork_looks_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It must not take its parent's plan for its own."""
+def test_a_fork_checks_for_other_pools_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork must not take its parent's plan for its own."""
     monkeypatch.setattr(neighbours, "_last", object())
     child = os.fork()
     if child == 0:

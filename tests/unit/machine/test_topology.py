@@ -1,4 +1,4 @@
-"""Cores and plans on machines that are described, read from a made-up tree, or this one."""
+"""Cores and plans on described machines, read from a made-up tree, or on this one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_three_workers_on_two_nodes_keep_their_share_and_one_straddles() -> None
 
 def test_a_slightly_smaller_share_avoids_straddling() -> None:
     machine = Machine(tuple(LogicalCpu(n, n, numa_node=n // 21) for n in range(40)))
-    # Nodes of 21 and 19: two workers could have 20 each, one of them astride; 19 is near enough.
+    # Nodes of 21 and 19: two workers could have 20 each, one across both nodes; 19 is near enough.
     placements = plan(2, machine=machine).placements
     assert [(len(p.cores), p.numa_node) for p in placements] == [(19, 0), (19, 1)]
 
@@ -70,7 +70,7 @@ def test_workers_spread_over_nodes_and_neighbours_share_one() -> None:
 @pytest.mark.parametrize(
     ("num_processes", "nodes"), [(2, 2), (3, 1), (4, 2), (5, 1), (14, 2), (56, 2)]
 )
-def test_nodes_with_as_many_workers_each(num_processes: int, nodes: int) -> None:
+def test_nodes_with_equal_numbers_of_workers(num_processes: int, nodes: int) -> None:
     assert plan(num_processes, machine=two_sockets()).like_nodes() == nodes
     assert plan(num_processes, machine=flat(56)).like_nodes() == 1
 
@@ -107,7 +107,7 @@ def test_a_quota_counts_in_whole_cores(quota: float, cores: int) -> None:
     assert len(flat(8, quota=quota).usable_cores()) == cores
 
 
-def test_a_quota_keeps_the_cores_on_one_node_and_pins_nobody() -> None:
+def test_a_quota_keeps_the_cores_on_one_node_and_pins_no_worker() -> None:
     machine = Machine(two_sockets().cpus, quota=14.0)
     made = plan(2, machine=machine)
     assert made.cores() == tuple(range(14))
@@ -122,13 +122,13 @@ def test_performance_cores_are_preferred() -> None:
     assert cores_of(laptop(), 4) == [(0,), (2,), (4,), (6,)]
 
 
-def test_efficiency_cores_serve_where_the_others_do_not_do() -> None:
+def test_efficiency_cores_are_used_if_the_others_are_too_few() -> None:
     assert len(cores_of(laptop(), 14)) == 14
     assert cores_of(laptop(), 2, 7)[0][:6] == (0, 2, 4, 6, 8, 10)
 
 
 # ------------------------------------------------------------------- caps, names, others
-def test_max_cores_caps_what_all_workers_have() -> None:
+def test_max_cores_caps_the_total_of_all_workers() -> None:
     assert cores_of(flat(8), 2, max_cores=4) == [(0, 1), (2, 3)]
 
 
@@ -152,7 +152,7 @@ def test_another_pools_cores_and_their_siblings_are_avoided() -> None:
     assert cores_of(machine, 1, avoid={56, 1}) == [(2,)]
 
 
-def test_what_another_pool_has_uses_up_the_quota() -> None:
+def test_cores_of_another_pool_use_up_the_quota() -> None:
     machine = flat(8, quota=4.0)
     assert cores_of(machine, 1, avoid={0, 1, 2}) == [(3,)]
     with pytest.raises(PlacementError, match="another pool has"):
@@ -229,7 +229,7 @@ Tree = Callable[[dict[str, str]], Machine]
 
 @pytest.fixture
 def tree(tmp_path: pathlib.Path) -> Tree:
-    """Writes files below a directory and describes the machine that they make."""
+    """Writes files below a directory and returns the machine that they describe."""
 
     def write(files: dict[str, str]) -> Machine:
         for name, text in files.items():
@@ -242,7 +242,7 @@ def tree(tmp_path: pathlib.Path) -> Tree:
 
 
 def sys_files(cpus: int, threads: int = 1, sockets: int = 1) -> dict[str, str]:
-    """/sys and /proc of a machine whose siblings are numbered n, n + cores."""
+    """Returns /sys and /proc files of a machine whose siblings are numbered n, n + cores."""
     cores = cpus // threads
     files = {"proc/self/status": f"Name:\tx\nCpus_allowed_list:\t0-{cpus - 1}\nMems_allowed: 1"}
     files["sys/devices/system/cpu/online"] = f"0-{cpus - 1}"
@@ -323,7 +323,7 @@ def test_cgroup_v2_quotas_of_the_group_and_its_ancestors(
     assert tree(sys_files(8) | v2_files("/a/b", limits)).quota == quota
 
 
-def test_a_group_outside_of_the_mount_is_not_looked_for(tree: Tree) -> None:
+def test_a_group_outside_the_mount_is_ignored(tree: Tree) -> None:
     # A process that was moved out of its cgroup namespace reads a path with `..` in it.
     files = v2_files("/../other", {"cpu.max": "200000 100000"})
     files["sys/fs/other/cpu.max"] = "100000 100000"

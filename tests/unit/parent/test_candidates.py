@@ -1,4 +1,4 @@
-"""The numbers of processes that `num_processes="auto"` tries, on described machines."""
+"""Numbers of processes tried by `num_processes="auto"`, on described machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nanotf.parent.auto import candidates
 
 
 def _cores(machine: Machine) -> dict[int, int]:
-    """Returns how many cores each candidate uses."""
+    """Returns the number of cores that each candidate uses."""
     return {number: len(plan.cores()) for number, plan in candidates(machine=machine).items()}
 
 
@@ -24,9 +24,9 @@ MACHINES = {
     "7": (flat(7), {1: 7, 2: 6, 3: 6, 7: 7}),
     "12": (flat(12), dict.fromkeys((1, 2, 4, 6, 12), 12)),
     "48": (flat(48), dict.fromkeys((1, 2, 4, 8, 16, 24, 48), 48)),
-    # Not pinned, so that no number keeps to a node.
+    # Not pinned, so no number keeps to one node.
     "container": (container(), {1: 3, 2: 2, 3: 3}),
-    # Efficiency cores are used by the largest number alone.
+    # Only the largest number uses efficiency cores.
     "laptop": (laptop(), {1: 6, 2: 6, 3: 6, 6: 6, 14: 14}),
 }
 
@@ -45,7 +45,7 @@ def test_no_worker_straddles_two_equal_nodes() -> None:
         assert not any(plan.straddles() for plan in several)
 
 
-def test_there_are_few() -> None:
+def test_there_are_few_candidates() -> None:
     for cores in range(1, 130):
         numbers = list(candidates(machine=flat(cores)))
         assert len(numbers) <= cores.bit_length() + 1
@@ -53,7 +53,7 @@ def test_there_are_few() -> None:
         assert numbers[-1] == cores
 
 
-def test_cores_that_the_user_says() -> None:
+def test_cores_chosen_by_the_user() -> None:
     assert list(candidates(4, machine=two_sockets())) == [1, 2, 4, 8, 14]
     assert list(candidates(4, machine=flat(7))) == [1]
     assert list(candidates(cores=None, machine=flat(5))) == [1, 2, 5]

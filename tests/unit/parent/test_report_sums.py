@@ -1,4 +1,4 @@
-"""The sums of a report, from times that were noted by hand."""
+"""Sums of a report, from times that the test sets by hand."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ S = 10**9
 
 
 def _worker(rank: int, slower: int = 0) -> timing.WorkerTimes:
-    """A worker of one epoch of three steps and a validation of two; seconds in the numbers."""
+    """Returns a worker of one epoch of three steps and a validation of two; numbers are seconds."""
     times = timing.WorkerTimes(
         rank, began=10 * S, ready=12 * S, ended=60 * S, knows_calls=True, knows_input=True
     )
-    # The first step takes 8 s; the others 5 and 6 s: input 1 s, collectives 2 s, of that 1 s wait.
+    # The first step takes 8 s; the others 5 and 6 s: input 1 s, collectives 2 s, including 1 s
+    # wait.
     train = timing.Pass(timing.TRAIN, 0, 13 * S, 50 * S, executions=3, inside=11 * S, first=8 * S)
     train.input, train.in_calls, train.waited = 2 * S, (4 - slower) * S, (2 - slower) * S
     test = timing.Pass(timing.TEST, None, 40 * S, 48 * S, executions=2, inside=2 * S, first=3 * S)
@@ -68,13 +69,13 @@ def test_sums() -> None:
     assert worker.between_steps == pytest.approx(37 - 13 - 11)  # validation is inside the epoch
     assert worker.epoch_ends == pytest.approx(10)
     assert worker.executions == 5
-    # Worker 1 computes a second longer, which worker 0 waits: 8 s instead of 7.
+    # Worker 1 computes a second longer, so worker 0 waits: 8 s instead of 7.
     assert report.load_imbalance == pytest.approx(8 / 7.5 - 1)
     assert "worker 1 computes longest" in str(report)
     assert "3.0 MiB" in str(report)
 
 
-def test_what_was_not_measured_is_not_shown() -> None:
+def test_missing_measurements_are_not_shown() -> None:
     times = _worker(0)
     times.knows_calls = times.knows_input = False
     report = _report(times, times)
@@ -84,7 +85,7 @@ def test_what_was_not_measured_is_not_shown() -> None:
 
 
 def test_no_line_is_longer_than_a_terminal() -> None:
-    """Whatever the numbers: a weekend, many workers, names of two words."""
+    """Holds for any numbers: a weekend, many workers, two-word names."""
     workers = [_worker(rank) for rank in range(112)]
     for times in workers:
         times.ended = 200_000 * S
@@ -199,7 +200,7 @@ def test_plot_shares_of_time() -> None:
     np.testing.assert_allclose(track["epoch ends"][50:60], 1)
 
 
-def test_steps_beyond_those_kept_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_beyond_the_kept_ones_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     np = pytest.importorskip("numpy")
     pytest.importorskip("matplotlib")
     monkeypatch.setattr(timing, "STEPS_KEPT", 2)
@@ -228,7 +229,7 @@ def test_reading_counts_the_time_in_an_iterator(monkeypatch: pytest.MonkeyPatch)
 
 
 def _nano_worker() -> timing.WorkerTimes:
-    """A worker of a `@nano` call, where no epochs and steps are known."""
+    """Returns a worker of a `@nano` call, which has no known epochs and steps."""
     times = timing.WorkerTimes(0, began=10 * S, ready=12 * S, ended=22 * S, knows_calls=True)
     times.in_calls, times.waited = 4 * S, 3 * S
     return times
@@ -239,7 +240,7 @@ def test_a_nano_call_has_no_passes() -> None:
     assert (worker.compute, worker.communication) == pytest.approx((6, 1))
     assert (worker.communication_wait, worker.total) == pytest.approx((3, 12))
     assert worker.rebuilding == pytest.approx(2)
-    # No loop of Keras's ran, so that nothing is known of its parts.
+    # Keras's own loop did not run, so its parts are unknown.
     assert worker.first_steps is worker.input is worker.between_steps is None
     assert worker.hooks is worker.epoch_ends is worker.executions is None
     missing = "Not measured here: first step, input, between, hooks, epoch ends, steps."
@@ -276,14 +277,14 @@ def test_plot_of_a_nano_call(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.
     assert not {"first step", "input", "between", "hooks", "epoch ends"} & {*labels}
 
 
-def test_legend_has_the_colours_of_the_bars(
+def test_legend_has_the_colors_of_the_bars(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
     times = _worker(0)
-    del times.steps[:]  # so that only the sums know of communication
+    del times.steps[:]  # only the sums know of communication
     labels: list[str] = []
     monkeypatch.setattr(
         Figure, "legend", lambda self, handles, **_: labels.extend(h.get_label() for h in handles)
@@ -293,7 +294,7 @@ def test_legend_has_the_colours_of_the_bars(
 
 
 class _Group:
-    """A group whose rank says by hand what its time went for.
+    """A group whose times are set by hand.
 
     Args:
         clock: list of one int, the time.
@@ -312,7 +313,7 @@ class _Group:
         return 0, self.in_calls, self.waited, self.input
 
     def stamp(self) -> None:
-        """The data are there."""
+        """Advances the clock to the arrival of the data."""
         self.input += self.clock[0] - self.marked
 
 
@@ -332,13 +333,13 @@ def test_parts_of_a_step_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = stopwatch.timed(timing.TRAIN, step)
     stopwatch.ready()
     stopwatch.begin_pass(timing.TRAIN, 0)
-    # The last one's collectives run two at a time, and add up to more than the time.
+    # The last step's collectives run two at a time, and add up to more than the time.
     for calls in ((0, 0), (4, 3), (18, 14)):
         timed(calls)
     stopwatch.end_pass()
     times = stopwatch.finish()
     rows = list(report_timeline.rows_of_steps(times))
-    # What the system took before the step counts as waiting for data, and is inside the step.
+    # Time lost to the system before the step counts as waiting for data, and lies inside the step.
     assert [(ended - began, *parts) for _, began, ended, *parts, _ in rows] == [
         (45, 35, 0, 0),
         (45, 35, 4, 3),
@@ -391,7 +392,7 @@ def test_hooks_in_an_epoch_count_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _with_hooks() -> Report:
-    """The worker's epoch, with hooks of 2 and of 3 s between its steps and its validation."""
+    """Returns the worker's epoch, with hooks of 2 and 3 s between its steps and its validation."""
     times = _worker(0)
     times.hooks.extend((33 * S, 35 * S, 36 * S, 39 * S))
     times.passes[0].hooks = 5 * S

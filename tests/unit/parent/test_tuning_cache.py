@@ -1,4 +1,4 @@
-"""Decisions from measurements, and the file that remembers these. No TensorFlow."""
+"""Decisions from measurements, and how nanotf remembers them. No TensorFlow."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_remembers_and_forgets(cache: pathlib.Path) -> None:
     assert not cache.exists()
 
 
-def test_without_the_variable_it_is_in_the_home(
+def test_the_default_location_is_in_the_home_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -49,7 +49,7 @@ def test_without_the_variable_it_is_in_the_home(
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "{}", '{"version": 3}', '{"version": 3, "entries": 5}', "\xff"]
 )
-def test_a_file_of_somebody_else(
+def test_an_unreadable_file_is_not_used(
     cache: pathlib.Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.parent.mkdir()
@@ -91,7 +91,7 @@ BAD_ENTRIES: list[Any] = [
 
 
 @pytest.mark.parametrize("bad", BAD_ENTRIES)
-def test_an_entry_of_somebody_else(
+def test_an_invalid_entry_is_not_used(
     cache: pathlib.Path,
     bad: Any,
     caplog: pytest.LogCaptureFixture,
@@ -108,7 +108,7 @@ def test_an_entry_of_somebody_else(
     assert list(auto_cache.entries()) == ["good", "one"]
 
 
-def test_a_user_without_a_home(
+def test_a_user_without_a_home_directory(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],

@@ -1,4 +1,4 @@
-"""Each worker's share of a cluster's CPUs and of the parent's variables. No Ray is needed."""
+"""Each worker's part of a cluster's CPUs and of the parent's variables; needs no Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nanotf.pool.ray import cluster, crew
         ([8], 2, None, 4),
         ([8], 3, None, 2),
         ([8, 8], 2, None, 8),
-        ([8, 8], 3, None, 4),  # 16 // 3 would fit but twice
+        ([8, 8], 3, None, 4),  # 16 // 3 would fit only twice
         ([16, 4], 2, None, 8),
         ([16, 4], 3, None, 5),
         ([8, 8], 2, 3, 3),

@@ -1,4 +1,4 @@
-"""A worker's log, from the parent's end."""
+"""A worker's log, read by the parent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _print(log: WorkerLog, text: str) -> None:
     subprocess.run([sys.executable, "-c", code], stdout=log.fileno(), check=True, timeout=60)
 
 
-def test_the_last_lines(log: WorkerLog) -> None:
+def test_the_last_lines_are_shown(log: WorkerLog) -> None:
     assert log.tail() == ""
     _print(log, "\n".join(map(str, range(100))))
     assert log.tail().splitlines() == [str(n) for n in range(80, 100)]
@@ -34,7 +34,7 @@ def test_the_last_lines(log: WorkerLog) -> None:
     assert log.since(position) == "more"
 
 
-def test_the_start_is_left_out(log: WorkerLog) -> None:
+def test_the_startup_output_is_left_out(log: WorkerLog) -> None:
     _print(log, "TensorFlow says much when it starts\n")
     assert log.tail()
     log.begin_here()
@@ -60,6 +60,6 @@ def test_a_long_log_keeps_its_end(log: WorkerLog, monkeypatch: pytest.MonkeyPatc
     log.trim()
     assert log.size() == 100
     assert log.tail() == "x" * 92 + "the end"
-    _print(log, "and more\n")  # behind what was kept, not where the worker was before
+    _print(log, "and more\n")  # after the kept part, not at the worker's old position
     assert log.tail().splitlines()[-1] == "and more"
     assert log.size() == 109

@@ -1,4 +1,4 @@
-"""A worker's start and end, as its parent sees them; TensorFlow is not imported yet."""
+"""Start and end of a worker, as its parent sees them; TensorFlow is not imported yet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEY = secrets.token_bytes(KEY_NBYTES)
 
 
 class Started:
-    """Starts workers, and ends them."""
+    """Workers started by a test; the fixture ends them."""
 
     def __init__(self) -> None:
         self.workers: list[LocalWorker] = []
@@ -54,12 +54,12 @@ def start() -> Iterator[Started]:
 
 
 def _is_there(worker: LocalWorker) -> bool:
-    """Returns True if it says hello."""
+    """Returns True if the worker says hello."""
     worker.channel.show_key_second(KEY)
     return isinstance(worker.channel.receive(), messages.Hello)
 
 
-def test_interrupts_are_for_the_parent_from_the_first_moment(
+def test_only_the_parent_gets_interrupts_from_the_first_moment(
     start: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Schedulers send SIGINT to every process, at any time."""
@@ -75,10 +75,10 @@ def test_interrupts_are_for_the_parent_from_the_first_moment(
     assert _is_there(worker), worker.log_tail()
     worker.process.send_signal(signal.SIGINT)
     worker.channel.close()
-    assert worker.process.wait(SECONDS) == 1, "it ends with its channel, and by nothing else"
+    assert worker.process.wait(SECONDS) == 1, "it ends only with its channel"
 
 
-def test_who_ignores_sigchld_learns_how_a_worker_has_ended(start: Started) -> None:
+def test_a_parent_that_ignores_sigchld_learns_how_a_worker_ended(start: Started) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         worker = start()
@@ -91,7 +91,7 @@ def test_who_ignores_sigchld_learns_how_a_worker_has_ended(start: Started) -> No
 
 
 def test_worker_ends_with_its_parent_though_a_fork_holds_the_channels(start: Started) -> None:
-    """A data loader's processes are forked in between."""
+    """A data loader's processes, forked in between, hold the channels."""
     reader, writer = os.pipe()
     parent = os.fork()
     if parent == 0:
@@ -128,7 +128,7 @@ def test_the_limit_on_the_size_of_files_is_found_before_a_worker_starts() -> Non
 
 
 @pytest.mark.usefixtures("no_child")
-def test_an_interpreter_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_interpreter_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(NanoError, match=r"Received: sys\.executable=''"):
         Pool(topology.Plan((UNPINNED,)), "shm")

@@ -1,4 +1,4 @@
-"""Models that are sent as they are: what comes out of the pickle is another of the same."""
+"""Pickled models: unpickling gives an equal model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 
 
 def sent(model: Any) -> Any:
-    """The model after a journey, with the values of the original's variables."""
+    """Returns the model after a pickle round trip, with the values of the original's variables."""
     data, ours = heap.dump_model(model)
     copy, theirs = heap.load_model(data)
     assert [type(obj) for obj in theirs] == [type(obj) for obj in ours]
@@ -63,7 +63,7 @@ def test_functions_and_tables() -> None:
 
 
 class Holding(tf.keras.Model):  # type: ignore[misc]
-    """Takes an argument that no configuration has, and holds what no pickle takes."""
+    """A layer that takes a non-configurable argument, and holds an unpicklable object."""
 
     def __init__(self, holds: Any) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def test_attributes() -> None:
     assert float(model.factor) == 2.0
 
 
-def test_what_cannot_be_sent_is_named(tmp_path: Any) -> None:
+def test_an_object_that_cannot_be_sent_is_named(tmp_path: Any) -> None:
     with (tmp_path / "log").open("w") as file:
         model = Holding(file)
         model(X)
@@ -100,7 +100,7 @@ def test_what_cannot_be_sent_is_named(tmp_path: Any) -> None:
             heap.dump_model(model)
 
 
-def test_the_same_model_is_the_same_pickle() -> None:
+def test_an_unchanged_model_gives_the_same_pickle() -> None:
     model = tf.keras.Sequential([L.Input((4,)), L.Dense(2), L.Dropout(0.5)])
     model.compile("adam", "mse", metrics=["mae"])
     model.fit(X, X[:, :2], verbose=0)

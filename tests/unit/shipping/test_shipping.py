@@ -1,4 +1,4 @@
-"""Shared blocks, arrays in them, and how rows are dealt out: no TensorFlow needed."""
+"""Shared blocks, arrays in them, and the distribution of rows: no TensorFlow needed."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_received_descriptor_is_closed_once_it_is_mapped() -> None:
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_REMOVE"), reason="no MADV_REMOVE on this system")
-def test_discarded_memory_is_given_back_and_reads_as_zeros() -> None:
+def test_discarded_memory_is_returned_and_reads_as_zeros() -> None:
     block = Block(1 << 20)
     other = Block(1 << 20, os.dup(block.fd))
     block.array(0, (1 << 20,), np.uint8)[...] = 7
@@ -95,7 +95,7 @@ def test_discarded_memory_is_given_back_and_reads_as_zeros() -> None:
 def test_closing_twice_closes_once() -> None:
     block = Block(64)
     block.close_fd()
-    fd = os.open(os.devnull, os.O_RDONLY)  # takes the number that the block had
+    fd = os.open(os.devnull, os.O_RDONLY)  # gets the block's old number
     block.close_fd()
     os.fstat(fd)
     os.close(fd)
@@ -142,7 +142,7 @@ def test_arrays_of_objects(values: object) -> None:
     assert arrays.view(block, packing.refs[1]).tolist() == [0, 1, 2]
 
 
-def test_arrays_at_a_distance_from_the_start() -> None:
+def test_arrays_at_an_offset() -> None:
     packing = arrays.Packing([np.arange(5)])
     start = 3 * ALIGNMENT
     block = Block(start + packing.nbytes)
@@ -201,21 +201,21 @@ class _SlowData:
         pass
 
 
-def test_who_waits_for_whom() -> None:
-    """Workers may wait for the user's data as long as these take, and for nothing else."""
+def test_workers_may_wait_for_slow_user_data_only() -> None:
+    """Workers may wait for the user's data as long as it takes, and for nothing else."""
     data = _SlowData()
     writer = StreamWriter(0, data, (), True, 2, lambda message, block: None, pytest.fail, 0)
     assert writer.owes(0)
     data.come.set()
     wait_until(lambda: not writer.owes(0), "it waits for the workers")
-    assert writer.owes(60)  # what they wait for may have come just now
+    assert writer.owes(60)  # their next item may have come just now
     writer.begin_epoch()
     writer.end_epoch()
-    wait_until(lambda: not writer.owes(60), "it has read all")
+    wait_until(lambda: not writer.owes(60), "it has read everything")
     writer.stop()
 
 
-def test_what_ends_after_its_job_says_nothing_to_the_next() -> None:
+def test_streams_that_end_after_their_job_do_not_disturb_the_next() -> None:
     """The next job has streams of the same numbers."""
     data, sent = _SlowData(), []
     writer = StreamWriter(
@@ -228,8 +228,8 @@ def test_what_ends_after_its_job_says_nothing_to_the_next() -> None:
     assert sent == []
 
 
-def test_who_waits_for_a_batch_when_the_job_ends() -> None:
-    """A callback has stopped a pass; a thread of tf.data's has asked for more."""
+def test_a_thread_that_waits_for_a_batch_ends_with_the_job() -> None:
+    """A callback has stopped a pass after a thread of tf.data asked for more."""
 
     class Channel:
         def __init__(self) -> None:

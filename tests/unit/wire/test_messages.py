@@ -1,4 +1,4 @@
-"""Messages survive the channel, with the file descriptors that belong to them."""
+"""Messages pass through the channel, with the file descriptors that belong to them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS = sorted(
 
 
 def _example(kind: type) -> Any:
-    """A message with every required field set to something."""
+    """Returns a message with every required field set."""
     required = {
         field.name: f"<{field.name}>"
         for field in dataclasses.fields(kind)
@@ -116,7 +116,9 @@ def test_an_end_that_does_nothing_is_not_waited_for(ends: tuple[Channel, Channel
     assert parent.receive() == messages.Ready(3)
 
 
-def test_who_waits_goes_on_when_a_channel_is_shut_down(ends: tuple[Channel, Channel]) -> None:
+def test_a_waiting_thread_continues_when_a_channel_is_shut_down(
+    ends: tuple[Channel, Channel],
+) -> None:
     parent, _ = ends
     ended: list[str] = []
 
@@ -139,8 +141,8 @@ def test_who_waits_goes_on_when_a_channel_is_shut_down(ends: tuple[Channel, Chan
     assert sorted(ended) == ["receive", "send"]
 
 
-def test_an_outbox_waits_in_place_of_who_sends(ends: tuple[Channel, Channel]) -> None:
-    """Messages to a worker that reads nothing; their descriptors are closed, come what may."""
+def test_an_outbox_waits_in_place_of_the_sender(ends: tuple[Channel, Channel]) -> None:
+    """Messages go to a worker that reads nothing; their descriptors are closed in every case."""
     parent, worker = ends
     failures: list[BaseException] = []
     outbox = Outbox(parent, "nanotf-test", failures.append)
@@ -158,7 +160,7 @@ def test_an_outbox_waits_in_place_of_who_sends(ends: tuple[Channel, Channel]) ->
     late = Parcel(b"", [reader], 1)
     outbox.put(late)
     assert [parcel.fds for parcel in [*parcels, late]] == [[]] * 4
-    assert os.read(reader, 1) == b"", "nobody holds the other end"
+    assert os.read(reader, 1) == b"", "the other end is closed everywhere"
     os.close(reader)
     assert failures == []
 
@@ -189,7 +191,7 @@ def test_both_ends_show_the_key(ends: tuple[Channel, Channel], key: bytes) -> No
     assert not thread.is_alive()
 
 
-def test_no_descriptor_is_left_for_one_that_comes(ends: tuple[Channel, Channel]) -> None:
+def test_a_descriptor_beyond_the_limit_is_an_error(ends: tuple[Channel, Channel]) -> None:
     ours, theirs = ends
     ours.send(messages.Stop(), [0])
     assert theirs.receive() == messages.Stop()

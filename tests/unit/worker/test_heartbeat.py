@@ -1,4 +1,4 @@
-"""Reports of workers without progress: who makes them, and when."""
+"""Reports of workers that make no progress, and their times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nanotf.pool.silence import MARGIN_SECONDS, Silence
 from nanotf.worker.watch import Heartbeat, beat_seconds
 
 
-def test_silence_is_told_again_after_twice_the_time() -> None:
+def test_silence_is_reported_again_after_twice_the_time() -> None:
     silence = Silence(100.0)
     first = 100.0 + MARGIN_SECONDS
     silence.begin(range(2), 0.0)
@@ -21,17 +21,17 @@ def test_silence_is_told_again_after_twice_the_time() -> None:
     assert silence.look((), 4 * first + 7) == ([0, 1], 4 * first + 7)
 
 
-def test_only_those_are_named_that_do_not_go_on() -> None:
+def test_only_workers_without_progress_are_named() -> None:
     silence = Silence(100.0)
     silence.begin(range(3), 0.0)
     for now in range(0, 400, 10):
         silence.heard(1, float(now))
         late, _ = silence.look([2], float(now))  # waits for the parent
         assert late in ([], [0])
-    assert silence.look((), 410.0) == ([], 0.0), "rank 2 has until now waited for the parent"
+    assert silence.look((), 410.0) == ([], 0.0), "rank 2 was waiting for the parent"
 
 
-def test_a_job_begins_anew() -> None:
+def test_a_new_job_starts_the_clock_again() -> None:
     silence = Silence(100.0)
     silence.begin(range(2), 0.0)
     assert silence.look((), 1000.0)[0] == [0, 1]
@@ -40,7 +40,7 @@ def test_a_job_begins_anew() -> None:
     assert silence.look((), 1101.0 + MARGIN_SECONDS)[0] == [0, 1]
 
 
-def test_a_heart_beats_while_something_changes() -> None:
+def test_a_heart_beats_while_progress_changes() -> None:
     numbers = iter(range(3))
     beats = threading.Semaphore(0)
     known = [0]

@@ -1,4 +1,4 @@
-"""Rank 0's output on its way to the user."""
+"""Output of rank 0, relayed to the user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nanotf.worker.output import _Relay
 
 
 def test_a_destructor_that_prints_while_its_thread_prints() -> None:
-    """Python may collect an object wherever it makes others: in the middle of a `send`, too."""
+    """Python may collect an object wherever it creates others, even in the middle of a `send`."""
     sent: list[str] = []
 
     def send(text: str) -> None:

@@ -1,4 +1,4 @@
-"""A worker's process before TensorFlow is there."""
+"""A worker's work before it imports TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_cores_that_cannot_be_pinned_are_a_warning(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-def test_worker_whose_parent_has_gone_already() -> None:
-    """It would wait for a signal that has been sent."""
-    code = "from nanotf.worker import process; process.end_with_parent(1); print('continues')"
+def test_worker_whose_parent_is_already_gone() -> None:
+    """It would wait for a signal that was already sent."""
+    code = "from nanotf.worker import process; process.end_with_parent(1); print('still running')"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
@@ -45,7 +45,7 @@ def test_a_full_disk_is_no_reason_to_stop() -> None:
     assert done.returncode == 3
 
 
-def test_nor_is_a_limit_on_the_size_of_files(tmp_path: pathlib.Path) -> None:
+def test_a_limit_on_the_size_of_files_is_no_reason_to_stop(tmp_path: pathlib.Path) -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); "
         "from nanotf.worker import process; process.write_log(); "
@@ -68,8 +68,8 @@ def test_lines_are_written_before_a_process_is_killed() -> None:
     assert done.stdout == "last words\n"
 
 
-def test_batches_that_come_before_their_job_has_begun() -> None:
-    """Another rank asks for them, and gets to that sooner."""
+def test_batches_that_arrive_before_their_job_begins() -> None:
+    """Another rank, which started sooner, asks for them."""
     code = """
 import os, socket
 from nanotf.wire import messages

@@ -1,0 +1,130 @@
+"""The present use of the machine: load, busy processes, other pools, free memory.
+
+Processes are named without their command lines and users, which may hold secrets.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Set
+from dataclasses import dataclass
+
+import psutil
+
+from nanotf.cli.shell import printable
+from nanotf.machine.cpus import Machine
+from nanotf.machine.neighbours import taken_cores
+
+SECONDS = 0.5  # of the sample
+_IDLE = 0.05  # cores; processes that use less are left out
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that uses processor time.
+
+    Args:
+        name: str, the program's name, on one line.
+        pid: int.
+        yours: bool, whether it belongs to the user who asks.
+        cores: float, processor time per time; 2.0 keeps two logical CPUs busy.
+        on_usable_cores: bool, whether it may run on logical CPUs that this process may use.
+    """
+
+    name: str
+    pid: int
+    yours: bool
+    cores: float
+    on_usable_cores: bool = True
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The use of the machine while it was sampled.
+
+    Args:
+        load_averages: tuple of float, of the last 1, 5 and 15 minutes; empty if unknown.
+        busy_cores: float, logical CPUs that were busy on the whole machine. In a container this
+            includes processes that are not visible there.
+        stolen_cores: float, logical CPUs that a hypervisor gave to other virtual machines.
+        processes: tuple of `Process`, visible ones other than this one, busiest first.
+        pools: tuple of (int, tuple of int) pairs: a process id, and the logical CPUs to which the
+            workers of that process are pinned.
+        memory_available, shm_free: int or None, bytes; None if unknown.
+    """
+
+    load_averages: tuple[float, ...] = ()
+    busy_cores: float = 0.0
+    stolen_cores: float = 0.0
+    processes: tuple[Process, ...] = ()
+    pools: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    memory_available: int | None = None
+    shm_free: int | None = None
+
+
+def read_usage(machine: Machine, seconds: float = SECONDS) -> Usage:
+    """Samples the use of this machine. Waits for the given time.
+
+    Args:
+        machine: `Machine`, whose allowed logical CPUs count as usable.
+        seconds: float, default 0.5 s.
+    """
+    allowed = {cpu.id for cpu in machine.allowed_cpus()}
+    shm = pathlib.Path("/dev/shm")
+    begin, of_processes, (busy, stolen) = time.monotonic(), _times_of_processes(), _times()
+    time.sleep(seconds)
+    passed = time.monotonic() - begin
+    busy_now, stolen_now = _times()
+    used = {
+        # A process that was not there before has used all of its time since.
+        process: (now - of_processes.get(process, 0.0)) / passed
+        for process, now in _times_of_processes().items()
+    }
+    processes = [_describe(p, cores, allowed) for p, cores in used.items() if cores >= _IDLE]
+    return Usage(
+        load_averages=tuple(os.getloadavg()),
+        busy_cores=max(0.0, busy_now - busy) / passed,
+        stolen_cores=max(0.0, stolen_now - stolen) / passed,
+        processes=tuple(sorted(filter(None, processes), key=lambda p: (-p.cores, p.pid))),
+        pools=tuple(sorted(taken_cores().items())),
+        memory_available=psutil.virtual_memory().available,
+        shm_free=shutil.disk_usage(shm).free if shm.is_dir() else None,
+    )
+
+
+def _times() -> tuple[float, float]:
+    """Returns the machine's busy and stolen processor time in seconds."""
+    times = psutil.cpu_times()._asdict()
+    idle = times["idle"] + times.get("iowait", 0.0)
+    # The kernel counts the time of guests as user time, too.
+    guests = times.get("guest", 0.0) + times.get("guest_nice", 0.0)
+    stolen = times.get("steal", 0.0)
+    return sum(times.values()) - idle - guests - stolen, stolen
+
+
+def _times_of_processes() -> dict[psutil.Process, float]:
+    """Returns the processor time of each visible process but this one, in seconds."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            times = process.cpu_times()
+        except psutil.Error:  # it has exited, or is hidden
+            continue
+        if process.pid != os.getpid():
+            found[process] = times.user + times.system
+    return found
+
+
+def _describe(process: psutil.Process, cores: float, allowed: Set[int]) -> Process | None:
+    try:
+        yours = process.uids().real == os.getuid()
+        mask = process.cpu_affinity() if hasattr(process, "cpu_affinity") else None
+        usable = mask is None or not allowed.isdisjoint(mask)
+        # A process chooses its name, which may hold line ends.
+        name = printable(process.name())
+        return Process(name, process.pid, yours, cores, usable)
+    except psutil.Error:  # it has exited
+        return None

@@ -1,0 +1,90 @@
+"""The programs of the README and of docs/, and the notebooks, run as they stand."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+from documents import (
+    DOCS,
+    NOTEBOOKS,
+    README,
+    commands,
+    names_in_first_column,
+    programs,
+    python_blocks,
+)
+from processes import ROOT, SECONDS, run_script
+
+import nanotf
+
+pytestmark = pytest.mark.own_pool
+
+PROGRAMS = programs()
+README_PROGRAMS = [code for _, code in python_blocks(README)]
+NOTEBOOK = """
+import sys
+import nbclient, nbformat
+
+notebook = nbformat.read(sys.argv[1], as_version=4)
+nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
+"""
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("number", range(len(README_PROGRAMS)))
+def test_programs_of_the_readme(number: int, tmp_path: pathlib.Path) -> None:
+    run_script(tmp_path, README_PROGRAMS[number])
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("command", commands(README, "nanotf run"))
+def test_commands_of_the_readme(command: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "train.py").write_text(README_PROGRAMS[-1])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ('num_processes="auto"' in done.stdout) == ("auto" in command)
+    assert "Epoch 5/5" in done.stdout
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_of_the_pages(name: str, tmp_path: pathlib.Path) -> None:
+    run_script(tmp_path, PROGRAMS[name])
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("nbclient")
+    folders = ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR")
+    variables = {name: str(tmp_path / name.lower()) for name in folders}
+    run_script(tmp_path, NOTEBOOK, str(path), **variables)
+
+
+def test_every_argument_of_fit_is_listed() -> None:
+    """In the reference page, and there no other ones."""
+    listed = names_in_first_column((DOCS / "reference/fit.md").read_text())
+    methods = (tf.keras.Model.fit, nanotf.Model.fit)
+    taken = {name for method in methods for name in inspect.signature(method).parameters}
+    assert taken - {"self", "args", "kwargs"} <= listed
+    of_keras_2 = {"workers", "max_queue_size", "use_multiprocessing"}
+    assert listed - of_keras_2 <= taken

@@ -1,0 +1,154 @@
+"""README, documentation site and notebooks agree with the code. Their programs run in e2e/."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from documents import DOCS, NOTEBOOKS, PAGES, README, ROOT, names_in_first_column, python_blocks
+
+import nanotf
+from nanotf import errors
+from nanotf.cli import main
+
+REFERENCE = DOCS / "reference"
+VARIABLE = re.compile(r"NANOTF_[A-Z]+(?:_[A-Z]+)*")
+# Names of modules, and a version: pages of their own, or no page.
+NO_ENTRY = {"__version__", "errors", "keras", "optimizers", "layers"}
+
+
+def test_readme_has_at_most_900_words() -> None:
+    assert len(README.read_text().split()) <= 900
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", README.read_text())
+    assert len(links) > 15
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda path: path.stem)
+def test_python_fragments_parse(page: pathlib.Path) -> None:
+    for _, code in python_blocks(page):
+        ast.parse(code)
+
+
+def test_every_example_is_named() -> None:
+    """In the README or on a page, by its path."""
+    texts = "\n".join(path.read_text() for path in (README, *PAGES))
+    scripts = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+    assert len(scripts) > 4
+    assert [name for name in scripts if f"examples/{name}" not in texts] == []
+
+
+def _read_variables() -> set[str]:
+    """Returns the environment variables that sources of nanotf name in a string of its own."""
+    found = set()
+    for path in (ROOT / "setup.py", *(ROOT / "nanotf").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {node.value} if VARIABLE.fullmatch(node.value) else set()
+    for path in (ROOT / "nanotf").rglob("*.cc"):
+        found |= set(re.findall(r'getenv\("(NANOTF_[A-Z_]+)"\)', path.read_text()))
+    return found
+
+
+def test_table_of_variables_is_complete() -> None:
+    page = (REFERENCE / "environment-variables.md").read_text()
+    listed = {n for n in names_in_first_column(page) if n.startswith("NANOTF_")}
+    assert listed == _read_variables()
+
+
+@pytest.mark.parametrize("command", ["doctor", "run", "env", "tune"])
+def test_options_of_the_command_line_are_listed(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    _, _, options = capsys.readouterr().out.partition("options:\n")
+    options = options.partition("\n\n")[0]
+    given = set(re.findall(r"(?<![\w-])(--?[a-z][\w-]*)", re.sub(r"`.*?`", "", options)))
+    _, _, section = (REFERENCE / "command-line.md").read_text().partition(f"## nanotf {command}\n")
+    if command == "env":  # has those of nanotf-init, which follow
+        section = section.partition("## nanotf tune")[0]
+    else:
+        section = section.partition("\n## ")[0]
+    listed = {word for name in names_in_first_column(section) for word in name.split()}
+    missing = {option for option in given if option not in listed} - {"-h", "--help"}
+    assert missing == set()
+
+
+def test_every_public_name_has_an_entry() -> None:
+    entries = set()
+    for page in (REFERENCE / "api").glob("*.md"):
+        entries |= {
+            name.split(".")[-1] for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)
+        }
+    assert (set(nanotf.__all__) | _names_of_keras()) - NO_ENTRY <= entries
+
+
+def _names_of_keras() -> set[str]:
+    """Returns `__all__` of nanotf.keras and of its public modules, without importing TensorFlow."""
+    names = set()
+    for module in ("__init__", "layers", "optimizers"):
+        tree = ast.parse((ROOT / f"nanotf/keras/{module}.py").read_text())
+        values = [
+            node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        ]
+        assert len(values) == 1, module
+        names |= set(ast.literal_eval(values[0]))
+    return names
+
+
+def test_every_exception_is_listed() -> None:
+    kinds = {
+        name
+        for name, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, errors.NanoError)
+    }
+    listed = names_in_first_column((REFERENCE / "errors.md").read_text())
+    assert kinds - {"NanoError"} <= listed
+    shown = (REFERENCE / "api/errors.md").read_text()
+    assert [name for name in kinds if not re.search(rf"\b{name}\b", shown)] == []
+
+
+def test_number_of_programs() -> None:
+    """The page on exactness says how many programs are compared."""
+    texts = [path.read_text() for path in (ROOT / "tests/programs").glob("*.py")]
+    count = sum(len(re.findall(r"^@program$", text, re.M)) for text in texts)
+    assert f"**{count} programs**" in (DOCS / "explanation/exactness.md").read_text()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_have_no_outputs(path: pathlib.Path) -> None:
+    for cell in json.loads(path.read_text())["cells"]:
+        assert cell.get("outputs", []) == []
+        assert cell.get("execution_count") is None
+
+
+def test_the_site_has_a_page_for_each_notebook(tmp_path: pathlib.Path) -> None:
+    """And other pages lead to it, although they link to the file."""
+    pytest.importorskip("mkdocs")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    linked = (tmp_path / "notebooks/index.html").read_text()
+    for path in NOTEBOOKS:
+        assert (
+            "Download this notebook" in (tmp_path / f"notebooks/{path.stem}/index.html").read_text()
+        )
+        assert f'href="{path.stem}/"' in linked
