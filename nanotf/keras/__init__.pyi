@@ -1,7 +1,7 @@
 """The public API as type checkers and editors see it.
 
 TensorFlow has no types, and `fit` takes the arguments of the installed Keras and nanotf's. They are
-spelled out here: Keras 3's, those of Keras 2 that Keras 3 lacks (it rejects them), then nanotf's.
+spelled out here: Keras 3's, those that Keras 2 alone takes, then nanotf's.
 tests/packaging/test_types.py compares them with the signatures at run time.
 """
 
@@ -53,7 +53,9 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         activity_regularizer: Any = None,
         autocast: bool = True,
     ) -> None: ...
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self: ...
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Creates a Keras model whose `fit`, `evaluate` and `predict` take `num_processes`."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     # Subclasses define these with arguments of their own choice.
     def build(self, *args: Any, **kwargs: Any) -> Any: ...

@@ -6,16 +6,13 @@ import abc
 import functools
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from nanotf.compat import keras_names
 from nanotf.errors import InvalidArgumentTypeError
 from nanotf.machine import topology
 from nanotf.parent import defaults
 from nanotf.shipping import iterators
-
-if TYPE_CHECKING:
-    import nanotf.keras
 
 _KerasModel: Any = keras_names.model_class()
 _KerasSequential: Any = keras_names.sequential_class()
@@ -395,7 +392,7 @@ def _unpickled(rebuild: Any, arguments: Any) -> Any:
     return accelerate(rebuild(*arguments))
 
 
-def accelerate(model: Any) -> nanotf.keras.Model:
+def accelerate(model: Any) -> Any:
     """Gives an existing model the methods of `nanotf.keras.Model`.
 
     Args:
@@ -416,5 +413,4 @@ def accelerate(model: Any) -> nanotf.keras.Model:
     if not isinstance(model, Accelerated):
         cls: Any = type(model)
         object.__setattr__(model, "__class__", _accelerated_class(cls))
-    accelerated: nanotf.keras.Model = model
-    return accelerated
+    return model

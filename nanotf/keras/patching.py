@@ -21,7 +21,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
 from nanotf.compat.generation import generation
@@ -35,9 +35,7 @@ _keras_inits: dict[type, Any] = {}  # the replaced `__init__` of each Keras clas
 _policy_before: tuple[Any] | None = None  # the global dtype policy, while nanotf's is set
 
 
-def patch_tensorflow(
-    precision: Literal["float32", "mixed_bfloat16"] = "float32", sparse: bool = False
-) -> None:
+def patch_tensorflow(precision: str = "float32", sparse: bool = False) -> None:
     """Makes every Keras model created from now on take `num_processes`.
 
     A second call only replaces the arguments of the first.
@@ -83,7 +81,7 @@ def patch_tensorflow(
     _set_policy(precision)
 
 
-def unpatch_tensorflow(precision: Literal["float32", "mixed_bfloat16"] | None = None) -> None:
+def unpatch_tensorflow(precision: str | None = None) -> None:
     """Undoes `patch_tensorflow`. Does nothing if nothing is patched.
 
     Args:

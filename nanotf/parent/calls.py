@@ -42,7 +42,7 @@ from nanotf.wire.blocks import Block
 
 ABANDON_SECONDS = 60.0  # time for workers to use the batches that they have, after the data raised
 FAILED_SECONDS = 1.0  # time for user code to finish making a batch, after a failure
-STATE_BLOCK = 0  # the job's first block; the blocks of arrays follow
+STATE_BLOCK = 0  # the job's first block, which the pool keeps; the blocks of arrays follow
 
 
 def needs_workers(
@@ -251,7 +251,7 @@ class Call:
             workers.usable = False  # until all have ended the job
             workers.send(messages.Job(self.number, body, sizes), blocks)
             self.sent()
-            _close_descriptors(blocks)
+            _close_descriptors(blocks[STATE_BLOCK + 1 :])
             clock.sent = timing.now()
             self.writers = [self._writer(i, stream) for i, stream in enumerate(self.data_streams())]
             try:
@@ -299,8 +299,10 @@ class Call:
         finally:
             # A kept exception keeps `_run`'s frame alive, which must not keep the memory.
             self.release()
-            while blocks:
+            kept = STATE_BLOCK + 1 if self.workers.usable else 0
+            while len(blocks) > kept:
                 blocks.pop().discard()
+            blocks.clear()
 
     def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:
         # Bound now: a writer with slow data may outlive a restart.

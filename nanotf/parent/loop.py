@@ -273,7 +273,7 @@ class _LoopCall(calls.Call):
         self._closed: dict[int, int] = {}
         self._closing: list[streams.StreamWriter] = []
         self._passes: list[tuple[Source, OnePass, streams.StreamWriter]] = []
-        blocks = [Block(self.layout.nbytes)]
+        blocks = [self.workers.state_block(self.layout.nbytes)]
         if self.packer.nbytes:
             blocks.append(Block(self.packer.nbytes))
             self.packer.write(blocks[1])

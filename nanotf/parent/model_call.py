@@ -109,7 +109,7 @@ class ModelCall(calls.Call):
 
     def state_and_blocks(self) -> list[Block]:
         """Makes the job's blocks, and `state` in the first."""
-        blocks = [Block(self.layout.nbytes), *self.data.blocks()]
+        blocks = [self.workers.state_block(self.layout.nbytes), *self.data.blocks()]
         self.state = State(self.layout, blocks[calls.STATE_BLOCK], self.variables)
         return blocks
 

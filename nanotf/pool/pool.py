@@ -89,6 +89,7 @@ class Pool:
         self.stall_seconds = stalls.stall_seconds()
         self._trimmed = time.monotonic()  # the workers' logs
         self._checked = time.monotonic()  # the last call of `check_progress`
+        self._state_block: Block | None = None
         self.group: collectives.GroupOwner | None = None
         key = secrets.token_bytes(KEY_NBYTES)
         self._crew = backends.crew_of(plan, transport, key)
@@ -131,6 +132,19 @@ class Pool:
     def share_memory(self) -> bool:
         """Returns True if all workers map this process's shared blocks."""
         return all(worker.shares_memory for worker in self.workers)
+
+    def state_block(self, nbytes: int) -> Block:
+        """Returns the memory for a job's state, whose content is undefined.
+
+        All jobs use the same block while it is large enough: to allocate pages takes several times
+        as long as to write to them.
+
+        Args:
+            nbytes: int, the size that the job needs, in bytes.
+        """
+        if self._state_block is None or self._state_block.nbytes < nbytes:
+            self._state_block = Block(nbytes)
+        return self._state_block
 
     # ------------------------------------------------------------------------- starting
     def _greet(self, worker: Worker, key: bytes, deadline: float) -> None:

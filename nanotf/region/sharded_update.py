@@ -174,6 +174,8 @@ class ShardedUpdate:
     Attributes:
         part: the Keras variable that holds this worker's part of the divided variables. The
             optimizer knows it in their place.
+        alike: list of `tf.Variable`, those that nothing but the update changes. It sets them to
+            what all workers read from the same memory.
     """
 
     def __init__(
@@ -188,7 +190,9 @@ class ShardedUpdate:
         self.part = generation().make_variable(
             tf.zeros([self.bounds[1] - self.bounds[0]], dense[0].dtype), "part"
         )
-        self._tables = [_TablePart(strategy, v) for v in shards.tables.of(trainable)]
+        tables = [keras_names.tf_variable(v) for v in shards.tables.of(trainable)]
+        self._tables = [_TablePart(strategy, v) for v in tables]
+        self.alike = [] if shards.refresh else [*dense, *tables]
         # In a variable: what is multiplied by a constant zero, TensorFlow does not read.
         self._adds_whole = tf.Variable(float(strategy.rank == 0), trainable=False)
         optimizer.build([self.part, *(t.part for t in self._tables), *self._whole(trainable)])

@@ -294,8 +294,8 @@ def _replaced(obj: Any) -> Any:
         return copyreg.__newobj__, (cls,), containers.as_new(vars(obj))  # type: ignore[attr-defined]
     if isinstance(obj, tf.DType):
         return tf.as_dtype, (obj.name,)
-    if tf.is_tensor(obj) and not hasattr(obj, "assign"):
-        of_resource = getattr(obj, "dtype", None) in (tf.resource, tf.variant)
+    if hasattr(obj, "dtype") and not hasattr(obj, "assign") and tf.is_tensor(obj):
+        of_resource = obj.dtype in (tf.resource, tf.variant)
         if of_resource or (isinstance(obj, tf.Tensor) and not hasattr(obj, "numpy")):
             return _none, ()
     if is_tf_function(obj) and keras_names.is_keras_own(obj.python_function):

@@ -86,7 +86,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, types.CellType):
             # Unlike with cloudpickle, functions that share a variable still share it afterwards.
             return _empty_cell, (), self.contents_of_cell(obj), None, None, _fill_cell
-        if self._tf.is_tensor(obj) and hasattr(obj, "numpy") and not hasattr(obj, "assign"):
+        # `is_tensor` compares with protocols, which is slow: it comes last.
+        if hasattr(obj, "numpy") and not hasattr(obj, "assign") and self._tf.is_tensor(obj):
             return _rebuild_tensor, (obj.numpy(),)
         if is_tf_function(obj):
             return rebuild_function, (obj.python_function, functions.options_of(obj))

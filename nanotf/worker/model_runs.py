@@ -233,6 +233,7 @@ class FitRun(_ModelRun):
         )
         self.ahead = self.kept.ahead
         self.likeness = Likeness(self.session.strategy)
+        self._compared = self._variables_to_compare()
         self.metrics = self._metrics_state()
         self.metrics.load(0)
         generation().begin_at(self.model, job.initial_epoch, job.initial_step)
@@ -282,8 +283,14 @@ class FitRun(_ModelRun):
         if name == "on_epoch_end":
             epoch, logs = jobs.index_and_logs(name, *arguments, **named)
             values = list((logs or {}).values())
-            self.likeness.compare(f"epoch {epoch}", values, self.state.variables)
+            self.likeness.compare(f"epoch {epoch}", values, self._compared)
         super()._hear(name, *arguments, **named)
+
+    def _variables_to_compare(self) -> list[Any]:
+        """Returns the variables that could differ between workers."""
+        update = self.kept.update
+        alike = set() if update is None else set(map(id, update.alike))
+        return [v for v in self.state.variables if id(keras_names.tf_variable(v)) not in alike]
 
     def _steps_ahead(self, epoch: int, *_: Any) -> tuple[int | None, int | None]:
         """The arguments of `Ahead.begin_epoch`."""

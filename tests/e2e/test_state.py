@@ -16,6 +16,7 @@ from parity import TOLERANCE, assert_same_history, assert_same_state, optimizer_
 import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Model, Sequential, nano
+from nanotf.pool import warm
 
 L = tf.keras.layers
 KERAS_3 = is_keras_3()
@@ -54,6 +55,31 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "decayed": lambda: O.Adam(O.schedules.ExponentialDecay(0.05, 3, 0.7)),
     "legacy": lambda: O.legacy.Adam(0.01, decay=0.1),
 }
+
+
+def test_jobs_write_their_states_to_the_same_memory() -> None:
+    """Of a large job, a smaller one, and one that is larger than all before."""
+
+    def memory() -> Any:
+        assert warm._pool is not None
+        return warm._pool._state_block
+
+    one, many = dense("adam"), dense("adam")
+    x, y = data()["x"], data()["y"]
+    wide = Sequential([L.Input((4,)), L.Dense(50_000), L.Dense(1)])
+    wide.compile("sgd", "mse")
+    history = in_a_row(many, (2, 2))
+    first = memory()
+    many.evaluate(x, y, num_processes=2, verbose=0)
+    assert memory() is first
+    wide.fit(x, y, num_processes=2, verbose=0)
+    assert memory().nbytes >= 2 * 4 * 250_000
+    largest = memory()
+    for name, values in in_a_row(many, (2,)).items():
+        history[name].extend(values)
+    assert memory() is largest
+    assert_same_history(history, in_a_row(one, (None, None, None)))
+    assert_same_state(many, one)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -1,6 +1,6 @@
 """A user's program, for type checkers: test_types.py runs them over it.
 
-They must find a mistake in each line that is marked `# wrong`, and in no other.
+They must find a mistake in each line that ends with the word "wrong" and its reason, and in no other.
 """
 
 import numpy as np
@@ -28,7 +28,7 @@ class Regression(Model):
 
 
 def parameters(model: tf.keras.Model) -> int:
-    return model.count_params()
+    return int(model.count_params())
 
 
 def keras_fit() -> None:
@@ -89,6 +89,7 @@ def loss(y_true: float, y_pred: float) -> float:
 
 
 def loops(model: Model) -> None:
+    assert_type(nanotf.whole(model), Model)
     assert_type(train(model, epochs=3), float)
     assert_type(step(4, scale=2.0), float)
     loss(1.0, y_pred=2.0)
@@ -100,6 +101,7 @@ def loops(model: Model) -> None:
 def workers() -> None:
     nanotf.warm_up(2, cores_per_process=1)
     nanotf.warm_up(num_proceses=2)  # wrong: misspelt
+    nanotf.warm_up(2, backend="slurm")  # wrong: no such back end
     assert_type(nanotf.worker_pids(), tuple[int, ...])
     assert_type(nanotf.rank(), int)
     assert_type(nanotf.last_report(), Report | None)

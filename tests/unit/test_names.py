@@ -28,21 +28,24 @@ BASES = {
 }
 
 
-def test_type_checkers_import_each_name_from_where_it_is() -> None:
-    tree = ast.parse(pathlib.Path(nanotf.__file__).read_text())
-    (block,) = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
+def test_stub_has_the_names_of_the_package() -> None:
+    """Each from the module that it is imported from at run time, or defined in the stub."""
+    body = ast.parse(pathlib.Path(nanotf.__file__).with_suffix(".pyi").read_text()).body
     imported = {
         alias.name: node.module
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
+        for node in body
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("nanotf")
         for alias in node.names
     }
-    assert imported == nanotf._HOMES
-    assert sorted([*imported, "__version__"]) == nanotf.__all__ == dir(nanotf)
+    assert imported.items() <= {n: home or "nanotf" for n, home in nanotf._HOMES.items()}.items()
+    defined = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+    assert sorted([*imported, *defined, "__version__"]) == sorted(nanotf.__all__) == dir(nanotf)
+    (listed,) = [
+        ast.literal_eval(n.value)
+        for n in body
+        if isinstance(n, ast.Assign) and "__all__" in ast.unparse(n)
+    ]
+    assert listed == dir(nanotf)
 
 
 def test_every_exception_derives_from_one_and_from_pythons_own() -> None:
