@@ -96,9 +96,10 @@ class Accelerated:
             went. The model and its optimizer end in the same state as after a single-process `fit`.
 
         Raises:
-            nanotf.errors.InvalidArgumentError: An argument has a value that cannot be used. This
-                and the next four are raised before any process starts.
+            nanotf.errors.InvalidArgumentError: An argument has a value that cannot be used. Raised
+                before any process starts.
             nanotf.errors.InvalidArgumentTypeError: An argument has a type that cannot be used.
+                Raised before any process starts.
             nanotf.errors.PlacementError: There are not enough cores.
             nanotf.errors.ModelError: Workers cannot train the model in its present state.
             nanotf.errors.ShippingError: The model or its data cannot be sent to the workers.

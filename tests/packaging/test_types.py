@@ -78,7 +78,7 @@ Parameters = dict[str, tuple[str, str, str]]  # kind, default, annotation by nam
     ],
 )
 def shown(request: pytest.FixtureRequest) -> tuple[bool, dict[str, Parameters], Any]:
-    """Whether Keras 3 is in use, signatures by name, and pairs of documentation by name."""
+    """Returns True for Keras 3, signatures by name, and pairs of documentation by name."""
     done = subprocess.run(
         [sys.executable, "-c", SHOWN],
         cwd=PACKAGE.parent,
