@@ -13,7 +13,7 @@
 #   make soak                load and faults many times over: 200 warm jobs, 100 random kills
 #   make bench               compare with plain Keras and others; results in benchmarks/results
 #   make scaling             compare with plain Keras for 2, 4, 8, ... workers
-#   make dist                build what a release uploads into dist: a manylinux wheel, the sources
+#   make dist                build a release in dist: a manylinux wheel, the source distribution
 #   make clean               remove the files that these commands made
 #
 # PYTHON=python3.11 chooses the interpreter, ARGS="-k parity -x" goes to pytest.

@@ -13,64 +13,28 @@ import argparse
 import errno
 import json
 import os
-import shlex
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from nanotf import __version__
-from nanotf.cli import doctor, shell
+from nanotf.cli import doctor, env
+from nanotf.cli.arguments import ArgumentError, Parser, explain, whole_number
 from nanotf.cli.picture import count
 from nanotf.cli.report_text import render
 from nanotf.cli.run import Script
 from nanotf.console import say
 from nanotf.errors import NanoError
-from nanotf.machine import environment, shell_state, topology
-from nanotf.machine.installed import find_installed
+from nanotf.machine import topology
 from nanotf.parent import auto_cache
 from nanotf.parent.defaults import PRECISIONS
 
 _Done = TypeVar("_Done")
 
-_INIT_ABOUT = """\
-Exports the best known environment for TensorFlow on this machine, and prints it.
-`source nanotf-unset` restores the previous environment. Works in bash and zsh.
-
-Variables that you have set yourself are kept, and listed as yours. NANOTF_ENV records the
-changes."""
-
-_INIT_NOTES = """\
-A script with arguments of its own must write `source nanotf-init --`. Without `--`, the
-sourced file receives the script's arguments."""
-
-
-class _ArgumentError(Exception):
-    """The command line is wrong; its text is one line without the final period."""
-
-
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 BROKEN_PIPE = 128 + signal.SIGPIPE  # the code that shells report after the reader has exited
-
-
-class _NotHere(argparse.Action):
-    """A short option that means something else in `nanotf doctor`, `env` and `run`."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        """Rejects the option."""
-        parser.error(
-            "-n is the number of processes in all commands, and this one takes none. "
-            "Received: -n. Write --disable-onednn to switch oneDNN off"
-        )
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that raises instead of printing its usage: sourced scripts print one clear line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise _ArgumentError(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -84,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # The sourced scripts call these. Their options are parsed separately from `nanotf env`'s.
-    scripts = {"init": _init, "unset": _unset}
+    scripts = {"init": env.init, "unset": env.unset}
     if arguments[:2] == ["env", "--shell"] and arguments[2:3] and arguments[2] in scripts:
         function = scripts[arguments[2]]
         return _report(lambda: _write_code(function(arguments[3:], os.environ)))
@@ -110,7 +74,7 @@ def _report(command: Callable[[], _Done]) -> _Done | int:
         _drop_output()
         say(f"the output cannot be written: {error.strerror}", sys.stderr)
         return 1
-    except (NanoError, _ArgumentError) as error:
+    except (NanoError, ArgumentError) as error:
         say(error, sys.stderr)
         return 2
 
@@ -127,73 +91,8 @@ def _write_code(code: str) -> int:
     return 0
 
 
-# -------------------------------------------------------------------- the sourced scripts
-def _init(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
-    parser = _script_parser("nanotf-init", _INIT_ABOUT, _INIT_NOTES)
-    _add_options(parser)
-    parser.add_argument("-n", action=_NotHere, nargs=0, help=argparse.SUPPRESS)
-    parser.add_argument("-q", "--quiet", action="store_true", help="print only warnings")
-    parser.add_argument("-d", "--debug", action="store_true", help="print what was found on stderr")
-    parsed = _parse_script(parser, arguments)
-    if parsed.help:
-        return shell.say(parser.format_help().rstrip()) + "\n"
-    machine = topology.describe_machine()
-    if parsed.debug:
-        found = {"python": sys.executable, "machine": machine, "installed": find_installed()}
-        for name, value in {**found, "before": shell_state.read_state(environ)}.items():
-            say(f"{name}: {value}", sys.stderr)
-    code, made = shell.init_code(machine, environ, _options(parsed), quiet=parsed.quiet)
-    _warn(made)
-    return code
-
-
-def _unset(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
-    about = "Restores the environment variables that `source nanotf-init` has changed."
-    parser = _script_parser("nanotf-unset", about, _INIT_NOTES.replace("-init", "-unset"))
-    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing")
-    parsed = _parse_script(parser, arguments)
-    if parsed.help:
-        return shell.say(parser.format_help().rstrip()) + "\n"
-    return shell.unset_code(environ, quiet=parsed.quiet)
-
-
-def _script_parser(name: str, about: str, notes: str) -> _Parser:
-    # argparse's own --help would print to standard output, which the shell evaluates.
-    parser = _Parser(
-        prog=name,
-        usage=f"source {name} [options]",
-        description=about,
-        epilog=notes,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-        allow_abbrev=False,
-    )
-    parser.add_argument("-h", "--help", action="store_true", help="print this and change nothing")
-    return parser
-
-
-def _parse_script(parser: _Parser, arguments: Sequence[str]) -> argparse.Namespace:
-    try:
-        given = list(arguments)
-        return parser.parse_args(given[:-1] if given[-1:] == ["--"] else given)
-    except _ArgumentError as error:
-        command = f"source {parser.prog}"
-        hint = f"A script with arguments of its own must write: {command} --"
-        raise _ArgumentError(f"{_explained(error, command, arguments)} {hint}") from None
-
-
-def _explained(error: _ArgumentError, command: str, arguments: Sequence[str]) -> str:
-    """Writes an error of the command line as rule, received arguments, remedy."""
-    text = f"{error}"
-    text = text[:1].upper() + text[1:]
-    if "Received: " not in text:
-        text += f". Received: {shell.printable(shlex.join([*command.split(), *arguments]))}"
-    return f"{text}. See `{command} --help`."
-
-
-# ------------------------------------------------------------------------- nanotf ...
 def _nanotf(arguments: Sequence[str]) -> int | Script:
-    parser = _Parser(
+    parser = Parser(
         prog="nanotf",
         description="Trains TensorFlow and Keras models with several processes on the CPU.",
         epilog="`nanotf COMMAND --help` lists the options of a command. `source nanotf-init` sets "
@@ -203,18 +102,18 @@ def _nanotf(arguments: Sequence[str]) -> int | Script:
         "--version", action="version", version=f"nanotf {__version__}", help="print the version"
     )
     commands = parser.add_subparsers(
-        dest="command", metavar="COMMAND", title="commands", parser_class=_Parser
+        dest="command", metavar="COMMAND", title="commands", parser_class=Parser
     )
     _add_doctor(commands)
-    _add_env(commands)
+    env.add_command(commands)
     _add_run(commands)
     _add_tune(commands)
     try:
         parsed = parser.parse_args(arguments)
-    except _ArgumentError as error:
+    except ArgumentError as error:
         named = list(arguments[:1]) if arguments[:1] and arguments[0] in commands.choices else []
         command = " ".join(["nanotf", *named])
-        raise _ArgumentError(_explained(error, command, arguments[len(named) :])) from None
+        raise ArgumentError(explain(error, command, arguments[len(named) :])) from None
     if parsed.command is None:
         parser.print_help()
         return 0
@@ -244,7 +143,7 @@ def _add_doctor(commands: Any) -> None:
     parser.add_argument(
         "-n",
         "--num-processes",
-        type=_whole_number,
+        type=whole_number,
         metavar="N",
         help="show the cores of N workers; default 2, or 1 if there is 1 core",
     )
@@ -258,15 +157,17 @@ def _add_doctor(commands: Any) -> None:
 
 def _doctor(parsed: argparse.Namespace) -> int:
     report = doctor.examine(parsed.num_processes, test=parsed.test)
-    print(json.dumps(report, indent=2) if parsed.json else render(report))
+    if parsed.json:
+        print(json.dumps(report, indent=2))
+    else:
+        _print(render(report))
     return 1 if doctor.has_errors(report) else 0
 
 
-def _whole_number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number. Received: {text!r}") from None
+def _print(text: str) -> None:
+    """Prints a text. Escapes characters that stdout cannot encode, such as those of a path."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _add_run(commands: Any) -> None:
@@ -340,28 +241,6 @@ def _run(parsed: argparse.Namespace) -> Script:
     return script
 
 
-def _add_env(commands: Any) -> None:
-    env = commands.add_parser(
-        "env",
-        help="print the environment variables that nanotf-init would set, or those of workers",
-        description="Prints the environment variables that `source nanotf-init` would set, or "
-        "with -n those of each worker. Changes nothing.",
-        allow_abbrev=False,
-    )
-    env.add_argument(
-        "--json", action="store_true", help="print the same as one JSON object, and nothing else"
-    )
-    env.add_argument(
-        "-n",
-        "--num-processes",
-        type=_whole_number,
-        metavar="N",
-        help="print the variables of N workers",
-    )
-    _add_options(env)
-    env.set_defaults(run=_env)
-
-
 def _add_tune(commands: Any) -> None:
     tune = commands.add_parser(
         "tune",
@@ -393,96 +272,3 @@ def _tune(parsed: argparse.Namespace) -> int:
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.2f}"
-
-
-def _env(parsed: argparse.Namespace) -> int:
-    options, machine = _options(parsed), topology.describe_machine()
-    if parsed.num_processes is None:
-        made = environment.shell_environment(machine, os.environ, options)
-        title, workers = f"{machine.explain()}.", []
-    else:
-        topology.check_num_processes(parsed.num_processes)
-        # The workers use these options, as if `nanotf-init` had been sourced with them.
-        before = environment.shell_environment(machine, os.environ, options)
-        environ = environment.initialised(os.environ, options, before)
-        plan = topology.plan(
-            parsed.num_processes, machine=machine, max_cores=shell_state.cores_cap(environ)
-        )
-        workers = [(p, environment.worker_environment(p, environ)) for p in plan.placements]
-        title, made = f"{machine.explain()}.", environment.Environment()
-    if parsed.json:
-        print(json.dumps(_as_json(made, workers), indent=2))
-        return 0
-    print(title)
-    if not workers:
-        print(shell.table(made))
-    for placement, variables in workers:
-        where = "" if placement.numa_node is None else f", NUMA node {placement.numa_node}"
-        print(f"worker {placement.rank}: cores {list(placement.cores)}{where}")
-        print(shell.table(variables))
-    for found in [made, *(variables for _, variables in workers[:1])]:
-        _warn(found)
-    return 0
-
-
-def _as_json(
-    made: environment.Environment,
-    workers: Sequence[tuple[topology.Placement, environment.Environment]],
-) -> dict[str, Any]:
-    if not workers:
-        return asdict(made)
-    return {"workers": [{**asdict(place), **asdict(found)} for place, found in workers]}
-
-
-# ------------------------------------------------------------------------- shared
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "-o",
-        "--disable-openmp",
-        action="store_true",
-        help="set no OMP_* and KMP_* variables, preload no libiomp5",
-    )
-    allocators = parser.add_mutually_exclusive_group()
-    for short, name in (("-j", "jemalloc"), ("-t", "tcmalloc")):
-        allocators.add_argument(
-            short,
-            f"--enable-{name}",
-            dest="allocator",
-            action="store_const",
-            const=name,
-            help=f"preload {name}; warn if it is missing"
-            + (" (the default if it is installed)" if name == "tcmalloc" else ""),
-        )
-    allocators.add_argument(
-        "-c",
-        "--disable-allocator",
-        dest="allocator",
-        action="store_const",
-        const="none",
-        help="preload no allocator",
-    )
-    add("-p", "--perf", action="store_true", help=environment.PERF_HELP)
-    add("--disable-onednn", action="store_true", help="set TF_ENABLE_ONEDNN_OPTS=0 instead of 1")
-    add(
-        "-r",
-        "--cores",
-        type=_whole_number,
-        metavar="N",
-        help="use N cores in all; default all usable ones",
-    )
-
-
-def _options(parsed: argparse.Namespace) -> shell_state.Options:
-    return shell_state.Options(
-        openmp=not parsed.disable_openmp,
-        allocator=parsed.allocator or "auto",
-        onednn=not parsed.disable_onednn,
-        perf=parsed.perf,
-        cores=parsed.cores,
-    )
-
-
-def _warn(made: environment.Environment) -> None:
-    for warning in made.warnings:
-        say(f"warning: {warning}", sys.stderr)

@@ -213,7 +213,7 @@ def _of_plan(facts: Facts, chosen: Plan) -> Iterator[Finding]:
 
 
 def _even_sizes(facts: Facts, size: int) -> list[int]:
-    """Returns up to two numbers of workers, closest to `size`, that none of them slows down."""
+    """Returns up to two numbers of workers, closest to `size`, that have equally fast cores."""
     machine, cap = facts.machine, shell_state.cores_cap(facts.environ)
     slow = {cpu.id for cpu in machine.cpus if cpu.efficiency}
     even = []
@@ -225,7 +225,7 @@ def _even_sizes(facts: Facts, size: int) -> list[int]:
 
 
 def _of_usage(facts: Facts, chosen: Plan) -> Iterator[Finding]:
-    """Finds processes that keep cores busy, and workers of other pools, which are such, too."""
+    """Finds processes that keep cores busy, and other pools' workers, which may be among them."""
     busy = [process for process in facts.usage.processes if process.on_usable_cores]
     used = sum(process.cores for process in busy)
     pools = [(pid, cores) for pid, cores in facts.usage.pools if set(cores) & set(chosen.cores())]
@@ -292,7 +292,7 @@ def _of_environment(facts: Facts, chosen: Plan) -> Iterator[Finding]:
         fix = f"{warning.fix[:1].upper()}{warning.fix[1:]}."
         yield Finding("warning", f"{warning.text}.", fix)
     options = state.options if state else shell_state.Options()
-    # An allocator that the user has chosen, or has preloaded, makes tcmalloc no better advice.
+    # Do not recommend tcmalloc to a user who has chosen or preloaded an allocator.
     chosen_one = options.allocator != "auto" or "malloc" in environ.get("LD_PRELOAD", "")
     if installed.allocator("tcmalloc") is None and not chosen_one:
         yield Finding(
@@ -307,8 +307,8 @@ def _of_environment(facts: Facts, chosen: Plan) -> Iterator[Finding]:
 def shell_environment(facts: Facts) -> environment.Environment:
     """Returns the variables that `nanotf-init` would set.
 
-    The number of cores is what this process has now, whatever `nanotf-init --cores` was told:
-    the finding about the cores speaks of that.
+    They use the cores that this process has now, even if `nanotf-init --cores` asked for more.
+    Another finding reports the cores.
     """
     state = shell_state.read_state(facts.environ)
     options = state.options if state else shell_state.Options()

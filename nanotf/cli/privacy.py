@@ -1,10 +1,10 @@
-"""The parts of a report that its reader must not see: home directory, secrets, names of hosts."""
+"""Hides the private parts of a report: home directory, secrets, names of hosts."""
 
 from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nanotf.machine.shell_state import STATE_VARIABLE
@@ -19,7 +19,7 @@ _SHOWN = (
 # Terraform's variables begin with TF_, too. They hold passwords, and mean nothing to TensorFlow.
 _TERRAFORM = ("TF_CLI_", "TF_CLOUD_", "TF_HTTP_", "TF_TOKEN_", "TF_VAR_")
 # TF_CONFIG names the hosts of a cluster.
-_SECRET = re.compile("^TF_CONFIG$|KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH")
+_SECRET = re.compile("^TF_CONFIG$|KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -34,28 +34,33 @@ def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def home_directory() -> str | None:
-    """Returns the user's home directory, or None if there is none worth shortening."""
+def home_directories() -> tuple[str, ...]:
+    """Returns the paths of the user's home directory; empty if there is none worth shortening.
+
+    A home directory on a file server is often a link, and paths of programs then follow it.
+    """
     try:
         home = pathlib.Path.home()
-    except RuntimeError:  # a user without an entry in the password database
-        return None
-    return None if home == pathlib.Path(home.anchor) else str(home)
+        paths = {home, home.resolve()}
+    except (RuntimeError, OSError):  # a user without an entry in the password database
+        return ()
+    return tuple(sorted(str(path) for path in paths if path != pathlib.Path(path.anchor)))
 
 
-def shorten_home(value: Any, home: str | None) -> Any:
+def shorten_home(value: Any, homes: Sequence[str]) -> Any:
     """Replaces the home directory by ~ in each text of nested dicts and sequences.
 
     Returns plain dicts and lists, as JSON has them.
 
     Args:
         value: any plain value.
-        home: str or None, the home directory; None replaces nothing.
+        homes: sequence of str, the paths of the home directory.
     """
     if isinstance(value, dict):
-        return {key: shorten_home(item, home) for key, item in value.items()}
+        return {key: shorten_home(item, homes) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [shorten_home(item, home) for item in value]
-    if isinstance(value, str) and home is not None:
-        return re.sub(rf"(?<![\w.~/-]){re.escape(home)}(?![\w.-])", "~", value)
+        return [shorten_home(item, homes) for item in value]
+    if isinstance(value, str):
+        for home in homes:
+            value = re.sub(rf"(?<![\w.~/-]){re.escape(home)}(?![\w.-])", "~", value)
     return value

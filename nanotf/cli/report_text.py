@@ -36,7 +36,7 @@ def render(report: dict[str, Any]) -> str:
 
 
 def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields the title and the text of each line of facts; a line without a title belongs above."""
+    """Yields the title and text of each line of facts; one without a title continues the last."""
     nanotf, python, platform = report["nanotf"], report["python"], report["platform"]
     collectives = nanotf["collectives"]
     kind = "native" if collectives["native"] else "pure Python"

@@ -85,7 +85,7 @@ def read_usage(machine: Machine, seconds: float = SECONDS) -> Usage:
     }
     processes = [_describe(p, cores, allowed) for p, cores in used.items() if cores >= _IDLE]
     return Usage(
-        load_averages=tuple(os.getloadavg()),
+        load_averages=_load_averages(),
         busy_cores=max(0.0, busy_now - busy) / passed,
         stolen_cores=max(0.0, stolen_now - stolen) / passed,
         processes=tuple(sorted(filter(None, processes), key=lambda p: (-p.cores, p.pid))),
@@ -93,6 +93,13 @@ def read_usage(machine: Machine, seconds: float = SECONDS) -> Usage:
         memory_available=psutil.virtual_memory().available,
         shm_free=shutil.disk_usage(shm).free if shm.is_dir() else None,
     )
+
+
+def _load_averages() -> tuple[float, ...]:
+    try:
+        return os.getloadavg()
+    except OSError:  # a sandbox without /proc/loadavg
+        return ()
 
 
 def _times() -> tuple[float, float]:

@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Distributions(NamedTuple):
-    """What `python -m build` makes."""
+    """The archives that `python -m build` makes."""
 
     sources: pathlib.Path
     wheel: pathlib.Path
@@ -54,7 +54,7 @@ def copy(names: list[str], target: pathlib.Path) -> None:
 
 
 def build_environment(**more: str) -> dict[str, str]:
-    """Returns variables with which pip is patient, and a build without native library fails."""
+    """Returns variables that make pip patient, and make a build without native library fail."""
     patient = {"PIP_RETRIES": "10", "PIP_DEFAULT_TIMEOUT": "60"}
     return {**os.environ, **patient, "NANOTF_REQUIRE_NATIVE": "1", **more}
 

@@ -1,4 +1,4 @@
-"""The archives of a release are complete, and agree with each other about what they are."""
+"""The archives of a release are complete, and their metadata agree."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_notebooks_have_no_outputs(path: pathlib.Path) -> None:
 
 
 def test_the_site_has_a_page_for_each_notebook(tmp_path: pathlib.Path) -> None:
-    """And other pages lead to it, although they link to the file."""
+    """Links of other pages to the file lead to that page."""
     pytest.importorskip("mkdocs")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)],

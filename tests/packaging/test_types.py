@@ -236,7 +236,3 @@ def test_pyright_finds_the_mistakes_of_a_program(tmp_path: pathlib.Path) -> None
     errors = json.loads(report)["generalDiagnostics"]
     found = {each["range"]["start"]["line"] + 1 for each in errors if each["severity"] == "error"}
     assert found == _marked(), report
-
-
-def test_package_says_that_it_is_typed() -> None:
-    assert (PACKAGE / "py.typed").is_file()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -189,6 +190,16 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.startswith("nanotf: Every worker needs cores of its own")
     monkeypatch.setattr(facts, "gather", lambda: describe(build=TensorFlowBuild()))
     assert cli.main(["doctor"]) == 1
+
+
+def test_a_path_that_is_not_utf_8_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(facts, "gather", describe)
+    monkeypatch.setattr(topology, "describe_machine", two_sockets)
+    monkeypatch.setattr(sys, "executable", "/opt/\udcff/python")
+    assert cli.main(["doctor"]) == 0
+    assert r"(/opt/\udcff/python)" in capsys.readouterr().out
 
 
 # --------------------------------------------------------------------------- this machine

@@ -10,7 +10,7 @@ import pytest
 from healthy import GOOD
 
 from nanotf.cli import doctor
-from nanotf.cli.privacy import HIDDEN, home_directory, shorten_home, shown_variables
+from nanotf.cli.privacy import HIDDEN, home_directories, shorten_home, shown_variables
 from nanotf.cli.report_text import render
 from nanotf.machine.installed import Installed
 
@@ -43,6 +43,7 @@ def test_only_variables_that_matter_are_shown() -> None:
     [
         ("TF_CONFIG", HIDDEN),
         ("KERAS_API_KEY", HIDDEN),
+        ("KERAS_api_key", HIDDEN),
         ("TF_HUB_AUTH_TOKEN", HIDDEN),
         ("TF_VAR_db_password", None),
         ("TF_TOKEN_app_terraform_io", None),
@@ -66,7 +67,7 @@ def test_what_may_be_secret_has_no_value(name: str, shown: str | None) -> None:
 )
 def test_the_home_directory_is_shortened(text: str, short: str) -> None:
     value = {"a": [text, 1, None], "b": {"c": (text,)}}
-    assert shorten_home(value, "/home/ann") == {"a": [short, 1, None], "b": {"c": [short]}}
+    assert shorten_home(value, ["/home/ann"]) == {"a": [short, 1, None], "b": {"c": [short]}}
 
 
 def test_users_without_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,10 +75,20 @@ def test_users_without_a_home_directory(monkeypatch: pytest.MonkeyPatch) -> None
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(pathlib.Path, "home", lambda: pathlib.Path("/"))
-    assert home_directory() is None
+    assert home_directories() == ()
     monkeypatch.setattr(pathlib.Path, "home", nobody)
-    assert home_directory() is None
-    assert shorten_home(("/x",), None) == ["/x"]
+    assert home_directories() == ()
+    assert shorten_home(("/x",), ()) == ["/x"]
+
+
+def test_a_home_directory_that_is_a_link(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "server").mkdir()
+    (tmp_path / "ann").symlink_to("server")
+    monkeypatch.setenv("HOME", str(tmp_path / "ann"))
+    paths = [f"{tmp_path}/ann/x", f"{tmp_path.resolve()}/server/x"]
+    assert shorten_home(paths, home_directories()) == ["~/x", "~/x"]
 
 
 def test_a_report_does_not_name_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
