@@ -1,4 +1,4 @@
-"""`fit(num_processes=...)` in the parent: what is sent, what hooks do, what is brought home."""
+"""Runs `fit(num_processes=...)` in the parent: sends the job, runs hooks, returns the state."""
 
 from __future__ import annotations
 

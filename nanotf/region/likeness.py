@@ -1,7 +1,7 @@
-"""Are the workers alike? Those that run one program have the same numbers, which is looked at.
+"""Checks that all workers have the same numbers, as they must when they run one program.
 
-A program can tear them apart: a generator of random numbers seeded by the time, the order of a
-set, a branch that depends on the rank. Each would continue with its own weights.
+A program can make them differ: by a random generator seeded with the time, the order of a set, or
+a branch that depends on the rank. Each worker would then continue with its own weights.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nanotf.compat import keras_names, values
 from nanotf.errors import DivergedError
 from nanotf.region.rows import Exchange
 
-_EVERY = 64  # steps; before the 64th those whose number is a power of two
-SAME = 1e-3  # relative; what rounding may make of numbers that should be equal
+_EVERY = 64  # steps between comparisons; before the 64th, steps 1, 2, 4, 8, ...
+SAME = 1e-3  # relative; rounding may make equal numbers differ by less
 
 
 class Likeness:
-    """Looks at the steps of one program.
+    """Compares the workers after the steps of one program.
 
     Args:
         exchange: `Exchange`.
@@ -33,12 +33,12 @@ class Likeness:
         self._steps = 0
 
     def look(self, step: str, value: Any, variables: Sequence[Any]) -> None:
-        """Called by all workers after a step.
+        """Compares the workers after some of the steps; all workers call it after each step.
 
         Args:
             step: str, its name.
-            value: what it has returned.
-            variables: sequence of `tf.Variable`, what is trained.
+            value: the step's result.
+            variables: sequence of `tf.Variable`, the variables to compare.
 
         Raises:
             DivergedError: The workers have different numbers.
@@ -49,10 +49,10 @@ class Likeness:
         self.compare(f"step {self._steps}, {step}", value, variables)
 
     def compare(self, when: str, value: Any, variables: Sequence[Any]) -> None:
-        """The same at another moment.
+        """Compares the workers now.
 
         Args:
-            when: str, what has just been done.
+            when: str, names the moment in the error.
             value, variables: as in `look`.
         """
         numbers = [*_returned(value), *held(variables)]

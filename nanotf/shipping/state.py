@@ -2,10 +2,10 @@
 
     [ values, turn 0 | values, turn 1 ]
 
-All variables are equal on all ranks; each rank writes an N-th of the large ones. Where the update
-is divided (`region.sharded_update`), a rank writes the part that it has. The values exist twice and
-are written in turn, so that a worker that dies while it writes leaves the state of the last
-completed epoch whole.
+All variables are equal on all ranks, and each rank writes an N-th of every large one. If the update
+is divided (`region.sharded_update`), each rank writes its own part. There are two sets of values,
+written in turn: a worker that dies while writing one leaves the other, the state of the last
+completed epoch, intact.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nanotf.region.sharded_update import pieces_of
 from nanotf.shipping.arrays import ArrayRef, lay_out, numpy_dtype, view
 from nanotf.wire.blocks import Block, aligned
 
-_WHOLE = 16384  # elements; what is smaller rank 0 writes, which alone saves and counts that
+_WHOLE = 16384  # elements; rank 0 writes smaller variables alone, which is cheaper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StateLayout:
 
     @classmethod
     def of(cls, variables: Sequence[Any], size: int) -> StateLayout:
-        """The layout for a list of `tf.Variable` and a number of workers."""
+        """Returns the layout for a list of `tf.Variable` and a number of workers."""
         specs = [_Spec(tuple(v.shape), numpy_dtype(v.dtype.name)) for v in variables]
         values, values_nbytes = lay_out(specs)
         entries = tuple(_Variable(v.name, ref) for v, ref in zip(variables, values, strict=True))
@@ -100,9 +100,9 @@ class Part:
 
     Args:
         variable: `tf.Variable`, whose elements in order are the part.
-        places: tuple of int, the places in the layout of what it is a part of.
-        bounds: its first element in that vector, and the element after its last.
-        only: bool, whether no other variable of this process holds those elements.
+        places: tuple of int, the places in the layout of those others.
+        bounds: the part's first element in that vector, and the element after its last.
+        only: bool, True if no other variable of this process holds these elements.
     """
 
     variable: Any
@@ -117,8 +117,8 @@ class State:
     Args:
         layout: `StateLayout`.
         block: `Block` of `layout.nbytes` bytes.
-        variables: sequence of `tf.Variable`, as the layout lists them, without those that are
-            there in parts only.
+        variables: sequence of `tf.Variable` in the layout's order, without those that this process
+            holds only in parts.
         parts: sequence of `Part`.
     """
 
@@ -155,17 +155,17 @@ class State:
                 write(part.variable, np.concatenate(pieces).reshape(part.variable.shape))
 
     def store(self, turn: int) -> None:
-        """Writes all variables to the block's values of `turn`, which no process uses yet."""
+        """Writes all variables to the block's values of `turn`, before any process reads them."""
         start = self._start(turn)
         for place, variable in zip(self.places, self.variables, strict=True):
             self.block.write(start + self.layout.variables[place].value.offset, _array(variable))
 
     def reserve(self, turn: int) -> None:
-        """Makes sure that there is memory for the values of `turn`, so that writing is quick."""
+        """Allocates memory for the values of `turn` in the background, so that writing is quick."""
         self.block.reserve(self._start(turn), self.layout.values_nbytes)
 
     def store_rank(self, turn: int, rank: int) -> None:
-        """Writes what `rank` has to write: its part of the values."""
+        """Writes the part of the values that `rank` is responsible for."""
         for variable, targets in self._targets(turn, rank):
             array = _array(variable).reshape(-1)
             for target, inside in targets:
@@ -174,7 +174,7 @@ class State:
     def _targets(
         self, turn: int, rank: int
     ) -> Iterator[tuple[Any, list[tuple[np.ndarray[Any, Any], slice]]]]:
-        """Yields what `rank` has to write: a variable, and where which of its elements go."""
+        """Yields the variables that `rank` writes, each with targets and the elements for them."""
         values = self._values(turn)
         for place, variable in zip(self.places, self.variables, strict=True):
             whole = values[place].reshape(-1)
@@ -189,11 +189,11 @@ class State:
                 yield part.variable, _pieces(part, values)
 
     def spans(self, turn: int) -> tuple[tuple[int, int], ...]:
-        """Returns what `store` writes: begin and length in bytes of each piece of the block."""
+        """Returns the pieces of the block that `store` writes, as begin and length in bytes."""
         return ((self._start(turn), self.layout.values_nbytes),)
 
     def spans_of_rank(self, turn: int, rank: int) -> tuple[tuple[int, int], ...]:
-        """Returns what `store_rank` writes, likewise."""
+        """Returns the pieces of the block that `store_rank` writes, as `spans` does."""
         base = _address(self.block.array(0, (1,), np.uint8))
         found: list[tuple[int, int]] = []
         for _, targets in self._targets(turn, rank):
@@ -203,14 +203,14 @@ class State:
         return tuple(found)
 
     def snapshot(self, turn: int) -> np.ndarray[Any, Any]:
-        """A copy of the block's values of `turn`, as bytes."""
+        """Returns a copy of the block's values of `turn`, as bytes."""
         values: np.ndarray[Any, Any]
         values = self.block.array(self._start(turn), (self.layout.values_nbytes,), np.uint8)
         copy: np.ndarray[Any, Any] = values.copy()
         return copy
 
     def restore(self, turn: int, values: np.ndarray[Any, Any]) -> None:
-        """Puts what `snapshot` returned into the block's values of `turn`, and the variables."""
+        """Writes a snapshot to the block's values of `turn`, and to the variables."""
         self.block.write(self._start(turn), values)
         self.load(turn)
 
@@ -224,7 +224,7 @@ class State:
 
 
 def _array(variable: Any) -> np.ndarray[Any, Any]:
-    """The value of a variable, without a copy; to be let go before the variable changes."""
+    """Returns a variable's value without a copy; drop it before the variable changes."""
     tensor = read(variable)
     dtype = numpy_dtype(tensor.dtype.name)
     if tensor.shape.num_elements() == 0:
@@ -246,7 +246,7 @@ def _bits(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _pieces(
     part: Part, values: Sequence[np.ndarray[Any, Any]]
 ) -> list[tuple[np.ndarray[Any, Any], slice]]:
-    """The pieces of the values that a part consists of, and where each lies in the part."""
+    """Returns the pieces of the values that make up a part, and the place of each in the part."""
     wholes = [values[place] for place in part.places]
     pieces, at = [], 0
     for index, first, last in pieces_of(part.bounds, [whole.shape for whole in wholes]):

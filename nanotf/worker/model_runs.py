@@ -1,4 +1,4 @@
-"""One `fit`, `evaluate` or `predict` in one worker: Keras's own, with the parent's answers."""
+"""Runs one `fit`, `evaluate` or `predict` in one worker, by Keras, with the parent's answers."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
 
 
 class Abandoned(Exception):
-    """All ranks end the job at this point, since the user's data have raised in the parent."""
+    """Ends the job on all ranks, because the user's data raised in the parent."""
 
 
 @functools.cache
 def _reporter_class(hooks: frozenset[str]) -> Any:
-    """A callback class with these hooks alone, since Keras spares itself what none has.
+    """Makes a callback class with these hooks only: Keras skips work for hooks that none has.
 
-    It is not one job's: TensorFlow never lets go of the first 1024 classes whose objects it is
-    given (the type cache in `tensorflow/python/util/util.cc`), nor of what these refer to.
+    Jobs share the class. TensorFlow never frees the first 1024 classes whose objects it gets (the
+    type cache in `tensorflow/python/util/util.cc`), nor anything that they refer to.
     """
 
     def calling(name: str) -> Any:
@@ -51,14 +51,14 @@ class _ModelRun:
     Args:
         session: `session.Session`.
         inbox: `inbox.Inbox`.
-        number: int, the job's.
+        number: int, the number of the job.
         job: a `jobs.ModelJob`.
-        blocks: list of `Block`, those of the job.
+        blocks: list of `Block`, the shared memory of the job.
     """
 
     job: Any
-    stop_flag: str  # the attribute of a model by which a callback ends what runs
-    own_hooks: frozenset[str] = frozenset()  # that are heard, whether the parent asks or not
+    stop_flag: str  # the attribute of a model that a callback sets to stop the run
+    own_hooks: frozenset[str] = frozenset()  # hooks that the run needs itself
     written: messages.Written = ()  # see `messages.JobDone`
 
     def __init__(
@@ -86,7 +86,7 @@ class _ModelRun:
         """Sets `model` and `state`, with the parent's settings, random numbers and values.
 
         Args:
-            variables_of: callable of the model, the variables that `state` holds.
+            variables_of: callable that takes the model and returns the variables of `state`.
             **parts: of `Session.model`.
         """
         job, session = self.job, self.session
@@ -95,7 +95,7 @@ class _ModelRun:
         kept = session.model(job.heap, job.specs, job.chance, **parts)
         self._restore_random_states()  # making a model draws
         self.model, self.kept = kept.model, kept
-        # Variables that this worker has as a whole and, of a divided update, parts of others.
+        # Variables that this worker holds whole and, with a divided update, parts of others.
         update = kept.update if isinstance(job, jobs.FitJob) else None
         held = [] if update is None else [state.Part(*part) for part in update.variables()]
         partial = {id(part.variable) for part in held}
@@ -120,9 +120,9 @@ class _ModelRun:
 
     @contextlib.contextmanager
     def _dividing(self) -> Iterator[None]:
-        """In this context calls of layers are divided, and the user sees what steps print.
+        """Divides calls of layers, and shows the user what steps print, in this context.
 
-        Not the error stream: what Keras warns of there, the parent's Keras has said already.
+        It leaves out the error stream: the parent's Keras has printed the same warnings.
         """
         job, session = self.job, self.session
         prints = output.to_parent(session, self.number, job.terminal, ("stdout",), job.quiet)
@@ -130,7 +130,7 @@ class _ModelRun:
             yield
 
     def _end_if_broken(self, source: Any) -> None:
-        """Abandons the job if its data have ended because they raised or are refused."""
+        """Abandons the job if its data ended because they raised or were refused."""
         if isinstance(source, streams.StreamInput) and self.reader.is_broken(source.stream):
             raise Abandoned
         error = self._refused.get(id(source))
@@ -140,7 +140,7 @@ class _ModelRun:
             raise Abandoned
 
     def _seeds(self) -> list[Any]:
-        """Returns the seeds of the random layers, which draw without training, too."""
+        """Returns the seeds of random layers, some of which also draw without training."""
         return [v.numpy() for v in generation().seed_variables(self.model)]
 
     def _callbacks(self) -> list[Any]:
@@ -148,13 +148,13 @@ class _ModelRun:
         return [passes, self._reporter()]
 
     def _reporter(self) -> Any:
-        """A Keras callback with the hooks that the parent wants to hear of, and no other."""
+        """Returns a Keras callback with only the hooks that the parent or this run needs."""
         reporter = _reporter_class(self.own_hooks | self.job.events | self.job.waits)()
         reporter.hear = self._hear
         return reporter
 
     def _hear(self, name: str, *arguments: Any, **named: Any) -> None:
-        """One of Keras's hooks."""
+        """Handles a call of one of Keras's hooks."""
         index, logs = jobs.index_and_logs(name, *arguments, **named)
         if name not in jobs.BATCH_HOOKS:
             self._send_held()
@@ -165,12 +165,12 @@ class _ModelRun:
             self._report(name, index, logs)
 
     def _report(self, name: str, index: int | None, logs: Any) -> None:
-        """Sends an event; of those of batches no more than a progress bar shows, and the last."""
+        """Sends an event; batch events only as often as a progress bar redraws, and the last."""
         if name not in jobs.BATCH_HOOKS:
             self._send(name, index, logs)
             return
         self._held[name] = (index, logs)
-        if self._is_ahead():  # the logs are those of a later batch
+        if self._is_ahead():  # the logs belong to a later batch
             return
         now = time.monotonic()
         if now - self._last_progress >= PROGRESS_SECONDS:
@@ -200,7 +200,7 @@ class _ModelRun:
         with_state: bool = False,
         written: messages.Written = (),
     ) -> messages.Proceed:
-        """Waits until all ranks are at this hook and the parent says how to proceed."""
+        """Waits until all ranks have reached this hook and the parent answers."""
         rank = self.session.rank
         self.session.channel.send(
             messages.Waiting(
@@ -257,10 +257,10 @@ class FitRun(_ModelRun):
             )
 
     def _passes(self, source: Any, steps: int | None) -> tuple[Any, int | None]:
-        """The source and number of steps that make an execution of several steps end rightly.
+        """Returns the source and the number of steps for Keras's `fit`.
 
-        With Keras 3 it ends where the data do, and nowhere else. Otherwise an array's dataset is
-        endless, so that Keras keeps one iterator.
+        With Keras 3, an execution of several steps ends only where the data end. For one step at a
+        time, an array's dataset is endless, so that Keras keeps one iterator.
         """
         several = generation().steps_at_once(self.model) > 1
         if several and isinstance(source, inputs.ArrayInput) and steps == source.steps:
@@ -293,7 +293,7 @@ class FitRun(_ModelRun):
         return [v for v in self.state.variables if id(keras_names.tf_variable(v)) not in alike]
 
     def _steps_ahead(self, epoch: int, *_: Any) -> tuple[int | None, int | None]:
-        """The arguments of `Ahead.begin_epoch`."""
+        """Returns the arguments of `Ahead.begin_epoch`."""
         job = self.job
         steps = job.steps_per_epoch or job.train.steps
         looked_at = job.stop or not job.waits.isdisjoint(jobs.BATCH_HOOKS)
@@ -308,8 +308,8 @@ class FitRun(_ModelRun):
     def _is_stored(self, name: str) -> bool:
         """Returns True if nothing has changed since the state was stored.
 
-        Between the end of the last epoch and the end of training only an optimizer that
-        keeps averages of the weights changes something: it puts them in place.
+        Between the end of the last epoch and the end of training, only an optimizer that keeps
+        averages of the weights changes them: it replaces the weights by the averages.
         """
         averages = getattr(self.model.optimizer, "use_ema", False)
         return (self._last_wait, name) == ("on_epoch_end", "on_train_end") and not averages
@@ -407,12 +407,12 @@ class PredictRun(_ModelRun):
         )
 
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
-        self.writer.flush()  # a callback gets the batch's outputs
+        self.writer.flush()  # before a callback gets the batch's outputs
         self._ask(name, index, None)
 
 
 def _plain(logs: Any) -> messages.Logs | None:
-    """Logs as plain numbers, whatever tensors or arrays Keras put in."""
+    """Returns logs with plain numbers for tensors and arrays."""
     if not logs:
         return None
     plain = {}
