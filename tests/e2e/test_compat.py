@@ -698,7 +698,10 @@ def test_what_loops_leave_in_a_model() -> None:
     model.fit(x, y, verbose=0)
     model.predict(x, verbose=0)
     names = {"history", "_self_unconditional_checkpoint_dependencies"}
-    names |= {"_eval_epoch_iterator"} if IS_KERAS_3 else {"_called"}
+    if IS_KERAS_3:
+        names |= {"_eval_epoch_iterator"}
+    elif not tf.__version__.startswith("2.15."):  # whose Keras does not note it
+        names |= {"_called"}
     assert names <= set(vars(model))
     assert "predict_function" in model._self_unconditional_dependency_names
     left = {"predict_function", "history"}
