@@ -88,7 +88,7 @@ def test_decorating_something_else(decorator: Any) -> None:
 
 
 def test_loss_with_arguments_that_tf_function_does_not_take() -> None:
-    rule = r"takes the arguments of tf\.function\. Received: reduction='sum', .*reduction"
+    rule = r"takes the arguments of tf\.function\. Received: reduction='sum'\. .*reduction"
     with pytest.raises(errors.InvalidArgumentTypeError, match=rule):
         nano_multiprocessing_loss(reduction="sum")(len)
 
