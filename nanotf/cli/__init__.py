@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from nanotf import __version__
 from nanotf.cli import doctor, env
-from nanotf.cli.arguments import ArgumentError, Parser, explain, whole_number
+from nanotf.cli.arguments import ArgumentError, Parser, add_json, explain, whole_number
 from nanotf.cli.picture import count
 from nanotf.cli.report_text import render
 from nanotf.cli.run import Script
@@ -137,9 +137,7 @@ def _add_doctor(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print the same as one JSON object, and nothing else"
-    )
+    add_json(parser)
     parser.add_argument(
         "-n",
         "--num-processes",

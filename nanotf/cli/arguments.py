@@ -36,3 +36,10 @@ def whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number. Received: {text!r}") from None
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds the option `--json` to a command."""
+    parser.add_argument(
+        "--json", action="store_true", help="print the same as one JSON object, and nothing else"
+    )

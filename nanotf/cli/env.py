@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nanotf.cli import shell
-from nanotf.cli.arguments import ArgumentError, Parser, explain, whole_number
+from nanotf.cli.arguments import ArgumentError, Parser, add_json, explain, whole_number
 from nanotf.console import say
 from nanotf.machine import environment, shell_state, topology
 from nanotf.machine.installed import find_installed
@@ -109,9 +109,7 @@ def add_command(commands: Any) -> None:
         "with -n those of each worker. Changes nothing.",
         allow_abbrev=False,
     )
-    env.add_argument(
-        "--json", action="store_true", help="print the same as one JSON object, and nothing else"
-    )
+    add_json(env)
     env.add_argument(
         "-n",
         "--num-processes",

@@ -299,9 +299,9 @@ class Call:
         finally:
             # A kept exception keeps `_run`'s frame alive, which must not keep the memory.
             self.release()
-            kept = STATE_BLOCK + 1 if self.workers.usable else 0
-            while len(blocks) > kept:
-                blocks.pop().discard()
+            # A pool that ends has no next job that needs its block.
+            for block in blocks[STATE_BLOCK + 1 if self.workers.usable else 0 :]:
+                block.discard()
             blocks.clear()
 
     def _writer(self, number: int, stream: Stream) -> streams.StreamWriter:

@@ -298,7 +298,7 @@ class _TablePart:
 
     Args:
         strategy: `strategy.WorkerStrategy` with a group.
-        table: Keras variable.
+        table: `tf.Variable`.
 
     Attributes:
         part: the Keras variable that holds them.
@@ -308,16 +308,13 @@ class _TablePart:
     def __init__(self, strategy: Any, table: Any) -> None:
         tf = require_tensorflow()
         self._strategy = strategy
-        variable = keras_names.tf_variable(table)
-        rows_of_table, *self._rest = variable.shape
-        self._shape = variable.shape
+        rows_of_table, *self._rest = table.shape
+        self._shape = table.shape
         self._bounds = strategy.part_of(rows_of_table)
-        row = variable.shape.num_elements() // rows_of_table
+        row = table.shape.num_elements() // rows_of_table
         self.elements = (self._bounds[0] * row, self._bounds[1] * row)
         count = self._bounds[1] - self._bounds[0]
-        self.part = generation().make_variable(
-            tf.zeros([count, *self._rest], variable.dtype), "rows"
-        )
+        self.part = generation().make_variable(tf.zeros([count, *self._rest], table.dtype), "rows")
 
     def take(self, table: Any) -> None:
         """Sets them from the table."""

@@ -65,6 +65,28 @@ def run_script(
     return done
 
 
+def run_python(directory: pathlib.Path, *command: str | pathlib.Path, **variables: str) -> str:
+    """Runs Python with nanotf in a folder. Returns what it prints; fails if it does.
+
+    Args:
+        directory: the working directory.
+        *command: the words after Python's.
+        **variables: environment variables.
+    """
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=directory,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def last_json(done: subprocess.CompletedProcess[str]) -> Any:
     """Returns the JSON document in the last line of a script's output."""
     return json.loads(done.stdout.strip().splitlines()[-1])

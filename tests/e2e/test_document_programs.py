@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import os
 import pathlib
 import shlex
-import subprocess
-import sys
 
 import pytest
 import tensorflow as tf
@@ -20,7 +17,7 @@ from documents import (
     programs,
     python_blocks,
 )
-from processes import ROOT, SECONDS, run_script
+from processes import run_python, run_script
 
 import nanotf
 
@@ -47,24 +44,10 @@ def test_programs_of_the_readme(number: int, tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("command", commands(README, "nanotf run"))
 def test_commands_of_the_readme(command: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / "train.py").write_text(README_PROGRAMS[-1])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert ('num_processes="auto"' in done.stdout) == ("auto" in command)
-    assert "Epoch 5/5" in done.stdout
+    cache = str(tmp_path / "cache")
+    output = run_python(tmp_path, "-m", *shlex.split(command), XDG_CACHE_HOME=cache)
+    assert ('num_processes="auto"' in output) == ("auto" in command)
+    assert "Epoch 5/5" in output
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

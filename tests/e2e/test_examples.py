@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
-from processes import ROOT, SECONDS
+from processes import ROOT, run_python
 
 pytestmark = pytest.mark.own_pool
 
@@ -21,19 +18,9 @@ IMPORTED = "images"  # by the others
 
 
 def _run(directory: pathlib.Path, *command: str | pathlib.Path) -> str:
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    output = run_python(directory, *command)
     assert list(directory.iterdir()) == []
-    return done.stdout
+    return output
 
 
 def _accuracy(output: str) -> float:

@@ -7,11 +7,11 @@ import inspect
 import json
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
 from documents import DOCS, NOTEBOOKS, PAGES, README, ROOT, names_in_first_column, python_blocks
+from release import run
 
 import nanotf
 from nanotf import errors
@@ -137,15 +137,8 @@ def test_notebooks_have_no_outputs(path: pathlib.Path) -> None:
 def test_the_site_has_a_page_for_each_notebook(tmp_path: pathlib.Path) -> None:
     """Links of other pages to the file lead to that page."""
     pytest.importorskip("mkdocs")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    build = ("-m", "mkdocs", "build", "--quiet", "--site-dir", tmp_path)
+    run(sys.executable, *build, seconds=200, cwd=ROOT)
     linked = (tmp_path / "notebooks/index.html").read_text()
     for path in NOTEBOOKS:
         assert (

@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 import pytest
+from release import run
 
 import nanotf
 from nanotf.parent.defaults import PRECISIONS
@@ -79,17 +80,9 @@ Parameters = dict[str, tuple[str, str, str]]  # kind, default, annotation by nam
 )
 def shown(request: pytest.FixtureRequest) -> tuple[bool, dict[str, Parameters], Any]:
     """Returns True for Keras 3, signatures by name, and pairs of documentation by name."""
-    done = subprocess.run(
-        [sys.executable, "-c", SHOWN],
-        cwd=PACKAGE.parent,
-        env={**os.environ, "TF_USE_LEGACY_KERAS": request.param},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    keras_3, signatures, documents = json.loads(done.stdout.splitlines()[-1])
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": request.param}
+    output = run(sys.executable, "-c", SHOWN, cwd=PACKAGE.parent, env=environment)
+    keras_3, signatures, documents = json.loads(output.splitlines()[-1])
     of_name = {name: {n: tuple(rest) for n, *rest in each} for name, each in signatures.items()}
     return keras_3, of_name, documents
 
