@@ -108,9 +108,13 @@ class Setup(Message):
         cluster: tuple of str, `host:port` by rank (only with transport "grpc").
         group: `collectives.GroupSpec` or None; the descriptor of the group's memory follows
             (only with transport "shm").
+        hosts: `collectives.HostsSpec` if the workers run on several hosts; `group` is then the
+            group of the worker's host.
+        connections: int, the number of descriptors that follow the group's: the connections to
+            other hosts, for one worker of each host.
         says_written: bool, whether the worker's messages must list the parts of the job's blocks
             that it has written, since it does not share the parent's memory (see
-            `pool.ray.bridge`).
+            `pool.remote`).
     """
 
     sys_path: tuple[str, ...]
@@ -119,6 +123,8 @@ class Setup(Message):
     stall_seconds: float
     cluster: tuple[str, ...] = ()
     group: Any = None
+    hosts: Any = None
+    connections: int = 0
     says_written: bool = False
 
 
