@@ -16,6 +16,7 @@ from nanotf.keras import (
     nano_multiprocessing,
     nano_multiprocessing_loss,
 )
+from nanotf.machine.cluster import cluster, set_tf_config
 from nanotf.machine.topology import plan
 from nanotf.parent.report import last_report
 from nanotf.pool.warm import shutdown, worker_pids
@@ -28,6 +29,7 @@ __all__ = [
     "Sequential",
     "__version__",
     "accelerate",
+    "cluster",
     "errors",
     "get_strategy",
     "is_chief",
@@ -41,6 +43,7 @@ __all__ = [
     "patch_tensorflow",
     "plan",
     "rank",
+    "set_tf_config",
     "shutdown",
     "size",
     "unpatch_tensorflow",
@@ -65,6 +68,6 @@ def warm_up(
     cores_per_process: int | None = None,
     transport: Literal["shm", "grpc"] | None = None,
     cores: Sequence[int] | None = None,
-    backend: Literal["local", "multiprocessing", "ray"] | None = None,
+    backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
 ) -> None: ...
 def whole(layer: _Layer) -> _Layer: ...

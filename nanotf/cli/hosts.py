@@ -10,7 +10,7 @@ NANOTF_SECRET (see `pool.hosts.secret`), NANOTF_JOIN_SECONDS, and those of `mach
 from __future__ import annotations
 
 import atexit
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from nanotf.errors import InvalidArgumentError
@@ -50,7 +50,10 @@ class First:
 
 
 def enter(
-    flag: str | None, workers: int | str | None, environ: Mapping[str, str]
+    flag: str | None,
+    workers: int | str | None,
+    environ: Mapping[str, str],
+    check: Callable[[], None],
 ) -> First | int | None:
     """Finds the hosts of a run, and joins them.
 
@@ -58,6 +61,7 @@ def enter(
         flag: str, the value of `--hosts`, or None to look at the environment.
         workers: int, "auto" or None, the workers of a host for which nothing else is said.
         environ: mapping, environment variables.
+        check: callable that raises if the script cannot run; called where it is to run.
 
     Returns:
         `First` if this is the first of several hosts; None if it is the only one; otherwise an
@@ -70,6 +74,8 @@ def enter(
     cluster.choose(found)
     # A launcher that starts several processes on a host expects all of them to stay.
     has_siblings = found.source != "--hosts" and (found.workers[found.rank] or 1) > 1
+    if (found.rank, found.local_rank) == (0, 0):
+        check()
     if found.size == 1 and not has_siblings:
         return None
     from nanotf.pool.hosts.secret import secret_of
@@ -77,7 +83,7 @@ def enter(
     secret, port = secret_of(environ), _port(environ)
     own = _workers(found, workers) if found.local_rank == 0 else 0
     address = _address(found, environ)
-    if found.rank == 0 and found.local_rank == 0:
+    if (found.rank, found.local_rank) == (0, 0):
         return _open(found, own, secret, address, port)
     from nanotf.pool.hosts.agent import Agent
 

@@ -61,8 +61,7 @@ class Script:
         Raises:
             NanoError: It cannot run here.
         """
-        self._check()
-        found = hosts.enter(self.hosts, self.num_processes, os.environ)
+        found = hosts.enter(self.hosts, self.num_processes, os.environ, self._check)
         if isinstance(found, int):
             return found
         from nanotf.keras.patching import patch_tensorflow

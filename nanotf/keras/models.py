@@ -62,7 +62,7 @@ class Accelerated:
         cores: Sequence[int] | None = None,
         sharding: Literal["auto", "data", "parent"] | None = None,
         max_restarts: int = 0,
-        backend: Literal["local", "multiprocessing", "ray"] | None = None,
+        backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Trains the model, on several core-pinned processes if asked.
@@ -86,9 +86,11 @@ class Accelerated:
             max_restarts: int, default 0, the number of times that training restarts by itself from
                 the last completed epoch, with new workers, after a worker has died or was stuck.
                 Nothing restarts without workers, or if one dies before training has begun.
-            backend: "local", "multiprocessing", "ray" or None, default None, which is "local".
-                With "local" (also called "multiprocessing") this process starts the workers on
-                this machine. With "ray", Ray starts them on this machine or on a cluster.
+            backend: "local", "multiprocessing", "ray", "hosts" or None, default None, which is
+                "hosts" under `nanotf run` on several hosts, else "local". With "local" (also
+                called "multiprocessing") this process starts the workers on this machine. With
+                "ray", Ray starts them on this machine or on a cluster. With "hosts", the hosts
+                of the run do.
             **kwargs: as in Keras's `fit`.
 
         Returns:
@@ -163,7 +165,7 @@ class Accelerated:
         transport: Literal["shm", "grpc"] | None = None,
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
-        backend: Literal["local", "multiprocessing", "ray"] | None = None,
+        backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes loss and metrics, on several core-pinned processes if asked.
@@ -203,7 +205,7 @@ class Accelerated:
         transport: Literal["shm", "grpc"] | None = None,
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
-        backend: Literal["local", "multiprocessing", "ray"] | None = None,
+        backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes the model's outputs, on several core-pinned processes if asked.

@@ -62,7 +62,11 @@ class Agent:
         Raises:
             NanoError: The first host did not answer, or refused this one.
         """
-        self._channel = self._join()
+        try:
+            self._channel = self._join()
+        except BaseException:
+            self._close_listener()
+            raise
         try:
             if self._listener is not None:
                 for target in (self._accept, self._beat):
@@ -74,9 +78,14 @@ class Agent:
         finally:
             self._ended.set()
             self._take_back()
-            if self._listener is not None:
-                self._listener.close()
+            self._close_listener()
             self._channel.close()
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(OSError):  # a blocked `accept` does not notice `close`
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
 
     def _join(self) -> Channel:
         name, seconds = self._cluster.hosts[0], members.join_seconds()

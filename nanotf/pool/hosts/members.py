@@ -133,7 +133,7 @@ class Member:
                 self._handle(self._channel.receive())
                 self.heard = time.monotonic()
         except ChannelClosed as error:
-            self.lost = self.lost or f"its connection has ended ({error or 'closed'})"
+            self.lost = self.lost or str(error) or "its connection has ended"
         except Exception as error:  # no memory, for example: the host is of no more use
             self.lost = f"{type(error).__name__}: {error}"
             logger.warning("Host %s is lost.", self.name, exc_info=error)
