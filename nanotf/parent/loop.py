@@ -76,8 +76,8 @@ def nano(
     The decorated function runs in every worker, with the same results as in one process. The
     workers divide the calls of Keras's layers and models in it: each computes its part of the
     batch's rows. When it returns, the caller's models, optimizers, metrics and variables have the
-    workers' values. The caller's lists, dicts and other objects get the function's changes. The
-    call returns rank 0's result.
+    workers' values. The function's changes also apply to the caller's lists, dicts and other
+    objects. The call returns rank 0's result.
 
     Args:
         num_processes: int or None. None or 1 calls the function in this process. N > 1 runs it
@@ -170,7 +170,7 @@ def _run(
     transport: str | None,
     max_restarts: int,
 ) -> Any:
-    # Raises what a call with wrong arguments raises.
+    # Raises `TypeError` for wrong arguments, as a plain call would.
     arguments = inspect.signature(function).bind(*args, **kwargs)
     call = _LoopCall(function, arguments, plan.size, max_restarts)
     while True:

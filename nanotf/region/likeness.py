@@ -67,7 +67,7 @@ class Likeness:
         return self._exchange.gather_rows(rows).numpy()
 
     def _raise(self, when: str, numbers: Sequence[tuple[str, float]], other_count: bool) -> None:
-        what = "its result, which has another number of tensors"
+        what = "its result, which has a different number of tensors"
         if not other_count:
             sizes = self._gathered([size for _, size in numbers])
             places = [i for i in range(len(numbers)) if differ(sizes[:, i : i + 1])]
