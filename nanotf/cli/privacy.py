@@ -35,7 +35,7 @@ def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def home_directories() -> tuple[str, ...]:
-    """Returns the paths of the user's home directory; empty if there is none worth shortening.
+    """Returns the paths of the user's home directory; empty if none is worth shortening.
 
     A home directory on a file server is often a link, and paths of programs then follow it.
     """

@@ -64,7 +64,7 @@ class Tally:
 
         Args:
             name: str, its kind.
-            tensor: what this rank gives.
+            tensor: this rank's input.
 
         Returns:
             The tensor. Operations that depend on it run after the counting.

@@ -67,7 +67,8 @@ def unrecorded() -> Iterator[None]:
 def may_have_gradient(tensor: Any) -> bool:
     """Returns True if code may ask for the gradient with respect to a tensor.
 
-    In a graph that is any tensor that is not a constant; in eager code, one that a tape watches.
+    In a graph, any tensor but a constant may have one; in eager code, any tensor that a tape
+    watches.
     """
     if isinstance(tensor, ops.EagerTensor):
         return bool(recorder.should_record_backprop([tensor]))

@@ -82,7 +82,7 @@ class Generation(Protocol):
         """Returns the config of a layer that is a TensorFlow operation, None for other layers."""
 
     def restore_identities(self, objects: Sequence[Any]) -> None:
-        """Fixes what objects store by the identity of others, after they came from elsewhere."""
+        """Fixes state keyed by objects' identities, after the objects came from another process."""
 
     def cast_by(self, variable: Any) -> Any:
         """Returns the `tf.Variable` that a variable casts, None if it has its own values."""
@@ -115,10 +115,10 @@ class Generation(Protocol):
         """Returns the number of steps in one execution of a compiled model's step function."""
 
     def makes_one_step(self, model: Any) -> bool:
-        """Returns True if one execution is one step, now and later."""
+        """Returns True if every execution is one step, now and later."""
 
     def steps_at_once(self, model: Any) -> int:
-        """Returns the steps that an execution makes even if fewer are left in the epoch."""
+        """Returns the steps per execution, even if fewer are left in the epoch."""
 
     def pass_counter(self, model: Any, method: str) -> Any:
         """Returns the variable that counts batches of `evaluate` or `predict`, or None."""

@@ -23,7 +23,7 @@ class SparseAdam(SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
     For a dense gradient it is Keras's `Adam`. For a sparse one (`tf.IndexedSlices`, the gradient
     of embedding lookups), let g_i be the sum of all its values with index i, theta_i, m_i and
     v_i row i of the variable and its moments, and t the number of this step, counting all steps,
-    even those that did not touch row i. Then, for every i that occurs:
+    even the steps that did not touch row i. Then, for every i that occurs:
 
         m_i     <- beta_1 m_i + (1 - beta_1) g_i
         v_i     <- beta_2 v_i + (1 - beta_2) g_i^2

@@ -2,7 +2,7 @@
 
 It changes these things, and `unpatch_tensorflow()` restores them:
 
-1. `__new__` of Keras's `Model`. Every new model is of nanotf's class for it, whoever creates it:
+1. `__new__` of Keras's `Model`. Every new model gets nanotf's class, whoever creates it:
    the user, a library with earlier imports, `tf.keras.applications`, `load_model`.
 2. The public names of Keras's classes, in all modules that have them (`tf.keras`,
    `tf.keras.models`, `keras` if `tf.keras` is the same generation). They refer to nanotf's

@@ -29,7 +29,7 @@ class LocalCrew:
     def __init__(self, plan: topology.Plan, transport: str, key: bytes) -> None:
         self.workers: list[Worker] = []
         self._plan, self._transport, self._key = plan, transport, key
-        self._zygotes: list[Zygote] = []  # those that no other crew shares
+        self._zygotes: list[Zygote] = []  # the zygotes that no other crew shares
 
     def start(self) -> None:
         placements = self._plan.placements

@@ -235,7 +235,7 @@ class Terminal:
     @classmethod
     def capture(cls) -> Terminal:
         """Returns the properties of this process's output."""
-        # A daemon's streams are None, a notebook's may be anything.
+        # A daemon's streams are None; a notebook's streams may be any objects.
         streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         is_terminal = {name: bool(getattr(s, "isatty", bool)()) for name, s in streams.items()}
         return cls(is_terminal, shutil.get_terminal_size().columns)

@@ -37,7 +37,7 @@ TAKEN_OVER = (
     *("TF_", "TF2_", "KERAS_", "XLA_", "ONEDNN_", "DNNL_", "NANOTF_", "PYTHONHASHSEED"),
     *("OMP_", "KMP_", "MKL_", "TCMALLOC_", "MALLOC_CONF", "GLIBC_TUNABLES"),
 )
-# These belong to Terraform, not TensorFlow, and may hold credentials.
+# Variables of Terraform, not TensorFlow; they may hold credentials.
 FOREIGN = ("TF_VAR_", "TF_TOKEN_", "TF_CLI_")
 
 
