@@ -108,8 +108,8 @@ class Process:
         with contextlib.suppress(OSError):
             self.popen.stdin.close()
         try:
-            # Gives nanotf a moment to stop its workers, which run in their own sessions. They would
-            # notice the end of their parent anyway.
+            # Gives nanotf a moment to stop its workers, which run in their own sessions. They
+            # notice the end of their parent in any case.
             self.popen.wait(5)
         except subprocess.TimeoutExpired:
             pass
