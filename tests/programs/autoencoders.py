@@ -352,7 +352,7 @@ def sparse_autoencoder(nano: Any, step: Any) -> Any:
 
 @program
 def contractive_autoencoder(nano: Any, step: Any) -> Any:
-    """Keeps the Jacobian of the code with respect to the input small, with batch_jacobian."""
+    """Penalizes the Jacobian of the code with respect to the input, from batch_jacobian."""
     encoder, decoder = mlp(4, 3, last="sigmoid"), mlp(3, 4)
     optimizer = tf.keras.optimizers.SGD(0.3)
 

@@ -63,7 +63,7 @@ class Shell:
         self.python(f'exec "{sys.executable}" "$@"')
 
     def python(self, body: str, directory: pathlib.Path | None = None) -> None:
-        """Puts a `python3` beside the scripts, or somewhere else."""
+        """Puts a `python3` next to the scripts, or elsewhere."""
         path = (directory or self.bin) / "python3"
         path.write_text(f"#!/bin/sh\n{body}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -138,8 +138,8 @@ def test_unset_restores_the_environment_after_each_option(shell: Shell, options:
 def test_an_old_value_that_was_changed_comes_back_to_the_byte(shell: Shell) -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux has LD_PRELOAD, the one variable that init changes if set")
-    # Any preloadable library serves as the allocator. The old value is nonsense, so the dynamic
-    # linker complains.
+    # Any preloadable library can be the allocator. The old value is invalid, so the dynamic linker
+    # prints an error.
     code = (
         "import sys, nanotf.machine.installed as i; "
         "i.ALLOCATORS['tcmalloc'] = (('libm.so.6', 'libc.so.6'), 'libm'); "
@@ -203,7 +203,7 @@ def test_changes_made_after_init_are_left_alone(shell: Shell) -> None:
 
 @pytest.mark.parametrize("option", ["-j", "-t", ""])
 def test_ld_preload_is_never_broken(shell: Shell, option: str) -> None:
-    # The dynamic linker complains on the standard error of every program that it starts.
+    # The dynamic linker prints an error to the standard error of every program that it starts.
     done = shell.run(f"source nanotf-init -q {option} 2>/dev/null; dump; ls > /dev/null")
     (after,) = done.environments
     assert done.err == ""

@@ -30,7 +30,7 @@ from benchmarks.models import MODELS, OPTIMIZERS, share
 
 # --------------------------------------------------------------------------- statistics
 def test_ratios_are_taken_within_a_round() -> None:
-    # The machine was twice as slow in the second round; the ratio was the same.
+    # The machine was half as fast in the second round; the ratio was the same.
     assert ratios.median_ratio([2.0, 4.0, 3.0], [1.0, 2.0, 1.0]) == 2.0
 
 

@@ -29,7 +29,7 @@ BASES = {
 
 
 def test_stub_has_the_names_of_the_package() -> None:
-    """Each from the module that it is imported from at run time, or defined in the stub."""
+    """Each comes from its module at run time, or is defined in the stub."""
     body = ast.parse(pathlib.Path(nanotf.__file__).with_suffix(".pyi").read_text()).body
     imported = {
         alias.name: node.module

@@ -414,7 +414,7 @@ def test_neither_importing_nor_env_imports_tensorflow() -> None:
 
 
 def test_a_reader_that_closes_the_pipe() -> None:
-    """Runs `nanotf env --help | head -1`, with a head that reads nothing."""
+    """Runs `nanotf env --help | head -1`; this head reads nothing."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "nanotf", "env"]

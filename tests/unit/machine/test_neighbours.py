@@ -1,4 +1,4 @@
-"""Cores of other pools, and the cores left beside them."""
+"""Cores of other pools, and the remaining cores."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_too_few_cores_are_shared_knowingly(
     with caplog.at_level(logging.WARNING, logger="nanotf"):
         assert neighbours.plan(2) == topology.plan(2, machine=EIGHT)
         neighbours.forget()
-        taken[4712] = (7,)  # once in all, not once per newcomer
+        taken[4712] = (7,)  # once in total, not once per new pool
         neighbours.plan(2)
         neighbours.plan(3)
     (record,) = caplog.records
@@ -95,7 +95,7 @@ def test_cores_that_are_named(taken: dict[int, tuple[int, ...]]) -> None:
 
 
 def test_a_fork_checks_for_other_pools_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork must not take its parent's plan for its own."""
+    """A fork must not reuse its parent's plan."""
     monkeypatch.setattr(neighbours, "_last", object())
     child = os.fork()
     if child == 0:

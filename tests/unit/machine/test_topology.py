@@ -47,7 +47,7 @@ def test_even_shares_stay_on_one_node(num_processes: int) -> None:
 
 
 def test_three_workers_on_two_nodes_keep_their_share_and_one_straddles() -> None:
-    # Keeping to one node would leave 14 of 18 cores each, a quarter of the machine idle.
+    # On one node each, workers would use 14 of 18 cores and leave a quarter of the machine idle.
     shares = cores_of(two_sockets(), 3)
     assert [len(share) for share in shares] == [18, 18, 18]
     assert straddlers(two_sockets(), 3) == 1
@@ -250,7 +250,7 @@ def sys_files(cpus: int, threads: int = 1, sockets: int = 1) -> dict[str, str]:
         topology = f"sys/devices/system/cpu/cpu{cpu}/topology/"
         siblings = ",".join(str(cpu % cores + cores * n) for n in range(threads))
         files[topology + "thread_siblings_list"] = siblings
-        # `core_id` starts again in every socket, and so identifies nothing.
+        # `core_id` restarts in every socket, so it identifies no core.
         files[topology + "core_id"] = str(cpu % cores % (cores // sockets))
         files[topology + "physical_package_id"] = str(cpu % cores * sockets // cores)
     for node in range(sockets):

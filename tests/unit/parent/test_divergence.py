@@ -1,4 +1,4 @@
-"""Ranks that have diverged: the parent decides by facts."""
+"""Ranks that have diverged: the parent decides by their reports."""
 
 from __future__ import annotations
 

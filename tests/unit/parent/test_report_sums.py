@@ -284,7 +284,7 @@ def test_legend_has_the_colors_of_the_bars(
     from matplotlib.figure import Figure
 
     times = _worker(0)
-    del times.steps[:]  # only the sums know of communication
+    del times.steps[:]  # only the sums include communication
     labels: list[str] = []
     monkeypatch.setattr(
         Figure, "legend", lambda self, handles, **_: labels.extend(h.get_label() for h in handles)
@@ -309,7 +309,7 @@ class _Group:
     def times(self, steps_begin: bool = False) -> tuple[int, int, int, int]:
         if steps_begin:
             self.marked = self.clock[0]
-            self.clock[0] += 30  # the system gives the core to another program
+            self.clock[0] += 30  # the core runs another program
         return 0, self.in_calls, self.waited, self.input
 
     def stamp(self) -> None:
