@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _pool_wanted(item: pytest.Item) -> tuple[bool, ...]:
-    """Sorts by pool: none, the warm one, one of another transport, one that the module breaks."""
+    """Sorts by pool: none, the warm pool, another transport's, a pool that the module breaks."""
     return (
         item.path.parent.name in _REAL,
         item.get_closest_marker("own_pool") is not None,

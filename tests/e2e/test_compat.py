@@ -1,6 +1,6 @@
 """Checks that every private name of TensorFlow and Keras that nanotf uses is where nanotf looks.
 
-If TensorFlow or Keras moves a name, these tests fail first, and say which.
+If TensorFlow or Keras moves a name, these tests fail first, and name it.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Outcome:
     left: tuple[str, ...]
 
     def is_as_promised(self, seconds: float | None = None) -> bool:
-        """Returns True if the result is allowed, and came within `seconds` if that is given."""
+        """Returns True if the result is allowed and came within `seconds`, if given."""
         in_time = seconds is None or self.seconds is None or self.seconds <= seconds
         right = self.result in ("raised", "restarted", "ended", "too late")
         return right and in_time and not self.left

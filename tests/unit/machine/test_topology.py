@@ -1,4 +1,4 @@
-"""Cores and plans on described machines, read from a made-up tree, or on this one."""
+"""Cores and plans: on described machines, on made-up `/sys` files, on this machine."""
 
 from __future__ import annotations
 

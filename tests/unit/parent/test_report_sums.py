@@ -165,7 +165,7 @@ def test_trace_has_a_track_for_each_process(tmp_path: pathlib.Path) -> None:
     steps = [e for e in slices if e["name"] == "train step"]
     assert [(e["ts"], e["dur"]) for e in steps] == [(14e6, 8e6), (22e6, 5e6), (27e6, 6e6)]
     assert steps[1]["args"]["communication_wait_ms"] == 1000
-    # Viewers nest slices of a track by their times: any two are apart, or one is in the other.
+    # Viewers nest slices of a track by their times: two slices are separate or nested.
     for one in slices:
         for other in slices:
             begins, ends = one["ts"], one["ts"] + one["dur"]
