@@ -470,7 +470,7 @@ def test_ragged_arrays() -> None:
         _fit(x=ragged, y=Y[:2])
 
 
-def test_single_process_fit_still_takes_everything(capfd: pytest.CaptureFixture[str]) -> None:
+def test_single_process_fit_accepts_all_arguments(capfd: pytest.CaptureFixture[str]) -> None:
     """With `num_processes` None or 1, Keras's own fit runs in this process."""
     for processes in (None, 1):
         _fit(num_processes=processes)

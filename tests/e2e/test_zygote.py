@@ -52,7 +52,7 @@ def test_variables_that_libraries_read_when_loaded(monkeypatch: pytest.MonkeyPat
     assert zygote.pid() is None
 
 
-def test_workers_end_with_it() -> None:
+def test_workers_end_with_the_zygote() -> None:
     """The kernel ends them, as it does when the parent is killed."""
 
     def kill(*_: Any) -> None:

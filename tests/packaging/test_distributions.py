@@ -43,7 +43,7 @@ def _package_files() -> set[str]:
     return {name for name in tracked("nanotf") if not pathlib.Path(name).name.startswith(".")}
 
 
-def test_sources_hold_what_a_build_needs(distributions: Distributions) -> None:
+def test_sources_contain_all_files_of_a_build(distributions: Distributions) -> None:
     with tarfile.open(distributions.sources) as archive:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}
     documents = {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "setup.py"}
@@ -153,7 +153,7 @@ def test_entry_point_of_the_image_sources_nanotf_init(
 
 
 @pytest.mark.thorough
-def test_image_copies_what_its_wheel_needs(
+def test_image_copies_all_files_of_its_wheel(
     distributions: Distributions, tmp_path: pathlib.Path
 ) -> None:
     """The Dockerfile's first stage, run here on the files that it copies, makes the same wheel."""

@@ -157,7 +157,7 @@ def test_an_old_value_that_was_changed_comes_back_to_the_byte(shell: Shell) -> N
     assert after == before
 
 
-def test_options_do_what_they_say(shell: Shell) -> None:
+def test_options_have_their_described_effect(shell: Shell) -> None:
     done = shell.run(
         "source nanotf-init -q -o -c; dump; source nanotf-init -q --disable-onednn -r 1 -cp; dump"
     )
@@ -184,7 +184,7 @@ def test_init_is_idempotent(shell: Shell) -> None:
     assert once == twice
 
 
-def test_what_the_user_set_wins_and_is_reported(shell: Shell) -> None:
+def test_variables_of_the_user_win_and_are_reported(shell: Shell) -> None:
     variables = {"KMP_BLOCKTIME": "200", "OMP_NUM_THREADS": "1"}
     done = shell.run("source nanotf-init; dump", variables)
     (after,) = done.environments
@@ -273,7 +273,7 @@ def test_unset_without_init_says_so(shell: Shell) -> None:
     assert done.out == "nanotf: nanotf-init has set nothing here.\n"
 
 
-def test_a_state_that_is_not_ours_is_refused(shell: Shell) -> None:
+def test_a_state_that_nanotf_did_not_write_is_refused(shell: Shell) -> None:
     done = shell.run("source nanotf-unset || echo code $?; dump", {"NANOTF_ENV": "x"})
     assert done.out == "code 2\n"
     assert "NANOTF_ENV must hold what nanotf-init wrote" in done.err
@@ -378,7 +378,7 @@ def test_a_link_to_the_script_finds_its_python(shell: Shell, tmp_path: pathlib.P
     assert "NANOTF_ENV" in done.environments[0]
 
 
-def test_without_one_beside_it_python3_on_path_is_used(
+def test_python3_on_path_is_used_if_none_lies_beside_the_script(
     shell: Shell, tmp_path: pathlib.Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"

@@ -48,7 +48,7 @@ def test_stub_has_the_names_of_the_package() -> None:
     assert listed == dir(nanotf)
 
 
-def test_every_exception_derives_from_one_and_from_pythons_own() -> None:
+def test_every_exception_derives_from_nano_error_and_a_builtin() -> None:
     found = {
         name: kind
         for name, kind in inspect.getmembers(errors, inspect.isclass)

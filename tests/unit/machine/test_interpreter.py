@@ -60,7 +60,7 @@ def shared(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.mark.parametrize(
     "options", [(), ("-I", "-O"), ("-s", "-E", "-Xutf8"), ("-P",)], ids=" ".join
 )
-def test_a_child_imports_what_its_parent_does(
+def test_a_child_imports_the_same_modules_as_its_parent(
     shared: pathlib.Path, options: tuple[str, ...]
 ) -> None:
     if "-P" in options and sys.version_info < (3, 11):

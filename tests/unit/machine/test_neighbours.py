@@ -52,7 +52,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, tuple[int, ...]
     neighbours.forget()
 
 
-def test_plan_leaves_cores_of_others_alone(taken: dict[int, tuple[int, ...]]) -> None:
+def test_plan_avoids_cores_of_other_pools(taken: dict[int, tuple[int, ...]]) -> None:
     taken[10] = (0, 1, 2, 3)
     assert [p.cores for p in neighbours.plan(2).placements] == [(4, 5), (6, 7)]
 
@@ -67,7 +67,7 @@ def test_pool_keeps_its_cores_while_others_come_and_go(taken: dict[int, tuple[in
     assert neighbours.plan(2) != before
 
 
-def test_too_few_cores_are_shared_knowingly(
+def test_sharing_of_too_few_cores_is_reported(
     taken: dict[int, tuple[int, ...]],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,

@@ -61,7 +61,7 @@ def test_a_slightly_smaller_share_avoids_straddling() -> None:
     assert [(len(p.cores), p.numa_node) for p in placements] == [(19, 0), (19, 1)]
 
 
-def test_workers_spread_over_nodes_and_neighbours_share_one() -> None:
+def test_workers_spread_over_nodes_and_neighbors_share_a_node() -> None:
     placements = plan(4, 4, two_sockets()).placements
     assert [p.numa_node for p in placements] == [0, 0, 1, 1]
     assert [p.cores[0] for p in placements] == [0, 4, 28, 32]

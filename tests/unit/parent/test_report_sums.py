@@ -317,7 +317,7 @@ class _Group:
         self.input += self.clock[0] - self.marked
 
 
-def test_parts_of_a_step_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_step_add_up_to_at_most_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0]
     monkeypatch.setattr(timing, "now", lambda: clock[0])
     group = _Group(clock)
@@ -350,7 +350,9 @@ def test_parts_of_a_step_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(piece.began <= piece.ended for piece in report_timeline.slices_of_worker(times))
 
 
-def test_calls_of_a_job_without_steps_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_communication_of_a_job_without_steps_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [0]
     monkeypatch.setattr(timing, "now", lambda: clock[0])
     group = _Group(clock)

@@ -84,7 +84,7 @@ def test_descriptors_follow_their_message(ends: tuple[Channel, Channel]) -> None
         os.close(fd)
 
 
-def test_poll_tells_whether_a_message_is_there(ends: tuple[Channel, Channel]) -> None:
+def test_poll_reports_an_arrived_message(ends: tuple[Channel, Channel]) -> None:
     parent, worker = ends
     assert not parent.poll(0.0)
     worker.send(messages.Ready(0))
