@@ -67,8 +67,8 @@ def examine(
     Args:
         num_processes: int or None, the workers whose cores are shown; None for two, or one
             if there is one core.
-        test: bool, default False; True trains with two workers on this machine, unless
-            something does not work anyway.
+        test: bool, default False; True trains with two workers on this machine, unless another
+            finding is an error.
         facts: `Facts`, or None to examine this machine.
 
     Returns:

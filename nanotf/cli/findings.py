@@ -1,6 +1,6 @@
 """Problems that `nanotf doctor` finds on a machine, and the fix for each.
 
-Findings do not overlap: one cause gives one finding, with everything that it leads to.
+Findings do not overlap: one cause gives one finding, with all its consequences.
 """
 
 from __future__ import annotations

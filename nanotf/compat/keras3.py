@@ -106,7 +106,7 @@ def variables_of_metric(metric: Any) -> list[Any]:
     found = [tf_variable(v) for v in metric.variables]
     found += [v for v in vars(metric).values() if holds_numbers(v)]
     metric_class = require_tensorflow().keras.metrics.Metric
-    inside = [*metric._metrics, *getattr(metric, "metrics", [])]  # a container has the latter
+    inside = [*metric._metrics, *getattr(metric, "metrics", [])]  # a container has `metrics`
     for part in inside:
         if isinstance(part, metric_class) and part is not metric:
             found += variables_of_metric(part)

@@ -254,7 +254,7 @@ def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any, Any]:
         variable: the variable, as `update_step` gets it.
 
     Returns:
-        A tuple of `tf.Variable`: first moment, second moment, and the maximum of the latter, None
+        A tuple of `tf.Variable`: first moment, second moment, and the maximum second moment, None
         without `amsgrad`.
     """
     place = generation().places_by_key(optimizer)[optimizer._var_key(variable)]

@@ -158,7 +158,7 @@ def _check_returns(function: Callable[..., Any]) -> None:
         raise InvalidArgumentTypeError(
             "A @nano function runs to its end in the workers, and returns. Received: the "
             f"{kind} function {getattr(function, '__qualname__', function)!r}. Write it without "
-            f"{word!r}, and return what it finds in a list."
+            f"{word!r}, and return its results in a list."
         )
 
 
@@ -262,7 +262,7 @@ class _LoopCall(calls.Call):
             self.complete_at.setdefault(path, self._complete())
         elif not self._passes:  # the first one after a restart, before anything is read
             complete = self.complete_at.setdefault(path, self.complete)
-            if complete != self.complete:  # `prepare_restart` has rewound the data to the latter
+            if complete != self.complete:  # `prepare_restart` rewinds the data to `self.complete`
                 self._rewind(complete)
 
     def begin(self) -> list[Block]:
@@ -455,10 +455,10 @@ class _LoopCall(calls.Call):
         for parts in zip(*(result.held for result in results), strict=True):
             if likeness.differ(np.array([[size] for _, size in parts])):
                 raise DivergedError(
-                    "All workers run the same program, and must come to the same numbers. "
+                    "All workers run the same program, and must compute the same numbers. "
                     f"Received: after {self.name}, they differ in {parts[0][0]}. "
                     "Let nothing in the program depend on the time, on the process or on the order "
-                    "of a set, and seed what is random."
+                    "of a set, and seed every random generator."
                 )
 
 

@@ -178,7 +178,7 @@ class _FitCall(ModelCall):
             return
         rejections.trace_step(model, self.data.specs)
         raise ModelError(
-            "An optimizer must have been built for the variables that are to be trained. Received: "
+            "An optimizer must have been built for the trainable variables. Received: "
             f"model {model.name!r} with {len(model.trainable_variables)} trainable variables, and "
             f"an optimizer {type(optimizer).__name__} of others. Call compile(), with a new "
             "optimizer, after a change of `trainable` or of the layers."

@@ -73,9 +73,9 @@ class Likeness:
             places = [i for i in range(len(numbers)) if differ(sizes[:, i : i + 1])]
             what = numbers[places[0]][0] if places else "a sum of all that it computes"
         raise DivergedError(
-            "All workers run the same program, and must come to the same numbers. Received: after "
+            "All workers run the same program, and must compute the same numbers. Received: after "
             f"{when}, the workers differ in {what}. Let nothing in the program depend on the time, "
-            "on the process or on the order of a set, and seed what is random."
+            "on the process or on the order of a set, and seed every random generator."
         )
 
 

@@ -422,7 +422,7 @@ def _check_slots(numbered: Sequence[Any], of_optimizers: Mapping[int, Any]) -> N
         if id(obj) in slots:
             raise ShippingError(
                 "Only an optimizer's step count and learning rate can be sent by themselves, since "
-                "workers build the optimizer's other variables anew. Received: the variable "
+                "workers rebuild the optimizer's other variables. Received: the variable "
                 f"{obj.name!r} of an optimizer of class {type(slots[id(obj)]).__name__}. Take it "
                 "from the optimizer's `variables` where it is used."
             )

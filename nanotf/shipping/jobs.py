@@ -124,7 +124,8 @@ class FitJob(ModelJob):
         shards: `OptimizerShards`, or None if each worker makes the whole update.
         optimizers: dict, the variables that the model's optimizers are built with; see
             `shipping.optimizers.built_optimizers`.
-        asks: frozenset of str, the batch hooks at which workers store their state unasked.
+        asks: frozenset of str, the batch hooks at which workers store their state without a
+            request.
         metrics_layout: `StateLayout` of the variables in `keras_names.metric_state`.
         metrics_block: int, the number of the job's block that holds them.
         stop: bool, whether to stop after one batch, since `on_train_begin` requested it.
