@@ -1,4 +1,4 @@
-"""Measures what nanotf gains on this machine: `make bench`, or `python -m benchmarks [--help]`.
+"""Measures nanotf's gain on this machine: `make bench`, or `python -m benchmarks [--help]`.
 
 Every contestant uses the same data, batch size, optimizer and model:
 

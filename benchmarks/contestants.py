@@ -130,7 +130,7 @@ class Contestant:
         cores: tuple of int, cores of plain Keras; the workers' cores if empty.
 
     Attributes:
-        ready: dict, what the first process reported at its start.
+        ready: dict, the first process's report at its start.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ The sum of proportional set sizes counts a page once, however many processes map
 time.
 
 The 1 GB array: a fresh process trains a small model on 16 MB and then on 1 GB of rows, with nanotf.
-The difference is the user's own array plus what nanotf adds; both calls run on the same warm
+The difference is the user's own array plus nanotf's memory; both calls run on the same warm
 workers.
 """
 
@@ -133,7 +133,7 @@ def _main(num_processes: int, nbytes: int) -> None:
     fit(SMALL_BYTES)
     before, _ = fit(SMALL_BYTES)
     after, seconds = fit(nbytes)
-    # Each peak holds the user's array as well as what nanotf adds to it.
+    # Each peak includes the user's array and nanotf's memory.
     extra = after - before - (nbytes - SMALL_BYTES)
     print(json.dumps({"array_bytes": nbytes, "extra_bytes": extra, "seconds": seconds}))
 

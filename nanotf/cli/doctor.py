@@ -47,7 +47,7 @@ KEYS = {
     "findings": "severity (error, warning, note), text, fix; most important first",
 }
 
-_PROCESSES = 5  # of the busiest ones in a report
+_PROCESSES = 5  # of the busiest processes in a report
 _FIX_OF_TEST = "Fix the other findings first; then report it, with `nanotf doctor --test`."
 
 

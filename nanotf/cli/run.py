@@ -70,7 +70,7 @@ class Script:
         if not getattr(sys.flags, "safe_path", False):  # Python 3.11 on; -P, PYTHONSAFEPATH
             sys.path[0] = str(pathlib.Path.cwd() if self.is_module else path.resolve().parent)
         # Registered before the script's own handlers, it runs after them, and after all threads
-        # that Python waits for. Handlers and threads may call `fit`, too.
+        # that Python waits for. Handlers and threads may also call `fit`.
         process = os.getpid()
         note = atexit.register(lambda: self._note(default, late, process))
         try:

@@ -72,7 +72,7 @@ class Generation(Protocol):
         """Restores what `capture_seeds` returned. May draw from Python's random numbers."""
 
     def variables_of_metric(self, metric: Any) -> list[Any]:
-        """Returns a metric's `tf.Variable`s in a fixed order, including ones unknown to Keras."""
+        """Returns a metric's `tf.Variable`s in a fixed order, even if unknown to Keras."""
 
     # --------------------------------------------------------- objects in another process
     def for_another_process(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Generation(Protocol):
         """
 
     def metrics_in_order(self, model: Any, logs: dict[str, Any]) -> Any:
-        """Returns what `evaluate` returns for `logs`: a list, or the only value.
+        """Returns the result of `evaluate` for `logs`: a list, or the only value.
 
         Args:
             model: a model whose metrics are built.
@@ -238,7 +238,7 @@ class Generation(Protocol):
             arguments: `DataArguments`.
 
         Raises:
-            ShippingError: An array is sparse or ragged. Keras takes those; workers cannot.
+            ShippingError: An array is sparse or ragged. Keras accepts such arrays; workers cannot.
             Exception: Any exception that Keras raises.
         """
 

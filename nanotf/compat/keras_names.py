@@ -347,7 +347,7 @@ def without_unused_losses(model: Any, results: dict[str, Any]) -> dict[str, Any]
 def step_on_batch(model: Any) -> Callable[[Any], Any]:
     """Returns Keras's training step as a function of one batch, not yet in a graph.
 
-    For a model that runs eagerly, `make_train_function` makes one that takes any Python iterator.
+    For a model that runs eagerly, `make_train_function` makes a function of any Python iterator.
     """
     model.run_eagerly = True
     try:

@@ -28,7 +28,7 @@ _EXCLUDED_NAMES = ("_exclude_from_weight_decay_pattern", "_exclude_from_weight_d
 
 
 def optimizer_classes() -> tuple[type, ...]:
-    """Returns the base classes of optimizers; Keras 2 also has a legacy one."""
+    """Returns the base classes of optimizers; Keras 2 also has a legacy class."""
     optimizers = require_tensorflow().keras.optimizers
     legacy = getattr(getattr(optimizers, "legacy", None), "Optimizer", None)
     return (optimizers.Optimizer, *([legacy] if isinstance(legacy, type) else []))

@@ -260,7 +260,7 @@ class _LoopCall(calls.Call):
         """Adjusts the position in the data after workers restored a checkpoint."""
         if not self.restarts:
             self.complete_at.setdefault(path, self._complete())
-        elif not self._passes:  # the first one after a restart, before anything is read
+        elif not self._passes:  # the first restore after a restart, before anything is read
             complete = self.complete_at.setdefault(path, self.complete)
             if complete != self.complete:  # `prepare_restart` rewinds the data to `self.complete`
                 self._rewind(complete)

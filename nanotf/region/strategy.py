@@ -6,7 +6,7 @@ and TensorFlow do the training. Two things differ from the stock strategy:
 - With transport "shm" it starts no server and opens no socket. It starts in the stock strategy's
   local mode, then gets its rank and the number of workers, and moves the bytes of every
   collective through shared memory (`collectives`).
-- A dataset that already yields this worker's share is iterated as it is, not wrapped, sharded and
+- A dataset that already yields this worker's share is iterated unchanged, not wrapped, sharded and
   rebuilt at every epoch.
 """
 

@@ -272,7 +272,7 @@ class LoopJob:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """Description of what a `@nano` function has built; sent by rank 0, objects by number.
+    """Description of the objects that a `@nano` function has built, by number; sent by rank 0.
 
     Args:
         layers: dict of int to tuple, the `keras_build.build_configs` of layers and models.

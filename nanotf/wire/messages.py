@@ -424,8 +424,8 @@ class Batch(Message):
         arrays: tuple of `(offset, shape, dtype, nbytes)` of each array, in flattened order; see
             `shipping.arrays.ArrayRef`.
         rows: int, rows of the global batch.
-        block: int or None, the size in bytes of a new, larger ring if the batch did not fit the
-            old one. Its file descriptor follows.
+        block: int or None, the size in bytes of a new, larger ring if the batch did not fit the old
+            ring. Its file descriptor follows.
     """
 
     stream: int

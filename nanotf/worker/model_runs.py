@@ -120,7 +120,7 @@ class _ModelRun:
 
     @contextlib.contextmanager
     def _dividing(self) -> Iterator[None]:
-        """Divides calls of layers, and shows the user what steps print, in this context.
+        """Divides calls of layers, and relays the steps' prints to the user, in this context.
 
         Does not relay the error stream: the parent's Keras has already printed the same warnings.
         """
