@@ -3,7 +3,7 @@
 The script runs as `python /path/to/script.py args...` would run it: as `__main__`, with its own
 `sys.argv`, `sys.path`, exit code and traceback. A module runs as with `python -m module args...`.
 TensorFlow is imported and Keras patched before the script begins, so their environment variables
-must be set before that, too. The first `fit` names those that were set too late.
+must be set before that, too. The first `fit` names the variables that were set too late.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Script:
             topology.plan(self.num_processes)
 
     def run(self) -> None:
-        """Runs the script in this process. Raises what it raises, `SystemExit` included."""
+        """Runs the script in this process. Its exceptions propagate, `SystemExit` included."""
         late = _LateVariables(self.name)
         default = defaults.current = defaults.RunDefault(self.num_processes, late.refuse)
         path = pathlib.Path(self.name).absolute()
@@ -91,7 +91,7 @@ class Script:
         if not getattr(sys.flags, "safe_path", False):  # Python 3.11 on; -P, PYTHONSAFEPATH
             sys.path[0] = str(pathlib.Path.cwd() if self.is_module else path.resolve().parent)
         # Registered before the script's own handlers, it runs after them, and after all threads
-        # that Python waits for. Handlers and threads may call `fit`, too.
+        # that Python waits for. Handlers and threads may also call `fit`.
         process = os.getpid()
         note = atexit.register(lambda: self._note(default, late, process))
         try:

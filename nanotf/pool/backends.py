@@ -1,8 +1,8 @@
 """The back ends, which start workers, by name.
 
-"local": this process starts them, on this machine. "multiprocessing": BigDL-Nano's name for the
-same. "ray": Ray starts them, on this machine or on the nodes of a cluster; see `ray`. "hosts": the
-hosts of `nanotf run --hosts` do, and it is the default there; see `hosts`. A back end
+"local": this process starts them, on this machine. "multiprocessing": BigDL-Nano's name for
+"local". "ray": Ray starts them, on this machine or on the nodes of a cluster; see `ray`. "hosts":
+the hosts of `nanotf run --hosts` do, and it is the default there; see `hosts`. A back end
 has a kind of plan, which describes the workers, and a kind of crew (`handles.Crew`), which starts
 them. The rest of nanotf only uses `Pool`.
 """

@@ -44,7 +44,7 @@ class LocalCrew:
         self.here, self._transport, self._key = plan, transport, key
         self.deadline = stalls.stall_seconds()
         self._environ = os.environ if environ is None else environ
-        self._zygotes: list[Zygote] = []  # those that no other crew shares
+        self._zygotes: list[Zygote] = []  # the zygotes that no other crew shares
 
     def start(self) -> None:
         placements = self.here.placements

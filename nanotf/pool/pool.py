@@ -165,7 +165,8 @@ class Pool:
     def _expect(self, kind: type, doing: str, deadline: float) -> list[Any]:
         """Waits until every worker has sent a message of one kind. Returns the messages by rank.
 
-        The first failure raises first, since the other workers may be waiting for that one.
+        The first failure raises first, since the other workers may be waiting for the worker that
+        failed.
         """
         found: dict[int, Any] = {}
         while len(found) < self.size:

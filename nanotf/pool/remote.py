@@ -252,7 +252,7 @@ class Twins:
 
 
 class Link(Protocol):
-    """What the parent knows of the connection to a remote worker.
+    """The state of the connection to a remote worker.
 
     Attributes:
         stopped: bool, whether a signal has stopped the worker.

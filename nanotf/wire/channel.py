@@ -162,7 +162,7 @@ class Channel:
                 sock.setsockopt(socket.SOL_SOCKET, option, value)
 
     def shut_down(self) -> None:
-        """Closes the connection for both ends and for every process that holds a copy of one.
+        """Closes the connection for both ends and for every process that holds a copy of an end.
 
         Threads that wait in `send` and `receive` raise `ChannelClosed`.
         """

@@ -195,7 +195,7 @@ class Event(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Progress(Message):
-    """Worker -> parent: it has made progress since its last such message, see `pool.silence`."""
+    """Worker -> parent: it has made progress since its last `Progress`, see `pool.silence`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Stalled(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Waiting(Message):
-    """Worker -> parent, every rank: a hook was reached, and the parent decides how to proceed.
+    """Worker -> parent, every rank: it has reached a hook, and the parent decides how to proceed.
 
     If `state` is true, the rank's variables are in its part of the state block. `written` lists
     the parts that it has written there, if `Setup` asked for that.
@@ -363,7 +363,7 @@ class Restored(Message):
 class Reached(Message):
     """Worker -> parent, every rank: its progress in a `@nano` function with transport "grpc".
 
-    A rank sends it after beginning no collective for a while, and after it returned or raised.
+    A rank sends it when it has begun no collective for a while, and when it has returned or raised.
 
     Args:
         job, rank: int.
@@ -430,8 +430,8 @@ class Batch(Message):
         arrays: tuple of `(offset, shape, dtype, nbytes)` of each array, in flattened order; see
             `shipping.arrays.ArrayRef`.
         rows: int, rows of the global batch.
-        block: int or None, the size in bytes of a new, larger ring if the batch did not fit the
-            old one. Its file descriptor follows.
+        block: int or None, the size in bytes of a new, larger ring if the batch did not fit the old
+            ring. Its file descriptor follows.
     """
 
     stream: int
@@ -449,7 +449,7 @@ class EndOfStream(Message):
     Args:
         stream: int.
         turn: int.
-        failed: bool, whether the user's data raised. Later turns have no batch, either.
+        failed: bool, whether the user's data raised. Later turns have no batches either.
     """
 
     stream: int

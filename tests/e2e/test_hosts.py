@@ -50,7 +50,7 @@ class Note(tf.keras.callbacks.Callback):
 
 
 options = json.loads(OPTIONS)
-fitted = model.fit(x, y, 32, EPOCHS, verbose=0, callbacks=[Note()], **options)
+fitted = model.fit(x, y, 32, EPOCHS, 0, [Note()], shuffle=False, **options)
 again = model.fit(x, y, 50, 1, verbose=0, shuffle=False)  # on the warm pool
 print(json.dumps({
     "loss": fitted.history["loss"] + again.history["loss"],

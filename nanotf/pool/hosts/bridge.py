@@ -84,7 +84,7 @@ class HostProcess:
 
 
 class HostLink:
-    """What the pool knows of the connection to one worker, see `Link`."""
+    """The connection to one worker, see `Link`."""
 
     def __init__(self, member: Member, rank: int, end: Channel) -> None:
         self._member, self._rank, self._end = member, rank, end

@@ -117,7 +117,7 @@ class Bridge:
         number = 0
         try:
             self._channel.show_key_first(key)
-            _in_thread(self._up)  # not earlier: the worker's first message may have arrived already
+            _in_thread(self._up)  # no earlier: the worker's first message may already have arrived
             while True:
                 message = self._channel.receive()
                 number += 1
