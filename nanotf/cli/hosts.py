@@ -13,6 +13,7 @@ import atexit
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import cluster, topology
 from nanotf.machine.cluster import Cluster
@@ -42,6 +43,9 @@ class First:
         """Waits for the other hosts. Raises `NanoError` if some do not come."""
         from nanotf.pool.hosts import members
 
+        found = self._hosts.cluster
+        if found.size > 1:
+            say(f"waiting for {', '.join(found.hosts[1:])} (hosts from {found.source}).")
         self._hosts.wait_for_all(members.join_seconds())
 
     def total(self) -> int:
