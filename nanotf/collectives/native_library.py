@@ -63,7 +63,6 @@ class Scan(ctypes.Structure):
         ("records", ctypes.c_uint64),
         ("skipped", ctypes.c_uint64),
         ("consumed", ctypes.c_uint64),
-        ("needed", ctypes.c_uint64),
         ("fault_at", ctypes.c_uint64),
         ("fault", ctypes.c_uint32),
     ]

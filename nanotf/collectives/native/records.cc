@@ -85,16 +85,9 @@ struct Found {
   enum Kind { kRecord, kSkip, kIncomplete, kFault } kind;
   uint64_t next = 0;            // kRecord, kSkip: where the next record begins
   uint64_t begin = 0, end = 0;  // kRecord: the payload
-  uint64_t needed = 0;          // kIncomplete
   NanotfRecordFault fault = kNanotfNoFault;
   uint64_t at = 0;  // kFault
 };
-
-Found Incomplete(uint64_t needed) {
-  Found found{Found::kIncomplete};
-  found.needed = needed;
-  return found;
-}
 
 Found Fault(NanotfRecordFault fault, uint64_t at) {
   Found found{Found::kFault};
@@ -127,14 +120,14 @@ uint64_t Join(uint8_t* data, uint64_t first, uint64_t last) {
 Found NextRecordIO(uint8_t* data, uint64_t first, uint64_t bytes) {
   bool inside = false;
   for (uint64_t part = first;;) {
-    if (bytes - part < kPartHeader) return Incomplete(part - first + kPartHeader);
+    if (bytes - part < kPartHeader) return {Found::kIncomplete};
     if (Load<uint32_t>(data + part) != kMagic) return Fault(kNanotfBadMagic, part);
     const uint32_t flag = Load<uint32_t>(data + part + 4) >> 29;
     const bool fits = inside ? flag == kMiddle || flag == kEnd : flag == kWhole || flag == kStart;
     if (!fits) return Fault(kNanotfBadPart, part);
     const uint64_t length = PartLength(data + part);
     const uint64_t size = kPartHeader + Padded(length);
-    if (bytes - part < size) return Incomplete(part - first + size);
+    if (bytes - part < size) return {Found::kIncomplete};
     if (flag == kWhole) return Record(part + kPartHeader, part + kPartHeader + length, part + size);
     part += size;
     if (flag == kEnd) return Record(first + kPartHeader, Join(data, first, part), part);
@@ -144,13 +137,13 @@ Found NextRecordIO(uint8_t* data, uint64_t first, uint64_t bytes) {
 
 Found NextTFRecord(uint8_t* data, uint64_t first, uint64_t bytes, uint64_t limit) {
   const uint64_t rest = bytes - first;
-  if (rest < kTFRecordHeader) return Incomplete(kTFRecordHeader);
+  if (rest < kTFRecordHeader) return {Found::kIncomplete};
   const uint8_t* header = data + first;
   if (Masked(Crc(header, 8)) != Load<uint32_t>(header + 8)) return Fault(kNanotfBadLength, first);
   const uint64_t length = Load<uint64_t>(header);
   constexpr uint64_t kAround = kTFRecordHeader + kTFRecordFooter;
-  if (length > ~uint64_t{0} - kAround) return Incomplete(~uint64_t{0});
-  if (rest < length + kAround) return Incomplete(length + kAround);
+  if (length > ~uint64_t{0} - kAround) return {Found::kIncomplete};
+  if (rest < length + kAround) return {Found::kIncomplete};
   const uint64_t begin = first + kTFRecordHeader, end = begin + length;
   if (Masked(Crc(data + begin, length)) == Load<uint32_t>(data + end)) {
     return Record(begin, end, end + kTFRecordFooter);
@@ -164,7 +157,7 @@ Found NextLine(uint8_t* data, uint64_t first, uint64_t bytes, uint64_t* searched
   const void* newline = memchr(data + from, '\n', bytes - from);
   if (!newline) {
     *searched = bytes - first;
-    return Incomplete(0);
+    return {Found::kIncomplete};
   }
   *searched = 0;
   const uint64_t end = static_cast<const uint8_t*>(newline) - data;
@@ -175,7 +168,7 @@ Found NextLine(uint8_t* data, uint64_t first, uint64_t bytes, uint64_t* searched
 
 void nanotf_scan_records(int format, uint8_t* data, uint64_t bytes, uint64_t* spans,
                          uint64_t capacity, NanotfScan* scan) {
-  scan->records = scan->skipped = scan->consumed = scan->needed = scan->fault_at = 0;
+  scan->records = scan->skipped = scan->consumed = scan->fault_at = 0;
   scan->fault = kNanotfNoFault;
   while (scan->records < capacity) {
     const uint64_t at = scan->consumed;
@@ -185,7 +178,6 @@ void nanotf_scan_records(int format, uint8_t* data, uint64_t bytes, uint64_t* sp
                             : NextLine(data, at, bytes, &scan->searched);
     switch (found.kind) {
       case Found::kIncomplete:
-        scan->needed = found.needed;
         return;
       case Found::kFault:
         scan->fault = found.fault;

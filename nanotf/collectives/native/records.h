@@ -28,7 +28,6 @@ struct NanotfScan {
   uint64_t records;   // out: spans written
   uint64_t skipped;   // out: corrupt TFRecords skipped
   uint64_t consumed;  // out: bytes of complete records; the rest is a record's beginning
-  uint64_t needed;    // out: bytes from `consumed` that the next record has at least; 0: unknown
   uint64_t fault_at;  // out: the offset of the faulty record or part
   uint32_t fault;     // out: NanotfRecordFault
 };
