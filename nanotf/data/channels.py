@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, RecordError
 
 WAIT_SECONDS = 120.0  # for a FIFO to appear
+STALL_SECONDS = 600.0  # for its writer to write
 _SAY_AFTER = 10.0  # seconds of such a wait
 _LOOK_EVERY = 0.05  # seconds
 
@@ -112,19 +114,19 @@ def pipe_path(channel: str, index: int, pipe_dir: Path) -> Path:
 
 
 def open_pipe(path: Path, wait_seconds: float = WAIT_SECONDS) -> int:
-    """Waits for a FIFO to appear, and opens it.
+    """Waits for a FIFO to appear, opens it, and waits for its writer.
 
-    It does not wait for a writer: `poll` does, which has a deadline.
+    Opening for reading alone would wait for a writer without a deadline.
 
     Args:
         path: path.
-        wait_seconds: float, default 120 s.
+        wait_seconds: float, for the FIFO, default 120 s.
 
     Returns:
         Its file descriptor, which the caller closes.
 
     Raises:
-        RecordError: It did not appear in time.
+        RecordError: The FIFO, or then its writer, did not come in time.
     """
     if not _appears(path.exists, path, wait_seconds):
         raise RecordError(
@@ -133,8 +135,36 @@ def open_pipe(path: Path, wait_seconds: float = WAIT_SECONDS) -> int:
             "the channel is running, and that it makes as many epochs as are read."
         )
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        await_data(str(path), fd, STALL_SECONDS, 0)
+    except BaseException:
+        os.close(fd)
+        raise
     os.set_blocking(fd, True)
     return fd
+
+
+def await_data(path: str, fd: int, seconds: float, received: int) -> None:
+    """Waits until a FIFO has data, or its writers have left.
+
+    Linux reports the latter only after a writer has been there.
+
+    Args:
+        path: str, for messages.
+        fd: int.
+        seconds: float.
+        received: int, bytes read so far, for messages.
+
+    Raises:
+        RecordError: The time is over.
+    """
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    if not poll.poll(seconds * 1000):
+        raise RecordError(
+            f"The writer of {path} must write or close it. Received: nothing for {seconds:.0f} s "
+            f"after {received} bytes. Check that the process that feeds the channel is running."
+        )
 
 
 def _appears(exists: Callable[[], bool], path: Path, wait_seconds: float) -> bool:

@@ -22,7 +22,7 @@ import random
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from nanotf.data import scanning
 from nanotf.data.channels import pipe_path
@@ -134,7 +134,9 @@ def _feed_epoch(what: Feed, epoch: int) -> None:
 
 
 def _open(what: Feed, file: Path) -> IO[bytes]:
-    return gzip.open(file) if what.compression == "Gzip" else file.open("rb")
+    if what.compression == "Gzip":
+        return cast(IO[bytes], gzip.open(file))
+    return file.open("rb")
 
 
 def _write(what: Feed, file: Path, source: IO[bytes], pipe: IO[bytes]) -> None:

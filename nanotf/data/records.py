@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import select
 from collections.abc import Iterator
 
 from nanotf.data import scanning
+from nanotf.data.channels import STALL_SECONDS, await_data
 from nanotf.errors import InvalidArgumentError, RecordError, check_choice
 
 BUFFER_BYTES = 1 << 20  # also the size of the pipe, where the kernel allows it
-STALL_SECONDS = 600.0
 
 
 class RecordReader:
@@ -91,14 +90,7 @@ class RecordReader:
         """Reads what there is, at least a byte; returns False at the end of the stream."""
         if self._filled == len(self._buffer):
             self._buffer = self._buffer + bytes(len(self._buffer))
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        if not poll.poll(self._stall_seconds * 1000):
-            raise RecordError(
-                f"The writer of {self._path} must write or close it. Received: nothing for "
-                f"{self._stall_seconds:.0f} s after {self.bytes} bytes. Check that the process "
-                "that feeds the channel is running."
-            )
+        await_data(self._path, self._fd, self._stall_seconds, self.bytes)
         with memoryview(self._buffer) as view:
             count = os.readv(self._fd, [view[self._filled :]])
         self._filled += count
