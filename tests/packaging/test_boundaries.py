@@ -23,6 +23,7 @@ PUBLIC = {
         "Sequential",
         "__version__",
         "accelerate",
+        "data",
         "errors",
         "get_strategy",
         "is_chief",
@@ -43,6 +44,7 @@ PUBLIC = {
         "whole",
         "worker_pids",
     ],
+    "nanotf.data": ["PipeModeDataset", "PipeModeDatasetException"],
     "nanotf.keras": [
         "Model",
         "Sequential",
