@@ -93,9 +93,8 @@ def measure(record_format: str, size: int, count: int, reader: str) -> list[floa
             (folder / "inputdataconfig.json").write_text(
                 json.dumps({"c": {"TrainingInputMode": "Pipe"}})
             )
-            folders = {"pipe_dir": folder, "state_dir": folder, "config_dir": folder}
             with _feeder(folder):
-                dataset = PipeModeDataset("c", record_format, **folders)
+                dataset = PipeModeDataset("c", record_format, folder, folder, folder)
                 wall, processor, records = _best(dataset, size, EPOCHS)
     if records != count:
         raise RuntimeError(f"{records} of {count} records were read")
