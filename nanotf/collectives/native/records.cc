@@ -61,7 +61,14 @@ bool HasCrcInstruction() {
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_SSE4_2);
 }
 
-__attribute__((target("sse4.2"))) uint32_t InstructionCrc(const uint8_t* data, uint64_t bytes) {
+// Newer versions of clang, and so of zig, have the instruction as a feature of its own.
+#if defined(__clang__)
+#define NANOTF_CRC_TARGET __attribute__((target("sse4.2,crc32")))
+#else
+#define NANOTF_CRC_TARGET __attribute__((target("sse4.2")))
+#endif
+
+NANOTF_CRC_TARGET uint32_t InstructionCrc(const uint8_t* data, uint64_t bytes) {
   uint64_t crc = ~0u;
   for (; bytes >= 8; data += 8, bytes -= 8) crc = _mm_crc32_u64(crc, Load<uint64_t>(data));
   auto rest = static_cast<uint32_t>(crc);
