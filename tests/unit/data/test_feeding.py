@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent import futures
 
 import pytest
 from streams import read_all, record_io
@@ -180,6 +181,9 @@ def test_each_iterator_takes_the_next_index(tmp_path: pathlib.Path) -> None:
     state = tmp_path / "new/state"
     assert [channels.take_index("train", state) for _ in range(3)] == [0, 1, 2]
     assert channels.take_index("test", state) == 0
+    with futures.ThreadPoolExecutor(8) as threads:
+        taken = list(threads.map(lambda _: channels.take_index("many", state), range(200)))
+    assert sorted(taken) == list(range(200))
     assert (state / ".train-pipe_mode-state").read_text() == "3"
     assert (state / ".train-pipe_mode-lock").exists()
     (state / ".train-pipe_mode-state").write_text("x")
