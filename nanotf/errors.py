@@ -47,6 +47,10 @@ class CollectiveError(NanoError, RuntimeError):
     """A collective failed: ranks disagree, a rank is missing, or the job was aborted."""
 
 
+class RecordError(NanoError, ValueError):
+    """A stream of records is corrupt, ends too early, or does not come."""
+
+
 class WorkerError(NanoError, RuntimeError):
     """A worker reported an exception, or ended before its job did.
 

@@ -24,6 +24,7 @@ PUBLIC = {
         "__version__",
         "accelerate",
         "cluster",
+        "data",
         "errors",
         "get_strategy",
         "is_chief",
@@ -45,6 +46,7 @@ PUBLIC = {
         "whole",
         "worker_pids",
     ],
+    "nanotf.data": ["PipeModeDataset", "PipeModeDatasetException"],
     "nanotf.keras": [
         "Model",
         "Sequential",

@@ -21,6 +21,7 @@ BASES = {
     "ShippingError": ValueError,
     "UnsupportedVersionError": ImportError,
     "CollectiveError": RuntimeError,
+    "RecordError": ValueError,
     "DivergedError": RuntimeError,
     "WorkerError": RuntimeError,
     "WorkerDied": RuntimeError,
