@@ -147,7 +147,7 @@ def open_pipe(path: Path, wait_seconds: float = WAIT_SECONDS) -> int:
 def await_data(path: str, fd: int, seconds: float, received: int) -> None:
     """Waits until a FIFO has data, or its writers have left.
 
-    Linux reports the latter only after a writer has been there.
+    Linux reports that writers have left only after there was one.
 
     Args:
         path: str, for messages.
