@@ -93,7 +93,7 @@ def earlier_inputs() -> Iterator[dict[int, Any]]:
         inputs: Any,
         attributes: Any,
         outputs: Any,
-        name: Any = None,
+        op_name: Any = None,  # TensorFlow passes the last two by name
         graph: Any = None,
     ) -> None:
         for tensor in inputs:

@@ -133,7 +133,8 @@ def excluded_places(optimizer: Any, variables: Sequence[Any]) -> tuple[int, ...]
         variables: sequence of `tf.Variable`.
     """
     excluded = vars(optimizer).get(_EXCLUDED) or ()
-    if not excluded:  # Keras 2's legacy optimizers have no keys
+    # Keras 2's legacy optimizers have no keys. A subclass may keep names under that attribute.
+    if not excluded or not hasattr(optimizer, "_var_key"):
         return ()
     keys = [optimizer._var_key(variable) for variable in variables]
     return tuple(place for place, key in enumerate(keys) if key in excluded)

@@ -29,13 +29,25 @@ _OF_16_BITS = 5e-2
 
 
 @dataclasses.dataclass(frozen=True)
+class Along:
+    """The place of an output's rows that are not along its first axis, as in stacked states.
+
+    Args:
+        axis: int, at least 1.
+    """
+
+    axis: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Facts:
     """The results of a trial.
 
     Args:
         runs_whole: bool, whether the layer cannot be divided.
-        factors: tuple, per output the number of its rows per row of the batch, "mean", "sum", or
-            None for a value equal on all workers. None instead of a tuple if shapes tell.
+        factors: tuple, per output the number of its rows per row of the batch, `Along` another
+            axis, "mean", "sum", or None for a value equal on all workers. None instead of a tuple
+            if shapes tell.
         losses: str, "mean" or "sum", the kind of the losses that the layer gives to `add_loss`.
         draws: tuple of bool, one per draw of random numbers in the call, in order, whether it has
             rows; None if shapes tell.
@@ -300,7 +312,19 @@ def _factor(whole: Any, one: Any, three: Any) -> Any:
     rows = one.shape[0] if one.ndim else 0
     if rows and whole.shape[0] == 4 * rows and three.shape[0] == 3 * rows:
         return rows if _close(np.concatenate([one, three]), whole) else "coupled"
+    axis = _other_axis(whole.shape, one.shape, three.shape)
+    if axis is not None:
+        return Along(axis) if _close(np.concatenate([one, three], axis), whole) else "coupled"
     return _kind_of_number(whole, one, three)
+
+
+def _other_axis(whole: Any, one: Any, three: Any) -> int | None:
+    """Returns the only axis in which shapes differ if it has a place for each row, else None."""
+    if not len(whole) == len(one) == len(three):
+        return None
+    sizes = list(zip(whole, one, three, strict=True))
+    axes = [axis for axis, size in enumerate(sizes) if len(set(size)) > 1]
+    return axes[0] if len(axes) == 1 and sizes[axes[0]] == (4, 1, 3) else None
 
 
 def _kind_of_number(whole: Any, one: Any, three: Any) -> str | None:
