@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from nanotf.compat import eager_context, handles, keras_names
 from nanotf.console import logger
-from nanotf.region import scope
+from nanotf.region import scope, stand_ins
 from nanotf.region.rows import Division
 
 _PARTS = ((0, 4), (0, 1), (1, 4))  # all rows, and two parts of them
@@ -180,7 +180,7 @@ def _try(
     is_data: Callable[[Any], bool],
 ) -> Facts:
     random = np.random.default_rng(0)
-    made = [_stand_in(leaf, division, is_data, random) for leaf in leaves]
+    made = [stand_ins.stand_in(leaf, division, is_data, random) for leaf in leaves]
     if any(value is None and has_rows for value, has_rows in made):
         return Facts(runs_whole=True)
     variables = keras_names.all_variables(layer)
@@ -195,12 +195,22 @@ def _try(
     results, left = [], []
     layers = users_layers(layer)
     attributes = [keras_names.users_attributes(v) for v in layers]
-    try:
+
+    def called_on(made: Sequence[tuple[Any, bool]]) -> Any:
+        facts = []
         for first, end in _PARTS:
             _assign(variables, moved)
-            with handles.watching() as used, eager_context.earlier_inputs() as behind:
-                results.append(_call(layer, stock, made, like, first, end))
-            left.append([v.numpy() for v in variables])
+            facts.append(_call(layer, stock, made, like, first, end)[:-1])
+        return _compared(facts)
+
+    try:
+        with eager_context.compared_integers() as compared:
+            for first, end in _PARTS:
+                _assign(variables, moved)
+                with handles.watching() as used, eager_context.earlier_inputs() as behind:
+                    results.append(_call(layer, stock, made, like, first, end))
+                left.append([v.numpy() for v in variables])
+        differs = _differs_on(compared, made, called_on, _compared([r for *r, _ in results]))
     except Exception as error:
         logger.info("%s cannot be tried: %r", layer.name, error)
         return Facts(runs_whole=True)
@@ -210,7 +220,7 @@ def _try(
             _forget_notes(users, values)
     facts = _compared([result for *result, _ in results])
     kinds = [_kind_of_change(*parts) for parts in zip(moved, *left, strict=True)]
-    if facts.runs_whole or "coupled" in kinds:
+    if facts.runs_whole or differs or "coupled" in kinds:
         return Facts(runs_whole=True)
     assigned = tuple((v, kind) for v, kind in zip(variables, kinds, strict=True) if kind)
     return dataclasses.replace(
@@ -220,6 +230,32 @@ def _try(
         reads_behind=bool(behind),
         leaves_notes=any(len(notes) for *_, notes in results),
     )
+
+
+def _differs_on(
+    compared: set[int],
+    made: Sequence[tuple[Any, bool]],
+    called_on: Callable[[Any], Facts],
+    facts: Facts,
+) -> bool:
+    """Returns True if other integers than the trial's first make rows depend on each other.
+
+    A loss may leave out the places of one label, and then is no mean over rows any more.
+
+    Args:
+        compared: set of int, the numbers that the layer compares with.
+        made: sequence, the values of the first calls, of `stand_ins.stand_in`.
+        called_on: callable of other values, tries the layer on these.
+        facts: `Facts` of the first calls.
+    """
+    for other in stand_ins.with_compared(made, compared):
+        try:
+            found = called_on(other)
+        except Exception:  # the layer does not take this number in this place
+            continue
+        if found.runs_whole or (found.factors, found.losses) != (facts.factors, facts.losses):
+            return True
+    return False
 
 
 def _kind_of_change(before: Any, whole: Any, one: Any, three: Any) -> str | None:
@@ -232,26 +268,6 @@ def _kind_of_change(before: Any, whole: Any, one: Any, three: Any) -> str | None
 def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(tf.cast(value, variable.dtype))
-
-
-def _stand_in(
-    leaf: Any, division: Division, is_data: Callable[[Any], bool], random: Any
-) -> tuple[Any, bool]:
-    """Makes a value to replace a leaf, None if impossible; also returns whether it has rows."""
-    if not is_data(leaf):
-        if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign"):
-            return np.ones(leaf.shape, leaf.dtype.as_numpy_dtype), False
-        return leaf, False
-    dtype = tf.as_dtype(leaf.dtype)
-    dense = isinstance(leaf, (tf.Tensor, np.ndarray))
-    if tf.TensorShape(leaf.shape).rank is None:
-        return None, True
-    if not dense or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
-        return None, True
-    has_rows = division.fits(tf.TensorShape(leaf.shape)[0])
-    shape = [4 if has_rows else leaf.shape[0], *[2 if d is None else d for d in leaf.shape[1:]]]
-    made = random.normal(size=shape) if dtype.is_floating else random.integers(0, 2, shape)
-    return made.astype(dtype.as_numpy_dtype), has_rows
 
 
 def _call(
