@@ -20,9 +20,8 @@ tf.keras.utils.set_random_seed(0)
 words = np.random.default_rng(0).integers(2, 100, size=(1600, 15))
 labels = (words > 50).sum(axis=1) > 7
 data = {"input_ids": words, "attention_mask": np.ones_like(words), "labels": labels.astype("int64")}
-train, test = (
-    {name: v[part] for name, v in data.items()} for part in (slice(1280), slice(1280, None))
-)
+train = {name: values[:1280] for name, values in data.items()}
+test = {name: values[1280:] for name, values in data.items()}
 
 config = BertConfig(
     vocab_size=100,

@@ -12,6 +12,7 @@ from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
 from nanotf.region import scope
 from nanotf.region.rows import Division, length_of
+from nanotf.shipping.outputs import SCALAR
 from nanotf.wire import timing
 from nanotf.worker.ahead import Ahead
 
@@ -127,7 +128,7 @@ def _own_outputs(outputs: Any, data: Any) -> Any:
     own = tf.nest.map_structure(division.own_of, outputs)
     lengths = [length_of(leaf) for leaf in tf.nest.flatten(own)]
     # Keras joins the steps of one execution, which only their lengths can take apart again.
-    known = [tf.cast(outputs.SCALAR if n is None else n, tf.int64) for n in lengths]
+    known = [tf.cast(SCALAR if n is None else n, tf.int64) for n in lengths]
     return own, tf.reshape(known, [1, len(known)])
 
 
