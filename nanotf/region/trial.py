@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from nanotf.compat import eager_context, handles, keras_names
 from nanotf.console import logger
-from nanotf.region import scope, stand_ins
+from nanotf.region import scope, trial_values
 from nanotf.region.rows import Division
 
 _PARTS = ((0, 4), (0, 1), (1, 4))  # all rows, and two parts of them
@@ -180,7 +180,7 @@ def _try(
     is_data: Callable[[Any], bool],
 ) -> Facts:
     random = np.random.default_rng(0)
-    made = [stand_ins.stand_in(leaf, division, is_data, random) for leaf in leaves]
+    made = [trial_values.value_for(leaf, division, is_data, random) for leaf in leaves]
     if any(value is None and has_rows for value, has_rows in made):
         return Facts(runs_whole=True)
     variables = keras_names.all_variables(layer)
@@ -244,11 +244,11 @@ def _differs_on(
 
     Args:
         compared: set of int, the numbers that the layer compares with.
-        made: sequence, the values of the first calls, of `stand_ins.stand_in`.
+        made: sequence, the values of the first calls, of `trial_values.value_for`.
         called_on: callable of other values, tries the layer on these.
         facts: `Facts` of the first calls.
     """
-    for other in stand_ins.with_compared(made, compared):
+    for other in trial_values.with_compared(made, compared):
         try:
             found = called_on(other)
         except Exception:  # the layer does not take this number in this place

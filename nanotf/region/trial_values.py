@@ -13,7 +13,7 @@ from nanotf.region.rows import Division
 _MOST = 8  # numbers to try; each costs three calls per argument
 
 
-def stand_in(
+def value_for(
     leaf: Any, division: Division, is_data: Callable[[Any], bool], random: Any
 ) -> tuple[Any, bool]:
     """Makes a value to replace a leaf, None if impossible; also returns whether it has rows."""
@@ -41,7 +41,7 @@ def with_compared(
     The number replaces a different share of each row: half of the first, then less, none at last.
 
     Args:
-        made: sequence of the results of `stand_in`.
+        made: sequence of the results of `value_for`.
         compared: set of int; 0 and 1 are in the values already.
     """
     for number in sorted(compared - {0, 1}, key=abs)[:_MOST]:
