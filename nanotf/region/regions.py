@@ -211,7 +211,8 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     region = Region(division, layer, facts.draws)
     held = [(v, kind, v.read_value()) for v, kind in facts.assigned]
     before = {id(loss) for found in keras_names.lists_of_losses(layer) for loss in found}
-    args, kwargs = tf.nest.map_structure(region.enter, (args, kwargs))
+    given = args, kwargs
+    args, kwargs = tf.nest.map_structure(region.enter, given)
     region.admit(tf.nest.flatten((args, kwargs), expand_composites=True))
     used = variables.used_by(layer, facts.variables)
     checking = region.checking() if facts.reads_behind else contextlib.nullcontext()
@@ -229,6 +230,11 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     factors = facts.factors
     if factors is None:
         factors = tuple(_factor(division, leaf) for leaf in flat)
+    if len(factors) != len(flat) and region.graph is not None and not facts.assigned:
+        # It leaves other outputs in a graph than in the trial, which is eager. The graph drops what
+        # it has made so far.
+        with scope.dividing(None):
+            return stock(layer, *given[0], **given[1])
     if len(factors) != len(flat):
         raise InvalidArgumentError(
             f"A layer that is divided must return the same number of tensors each time. Received: "
