@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from nanotf.region.rows import Division
 
-_MOST = 8  # numbers to try; each costs three calls per argument
+_MOST = 32  # numbers to try; each costs three calls per argument
 
 
 def value_for(
@@ -44,7 +44,7 @@ def with_compared(
         made: sequence of the results of `value_for`.
         compared: set of int; 0 and 1 are in the values already.
     """
-    for number in sorted(compared - {0, 1}, key=abs)[:_MOST]:
+    for number in sorted(compared - {0, 1})[:_MOST]:
         for place, (value, has_rows) in enumerate(made):
             if not has_rows or not np.issubdtype(value.dtype, np.integer):
                 continue
