@@ -18,6 +18,7 @@ _HOMES = {
     "accelerate": "nanotf.keras.models",
     "get_strategy": "nanotf.region.context",
     "is_chief": "nanotf.region.context",
+    "job": "nanotf.jobs.job",
     "last_report": "nanotf.parent.report",
     "nano": "nanotf.keras",
     "nano_bf16": "nanotf.keras",
@@ -33,6 +34,7 @@ _HOMES = {
     "whole": "nanotf.region.decorators",
     "worker_pids": "nanotf.pool.warm",
     "errors": None,
+    "estimator": None,
     "keras": None,
     "optimizers": None,
 }

@@ -7,7 +7,8 @@ tests/packaging/test_types.py the arguments.
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
-from nanotf import errors, keras, optimizers
+from nanotf import errors, estimator, keras, optimizers
+from nanotf.jobs.job import job
 from nanotf.keras import (
     Model,
     Sequential,
@@ -29,8 +30,10 @@ __all__ = [
     "__version__",
     "accelerate",
     "errors",
+    "estimator",
     "get_strategy",
     "is_chief",
+    "job",
     "keras",
     "last_report",
     "nano",

@@ -21,6 +21,8 @@ BASES = {
     "ShippingError": ValueError,
     "UnsupportedVersionError": ImportError,
     "CollectiveError": RuntimeError,
+    "JobError": RuntimeError,
+    "UnavailableError": NotImplementedError,
     "DivergedError": RuntimeError,
     "WorkerError": RuntimeError,
     "WorkerDied": RuntimeError,
