@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from nanotf.cli.arguments import Parser, add_json
+from nanotf.cli.arguments import Parser, add_json, whole_number
 from nanotf.cli.train import add_output, report_end, wait_for
 from nanotf.console import say
 from nanotf.jobs import follow, metrics, record
@@ -30,6 +30,7 @@ def add_command(commands: Any) -> None:
     logs = _add(actions, "logs", _logs, "print a job's log")
     logs.add_argument("-f", "--follow", action="store_true", help="print more until the job ends")
     logs.add_argument("--host", help="print the log of one host, such as algo-2")
+    logs.add_argument("--rank", type=whole_number, metavar="N", help="print a worker's own log")
     _add(actions, "describe", _describe, "print a job as JSON, with SageMaker's keys")
     _add(actions, "stop", _stop, "stop a job: SIGTERM, and SIGKILL after 120 s")
     wait = _add(actions, "wait", _wait, "wait for a job's end; exit with the script's code")
@@ -82,9 +83,9 @@ def _list(parsed: argparse.Namespace) -> int:
 def _logs(parsed: argparse.Namespace) -> int:
     job = _job(parsed)
     if parsed.follow:
-        wait_for(job, logs=True, host=parsed.host)
+        wait_for(job, logs=True, host=parsed.host, rank=parsed.rank)
     else:
-        follow.print_to(sys.stdout)(follow.LogReader(job, parsed.host).read())
+        follow.print_to(sys.stdout)(follow.LogReader(job, parsed.host, parsed.rank).read())
     return 0
 
 

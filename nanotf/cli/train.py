@@ -137,10 +137,12 @@ def _train(parsed: argparse.Namespace) -> int:
     return report_end(job, wait_for(job, logs=True))
 
 
-def wait_for(job: JobFolder, *, logs: bool, host: str | None = None) -> State:
+def wait_for(
+    job: JobFolder, *, logs: bool, host: str | None = None, rank: int | None = None
+) -> State:
     """Waits for a job's end. At Ctrl-C the job continues, and a line says how to return to it."""
     try:
-        return follow.wait(job, follow.print_to(sys.stdout) if logs else None, host)
+        return follow.wait(job, follow.print_to(sys.stdout) if logs else None, host, rank)
     except KeyboardInterrupt:
         say(
             f"job {job.name} continues. `nanotf jobs logs -f {job.name}` follows it, "

@@ -239,15 +239,15 @@ class TensorFlow:
         """Raises `UnavailableError`: nanotf does not serve models yet."""
         raise UnavailableError(
             "nanotf does not serve models yet; deploy() comes with a later version. Received: a "
-            f"call of deploy(). Load the model yourself: it is in {self.model_data}."
+            "call of deploy(). Load the model yourself, from the archive that `model_data` names."
         )
 
 
 def _metric(definition: Any) -> Metric:
     if not isinstance(definition, Mapping) or set(definition) != {"Name", "Regex"}:
         raise InvalidArgumentError(
-            'A metric definition must be a dict such as {"Name": "val:acc", "Regex": "acc: ([0-9.]+)"}. '
-            f"Received: {definition!r}."
+            "A metric definition must be a dict with Name and Regex, for instance "
+            f'{{"Name": "acc", "Regex": "acc: ([0-9.]+)"}}. Received: {definition!r}.'
         )
     metric = Metric(definition["Name"], definition["Regex"])
     metric.check()

@@ -23,14 +23,25 @@ class LogReader:
         job: `JobFolder`.
         host: str or None, one host; None reads all and names the host in each line if there are
             several.
+        rank: int or None, a worker of the host, by default the first one; None reads what the
+            script itself prints.
     """
 
-    def __init__(self, job: JobFolder, host: str | None = None) -> None:
+    def __init__(self, job: JobFolder, host: str | None = None, rank: int | None = None) -> None:
         hosts = job.read_request().host_names
         if host is not None and host not in hosts:
             raise InvalidArgumentError(
                 f"The host must be one of {', '.join(hosts)}. Received: host={host}."
             )
+        if rank is not None:
+            host = host or hosts[0]
+            if not job.log(host, rank).is_file():
+                known = sorted(path.stem for path in job.worker_logs(host).glob("rank-*.log"))
+                raise InvalidArgumentError(
+                    f"The rank must be that of a worker of {host}. Received: rank={rank}; there "
+                    f"are {', '.join(known) or 'none'}."
+                )
+        self._rank = rank
         self._hosts = hosts if host is None else [host]
         self._job = job
         self._positions = dict.fromkeys(self._hosts, 0)
@@ -40,7 +51,7 @@ class LogReader:
         return "".join(self._read(host) for host in self._hosts)
 
     def _read(self, host: str) -> str:
-        path = self._job.log(host)
+        path = self._job.log(host, self._rank)
         if not path.exists():
             return ""
         with path.open("rb") as file:
@@ -55,19 +66,22 @@ class LogReader:
 
 
 def wait(
-    job: JobFolder, log: Callable[[str], object] | None = None, host: str | None = None
+    job: JobFolder,
+    log: Callable[[str], object] | None = None,
+    host: str | None = None,
+    rank: int | None = None,
 ) -> State:
     """Waits until a job has ended.
 
     Args:
         job: `JobFolder`.
         log: callable of a str, default None; receives the log as it grows, from its beginning.
-        host: str or None, as in `LogReader`.
+        host, rank: as in `LogReader`.
 
     Returns:
         The final state.
     """
-    reader = LogReader(job, host)
+    reader = LogReader(job, host, rank)
     while True:
         state = job.read_state()  # before the log: a final state means that the log is whole
         if log is not None and (text := reader.read()):

@@ -1,7 +1,4 @@
-"""Starts a job: checks the request, makes its folder, and hands it to a supervisor.
-
-Sets for the script, with several hosts: NANOTF_HOST_ADDRESSES, NANOTF_PORT, NANOTF_SECRET.
-"""
+"""Starts a job: checks the request, makes its folder, and hands it to a supervisor."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
         request.json    what was asked for; written once, before the supervisor starts
         state.json      the state; replaced in one step, by the job's owner alone
         metrics.jsonl   one line for each metric found in the log
-        logs/           <host>.log, what the script prints; supervisor.log
+        logs/           <host>.log, what the script prints; <host>/rank-<n>.log, what its workers
+                        print; supervisor.log
         code/           the copied code
         hosts/<host>/   the tree of each host, as under /opt/ml
         shared/model/   the hyperparameter `model_dir` of a local estimator
@@ -229,9 +230,15 @@ class JobFolder:
         """The archive of other output."""
         return self.path / "output.tar.gz"
 
-    def log(self, host: str) -> pathlib.Path:
-        """Returns the log of a host's script."""
-        return self.logs / f"{host}.log"
+    def log(self, host: str, rank: int | None = None) -> pathlib.Path:
+        """Returns the log of a host's script, or that of one of its workers."""
+        if rank is None:
+            return self.logs / f"{host}.log"
+        return self.worker_logs(host) / f"rank-{rank}.log"
+
+    def worker_logs(self, host: str) -> pathlib.Path:
+        """Returns the folder of the logs of a host's workers."""
+        return self.logs / host
 
     def tree(self, host: str) -> Tree:
         """Returns the tree of a host."""

@@ -12,7 +12,8 @@ SIGTERM asks it to stop the job: the script gets SIGTERM, and SIGKILL after 120 
 itself is killed, the kernel kills the script (PR_SET_PDEATHSIG), and readers see that the owner of
 the job has ended.
 
-Sets for the script: see `environment`; PYTHONPATH begins with the code; PYTHONUNBUFFERED.
+Sets for the script: see `environment`; PYTHONPATH begins with the code; PYTHONUNBUFFERED;
+NANOTF_WORKER_LOGS; with several hosts NANOTF_HOST_ADDRESSES, NANOTF_PORT and NANOTF_SECRET.
 """
 
 from __future__ import annotations
@@ -220,6 +221,7 @@ class Supervisor:
                 **shared,
                 "PYTHONPATH": _python_path(tree.code),
                 "PYTHONUNBUFFERED": "1",
+                "NANOTF_WORKER_LOGS": str(self._job.worker_logs(host)),
                 **self._request.environment,
             }
             arguments = json.loads(variables["SM_USER_ARGS"])
