@@ -21,7 +21,7 @@ from typing import IO
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _CHUNK = 2**16
 _TAIL_BYTES = 2**14  # of standard error, for the text of a failure
-_TAIL_LINES = 20
+_TAIL_CHARACTERS = 600  # so that the first 1,024 of the text, the reason, hold the last line
 _DRAIN_SECONDS = 5.0  # for output that a script's process has written before it ended
 
 
@@ -69,9 +69,12 @@ class Program:
         del self._tail[:-_TAIL_BYTES]
 
     def last_errors(self) -> str:
-        """Returns the last lines that it wrote to standard error."""
-        lines = self._tail.decode(errors="replace").splitlines()
-        return "\n".join(lines[-_TAIL_LINES:])
+        """Returns the last lines that it wrote to standard error; whole ones, if they are short."""
+        text = self._tail.decode(errors="replace").strip()
+        if len(text) <= _TAIL_CHARACTERS:
+            return text
+        last = text[-_TAIL_CHARACTERS:]
+        return last.partition("\n")[2] or last
 
 
 def begin(

@@ -43,7 +43,10 @@ def test_in_a_job(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     job = nanotf.job({"lr": 0.5, "augment": True, "more": 7})
     assert job.name == "job-1"
     assert job.hyperparameters == {
-        "epochs": 3, "lr": 1.0, "opt": "adam", "augment": False,
+        "epochs": 3,
+        "lr": 1.0,
+        "opt": "adam",
+        "augment": False,
         "more": 7,
     }
     assert isinstance(job.hyperparameters["lr"], float)
