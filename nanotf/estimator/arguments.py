@@ -110,7 +110,7 @@ def check_instance_type(instance_type: str) -> None:
 
 @dataclass(frozen=True)
 class Workers:
-    """What `distribution` asks for.
+    """Workers that `distribution` asks for.
 
     Args:
         num_processes: str or None, workers on each host, as `-n` takes them; None for none.

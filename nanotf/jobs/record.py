@@ -49,7 +49,7 @@ _NAME = re.compile(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}")
 
 @dataclass(frozen=True)
 class Request:
-    """What a job is asked to do. `launch.start` checks it.
+    """The description of a job to run. `launch.start` checks it.
 
     Args:
         name: str, the job's name.
@@ -217,7 +217,7 @@ class JobFolder:
 
     @property
     def supervisor_log(self) -> pathlib.Path:
-        """What the supervisor itself prints."""
+        """The log of the supervisor itself."""
         return self.logs / "supervisor.log"
 
     @property

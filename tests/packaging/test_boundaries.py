@@ -45,6 +45,7 @@ PUBLIC = {
         "whole",
         "worker_pids",
     ],
+    "nanotf.estimator": ["ShuffleConfig", "TensorFlow", "TrainingInput", "TrainingJob"],
     "nanotf.keras": [
         "Model",
         "Sequential",

@@ -65,16 +65,19 @@ def test_table_of_variables_is_complete() -> None:
     assert listed == _read_variables()
 
 
-@pytest.mark.parametrize("command", ["doctor", "run", "env", "tune"])
+@pytest.mark.parametrize(
+    "command", ["doctor", "run", "env", "tune", "train", "jobs list", "jobs logs", "jobs wait"]
+)
 def test_options_of_the_command_line_are_listed(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     _, _, options = capsys.readouterr().out.partition("options:\n")
     options = options.partition("\n\n")[0]
     given = set(re.findall(r"(?<![\w-])(--?[a-z][\w-]*)", re.sub(r"`.*?`", "", options)))
-    _, _, section = (REFERENCE / "command-line.md").read_text().partition(f"## nanotf {command}\n")
+    heading = f"## nanotf {command.split()[0]}\n"
+    _, _, section = (REFERENCE / "command-line.md").read_text().partition(heading)
     if command == "env":  # has those of nanotf-init, which follow
         section = section.partition("## nanotf tune")[0]
     else:
