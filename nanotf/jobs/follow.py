@@ -111,7 +111,7 @@ def stop(job: JobFolder) -> State:
         InvalidArgumentError: The job has ended, or is being stopped already.
         JobError: The supervisor is on another machine, or does not react.
     """
-    state = job.read_state()
+    state = _supervised(job)
     if state.status != record.IN_PROGRESS:
         raise InvalidArgumentError(
             f"Only a job in progress can be stopped. Received: {job.name}, whose status is "
@@ -133,6 +133,23 @@ def stop(job: JobFolder) -> State:
                 f"The supervisor of a job must react to SIGTERM in {_STOP_SECONDS:.0f} s. "
                 f"Received: no reaction of process {state.owner.pid}, job {job.name}. Kill it: the "
                 "kernel then ends the script."
+            )
+        time.sleep(_PAUSE)
+    return state
+
+
+def _supervised(job: JobFolder) -> State:
+    """Returns the state once the job has a supervisor; the launching process must not be stopped.
+
+    Raises:
+        JobError: The launching process does not hand the job over.
+    """
+    deadline = time.monotonic() + _STOP_SECONDS
+    while not (state := job.read_state()).is_final and not state.owner.is_supervisor:
+        if time.monotonic() > deadline:
+            raise JobError(
+                f"A job is stopped after it has begun. Received: {job.name}, which process "
+                f"{state.owner.pid} still prepares. Try again, or end that process."
             )
         time.sleep(_PAUSE)
     return state

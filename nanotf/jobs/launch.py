@@ -156,17 +156,21 @@ def _fill(job: JobFolder, request: Request) -> None:
 def _start_supervisor(job: JobFolder) -> None:
     """Starts the supervisor, and waits until it owns the job."""
     command = [sys.executable, "-m", "nanotf.jobs.supervisor", str(job.path)]
-    with job.supervisor_log.open("ab") as log:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            timeout=_START_SECONDS,
-            check=False,
-        )
-    if done.returncode != 0:
+    try:
+        with job.supervisor_log.open("ab") as log:
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                timeout=_START_SECONDS,
+                check=True,
+            )
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = f"The job's supervisor must start. Received: {error}"
+        state = job.read_state()
+        if not state.owner.is_supervisor:
+            ended = replace(state, status=record.FAILED, phase=record.FAILED, ended=record.now())
+            job.write_state(replace(ended, failure_reason=reason))
         said = job.supervisor_log.read_text(errors="replace").strip()
-        raise JobError(
-            f"The job's supervisor must start. Received: exit code {done.returncode}.\n{said}"
-        )
+        raise JobError(f"{reason}\n{said}") from error

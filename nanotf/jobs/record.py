@@ -109,16 +109,18 @@ class Owner:
         pid: int.
         start: str, tells the process from later ones with the same pid.
         node: str, the machine's name.
+        is_supervisor: bool, False for a process that launches the job.
     """
 
     pid: int
     start: str
     node: str
+    is_supervisor: bool = False
 
     @classmethod
-    def this_process(cls) -> Owner:
+    def this_process(cls, *, is_supervisor: bool = False) -> Owner:
         """Returns this process."""
-        return cls(os.getpid(), _start_of(os.getpid()), platform.node())
+        return cls(os.getpid(), _start_of(os.getpid()), platform.node(), is_supervisor)
 
     @property
     def is_here(self) -> bool:

@@ -79,7 +79,9 @@ class Source:
                 shutil.copytree(path, code / path.name, ignore=_IGNORED, dirs_exist_ok=True)
             else:
                 shutil.copy2(path, code)
-        _check_script(code / self.entry, self.script)
+        entry = code / self.entry
+        _check_script(entry, self.script)
+        entry.chmod(entry.stat().st_mode | 0o111)  # as the toolkit does; shells need it
 
     def _copy_folder(self, folder: str, code: pathlib.Path) -> None:
         path = remote.local_path(folder)

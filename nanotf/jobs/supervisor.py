@@ -34,6 +34,7 @@ from dataclasses import replace
 from typing import Any
 
 from nanotf.console import say
+from nanotf.errors import JobError
 from nanotf.jobs import (
     archives,
     channels,
@@ -70,7 +71,7 @@ class Supervisor:
     def __init__(self, job: JobFolder) -> None:
         self._job = job
         self._request: Request = job.read_request()
-        self._state = replace(job.read_state(), owner=Owner.this_process(), phase="Starting")
+        self._state = job.read_state()
         self._stop_reason: str | None = None  # set by the signal handler, read by the main thread
         self._is_preparing = False
         self._programs: list[Program] = []
@@ -81,7 +82,19 @@ class Supervisor:
         self._is_log_full = False
 
     def take_over(self) -> None:
-        """Becomes the owner. Raises `OSError` if the disk is full."""
+        """Becomes the owner.
+
+        Raises:
+            JobError: The launching process has given up.
+            OSError: The disk is full.
+        """
+        if self._state.is_final:
+            raise JobError(
+                f"A supervisor takes over a job that has not ended. Received: {self._job.path}, "
+                f"whose status is {self._state.status}."
+            )
+        owner = Owner.this_process(is_supervisor=True)
+        self._state = replace(self._state, owner=owner)
         self._job.write_state(self._state)
 
     def run(self) -> None:

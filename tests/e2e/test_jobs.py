@@ -255,6 +255,46 @@ print(json.dumps([job.name, job.describe()["TrainingJobStatus"], estimator.model
     ]
 
 
+def test_examples_of_sagemakers_documentation(folder: pathlib.Path) -> None:
+    """With paths instead of S3, and this machine instead of one in the cloud."""
+    (folder / "src").mkdir()
+    (folder / "lib").mkdir()
+    (folder / "lib/helper.py").write_text("TEXT = 'helped'")
+    (folder / "src/train.py").write_text(
+        textwrap.dedent(
+            """
+            import argparse, os
+            from lib.helper import TEXT
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--model_dir", type=str)
+            parser.add_argument("--learning-rate", type=float, default=0.1)
+            parser.add_argument("--hosts", default=os.environ["SM_HOSTS"])
+            parser.add_argument("--training", default=os.environ.get("SM_CHANNEL_TRAINING"))
+            args = parser.parse_args()
+            print(TEXT, args.learning_rate, args.hosts, os.listdir(args.training))
+            """
+        )
+    )
+    estimator = TensorFlow(
+        entry_point="train.py",
+        source_dir=str(folder / "src"),
+        dependencies=[str(folder / "lib")],
+        role="SageMakerRole",
+        train_instance_count=1,
+        train_instance_type="local",
+        framework_version="2.2",
+        py_version="py37",
+        hyperparameters={"learning-rate": 0.5},
+        output_path=f"file://{folder}/jobs",
+        base_job_name="tf_scriptmode",
+    )
+    estimator.fit(f"file://{folder}/data", logs=False)
+    job = estimator.latest_training_job
+    assert job is not None
+    assert job.name.startswith("tf-scriptmode-")
+    assert job.logs() == "helped 0.5 [\"algo-1\"] ['x.txt']\n"
+
+
 def test_checkpoints_are_kept_for_the_next_job(folder: pathlib.Path) -> None:
     source = """
     import nanotf
@@ -273,7 +313,6 @@ def test_checkpoints_are_kept_for_the_next_job(folder: pathlib.Path) -> None:
 def test_shell_scripts(folder: pathlib.Path) -> None:
     script = folder / "train.sh"
     script.write_text('#!/bin/sh\necho "$SM_HP_A" "$@"\n')
-    script.chmod(0o755)
     job = launch.start(Request("a", Source(str(script)), {"a": "x y"}), folder / "jobs")
     assert follow.wait(job).status == "Completed"
     assert follow.LogReader(job).read() == "x y -a x y\n"

@@ -124,11 +124,14 @@ def test_a_supervisor_that_does_not_start(
 ) -> None:
     def run(words: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
         options["stderr"].write(b"No module named nanotf\n")
-        return subprocess.CompletedProcess(words, 1)
+        raise subprocess.CalledProcessError(1, words)
 
     monkeypatch.setattr(launch.subprocess, "run", run)
-    with pytest.raises(JobError, match=r"must start. Received: exit code 1.\nNo module named"):
+    with pytest.raises(JobError, match=r"must start. Received: .*exit status 1.\nNo module named"):
         launch.start(Request("a", Source(str(script))), tmp_path / "jobs")
+    state = JobFolder(tmp_path / "jobs/a").read_state()
+    assert state.status == "Failed"
+    assert "supervisor must start" in str(state.failure_reason)
 
 
 def test_trees_of_two_hosts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import pathlib
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from nanotf.jobs import failure, launch, record, supervisor
+from nanotf.errors import JobError
+from nanotf.jobs import failure, follow, launch, record, supervisor
 from nanotf.jobs.record import JobFolder, Request, State
 from nanotf.jobs.source import Source
 from nanotf.jobs.supervisor import Supervisor
@@ -70,6 +72,23 @@ def test_the_final_state_waits_for_room(job: JobFolder, monkeypatch: pytest.Monk
     owner._end_as(record.COMPLETED, record.COMPLETED, None)
     assert len(tries) == 3
     assert job.read_state().status == record.COMPLETED
+
+
+def test_a_job_that_the_launching_process_gave_up(job: JobFolder) -> None:
+    state = job.read_state()
+    job.write_state(dataclasses.replace(state, status=record.FAILED))
+    with pytest.raises(JobError, match="a job that has not ended"):
+        Supervisor(job).take_over()
+
+
+def test_the_launching_process_is_never_stopped(
+    job: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pid is the owner's until the supervisor takes over."""
+    monkeypatch.setattr(follow, "_STOP_SECONDS", 0.0)
+    monkeypatch.setattr(follow.os, "kill", lambda *_: pytest.fail("a signal was sent"))
+    with pytest.raises(JobError, match=f"which process {os.getpid()} still prepares"):
+        follow.stop(job)
 
 
 def test_texts_of_failures() -> None:
