@@ -19,8 +19,8 @@ class ByFit:
             mixed_bfloat16. "auto" is nanotf with `num_processes="auto"`, and with workers
             already started, since a block takes less time than starting them.
         spec: `Model`.
-        rank, size: int, of this process among those of "ideal"; `size` is the number of workers
-            of nanotf.
+        rank, size: int, of this process among the processes of "ideal"; for nanotf, `size` is the
+            number of workers.
     """
 
     def __init__(self, role: str, spec: Model, rank: int, size: int) -> None:
@@ -36,7 +36,7 @@ class ByFit:
         if role in ("shm", "grpc", "auto"):
             from nanotf.keras import Model as NanoModel
 
-            os.environ["NANOTF_IDLE_SECONDS"] = "86400"  # the others' blocks take long
+            os.environ["NANOTF_IDLE_SECONDS"] = "86400"  # the other contestants' blocks take long
             self.model_class = NanoModel
             self.extra = {"transport": "grpc" if role == "grpc" else "shm"}
         if role == "auto":
@@ -60,7 +60,7 @@ class ByFit:
         self.x, self.y = self.spec.data(steps * self.batch_size, self.rank)
 
     def _processor(self) -> Processor:
-        """Returns the clock of the workers, or of this process if it computes the steps itself."""
+        """Returns the clock of the workers, or of this process if it computes the steps."""
         if not self.extra:
             return own_processor()
         if self.role == "auto":

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import goals, ratios, report
 
-# Contestant and measure, color. Plain Keras's steps alone are the line at 1.
+# Contestant and measure, color. The line at 1 is plain Keras's steps alone.
 _BARS = (
     (("plain", "epochs"), "#b8b8b8"),
     (("stock", "steps"), "#d1843c"),

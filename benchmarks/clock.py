@@ -15,7 +15,7 @@ class Processor:
 
     Args:
         pids: sequence of int, all processes whose time counts.
-        size: int, how many of them compute. The others' time is divided among those.
+        size: int, how many of them compute. The other processes' time is divided among these.
     """
 
     def __init__(self, pids: Any, size: int = 1) -> None:
@@ -42,7 +42,7 @@ def own_processor() -> Processor:
 def make_clock(keras: Any, processor: Any) -> Any:
     """Returns a Keras callback that notes when epochs and steps end.
 
-    It tells nanotf that workers need not wait for it; see the package's docstring.
+    It declares to nanotf that workers need not wait for it; see the package's docstring.
 
     Args:
         keras: the module.

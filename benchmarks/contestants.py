@@ -108,8 +108,8 @@ class Process:
         with contextlib.suppress(OSError):
             self.popen.stdin.close()
         try:
-            # Gives nanotf a moment to stop its workers, which run in their own sessions. They would
-            # notice the end of their parent anyway.
+            # Gives nanotf a moment to stop its workers, which run in their own sessions. They
+            # notice the end of their parent in any case.
             self.popen.wait(5)
         except subprocess.TimeoutExpired:
             pass
@@ -130,7 +130,7 @@ class Contestant:
         cores: tuple of int, cores of plain Keras; the workers' cores if empty.
 
     Attributes:
-        ready: dict, what the first process reported at its start.
+        ready: dict, the first process's report at its start.
     """
 
     def __init__(

@@ -1,15 +1,15 @@
 """Forecast for machines with more cores than this one: `python -m benchmarks.forecast`.
 
-A model on paper. Measured here are, for each model,
+A calculation, not a measurement. Its inputs are measured here, for each model:
 
 - `t(B) = f + r B`: the time of a step of B rows in one process on one core, from two batch sizes;
-- `s`: how much of it more threads do not shorten, from the same step on all cores C of this
+- `s`: the part of it that more threads do not shorten, from the same step on all cores C of this
   machine: `t(B, C) = t(B) (s + (1 - s) / C)`, which is Amdahl's law;
 - `b`: the bytes of gradients, and `x2`: the time of an all-reduce of them between two workers.
 
-Assumed is that memory and caches serve any number of cores as they serve these, that N workers
-exchange in `x2 (N - 1) / N * 2` (what each reads of the others, see `native/layout.h`), and that
-the optimizer's update, which nanotf divides, is divided in no way. Then, of C cores,
+It assumes that memory and caches serve any number of cores as well as these, that N workers
+exchange in `x2 (N - 1) / N * 2` (the bytes that each reads from the others, see `native/layout.h`),
+and that the optimizer's update, which nanotf divides, is not divided. Then, on C cores,
 
     plain(C)     = t(B) (s + (1 - s) / C)
     nanotf(C, N) = t(B / N) (s + (1 - s) N / C) + x(N)
@@ -59,7 +59,7 @@ class Facts:
     def of(
         cls, rows: int, one: float, few: float, all_cores: float, cores: int, exchange: float
     ) -> Facts:
-        """From the steps that were measured.
+        """Returns the facts that follow from measured steps.
 
         Args:
             rows: int, of a batch.
@@ -74,16 +74,16 @@ class Facts:
         return cls(rows, fixed, per_row, min(max(serial, 0.0), 1.0), exchange)
 
     def plain(self, cores: int) -> float:
-        """Seconds of a step in one process."""
+        """Returns the seconds of a step in one process."""
         return self._step(self.rows, cores)
 
     def nanotf(self, cores: int, workers: int) -> float:
-        """Seconds of a step of N workers."""
+        """Returns the seconds of a step with N workers."""
         exchange = self.exchange * 2 * (workers - 1) / workers
         return self._step(self.rows / workers, cores / workers) + exchange
 
     def best(self, cores: int) -> tuple[float, int]:
-        """The largest speed-up, and its number of workers, of those that divide `cores`."""
+        """Returns the largest speed-up and its number of workers; tries all divisors of `cores`."""
         numbers = [n for n in range(2, min(cores, self.rows) + 1) if cores % n == 0]
         workers = min(numbers, key=lambda n: self.nanotf(cores, n))
         return self.plain(cores) / self.nanotf(cores, workers), workers
@@ -133,7 +133,7 @@ def _gradient_bytes(model: str) -> int:
 
 
 def render(found: Mapping[str, tuple[Facts, float]]) -> str:
-    """The table of what was measured, and that of what follows."""
+    """Returns two tables: the measurements, and the forecast."""
     facts = [
         [
             MODELS[name].title,
@@ -165,13 +165,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.forecast",
-        description="Computes from this machine's steps what more cores would give.",
+        description="Predicts the speed-up of more cores from this machine's steps.",
         allow_abbrev=False,
     )
     parser.add_argument("--models", type=options.names(MODELS), metavar="A,B")
     given: Any = parser.parse_args(arguments)
     if len(nanotf.plan(1).cores()) < 2:
-        parser.error("two cores are needed to see what threads give.")
+        parser.error("two cores are needed to measure the gain of threads.")
     logs = options.DEFAULT_OUTPUT / "logs" / "forecast"
     found = {}
     for model in given.models or DEFAULT_MODELS:

@@ -17,7 +17,7 @@ class Ratio:
 
     Args:
         title: str, for the table.
-        above, below: tuple of a contestant and what counts, "steps", "epochs" or "processor".
+        above, below: tuple of a contestant and a measure, "steps", "epochs" or "processor".
     """
 
     title: str
@@ -27,7 +27,7 @@ class Ratio:
 
 RATIOS = {
     "ideal": Ratio("steps / ideal", ("shm", "steps"), ("ideal", "steps")),
-    # Of rates: the processor time of a step in the other order.
+    # Ratios of rates. For the processor time of a step the order is reversed.
     "processor": Ratio(
         "worker's / ideal's processor", ("ideal", "processor"), ("shm", "processor")
     ),
@@ -45,7 +45,7 @@ RATIOS = {
 
 
 def seconds_per_step(contestant: Mapping[str, Any] | None, kind: str) -> list[Maybe]:
-    """Seconds per step in each round: of steps alone, of their processor time, of whole epochs."""
+    """Returns seconds per step by round: of steps alone, of processor time, of whole epochs."""
     if contestant is None:
         return []
     if kind != "epochs":
@@ -79,12 +79,12 @@ class Goal:
     """A goal and its measurement.
 
     Args:
-        text: str, what is measured.
+        text: str, describes the measure.
         target: float.
-        at_least: bool, whether more is better.
+        at_least: bool, whether a higher value is better.
         measured: float or None if it was not measured.
         unit: str.
-        where: str, which model it is that is worst, where that is meant.
+        where: str, the worst model, for goals about the worst model.
     """
 
     text: str
@@ -103,7 +103,7 @@ class Goal:
 
 
 def goals(result: Mapping[str, Any]) -> list[Goal]:
-    """All goals, with what a result says about them."""
+    """Returns all goals, with a result's measurements."""
     models = result.get("models", {})
 
     def mean(key: str) -> Maybe:
@@ -180,6 +180,6 @@ def _times(value: Maybe, factor: float) -> Maybe:
 
 
 def spread(values: list[Maybe]) -> tuple[float, float, float] | None:
-    """Median, least and most of the values that are there."""
+    """Returns median, minimum and maximum of the values that are not None."""
     known = [value for value in values if value is not None]
     return (statistics.median(known), min(known), max(known)) if known else None

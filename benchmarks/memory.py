@@ -1,11 +1,11 @@
 """Measures memory of all processes of a contestant, and the price of a 1 GB array.
 
-The sum of proportional set sizes counts a page once, however many processes map it. It is read from
-`/proc/PID/smaps_rollup`, which holds up a process for some milliseconds, so nothing is timed
-meanwhile.
+The sum of proportional set sizes counts a page once, however many processes map it. Reading
+`/proc/PID/smaps_rollup` stops a process for some milliseconds, so nothing is timed at the same
+time.
 
 The 1 GB array: a fresh process trains a small model on 16 MB and then on 1 GB of rows, with nanotf.
-The difference is the user's own array plus what nanotf adds; both calls run on the same warm
+The difference is the user's own array plus nanotf's memory; both calls run on the same warm
 workers.
 """
 
@@ -49,8 +49,8 @@ def used_bytes(pids: Sequence[int]) -> int:
 def _at_rest(processes: Sequence[psutil.Process]) -> Iterator[None]:
     """Stops processes, except this one, for a moment.
 
-    A page that a second process maps between the readings of the two would count one and a half
-    times: 0.3 GB of a 1 GB array that two workers begin to read.
+    If a second process mapped a page between the two readings, the page would count one and a half
+    times: 0.3 GB for a 1 GB array that two workers begin to read.
     """
     others = [process for process in processes if process.pid != os.getpid()]
     try:
@@ -133,7 +133,7 @@ def _main(num_processes: int, nbytes: int) -> None:
     fit(SMALL_BYTES)
     before, _ = fit(SMALL_BYTES)
     after, seconds = fit(nbytes)
-    # Each peak holds the user's array as well as what nanotf adds to it.
+    # Each peak includes the user's array and nanotf's memory.
     extra = after - before - (nbytes - SMALL_BYTES)
     print(json.dumps({"array_bytes": nbytes, "extra_bytes": extra, "seconds": seconds}))
 

@@ -14,8 +14,8 @@ class Others:
     """Context manager that measures the share of all cores used by other programs.
 
     Args:
-        pids: sequence of int; these, their descendants and this process are not others. A
-            process that ends meanwhile counts as another.
+        pids: sequence of int; these, their descendants and this process do not count. A process
+            that ends before the second reading counts.
 
     Attributes:
         share: float, 0 to 1.

@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass
 class Track:
-    """One contestant's way through the rounds.
+    """One contestant's results over the rounds.
 
     Args:
         contestant: `Contestant`.
@@ -69,7 +69,7 @@ def lay_out(tracks: Mapping[str, Track], epoch_seconds: float, spec: Model) -> N
     same = steps_of_epoch(step, epoch_seconds, spec)
     for name, track in tracks.items():
         if name in SAME_EPOCHS:
-            # The first epoch has no preceding epoch end, so two of three are timed.
+            # The first epoch has no preceding epoch end, so two of three epochs are timed.
             track.steps, track.epochs = same, 3 if same * step <= 1.3 * epoch_seconds else 2
         elif name == "ideal":
             track.steps, track.epochs = 2 * same, 1
@@ -140,7 +140,7 @@ class ModelRun:
         track = self.tracks[name] = Track(contestant)
         contestant.prepare(WARM_UP_STEPS)
         track.cold = contestant.run(WARM_UP_STEPS, 1)
-        if track.cold.step is None:  # the peer's calls cannot be shortened, and tell nothing
+        if track.cold.step is None:  # the peer's calls cannot be shortened, and yield no step times
             return
         steps = max(WARM_UP_STEPS, round(WARM_UP_SECONDS / track.cold.step))
         contestant.prepare(steps)

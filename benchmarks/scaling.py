@@ -1,10 +1,9 @@
 """Measures how training scales with the number of workers: `python -m benchmarks.scaling`.
 
-For each model, nanotf trains with N = 2, 4, 8, ... workers and with one for each core, each worker
-with its part of all usable cores. Next to it plain Keras trains in one process on all of them, with
-the same global batch. Their blocks take turns, and what is reported is the median over the rounds
-of ratios within a round, of steps alone; see the top of the package. The all-reduce is timed for
-each N, too.
+For each model, nanotf trains with N = 2, 4, 8, ... workers and with one worker per core, each on
+its part of all usable cores. Plain Keras trains in one process on all of these cores, with the same
+global batch. Their blocks take turns. The report gives the median over the rounds of ratios within
+a round, of steps alone; see the top of the package. The all-reduce is also timed for each N.
 
 Writes `scaling.json`, `scaling.txt` and, with matplotlib, `scaling.png`.
 """
@@ -42,7 +41,7 @@ class Options:
         processes: tuple of int, numbers of workers, each at least 2.
         batch_size: int, of all workers together.
         rounds: int.
-        epoch_seconds: float, about how long a block of plain Keras shall take.
+        epoch_seconds: float, approximate length of a block of plain Keras.
         output: path of a directory.
     """
 
@@ -55,13 +54,13 @@ class Options:
 
 
 def numbers_of_workers(cores: int) -> tuple[int, ...]:
-    """The powers of two from 2 up to a number of cores, and that number."""
+    """Returns the powers of two from 2 up to a number of cores, and that number."""
     powers = [1 << n for n in range(1, cores.bit_length()) if 1 << n <= cores]
     return tuple(dict.fromkeys([*powers, *([cores] if cores > 1 else [])]))
 
 
 def parse(arguments: Sequence[str] | None = None) -> Options:
-    """Parses the command line; a wrong one ends the program with a line that says what is wrong."""
+    """Parses the command line; an invalid one ends the program with a one-line error."""
     cores = len(nanotf.plan(1).cores())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scaling",
@@ -109,7 +108,7 @@ Say = Callable[[str], None]
 
 
 def measure(wanted: Options, say: Say) -> dict[str, Any]:
-    """Measures all that was asked for. Returns what is written to `scaling.json`."""
+    """Runs the chosen measurements. Returns the content of `scaling.json`."""
     problems: list[str] = []
     result: dict[str, Any] = {
         "options": {**dataclasses.asdict(wanted), "output": str(wanted.output)},
@@ -153,7 +152,7 @@ def measure(wanted: Options, say: Say) -> dict[str, Any]:
 def _compare(
     pair: Sequence[Contestant], model: str, spec: Model, size: int, wanted: Options
 ) -> list[dict[str, Any]]:
-    """Plain Keras and `size` workers in turn: per round the `timeline.Block` of each, as dicts."""
+    """Runs plain Keras and `size` workers in turn. Returns each `timeline.Block`, as a dict."""
     plain, ours = pair
     ours.change(model, size)
     for contestant in pair:
@@ -171,13 +170,13 @@ def _compare(
 
 
 def speed_up(by_round: Sequence[Mapping[str, Any]]) -> float | None:
-    """The median over rounds of plain Keras's time of a step over nanotf's."""
+    """Returns the median over rounds of plain Keras's time of a step over nanotf's."""
     plain, ours = ([r[who]["step"] for r in by_round] for who in ("plain", "nanotf"))
     return ratios.median_ratio(plain, ours)
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """The tables: speed-up by model and number of workers, and the all-reduce."""
+    """Returns the tables: speed-up by model and number of workers, and the all-reduce."""
     about, models = result["machine"], result["models"]
     sizes = [str(size) for size in result["options"]["processes"]]
     header = ["model", "plain, rows/s", *(f"{size} workers" for size in sizes)]
@@ -249,7 +248,7 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the measurement. Returns 0, 1 if something did not work, 2 if an option is wrong."""
+    """Runs the measurement. Returns 0, 1 if a measurement failed, 2 if an option is invalid."""
     wanted = parse(arguments)
     try:
         for size in wanted.processes:

@@ -1,8 +1,8 @@
 """A contestant's process: `python -m benchmarks.task SETUP`, a JSON object.
 
 Reads commands from standard input, one JSON object per line, and answers each with one on standard
-output. Library output goes to standard error. The process ends when its input does, so it does not
-outlive the benchmark.
+output. Library output goes to standard error. The process ends at the end of its input, so it does
+not outlive the benchmark.
 
 | command | what it does |
 | --- | --- |

@@ -63,7 +63,7 @@ def _per_step(epochs: Sequence[Sequence[Any]], clock: int) -> float | None:
 
 
 def _boundary(epochs: Sequence[Sequence[Any]], steps: int, step: float) -> float | None:
-    """Returns seconds from an epoch's last step to the end of the next first one, less that step.
+    """Returns seconds from an epoch's last step to the end of the next first step, less that step.
 
     If the last step was not reported, the time since the last reported one counts as steps.
     """

@@ -17,6 +17,7 @@ from nanotf.keras import (
     nano_multiprocessing,
     nano_multiprocessing_loss,
 )
+from nanotf.machine.cluster import cluster, set_tf_config
 from nanotf.machine.topology import plan
 from nanotf.parent.report import last_report
 from nanotf.pool.warm import shutdown, worker_pids
@@ -29,6 +30,7 @@ __all__ = [
     "Sequential",
     "__version__",
     "accelerate",
+    "cluster",
     "errors",
     "estimator",
     "get_strategy",
@@ -44,6 +46,7 @@ __all__ = [
     "patch_tensorflow",
     "plan",
     "rank",
+    "set_tf_config",
     "shutdown",
     "size",
     "unpatch_tensorflow",
@@ -68,6 +71,6 @@ def warm_up(
     cores_per_process: int | None = None,
     transport: Literal["shm", "grpc"] | None = None,
     cores: Sequence[int] | None = None,
-    backend: Literal["local", "multiprocessing", "ray"] | None = None,
+    backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
 ) -> None: ...
 def whole(layer: _Layer) -> _Layer: ...

@@ -1,4 +1,4 @@
-"""Lines that nanotf prints unasked. Each begins with "nanotf: ".
+"""Unrequested lines of nanotf's output. Each begins with "nanotf: ".
 
 The prefix tells them from the program's own lines and from TensorFlow's. There are two ways to
 print one, `say` and `logger`. Requested output (a report, a table, `--help`, the output of a

@@ -28,7 +28,7 @@ class InvalidArgumentTypeError(NanoError, TypeError):
 
 
 class PlacementError(InvalidArgumentError):
-    """The machine does not have the cores that a placement asks for."""
+    """The machine does not have the requested cores."""
 
 
 class ModelError(InvalidArgumentError):
@@ -67,7 +67,7 @@ class WorkerError(NanoError, RuntimeError):
         signal: int or None, the number of the signal that ended it.
         remote_traceback: str, the traceback in the worker, empty if there is none.
         log_tail: str, the last lines of the worker's log.
-        what: str, the event alone, without its consequences; empty for `message`.
+        what: str, the event without its consequences; if empty, `message` is used.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class WorkerError(NanoError, RuntimeError):
         log_tail: str = "",
         what: str = "",
     ) -> None:
-        Exception.__init__(self, message)  # not the one of a class mixed in by `catchable_as`
+        Exception.__init__(self, message)  # not that of a class mixed in by `catchable_as`
         self.message = message
         self.rank = rank
         self.pid = pid

@@ -1,4 +1,4 @@
-"""Another name of `nanotf.keras.optimizers`."""
+"""Alias of `nanotf.keras.optimizers`."""
 
 from nanotf.keras.optimizers import SparseAdam
 

@@ -1,12 +1,12 @@
-"""Fixtures and options of all tests: nothing leaks from one test to the next.
+"""Fixtures and options of all tests. Checks that nothing leaks from one test to the next.
 
-After each test the environment variables, the working directory and the threads are what they were.
-After each module so are the child processes, the temporary files, the segments in /dev/shm and,
-where the warm pool is the same one, the file descriptors; after the session all of them are.
+After each test the environment variables, the working directory and the threads are unchanged.
+After each module the child processes, the temporary files, the segments in /dev/shm and, if the
+warm pool is the same, the file descriptors are also unchanged; after the session all of these are.
 
-`--cases N` runs N cases of a parametrized end-to-end test instead of all, the same ones each time.
-Tests marked `every_case` run whole. `--part 1/2` runs every second file of tests, `--part 2/2` the
-others.
+`--cases N` runs N cases of a parametrized end-to-end test instead of all, the same cases each time.
+Tests marked `every_case` run whole. `--part 1/2` runs every second test file, `--part 2/2` the
+rest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REAL = {"e2e": 1, "programs": 8}
 # The pool's own threads live from one test to the next, like the pool. `Timer` is its idle timer.
 _POOL_THREADS = ("nanotf-", "Thread-")
 
-# The shell that starts the tests may ignore them (nohup, `&`), and children inherit that.
+# The shell that starts the tests may ignore these signals (nohup, `&`), and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _pool_wanted(item: pytest.Item) -> tuple[bool, ...]:
-    """Sorts by pool: none, the warm one, one of another transport, one that the module breaks."""
+    """Sorts by pool: none, the warm pool, another transport's, a pool that the module breaks."""
     return (
         item.path.parent.name in _REAL,
         item.get_closest_marker("own_pool") is not None,
@@ -201,7 +201,7 @@ def _file_number(fd: int) -> int | None:
 
 @pytest.fixture(scope="module")
 def pool_of_module() -> None:
-    """The pool for a module; end-to-end tests override this with a warm one (real_workers.py)."""
+    """The pool for a module; end-to-end tests override this with a warm pool (real_workers.py)."""
 
 
 @pytest.fixture(autouse=True, scope="module")

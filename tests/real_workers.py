@@ -2,10 +2,10 @@
 
 The Keras generation is fixed when TensorFlow is imported, so a run tests one of them:
 
-    pytest tests/e2e                            the TensorFlow's own: Keras 3 from 2.16 on
+    pytest tests/e2e                            TensorFlow's default: Keras 3 from 2.16 on
     TF_USE_LEGACY_KERAS=1 pytest tests/e2e      tf_keras
 
-`make test` runs a sample of both, `make test-all` all.
+`make test` runs a sample of both, `make test-all` all tests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process that has imported slow modules but run nothing, so that tests can fork it.
+"""A process that has imported slow modules and run nothing, so that tests can fork it.
 
 A process that imports TensorFlow takes seconds to start, its fork milliseconds. A fork works as
 long as TensorFlow has run no operation (seen with 2.15 to 2.21, both Keras generations).
@@ -95,7 +95,7 @@ class Template:
         fds: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Forked:
-        """Calls `function(*arguments, *fds)` in a fork, which ends when the function does.
+        """Calls `function(*arguments, *fds)` in a fork, which ends with the function.
 
         Args:
             function: importable in the template.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-SECONDS = 60.0  # long enough on a busy machine, too
+SECONDS = 60.0  # long enough even on a busy machine
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = SECONDS) -> None:

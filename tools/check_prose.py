@@ -17,7 +17,13 @@ import sys
 from collections.abc import Iterator
 
 KINDS = {".py", ".md", ".cc", ".h", ".sh", ".toml", ".yaml", ".yml", ".ipynb", ""}
-OPENERS = {"what", "whether", "who", "how", "where", "which", "same", "as", "likewise"}
+# fmt: off
+OPENERS = {
+    "although", "and", "as", "because", "but", "how", "like", "likewise", "same", "since", "so",
+    "such", "those", "though", "what", "whatever", "when", "where", "whether", "which", "while",
+    "who", "whom", "whose", "why",
+}
+# fmt: on
 PHRASES = {
     r"\b(go|goes|going|went|gone)[ _]on\b": "continue, proceed, make progress",
     r"\b(stand|stands|stood|standing)[ _]in\b": "replace, be in, padding",
@@ -25,6 +31,12 @@ PHRASES = {
     r"\b(in|out)side[ _]of\b": "inside, outside",
     r"\bPython's lock\b": "the GIL",
     r"\bfor ever\b": "forever",
+    r"\bnow and then\b": "from time to time",
+    r"\bsuch that\b": "so that",
+    r"\bthe (former|latter)\b": "the noun itself",
+    r"\b(there|where)(of|upon|by)\b": "a full sentence",
+    r"\bunasked\b": "unrequested",
+    r"\btowards\b": "toward",
 }
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

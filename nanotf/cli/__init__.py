@@ -177,7 +177,7 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run an unchanged script or module; every fit uses several processes",
-        usage="nanotf run [-h] [-n N] [--precision PRECISION] [--sparse] "
+        usage="nanotf run [-h] [-n N] [--hosts HOSTS] [--precision PRECISION] [--sparse] "
         "{script.py | -m MODULE} [arguments ...]",
         description="Calls nanotf.patch_tensorflow(), then runs a script as "
         "`python script.py arguments ...` would, or a module as `python -m MODULE arguments ...` "
@@ -194,6 +194,13 @@ def _add_run(commands: Any) -> None:
         metavar="N",
         help='run every fit that names no number with N workers; "auto" measures for each fit '
         "which number is fastest",
+    )
+    run.add_argument(
+        "--hosts",
+        metavar="H1:N,H2:N",
+        help="use workers of several hosts: run the same command on each; the first runs the "
+        'script, the others lend it N workers. "auto", the default, asks SageMaker, Slurm, MPI '
+        "and TF_CONFIG",
     )
     run.add_argument(
         "--precision",
@@ -231,7 +238,7 @@ def _processes(text: str) -> int | str:
         ) from None
 
 
-def _run(parsed: argparse.Namespace) -> Script:
+def _run(parsed: argparse.Namespace) -> int | Script:
     script = Script(
         name=parsed.script,
         arguments=tuple(parsed.arguments),
@@ -239,9 +246,9 @@ def _run(parsed: argparse.Namespace) -> Script:
         num_processes=parsed.num_processes,
         precision=parsed.precision,
         sparse=parsed.sparse,
+        hosts=parsed.hosts,
     )
-    script.prepare()
-    return script
+    return script.prepare()
 
 
 def _add_tune(commands: Any) -> None:

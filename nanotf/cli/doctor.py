@@ -47,7 +47,7 @@ KEYS = {
     "findings": "severity (error, warning, note), text, fix; most important first",
 }
 
-_PROCESSES = 5  # of the busiest ones in a report
+_PROCESSES = 5  # of the busiest processes in a report
 _FIX_OF_TEST = "Fix the other findings first; then report it, with `nanotf doctor --test`."
 
 
@@ -67,8 +67,8 @@ def examine(
     Args:
         num_processes: int or None, the workers whose cores are shown; None for two, or one
             if there is one core.
-        test: bool, default False; True trains with two workers on this machine, unless
-            something does not work anyway.
+        test: bool, default False; True trains with two workers on this machine, unless another
+            finding is an error.
         facts: `Facts`, or None to examine this machine.
 
     Returns:

@@ -43,14 +43,16 @@ def init(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
     """Returns the code of `source nanotf-init`.
 
     Args:
-        arguments: sequence of str, those after the script's name.
+        arguments: sequence of str, the arguments after the script's name.
         environ: mapping, the shell's environment.
     """
     parser = _script_parser("nanotf-init", _INIT_ABOUT, _INIT_NOTES)
     _add_options(parser)
     parser.add_argument("-n", action=_NotHere, nargs=0, help=argparse.SUPPRESS)
     parser.add_argument("-q", "--quiet", action="store_true", help="print only warnings")
-    parser.add_argument("-d", "--debug", action="store_true", help="print what was found on stderr")
+    parser.add_argument(
+        "-d", "--debug", action="store_true", help="print details of the detection on stderr"
+    )
     parsed = _parse_script(parser, arguments)
     if parsed.help:
         return shell.say(parser.format_help().rstrip()) + "\n"
@@ -194,7 +196,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--cores",
         type=whole_number,
         metavar="N",
-        help="use N cores in all; default all usable ones",
+        help="use N cores in all; default: all usable cores",
     )
 
 

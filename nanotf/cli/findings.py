@@ -1,6 +1,6 @@
 """Problems that `nanotf doctor` finds on a machine, and the fix for each.
 
-Findings do not overlap: one cause gives one finding, with everything that it leads to.
+Findings do not overlap: one cause gives one finding, with all its consequences.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _keep_one(build: TensorFlowBuild) -> str:
 
 
 def usable_cores(machine: Machine, environ: Mapping[str, str]) -> int:
-    """Counts the cores that workers may use: the free ones, up to the environment's limit."""
+    """Counts the cores that workers may use: the free cores, up to the environment's limit."""
     return len(machine.usable_cores()[: shell_state.cores_cap(environ)])
 
 
@@ -321,7 +321,7 @@ def shell_environment(facts: Facts) -> environment.Environment:
 def _of_variables(
     facts: Facts, shell: environment.Environment, state: shell_state.State | None
 ) -> Iterator[Finding]:
-    """Finds variables of `nanotf-init` that are not set, and oneDNN, which one of them enables."""
+    """Finds variables of `nanotf-init` that are not set, including the variable for oneDNN."""
     environ = facts.environ
     missing = [n for n, value in shell.variables.items() if environ.get(n) != value]
     without_onednn = bool(facts.build.tensorflow) and not facts.build.onednn

@@ -16,14 +16,14 @@ _SHOWN = (
     *("CUDA_VISIBLE_DEVICES", "GLIBC_TUNABLES", "GOMP_", "KERAS_", "KMP_", "LD_PRELOAD"),
     *("MALLOC_CONF", "MKL_", "NANOTF_", "OMP_", "TCMALLOC_", "TF_", "XLA_FLAGS"),
 )
-# Terraform's variables begin with TF_, too. They hold passwords, and mean nothing to TensorFlow.
+# Terraform's variables also begin with TF_. They may hold passwords; TensorFlow ignores them.
 _TERRAFORM = ("TF_CLI_", "TF_CLOUD_", "TF_HTTP_", "TF_TOKEN_", "TF_VAR_")
 # TF_CONFIG names the hosts of a cluster.
 _SECRET = re.compile("^TF_CONFIG$|KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that matter, sorted by name; `HIDDEN` replaces what may be a secret.
+    """Returns the variables that matter, sorted by name; `HIDDEN` replaces possible secrets.
 
     `NANOTF_ENV` is left out, since it repeats the others.
     """
@@ -35,7 +35,7 @@ def shown_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def home_directories() -> tuple[str, ...]:
-    """Returns the paths of the user's home directory; empty if there is none worth shortening.
+    """Returns the paths of the user's home directory; empty if none is worth shortening.
 
     A home directory on a file server is often a link, and paths of programs then follow it.
     """

@@ -3,12 +3,13 @@
 The script runs as `python /path/to/script.py args...` would run it: as `__main__`, with its own
 `sys.argv`, `sys.path`, exit code and traceback. A module runs as with `python -m module args...`.
 TensorFlow is imported and Keras patched before the script begins, so their environment variables
-must be set before that, too. The first `fit` names those that were set too late.
+must be set before that, too. The first `fit` names the variables that were set too late.
 """
 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import os
 import pathlib
 import runpy
@@ -18,6 +19,7 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
+from nanotf.cli import hosts
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
@@ -38,6 +40,7 @@ class Script:
             `num_processes` in one process.
         precision, sparse: str and bool, as in `patch_tensorflow`.
         is_module: bool, whether `name` is a module or a package.
+        hosts: str or None, the flag `--hosts`.
     """
 
     name: str
@@ -46,9 +49,30 @@ class Script:
     precision: str = "float32"
     sparse: bool = False
     is_module: bool = False
+    hosts: str | None = None
 
-    def prepare(self) -> None:
-        """Imports and patches TensorFlow. Raises a `NanoError` if the script cannot run here."""
+    def prepare(self) -> int | Script:
+        """Imports and patches TensorFlow, and waits for the other hosts.
+
+        Returns:
+            The script as it is to run here; or an exit code, if it has run on another host, to
+            which this one has lent its workers.
+
+        Raises:
+            NanoError: It cannot run here.
+        """
+        found = hosts.enter(self.hosts, self.num_processes, os.environ, self._check)
+        if isinstance(found, int):
+            return found
+        from nanotf.keras.patching import patch_tensorflow
+
+        patch_tensorflow(self.precision, self.sparse)
+        if found is None:
+            return self
+        found.wait_for_all()
+        return dataclasses.replace(self, num_processes=found.total())
+
+    def _check(self) -> None:
         path = pathlib.Path(self.name)
         if not self.is_module and not path.is_file():
             kind = "a directory" if path.is_dir() else "no such file"
@@ -57,12 +81,9 @@ class Script:
             )
         if isinstance(self.num_processes, int):
             topology.plan(self.num_processes)
-        from nanotf.keras.patching import patch_tensorflow
-
-        patch_tensorflow(self.precision, self.sparse)
 
     def run(self) -> None:
-        """Runs the script in this process. Raises what it raises, `SystemExit` included."""
+        """Runs the script in this process. Its exceptions propagate, `SystemExit` included."""
         late = _LateVariables(self.name)
         default = defaults.current = defaults.RunDefault(self.num_processes, late.refuse)
         path = pathlib.Path(self.name).absolute()
@@ -70,7 +91,7 @@ class Script:
         if not getattr(sys.flags, "safe_path", False):  # Python 3.11 on; -P, PYTHONSAFEPATH
             sys.path[0] = str(pathlib.Path.cwd() if self.is_module else path.resolve().parent)
         # Registered before the script's own handlers, it runs after them, and after all threads
-        # that Python waits for. Handlers and threads may call `fit`, too.
+        # that Python waits for. Handlers and threads may also call `fit`.
         process = os.getpid()
         note = atexit.register(lambda: self._note(default, late, process))
         try:
@@ -78,7 +99,8 @@ class Script:
                 runpy.run_module(self.name, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(str(path), run_name="__main__")
-        except SystemExit:
+        except SystemExit as end:
+            hosts.end(_exit_code(end))
             raise
         except BaseException as error:
             atexit.unregister(note)  # the script may have failed before its first `fit`
@@ -95,6 +117,8 @@ class Script:
                 late.warn()
             _show_from(error, begin)
             raise
+        else:
+            hosts.end(0)
 
     def _note(self, default: defaults.RunDefault, late: _LateVariables, process: int) -> None:
         if default.fits == 0 and os.getpid() == process:  # not in a fork
@@ -145,6 +169,13 @@ class _LateVariables:
         found = self._found()
         if found:
             say(f"warning: {self._text(found)}", sys.stderr)
+
+
+def _exit_code(end: SystemExit) -> int:
+    """Returns the exit code that Python makes of an exception."""
+    if end.code is None:
+        return 0
+    return end.code if isinstance(end.code, int) else 1
 
 
 def _begin_of_script(error: BaseException) -> types.TracebackType | None:

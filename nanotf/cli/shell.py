@@ -1,7 +1,7 @@
 """Lines for bash and zsh that `source nanotf-init` and `source nanotf-unset` evaluate.
 
 The scripts only run `nanotf env --shell init` (or `unset`) and evaluate its output if it
-succeeds. So a shell changes as a whole or not at all.
+succeeds. So either all of a shell's changes apply or none.
 """
 
 from __future__ import annotations

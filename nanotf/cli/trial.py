@@ -1,6 +1,6 @@
 """The checks of `nanotf doctor --test`: run as a program, trains and sums on two workers.
 
-Runs in a separate process, so that a crash of TensorFlow is a result, too.
+Runs in a separate process, so that even a crash of TensorFlow is a result.
 """
 
 from __future__ import annotations

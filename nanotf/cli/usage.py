@@ -50,7 +50,7 @@ class Usage:
         busy_cores: float, logical CPUs that were busy on the whole machine. In a container this
             includes processes that are not visible there.
         stolen_cores: float, logical CPUs that a hypervisor gave to other virtual machines.
-        processes: tuple of `Process`, visible ones other than this one, busiest first.
+        processes: tuple of `Process`, the visible processes except this one, busiest first.
         pools: tuple of (int, tuple of int) pairs: a process id, and the logical CPUs to which the
             workers of that process are pinned.
         memory_available, shm_free: int or None, bytes; None if unknown.
@@ -106,7 +106,7 @@ def _times() -> tuple[float, float]:
     """Returns the machine's busy and stolen processor time in seconds."""
     times = psutil.cpu_times()._asdict()
     idle = times["idle"] + times.get("iowait", 0.0)
-    # The kernel counts the time of guests as user time, too.
+    # The kernel also counts the time of guests as user time.
     guests = times.get("guest", 0.0) + times.get("guest_nice", 0.0)
     stolen = times.get("steal", 0.0)
     return sum(times.values()) - idle - guests - stolen, stolen

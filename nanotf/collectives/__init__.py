@@ -1,4 +1,4 @@
-"""Collectives between the workers of one host, through shared memory.
+"""Collectives between workers: through shared memory on a host, over TCP between hosts.
 
 Called by `region` in every step; `pool` creates a group for its workers.
 May import `compat`, `machine` and `wire`.
@@ -15,6 +15,7 @@ May import `compat`, `machine` and `wire`.
 - `native/`, `native_library.py`, `native_engine.py`: the C++ implementation.
   `native/layout.h` states the protocol.
 - `python_engine.py`, `shared_view.py`, `layout.py`: the same protocol in pure Python.
+- `hosts_engine.py`, `peers.py`: groups that span hosts, on top of each host's own group.
 - `tally.py`: counts TensorFlow's own collectives, with transport "grpc".
 - `build.py` compiles `native/`.
 """
@@ -27,12 +28,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nanotf.collectives.group import Group
     from nanotf.collectives.native_library import native_status, rule_out
+    from nanotf.collectives.peers import HostsSpec
     from nanotf.collectives.spec import GroupOwner, GroupSpec, create_group
 
 __all__ = [
     "Group",
     "GroupOwner",
     "GroupSpec",
+    "HostsSpec",
     "create_group",
     "native_status",
     "rule_out",
@@ -40,6 +43,7 @@ __all__ = [
 
 _HOMES = {
     "Group": "group",
+    "HostsSpec": "peers",
     "native_status": "native_library",
     "rule_out": "native_library",
     "GroupOwner": "spec",

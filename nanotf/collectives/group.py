@@ -20,8 +20,10 @@ from nanotf.collectives.engine import (
     check_rows,
     part_of,
 )
+from nanotf.collectives.hosts_engine import HostsEngine
 from nanotf.collectives.native_engine import NativeEngine
 from nanotf.collectives.native_library import OPS_LIBRARY, NativeUnusable
+from nanotf.collectives.peers import HostsSpec
 from nanotf.collectives.python_engine import PythonEngine
 from nanotf.collectives.spec import GroupSpec
 from nanotf.errors import CollectiveError, InvalidArgumentError, InvalidArgumentTypeError
@@ -74,7 +76,14 @@ class Group:
         self.size = engine.size
 
     @classmethod
-    def attach(cls, spec: GroupSpec, rank: int, fd: int) -> Group:
+    def attach(
+        cls,
+        spec: GroupSpec,
+        rank: int,
+        fd: int,
+        hosts: HostsSpec | None = None,
+        connections: Sequence[int] = (),
+    ) -> Group:
         """Maps the memory of a group.
 
         Args:
@@ -82,16 +91,24 @@ class Group:
             rank: int, this process's rank; each rank attaches once.
             fd: int, the descriptor sent with the specification. The caller keeps it and may close
                 it afterwards.
+            hosts: `HostsSpec` if the group spans hosts. `spec` then describes the group of this
+                host; `rank` counts the ranks of all hosts.
+            connections: sequence of int, the descriptors of the leader's connections, see `Peers`.
 
         Raises:
             CollectiveError: if the descriptor does not belong to the specification, or the rank
                 is taken.
             NativeUnusable: if the specification says "native" and TensorFlow cannot load the ops.
         """
+        local = rank if hosts is None else rank - hosts.ranks(hosts.index)[0]
+        engine: Engine
         if spec.implementation == "native":
-            _ops()
-            return cls(NativeEngine(spec, rank, fd))
-        return cls(PythonEngine(spec, rank, fd))
+            if hosts is None:
+                _ops()
+            engine = NativeEngine(spec, local, fd)
+        else:
+            engine = PythonEngine(spec, local, fd)
+        return cls(engine if hosts is None else HostsEngine(engine, hosts, connections, fd))
 
     def all_reduce(self, tensor: Tensor, key: int, op: str = "sum") -> Tensor:
         """Reduces a tensor over all ranks, in the order of ranks, to identical bits on all.

@@ -1,7 +1,7 @@
 """Exchanges that a graph makes only if it reads their results.
 
-Their ops are stateless, so that TensorFlow drops those whose results are not read. It would run
-the others in any order, and threads that wait for different ones would deadlock. So these run
+Their ops are stateless, so TensorFlow drops every exchange whose result is not read. It would run
+the rest in any order, and threads that wait for different exchanges would deadlock. So these run
 among the stateful ops of a `tf.function`, in the order of tracing.
 """
 
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 # By traced graph: the names of ops whose exchange is made only if it is read.
 _noted: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
-_read: dict[Any, set[str]] = {}  # by id of each graph being completed: the ones that are read
+_read: dict[Any, set[str]] = {}  # by id of each graph being completed: the exchanges that are read
 
 
 def noted(result: Any, if_read: bool) -> Any:

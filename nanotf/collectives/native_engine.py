@@ -202,7 +202,7 @@ class NativeEngine(Engine):
 
 
 def _fragments(pairs: Sequence[tuple[Array | None, Array | None]]) -> Any:
-    """Builds the C array of pairs of the source and the target, either of which may be None."""
+    """Builds the C array of (source, target) pairs; either may be None."""
 
     def fragment(source: Array | None, target: Array | None) -> native.Fragment:
         known = source if source is not None else target

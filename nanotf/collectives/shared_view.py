@@ -1,7 +1,7 @@
 """A rank's view of the shared memory in pure Python: words, buffers and waits.
 
 Words are read and written through memoryviews; each access is one machine instruction. Where
-the C++ implementation uses acquire and release, this one relies on x86's order of stores, and on
+the C++ implementation uses acquire and release, this code relies on x86's order of stores, and on
 `_fence` elsewhere.
 """
 

@@ -7,7 +7,7 @@ of `/dev/shm` does not limit it. Pages are allocated on first write, so the size
     4 KiB + size x (12 KiB + size x 128 B, in whole pages + 16 x 4 x (chunk + chunk / size)),
 
 is only address space. In ordinary training a rank uses two of the 16 slots, at most 4 x chunk
-bytes each: 1 MiB for the native implementation, 8 MiB for the Python one.
+bytes each: 1 MiB for the native implementation, 8 MiB for the Python implementation.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class GroupSpec:
         chunk_bytes: int, bytes per round of the protocol; a multiple of 64.
         symmetric_bytes: int, all-reduces above this take two steps: each rank reduces a part,
             then all copy the results (native implementation).
-        nodes: int, number of NUMA nodes: the first `size // nodes` ranks are on one, and so on.
-            Two-step all-reduces then cross from node to node once. 1 if nodes have different
+        nodes: int, number of NUMA nodes: the first `size // nodes` ranks are on the first node, and
+            so on. Two-step all-reduces then cross from node to node once. 1 if nodes have different
             numbers of ranks.
         spin_seconds: float, how long a rank spins before it sleeps in the kernel.
         deadline: float, limit of one wait for other ranks, in seconds.

@@ -2,7 +2,7 @@
 
 The memory of transport "shm" shows who waits for whom. TensorFlow's collectives do not: a rank
 whose peer has left waits forever. So each rank counts the collectives that it has begun. Ranks
-that run the same program begin the same ones in the same order. Therefore
+that run the same program begin the same collectives in the same order. Therefore
 
 - a rank in its collective n + 1 waits for a rank that has ended after n collectives;
 - two ranks diverged if they have begun equally many but different collectives.
@@ -40,7 +40,7 @@ class Progress:
 
 
 class Tally:
-    """Counts the collectives of a process, eager ones and those in graphs.
+    """Counts the collectives of a process, both eager and in graphs.
 
     Attributes:
         active: bool, whether to count. Counting takes time; it is done in `@nano` functions.
@@ -64,7 +64,7 @@ class Tally:
 
         Args:
             name: str, its kind.
-            tensor: what this rank gives.
+            tensor: this rank's input.
 
         Returns:
             The tensor. Operations that depend on it run after the counting.

@@ -2,7 +2,7 @@
 
 | private name | versions | why |
 | --- | --- | --- |
-| `tensorflow.python.trackable.data_structures`: `ListWrapper`, `_DictWrapper` (`OF_WRAPPERS`), `_TupleWrapper` | 2.15-2.21 | their contents and their notes about them are pickled |
+| `tensorflow.python.trackable.data_structures`: `ListWrapper`, `_DictWrapper` (`OF_WRAPPERS`), `_TupleWrapper` | 2.15-2.21 | pickling needs their contents and their records of tracking |
 | `Trackable._self_update_uid` | 2.15-2.21 | a checkpoint does not restore an object that a later one has restored |
 | `StaticHashTable._initializer`, `MutableHashTable._default_value` | 2.15-2.21 | needed to copy a table |
 | `tensorflow.python.util.tf_export.get_canonical_name_for_symbol`, `get_symbol_from_name` | 2.15-2.21 | TensorFlow's dispatching functions are pickled by their public names |
@@ -38,7 +38,7 @@ OF_WRAPPERS = (
 
 
 def described(value: Any) -> tuple[Any, ...] | None:
-    """Returns the `reducer_override` tuple of such a container, None for any other object."""
+    """Returns a container's `reducer_override` tuple, None for any other object."""
     if isinstance(value, data_structures._DictWrapper):
         attributes = as_new({n: getattr(value, n) for n in OF_WRAPPERS if hasattr(value, n)})
         state = value.__wrapped__, attributes
@@ -59,7 +59,7 @@ def described(value: Any) -> tuple[Any, ...] | None:
 
 
 def as_new(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Resets the restore number, which is valid only in this process, in an object's attributes."""
+    """Resets the restore number in an object's attributes: it is valid only in this process."""
     return {**attributes, _RESTORED: -1} if _RESTORED in attributes else attributes
 
 

@@ -91,8 +91,8 @@ def function_graph() -> Any:
 def name_of_function(graph: Any) -> str:
     """Returns a function graph's name, equal in every process that traces the same functions.
 
-    To differentiate a function, TensorFlow makes more graphs. Their names end with a counter of
-    all such graphs in the process, which this drops.
+    TensorFlow makes more graphs to differentiate a function. It ends their names with a counter per
+    process; this drops the counter.
     """
     name = str(graph.name)
     for prefix in (concrete_function._FORWARD_PREFIX, concrete_function._BACKWARD_PREFIX):
@@ -147,8 +147,8 @@ def launcher_of(extended: Any) -> Any:
 def reduce_without_semaphores(extended: Any) -> None:
     """Makes eager reductions launch their collectives from a plain thread.
 
-    TensorFlow makes a `multiprocessing.pool.ThreadPool` for each. The pool needs semaphores, and
-    these need a writable /dev/shm (AWS Lambda has none). A worker has only one device.
+    TensorFlow makes a `multiprocessing.pool.ThreadPool` for each reduction. The pool needs
+    semaphores, which need a writable /dev/shm (AWS Lambda has none). A worker has only one device.
 
     Args:
         extended: the strategy's implementation, with its launchers.
@@ -176,7 +176,7 @@ def move_in_float32(extended: Any, size: int) -> None:
     """Makes TensorFlow's own collectives move 16-bit floats as float32 where needed.
 
     They cannot gather bfloat16. They sum in 16 bits and round after every addition. A sum of two
-    numbers is rounded once, as it should be; a sum of more is wrong.
+    numbers is rounded once, as it should be; a sum of three or more is wrong.
 
     Args:
         extended: the strategy's implementation, with its own launchers.

@@ -3,7 +3,7 @@
 | name | why |
 | --- | --- |
 | `tensorflow.python.eager.context.context()._seed`, `_rng`, `clear_kernel_cache` | the seed of `tf.random.set_seed` and the generator that seeds eager operations; TensorFlow can reset them but cannot report their state |
-| `record.record_operation`, `stop_recording`, `should_record_backprop` | what tapes record |
+| `record.record_operation`, `stop_recording`, `should_record_backprop` | the operations that tapes record |
 | `op_callbacks.add_op_callback` | the tensors that eager operations use |
 | `ops.tensor_id`, `ops.uid` | the order in which tensors were made |
 """
@@ -67,7 +67,8 @@ def unrecorded() -> Iterator[None]:
 def may_have_gradient(tensor: Any) -> bool:
     """Returns True if code may ask for the gradient with respect to a tensor.
 
-    In a graph that is any tensor that is not a constant; in eager code, one that a tape watches.
+    In a graph, any tensor but a constant may have one; in eager code, any tensor that a tape
+    watches.
     """
     if isinstance(tensor, ops.EagerTensor):
         return bool(recorder.should_record_backprop([tensor]))
@@ -75,7 +76,7 @@ def may_have_gradient(tensor: Any) -> bool:
 
 
 def key_of(tensor: Any) -> int:
-    """Returns a number unique to a tensor in this process; later tensors have greater ones."""
+    """Returns a number unique to a tensor in this process; later tensors have greater numbers."""
     return int(ops.tensor_id(tensor))
 
 

@@ -72,7 +72,7 @@ class Generation(Protocol):
         """Restores what `capture_seeds` returned. May draw from Python's random numbers."""
 
     def variables_of_metric(self, metric: Any) -> list[Any]:
-        """Returns a metric's `tf.Variable`s in a fixed order, including ones unknown to Keras."""
+        """Returns a metric's `tf.Variable`s in a fixed order, even if unknown to Keras."""
 
     # --------------------------------------------------------- objects in another process
     def for_another_process(self, obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Generation(Protocol):
         """Returns the config of a layer that is a TensorFlow operation, None for other layers."""
 
     def restore_identities(self, objects: Sequence[Any]) -> None:
-        """Fixes what objects store by the identity of others, after they came from elsewhere."""
+        """Fixes state keyed by objects' identities, after the objects came from another process."""
 
     def cast_by(self, variable: Any) -> Any:
         """Returns the `tf.Variable` that a variable casts, None if it has its own values."""
@@ -115,10 +115,10 @@ class Generation(Protocol):
         """Returns the number of steps in one execution of a compiled model's step function."""
 
     def makes_one_step(self, model: Any) -> bool:
-        """Returns True if one execution is one step, now and later."""
+        """Returns True if every execution is one step, now and later."""
 
     def steps_at_once(self, model: Any) -> int:
-        """Returns the steps that an execution makes even if fewer are left in the epoch."""
+        """Returns the steps per execution, even if fewer are left in the epoch."""
 
     def pass_counter(self, model: Any, method: str) -> Any:
         """Returns the variable that counts batches of `evaluate` or `predict`, or None."""
@@ -149,7 +149,7 @@ class Generation(Protocol):
         """
 
     def metrics_in_order(self, model: Any, logs: dict[str, Any]) -> Any:
-        """Returns what `evaluate` returns for `logs`: a list, or the only value.
+        """Returns the result of `evaluate` for `logs`: a list, or the only value.
 
         Args:
             model: a model whose metrics are built.
@@ -238,7 +238,7 @@ class Generation(Protocol):
             arguments: `DataArguments`.
 
         Raises:
-            ShippingError: An array is sparse or ragged. Keras takes those; workers cannot.
+            ShippingError: An array is sparse or ragged. Keras accepts such arrays; workers cannot.
             Exception: Any exception that Keras raises.
         """
 

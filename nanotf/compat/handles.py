@@ -2,7 +2,7 @@
 
 | name | why |
 | --- | --- |
-| `BaseResourceVariable._handle` | the input of every operation on a variable, including eager ones written in C |
+| `BaseResourceVariable._handle` | the input of every operation on a variable, including eager operations in C |
 | `resource_variable_ops.variable_accessed` | tells tapes that a variable is used |
 | `record.VariableWatcher` | the variables that code uses |
 | `FuncGraph.capture` | a handle's placeholder in a graph |

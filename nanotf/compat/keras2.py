@@ -292,7 +292,7 @@ def places_by_key(optimizer: Any) -> dict[Any, int]:
 
 
 def built_with(optimizer: Any, candidates: Sequence[Any]) -> list[Any]:
-    # A casting variable, which is what the model has, takes precedence over the one it casts.
+    # A casting variable, which the model has, takes precedence over the variable that it casts.
     by_key = {getattr(v, "_unique_id", None): v for v in reversed(candidates)}
     legacy = hasattr(optimizer, "_create_all_weights")
     keys = optimizer._slots if legacy else getattr(optimizer, "_index_dict", {})
@@ -485,7 +485,7 @@ class _Remembering:
         return element
 
     def from_the_first(self) -> Iterator[Any]:
-        """Returns all elements, including the one that Keras has seen."""
+        """Returns all elements, including the element that Keras has seen."""
         return itertools.chain(self.first, self._iterator)
 
 

@@ -106,7 +106,7 @@ def variables_of_metric(metric: Any) -> list[Any]:
     found = [tf_variable(v) for v in metric.variables]
     found += [v for v in vars(metric).values() if holds_numbers(v)]
     metric_class = require_tensorflow().keras.metrics.Metric
-    inside = [*metric._metrics, *getattr(metric, "metrics", [])]  # a container has the latter
+    inside = [*metric._metrics, *getattr(metric, "metrics", [])]  # a container has `metrics`
     for part in inside:
         if isinstance(part, metric_class) and part is not metric:
             found += variables_of_metric(part)
@@ -295,7 +295,7 @@ def check_validation(model: Any, validation_data: Any, validation_freq: Any) -> 
 
 
 def iterators_per_epoch(cardinality: int) -> int:
-    # At the end of an epoch of known length it makes another one, which it never reads.
+    # At the end of an epoch of known length it makes another iterator, which it never reads.
     return 2 if cardinality > 0 else 1
 
 
@@ -312,7 +312,7 @@ def split_for_validation(data: tuple[Any, ...], fraction: float) -> tuple[Any, A
 def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
     a = arguments
     adapters = source_module("trainers.data_adapters")
-    range(a.initial_epoch, a.epochs)  # raises what Keras's loops raise, as does the next one
+    range(a.initial_epoch, a.epochs)  # raises what Keras's loops raise, as does the next line
     loop = _loop_class()(
         x=a.x,
         y=a.y,

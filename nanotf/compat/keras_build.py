@@ -19,10 +19,10 @@ _SIGNATURE = "signature"
 
 
 def build_config(layer: Any) -> Any:
-    """Returns what `build_from_config` needs to build another layer like this one.
+    """Returns the config that lets `build_from_config` build another layer like this one.
 
     In Keras 2.15 a layer built by `build()` instead of a call does not remember the shape; its
-    `input_spec` tells it. Keras 2's `MultiHeadAttention` makes its layers from the shapes of its
+    `input_spec` has it. Keras 2's `MultiHeadAttention` makes its layers from the shapes of its
     inputs in its first call.
     """
     if hasattr(layer, "_build_from_signature"):

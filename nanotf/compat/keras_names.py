@@ -296,7 +296,7 @@ def trace_step(model: Any, name: str, specs: Any, strategy: Any = None) -> None:
     Args:
         model: a compiled model.
         name: str, "train_step", "test_step" or "predict_step".
-        specs: nested structure of `tf.TensorSpec`, what the step takes.
+        specs: nested structure of `tf.TensorSpec`, the step's argument.
         strategy: the `tf.distribute.Strategy` that the model trains under, or None.
     """
 
@@ -347,7 +347,7 @@ def without_unused_losses(model: Any, results: dict[str, Any]) -> dict[str, Any]
 def step_on_batch(model: Any) -> Callable[[Any], Any]:
     """Returns Keras's training step as a function of one batch, not yet in a graph.
 
-    For a model that runs eagerly, `make_train_function` makes one that takes any Python iterator.
+    For a model that runs eagerly, `make_train_function` makes a function of any Python iterator.
     """
     model.run_eagerly = True
     try:
@@ -406,7 +406,7 @@ def all_logs(model: Any, logs: dict[str, Any] | None) -> dict[str, Any] | None:
     """Returns the logs of a batch hook, from a model that holds the metrics of all workers.
 
     Follows Keras's rule for the logs of an epoch: metric results replace what a step returns if
-    it has their names. Otherwise it is left alone.
+    it has their names. Otherwise the step's result is kept.
 
     Args:
         model: the user's model.

@@ -28,7 +28,7 @@ _EXCLUDED_NAMES = ("_exclude_from_weight_decay_pattern", "_exclude_from_weight_d
 
 
 def optimizer_classes() -> tuple[type, ...]:
-    """Returns the base classes of optimizers; Keras 2 also has a legacy one."""
+    """Returns the base classes of optimizers; Keras 2 also has a legacy class."""
     optimizers = require_tensorflow().keras.optimizers
     legacy = getattr(getattr(optimizers, "legacy", None), "Optimizer", None)
     return (optimizers.Optimizer, *([legacy] if isinstance(legacy, type) else []))
@@ -151,7 +151,7 @@ def updates_elements_apart(optimizer: Any, classes: Sequence[str]) -> bool:
 
     Args:
         optimizer: a built optimizer, or None.
-        classes: sequence of str, names of the classes that do.
+        classes: sequence of str, names of the classes with element-wise updates.
     """
     others = (
         "clipnorm",
@@ -254,7 +254,7 @@ def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any, Any]:
         variable: the variable, as `update_step` gets it.
 
     Returns:
-        A tuple of `tf.Variable`: first moment, second moment, and the maximum of the latter, None
+        A tuple of `tf.Variable`: first moment, second moment, and the maximum second moment, None
         without `amsgrad`.
     """
     place = generation().places_by_key(optimizer)[optimizer._var_key(variable)]

@@ -49,10 +49,10 @@ def _graph(dataset: Any, policy: int, strip_devices: bool = True) -> bytes:
 
 
 def copy_of(dataset: Any) -> Any:
-    """Returns a dataset of the same graph that was never iterated, so that its shuffles start over.
+    """Returns a never-iterated dataset of the same graph, so that its shuffles start over.
 
-    It works only in the same process, which knows the Python functions, tables and variables that
-    the graph names. `py_function` needs its device.
+    Works only in this process, which has the Python functions, tables and variables that the graph
+    names. `py_function` needs its device.
 
     Returns:
         A `tf.data.Dataset`, or None if TensorFlow cannot write the graph.

@@ -1,7 +1,8 @@
 """Values of variables, read and written by one operation each.
 
-`tf.Variable.read_value` and `assign` open name scopes, copy handles and run further operations: at
-an epoch's end, for the hundreds of variables of a large model, that takes longer than the copies.
+`tf.Variable.read_value` and `assign` open name scopes, copy handles and run further operations. For
+the hundreds of variables of a large model, that takes longer than copying the values at an epoch's
+end.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from nanotf.compat.versions import require_tensorflow
 def read(variable: Any) -> Any:
     """Returns the value of a `tf.Variable` as an eager tensor, which shares the variable's memory."""
     tf = require_tensorflow()
-    if isinstance(variable, tf.distribute.DistributedValues):  # has a handle in replicas alone
+    if isinstance(variable, tf.distribute.DistributedValues):  # has a handle only in replicas
         return variable.read_value()
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
 
 
 def write(variable: Any, value: Any) -> None:
-    """Sets a `tf.Variable` to an array of its shape and dtype, of which it takes a copy."""
+    """Sets a `tf.Variable` to a copy of an array of its shape and dtype."""
     tf = require_tensorflow()
     if isinstance(variable, tf.distribute.DistributedValues):
         variable.assign(value)

@@ -103,7 +103,7 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         cores: Sequence[int] | None = None,
         sharding: Literal["auto", "data", "parent"] | None = None,
         max_restarts: int = 0,
-        backend: Literal["local", "multiprocessing", "ray"] | None = None,
+        backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
     ) -> _History: ...
     def evaluate(
         self,
@@ -123,7 +123,7 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         transport: Literal["shm", "grpc"] | None = None,
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
-        backend: Literal["local", "multiprocessing", "ray"] | None = None,
+        backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
     ) -> Any: ...
     def predict(
         self,
@@ -140,7 +140,7 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         transport: Literal["shm", "grpc"] | None = None,
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
-        backend: Literal["local", "multiprocessing", "ray"] | None = None,
+        backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
     ) -> Any: ...
 
 class Sequential(Model, keras.Sequential):  # type: ignore[misc]
@@ -154,7 +154,7 @@ def nano(
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
     max_restarts: int = 0,
-    backend: Literal["local", "multiprocessing", "ray"] | None = None,
+    backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
 ) -> Callable[[_F], _F]: ...
 def nano_multiprocessing(function: _F) -> _F: ...
 def nano_bf16(function: _F) -> _F: ...

@@ -62,7 +62,7 @@ class Accelerated:
         cores: Sequence[int] | None = None,
         sharding: Literal["auto", "data", "parent"] | None = None,
         max_restarts: int = 0,
-        backend: Literal["local", "multiprocessing", "ray"] | None = None,
+        backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Trains the model, on several core-pinned processes if asked.
@@ -78,17 +78,19 @@ class Accelerated:
             cores_per_process: int or None, default None, the number of cores of each worker. None
                 divides the usable cores equally.
             cores: sequence of int or None, default None, the logical CPUs to divide between the
-                workers. None takes all usable ones, except those of other nanotf pools on this
+                workers. None takes all usable cores, except those of other nanotf pools on this
                 machine if enough are left.
             sharding: "auto", "data", "parent" or None, default None, which is "auto": the process
                 that reads a `tf.data.Dataset`. "parent" reads it once, in this process. With
                 "data", every worker reads it and keeps its own rows. "auto" chooses.
             max_restarts: int, default 0, the number of times that training restarts by itself from
-                the last completed epoch, with new workers, after a worker has died or was stuck.
-                Nothing restarts without workers, or if one dies before training has begun.
-            backend: "local", "multiprocessing", "ray" or None, default None, which is "local".
-                With "local" (also called "multiprocessing") this process starts the workers on
-                this machine. With "ray", Ray starts them on this machine or on a cluster.
+                the last completed epoch, with new workers, after a worker died or got stuck.
+                Nothing restarts without workers, or if a worker dies before training has begun.
+            backend: "local", "multiprocessing", "ray", "hosts" or None, default None, which is
+                "hosts" under `nanotf run` on several hosts, else "local". With "local" (also
+                called "multiprocessing") this process starts the workers on this machine. With
+                "ray", Ray starts them on this machine or on a cluster. With "hosts", the hosts
+                of the run do.
             **kwargs: as in Keras's `fit`.
 
         Returns:
@@ -103,9 +105,9 @@ class Accelerated:
             nanotf.errors.PlacementError: There are not enough cores.
             nanotf.errors.ModelError: Workers cannot train the model in its present state.
             nanotf.errors.ShippingError: The model or its data cannot be sent to the workers.
-            nanotf.errors.WorkerError: A worker raised an exception, which is also of the original
-                class. Its subclasses `WorkerDied` and `WorkerStuck` report one that ended, or that
-                made no progress for longer than the timeout.
+            nanotf.errors.WorkerError: A worker raised an exception; the error also has that
+                exception's class. Its subclasses `WorkerDied` and `WorkerStuck` report a worker
+                that ended, or that made no progress for longer than the timeout.
         """
         # The parent's side, not needed in a worker.
         from nanotf.parent import calls, one_process, training
@@ -163,7 +165,7 @@ class Accelerated:
         transport: Literal["shm", "grpc"] | None = None,
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
-        backend: Literal["local", "multiprocessing", "ray"] | None = None,
+        backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes loss and metrics, on several core-pinned processes if asked.
@@ -174,7 +176,7 @@ class Accelerated:
             **kwargs: as in Keras's `evaluate`.
 
         Returns:
-            What Keras's `evaluate` returns: a float, a list or a dict of them.
+            The result of Keras's `evaluate`: a float, a list or a dict of them.
 
         Raises:
             nanotf.errors.NanoError: As in `fit`.
@@ -203,7 +205,7 @@ class Accelerated:
         transport: Literal["shm", "grpc"] | None = None,
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
-        backend: Literal["local", "multiprocessing", "ray"] | None = None,
+        backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes the model's outputs, on several core-pinned processes if asked.
@@ -214,7 +216,7 @@ class Accelerated:
             **kwargs: as in Keras's `predict`.
 
         Returns:
-            What Keras's `predict` returns: NumPy arrays in the structure of the outputs.
+            The result of Keras's `predict`: NumPy arrays in the structure of the outputs.
 
         Raises:
             nanotf.errors.NanoError: As in `fit`.
@@ -338,8 +340,8 @@ class Sequential(Model, _KerasSequential):  # type: ignore[misc]
 
 
 for _cls, _original in ((Functional, _KerasFunctional), (Sequential, _KerasSequential)):
-    # Saved models name Keras's class, so that they load where nanotf is not installed, and
-    # workers rebuild Keras's own.
+    # Saved models name Keras's class, so they load without nanotf, and workers rebuild Keras's own
+    # class.
     _cls._nanotf_original = _original
     _cls.__module__ = _original.__module__
 
@@ -374,7 +376,7 @@ def accelerated_new(keras_new: Any) -> Any:
 
     Returns:
         A callable. For any class, be it the user's, a library's or Keras's own, it creates an
-        object of nanotf's class for it. That class derives from the given one.
+        object of nanotf's version of the class, which derives from the given class.
     """
     ours = {_KerasModel: Model, _KerasFunctional: Functional, _KerasSequential: Sequential}
 

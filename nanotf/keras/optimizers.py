@@ -20,10 +20,10 @@ _tf: Any = require_tensorflow()
 class SparseAdam(SummedRows, _KerasAdam, metaclass=Kind):  # type: ignore[misc]
     r"""Adam that updates only the embedding rows used in the batch.
 
-    For a dense gradient it is Keras's `Adam`. For a sparse one (`tf.IndexedSlices`, the gradient
-    of embedding lookups), let g_i be the sum of all its values with index i, theta_i, m_i and
-    v_i row i of the variable and its moments, and t the number of this step, counting all steps,
-    even those that did not touch row i. Then, for every i that occurs:
+    For a dense gradient it is Keras's `Adam`. For a sparse gradient (`tf.IndexedSlices`, the
+    gradient of embedding lookups), let g_i be the sum of all its values with index i, theta_i, m_i
+    and v_i row i of the variable and its moments, and t the number of this step, counting all
+    steps, even the steps that did not touch row i. Then, for every i that occurs:
 
         m_i     <- beta_1 m_i + (1 - beta_1) g_i
         v_i     <- beta_2 v_i + (1 - beta_2) g_i^2
@@ -148,7 +148,7 @@ def _in(number: Any, dtype: Any) -> Any:
 
 
 def _moved(variable: Any, rows: Any, target: Any, part: Any) -> Any:
-    """Moves rows of a variable towards `target`, by `part` of the way. Returns them."""
+    """Moves rows of a variable toward `target`, by `part` of the distance. Returns them."""
     before = _tf.gather(variable, rows)
     after = before + (target - before) * part
     variable.scatter_update(_tf.IndexedSlices(after, rows))

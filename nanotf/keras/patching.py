@@ -2,14 +2,14 @@
 
 It changes these things, and `unpatch_tensorflow()` restores them:
 
-1. `__new__` of Keras's `Model`. Every new model is of nanotf's class for it, whoever creates it:
+1. `__new__` of Keras's `Model`. Every new model gets nanotf's class, whoever creates it:
    the user, a library with earlier imports, `tf.keras.applications`, `load_model`.
 2. The public names of Keras's classes, in all modules that have them (`tf.keras`,
    `tf.keras.models`, `keras` if `tf.keras` is the same generation). They refer to nanotf's
    classes, so classes defined from now on derive from nanotf's. `isinstance` and `issubclass`
    mean the same as before: see `models.in_place_of`.
 3. Only with `sparse=True`: `__init__` and the names of Keras's `Embedding` and `Adam`. Every new
-   one is of nanotf's class for it, also from `compile("adam")` and `load_model`.
+   object is of nanotf's class, also from `compile("adam")` and `load_model`.
 
 Existing models are not touched. Models created while patched keep nanotf's class. Saved models
 name Keras's classes.
@@ -86,7 +86,7 @@ def unpatch_tensorflow(precision: str | None = None) -> None:
 
     Args:
         precision: str or None, one of `defaults.PRECISIONS`, Keras's global dtype policy from now
-            on. None, the default, restores the previous one, unless it was changed since.
+            on. None, the default, restores the previous policy, unless it was changed since.
 
     Raises:
         InvalidArgumentError: The precision is unknown.
@@ -123,7 +123,7 @@ def _sparse_replacements() -> dict[type, type]:
 
 
 def _made_as(keras_class: Any, ours: Any) -> Any:
-    """Returns an `__init__` for a Keras class that turns its objects into nanotf's."""
+    """Returns an `__init__` for a Keras class that turns its objects into nanotf's objects."""
     stock = keras_class.__init__
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -193,5 +193,5 @@ def _set_policy(precision: str) -> None:
         processor.warn_of_slow_bfloat16("precision='mixed_bfloat16'")
     elif _policy_before is not None:
         (before,), _policy_before = _policy_before, None
-        if policies.global_policy().name == "mixed_bfloat16":  # else the user has set another
+        if policies.global_policy().name == "mixed_bfloat16":  # otherwise the user changed it
             policies.set_global_policy(before)

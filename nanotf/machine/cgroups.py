@@ -134,7 +134,7 @@ def _own_and_ancestors(
         point = root / mount.point.lstrip("/")
         directory = point / _below(path, mount.root)
         # A container without a cgroup namespace reads the host's path and sees its own group
-        # at the mount point. One that was moved reads `/../x`. Both end at the mount point.
+        # at the mount point. A container that was moved reads `/../x`. Both end at the mount point.
         if not directory.is_dir():
             directory = point
         yield directory

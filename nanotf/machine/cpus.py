@@ -74,10 +74,10 @@ class Machine:
         return tuple(c for c in self.cpus if c.online and all(c.id in mask for mask in masks))
 
     def usable_cores(self, avoid: Collection[int] = ()) -> tuple[LogicalCpu, ...]:
-        """Returns one logical CPU of each physical core that this process may really use.
+        """Returns one logical CPU of each physical core that this process may actually use.
 
-        Performance cores come first, then NUMA node by NUMA node. So a quota, which grants a
-        number of cores but no particular ones, keeps neighbors together.
+        Performance cores come first, then NUMA node by NUMA node. So the cores that a quota leaves
+        are neighbors: it grants a number of cores, not particular ones.
 
         Args:
             avoid: logical CPUs of other owners. Their physical cores are left out, and use up
@@ -103,8 +103,8 @@ class Machine:
     def is_quota_limited(self) -> bool:
         """Returns True if the quota, rather than a mask, limits the cores.
 
-        Such a process shares its cores: every container of the host sees the same ones, and if
-        all pinned themselves, they would crowd on the first few.
+        Its cores are shared: every container of the host sees the same cores. If all pinned
+        themselves, they would crowd on the first few.
         """
         limit = self.quota_cores()
         return limit is not None and limit < len(_one_per_core(self.allowed_cpus()))

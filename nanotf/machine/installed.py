@@ -122,7 +122,7 @@ def _find_allocator(name: str) -> str | None:
 
 
 def _library_paths(sonames: tuple[str, ...]) -> Iterator[str]:
-    # The Python environment's own come first: they were installed there on purpose.
+    # The Python environment's own libraries come first: they were installed there on purpose.
     known = _linker_cache()
     for soname in sonames:
         yield str(pathlib.Path(sys.prefix) / "lib" / soname)

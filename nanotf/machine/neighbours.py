@@ -68,8 +68,8 @@ def plan(
 ) -> topology.Plan:
     """Plans workers for this machine. Avoids other pools' cores if enough are left.
 
-    If too few are left, pools share cores, and one warning is logged. Named cores are taken as
-    they are.
+    If too few are left, pools share cores, and one warning is logged. Cores that the user names are
+    used as they are.
 
     Args:
         num_processes, cores_per_process, cores: as in `topology.plan`.

@@ -65,7 +65,7 @@ def warn_of_slow_bfloat16(what: str) -> None:
     unknown.
 
     Args:
-        what: str, what computes in bfloat16.
+        what: str, names the computation in bfloat16.
     """
     global _warned
     if _warned or "NANOTF_RANK" in os.environ:

@@ -87,7 +87,7 @@ class Measured:
     stopped: float = 0.0
 
     def seconds(self, steps: int | None) -> float:
-        """Returns the time of a job of so many steps, or of one step if the number is unknown."""
+        """Returns the time of a job with `steps` steps, or of one step if the number is unknown."""
         assert self.step is not None
         if steps is None:
             return self.step
@@ -357,7 +357,7 @@ def _processor() -> str:
 
 @contextlib.contextmanager
 def _unchanged(model: Any) -> Iterator[None]:
-    """Restores what making a `fit` sets in the user's model, and the last report."""
+    """Restores the last report, and the user's attributes that preparing a `fit` sets."""
     names = ("history", "stop_training")
     before = {name: vars(model)[name] for name in names if name in vars(model)}
     last = report.last_report()

@@ -38,7 +38,7 @@ def evaluate(
         num_processes, transport, cores_per_process, cores, backend: as in `training.fit`.
 
     Returns:
-        What Keras's `evaluate` returns.
+        The result of Keras's `evaluate`.
 
     Raises:
         NanoError: As in `training.fit`.
@@ -65,7 +65,7 @@ def predict(
         num_processes, transport, cores_per_process, cores, backend: as in `training.fit`.
 
     Returns:
-        What Keras's `predict` returns.
+        The result of Keras's `predict`.
 
     Raises:
         NanoError: As in `training.fit`.

@@ -76,8 +76,8 @@ def nano(
     The decorated function runs in every worker, with the same results as in one process. The
     workers divide the calls of Keras's layers and models in it: each computes its part of the
     batch's rows. When it returns, the caller's models, optimizers, metrics and variables have the
-    workers' values. The caller's lists, dicts and other objects get the function's changes. The
-    call returns rank 0's result.
+    workers' values. The function's changes also apply to the caller's lists, dicts and other
+    objects. The call returns rank 0's result.
 
     Args:
         num_processes: int or None. None or 1 calls the function in this process. N > 1 runs it
@@ -158,7 +158,7 @@ def _check_returns(function: Callable[..., Any]) -> None:
         raise InvalidArgumentTypeError(
             "A @nano function runs to its end in the workers, and returns. Received: the "
             f"{kind} function {getattr(function, '__qualname__', function)!r}. Write it without "
-            f"{word!r}, and return what it finds in a list."
+            f"{word!r}, and return its results in a list."
         )
 
 
@@ -170,7 +170,7 @@ def _run(
     transport: str | None,
     max_restarts: int,
 ) -> Any:
-    # Raises what a call with wrong arguments raises.
+    # Raises `TypeError` for wrong arguments, as a plain call would.
     arguments = inspect.signature(function).bind(*args, **kwargs)
     call = _LoopCall(function, arguments, plan.size, max_restarts)
     while True:
@@ -260,9 +260,9 @@ class _LoopCall(calls.Call):
         """Adjusts the position in the data after workers restored a checkpoint."""
         if not self.restarts:
             self.complete_at.setdefault(path, self._complete())
-        elif not self._passes:  # the first one after a restart, before anything is read
+        elif not self._passes:  # the first restore after a restart, before anything is read
             complete = self.complete_at.setdefault(path, self.complete)
-            if complete != self.complete:  # `prepare_restart` has rewound the data to the latter
+            if complete != self.complete:  # `prepare_restart` rewinds the data to `self.complete`
                 self._rewind(complete)
 
     def begin(self) -> list[Block]:
@@ -455,10 +455,10 @@ class _LoopCall(calls.Call):
         for parts in zip(*(result.held for result in results), strict=True):
             if likeness.differ(np.array([[size] for _, size in parts])):
                 raise DivergedError(
-                    "All workers run the same program, and must come to the same numbers. "
+                    "All workers run the same program, and must compute the same numbers. "
                     f"Received: after {self.name}, they differ in {parts[0][0]}. "
                     "Let nothing in the program depend on the time, on the process or on the order "
-                    "of a set, and seed what is random."
+                    "of a set, and seed every random generator."
                 )
 
 

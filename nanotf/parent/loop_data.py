@@ -84,7 +84,7 @@ class Source:
             self._ahead.extendleft(reversed(unread))
 
 
-# By iterator or generator: the batches that were read from it, but that no worker asked for.
+# By iterator or generator: the batches that were read from it, but that no worker requested.
 _read_ahead: weakref.WeakKeyDictionary[Any, collections.deque[Any]] = weakref.WeakKeyDictionary()
 
 

@@ -34,7 +34,7 @@ def refuse_data(model: Any, specs: Any, method: str) -> None:
 def _look_wrong(model: Any, specs: Any, method: str) -> bool:
     """Returns True if targets or a loss are missing, or inputs do not have the model's shapes.
 
-    None of that is certain to be wrong: the model may have its own step.
+    They may still be right: the model may have its own step.
     """
     tf = require_tensorflow()
     if isinstance(specs, tuple) and len(specs) > 3:
@@ -55,7 +55,7 @@ def _look_wrong(model: Any, specs: Any, method: str) -> bool:
 
 
 def refuse_weights(model: Any, specs: Any, method: str) -> None:
-    """Raises what Keras raises for sample weights of a shape that its own losses do not have.
+    """Raises what Keras raises for sample weights whose shape does not fit its losses.
 
     Several weights per row are right if a loss has as many values per row. Only a step can tell.
     If Keras does not know the rows, the step's batch has a number of rows that no other dimension
@@ -105,7 +105,7 @@ def _has_no_loss(model: Any) -> bool:
 def trace_step(
     model: Any, specs: Any, method: str = "fit", shapes: Sequence[tuple[int, ...]] | None = None
 ) -> None:
-    """Traces the step of a method, and raises what that raises.
+    """Traces the step of a method; raises any error of the trace.
 
     Args:
         model, specs, method: as in `refuse_data`.
@@ -122,7 +122,7 @@ def trace_step(
             step.get_concrete_function([specs])
         return
     iterator = iter(_batches(specs, shapes))
-    # Even without a batch, the step does what does not depend on one, such as counting steps and
+    # Even without a batch, the step does its batch-independent work, such as counting steps and
     # applying the gradients of regularizers.
     kept = []
     if method == "fit":

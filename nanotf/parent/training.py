@@ -51,7 +51,7 @@ def fit(
         cores_per_process: int or None for equal shares of all usable cores.
         sharding: str or None for "auto", one of `shipping.pipelines.SHARDINGS`.
         max_restarts: int, how often training continues, from the last completed epoch and with new
-            workers, after one has died or was stuck.
+            workers, after a worker died or got stuck.
         cores: sequence of int or None, the logical CPUs to share out between the workers.
         backend: str or None for the default, one of `backends.BACKENDS`.
 
@@ -60,7 +60,7 @@ def fit(
 
     Raises:
         InvalidArgumentError, InvalidArgumentTypeError, PlacementError, ModelError,
-        ShippingError: Something given cannot be used. No process was started.
+        ShippingError: An argument cannot be used. No process was started.
         WorkerError: A worker raised or died.
     """
     plan = calls.plan_for("fit", num_processes, cores_per_process, cores, backend)
@@ -75,7 +75,7 @@ def fit(
             with warm.pool_for(plan, check_transport(transport)) as workers:
                 return call.run(workers)
         except (WorkerDied, WorkerStuck) as error:
-            if call.has_ended:  # all that was asked for is done
+            if call.has_ended:  # the training itself is complete
                 logger.warning("After the end of training: %s", error.message)
                 return call.finish([], ())
             call.prepare_restart(error)
@@ -88,7 +88,7 @@ class _EpochEnd:
     Args:
         next_epoch: int.
         state: array of bytes, see `State.snapshot`.
-        logs: what `on_epoch_end` got.
+        logs: the logs passed to `on_epoch_end`.
     """
 
     next_epoch: int
@@ -98,13 +98,13 @@ class _EpochEnd:
 
 @dataclasses.dataclass(frozen=True)
 class _Unrecorded:
-    """A completed epoch that `History` may not have recorded yet: it is the last callback.
+    """A completed epoch that `History` may not have recorded yet: `History` is the last callback.
 
     Args:
-        turn: int, that of the state which the epoch has left.
+        turn: int, the turn of the state block with the state after the epoch.
         epoch: int.
-        logs: what `on_epoch_end` gets.
-        recorded: what `ParentCallbacks.recorded` returned before.
+        logs: the logs for `on_epoch_end`.
+        recorded: the result of `ParentCallbacks.recorded` before the epoch's end.
     """
 
     turn: int
@@ -114,7 +114,7 @@ class _Unrecorded:
 
 
 def _check_steps_per_execution(model: Any, transport: str) -> None:
-    """Refuses what ends in a graph without a key for each of TensorFlow's collectives."""
+    """Rejects arguments for which TensorFlow's collectives would get no keys in a graph."""
     if transport == "grpc" and generation().is_compiled(model):
         steps = int(model.steps_per_execution) if generation().steps_at_once(model) > 1 else 1
         if steps > 1:
@@ -128,9 +128,8 @@ def _check_steps_per_execution(model: Any, transport: str) -> None:
 class _FitCall(ModelCall):
     """One call of `fit`.
 
-    After a restart `run` is called again. The callbacks stay as they are: they get no second
-    `on_train_begin`, but the hooks of the epoch that was not complete once more, from
-    `on_epoch_begin` on.
+    After a restart `run` is called again. The callbacks stay as they are. They get no second
+    `on_train_begin`, but all hooks of the incomplete epoch again, from `on_epoch_begin` on.
     """
 
     trains = True
@@ -149,7 +148,7 @@ class _FitCall(ModelCall):
         self.restarts = 0
         self.max_restarts = max_restarts
         self.last_epoch: _EpochEnd | None = None  # kept where restarts are allowed
-        self.has_ended = False  # whether all callbacks have heard of the end of training
+        self.has_ended = False  # whether all callbacks got the hook for the end of training
 
     def build(self) -> None:
         model, specs = self.model, self.data.specs
@@ -169,10 +168,9 @@ class _FitCall(ModelCall):
             )
 
     def _check_optimizer(self) -> None:
-        """Refuses an optimizer that has slots for other variables than those to be trained.
+        """Rejects an optimizer whose slots do not match the trainable variables.
 
-        What Keras makes of it depends on what it has traced before: it raises, or continues as if
-        nothing had changed since.
+        Keras raises, or continues as if nothing had changed, depending on its earlier traces.
         """
         model, optimizer = self.model, self.model.optimizer
         own_step = not keras_names.is_keras_own(type(model).train_step)
@@ -180,7 +178,7 @@ class _FitCall(ModelCall):
             return
         rejections.trace_step(model, self.data.specs)
         raise ModelError(
-            "An optimizer must have been built for the variables that are to be trained. Received: "
+            "An optimizer must have been built for the trainable variables. Received: "
             f"model {model.name!r} with {len(model.trainable_variables)} trainable variables, and "
             f"an optimizer {type(optimizer).__name__} of others. Call compile(), with a new "
             "optimizer, after a change of `trainable` or of the layers."
@@ -201,7 +199,7 @@ class _FitCall(ModelCall):
         self.metrics_block = len(blocks) - 1
         variables = keras_names.metric_state(self.model)
         self.metrics = State(self.metrics_layout, blocks[self.metrics_block], variables)
-        self.metrics.store(0)  # of those that are never reset
+        self.metrics.store(0)  # of metrics that are never reset
         if self.last_epoch is None:
             self.state.store(self.turn)
             if self.max_restarts > 0:
@@ -220,7 +218,7 @@ class _FitCall(ModelCall):
         self.first = generation().place_to_resume(self.model, a.initial_epoch, self.data.steps)
 
     def _begin_again(self, last: _EpochEnd) -> None:
-        """Makes ready for new workers, which continue after the last completed epoch."""
+        """Prepares for new workers, which continue after the last completed epoch."""
         keras_callbacks.forget_open_evaluation(self.callbacks.list)
         if self.restarts > 0:
             states = self.data.random_states_of(last.next_epoch, self.first[0])
@@ -232,7 +230,7 @@ class _FitCall(ModelCall):
                 self.sharding,
                 resume=Resume(*self.first, last.next_epoch, states),
             )
-        self.turn = self.loaded = 0  # those of a new job
+        self.turn = self.loaded = 0  # the turns of a new job
         self.epoch_end = None
 
     def prepare_restart(self, error: WorkerError) -> None:
@@ -254,7 +252,7 @@ class _FitCall(ModelCall):
         epochs, (epoch, step), stop = a.epochs, self.first, bool(self.model.stop_training)
         if self.restarts > 0 and self.last_epoch is not None:
             epoch, step = self.last_epoch.next_epoch, 0
-            if stop:  # no further epoch, but what Keras does at the end of training
+            if stop:  # no further epoch, only Keras's work at the end of training
                 epochs, stop = epoch, False
         return jobs.FitJob(
             **self.common(),
@@ -276,7 +274,7 @@ class _FitCall(ModelCall):
 
     def _shards(self) -> OptimizerShards | None:
         if self.workers.transport != "shm":
-            return None  # TensorFlow's own collectives know no reduce-scatter of this kind
+            return None  # TensorFlow's own collectives have no such reduce-scatter
         return OptimizerShards.of(self.model, self.variables)
 
     def sent(self) -> None:
@@ -288,7 +286,7 @@ class _FitCall(ModelCall):
         self._tell_data(message.hook, message.index)
 
     def _tell_data(self, hook: str, index: int | None) -> None:
-        """Tells those who read the data how far training has got."""
+        """Notifies the data's readers of the progress of training."""
         if hook == "on_epoch_begin" and index is not None:
             self.data.warn_of_epoch(index)
         for writer in self.writers:
@@ -302,7 +300,7 @@ class _FitCall(ModelCall):
     def answer(self, first: messages.Waiting) -> messages.Proceed:
         """Calls the hook that all ranks have reached."""
         if not first.state and self.callbacks.needs_state(first.hook, first.index):
-            # They have to report this hook once more, with their state.
+            # They must report this hook again, with their state.
             return messages.Proceed(self.number, store=True)
         self._bring_home(first)
         logs = first.logs
@@ -319,7 +317,7 @@ class _FitCall(ModelCall):
         return answer
 
     def _bring_home(self, first: messages.Waiting) -> None:
-        """Gives the user's model the state that a hook is about to see."""
+        """Gives the user's model the state that a hook needs."""
         look = self.callbacks.look_at_model
         at_end = first.hook == "on_train_end"
         if first.state:
@@ -334,7 +332,7 @@ class _FitCall(ModelCall):
             self.metrics.load(0)
 
     def _changes(self, first: messages.Waiting) -> messages.Proceed:
-        """Returns what the callbacks have changed, for the workers to take over."""
+        """Returns the callbacks' changes, which the workers then apply."""
         reload = reload_metrics = False
         written: messages.Written = ()
         if first.state and self.callbacks.look_at_model:
@@ -357,10 +355,10 @@ class _FitCall(ModelCall):
 
     # ------------------------------------------------------------------------------- end
     def fail(self) -> None:
-        if self.turn != self.loaded:  # the model gets what the last completed epoch left
+        if self.turn != self.loaded:  # the model gets the state after the last completed epoch
             self.state.load(self.turn)
         end = self.epoch_end
-        if end is not None and end.turn == self.turn:  # and its history gets that epoch
+        if end is not None and end.turn == self.turn:  # and its history records that epoch
             self.callbacks.record(end.epoch, end.logs, end.recorded)
 
     def release(self) -> None:

@@ -1,7 +1,8 @@
 """The back ends, which start workers, by name.
 
-"local": this process starts them, on this machine. "multiprocessing": BigDL-Nano's name for the
-same. "ray": Ray starts them, on this machine or on the nodes of a cluster; see `ray`. A back end
+"local": this process starts them, on this machine. "multiprocessing": BigDL-Nano's name for
+"local". "ray": Ray starts them, on this machine or on the nodes of a cluster; see `ray`. "hosts":
+the hosts of `nanotf run --hosts` do, and it is the default there; see `hosts`. A back end
 has a kind of plan, which describes the workers, and a kind of crew (`handles.Crew`), which starts
 them. The rest of nanotf only uses `Pool`.
 """
@@ -15,17 +16,19 @@ from nanotf.errors import InvalidArgumentError, UnsupportedVersionError, check_c
 from nanotf.machine import neighbours, topology
 from nanotf.pool import zygote
 from nanotf.pool.handles import Crew
+from nanotf.pool.hosts import members
+from nanotf.pool.hosts.crew import HostsCrew
 from nanotf.pool.local import LocalCrew
-from nanotf.pool.plans import AnyPlan, RayPlan
+from nanotf.pool.plans import AnyPlan, HostsPlan, RayPlan
 from nanotf.pool.ray import cluster
 from nanotf.pool.ray.crew import RayCrew
 
-BACKENDS = {"local": "local", "multiprocessing": "local", "ray": "ray"}  # by accepted name
-DEFAULT_BACKEND = "local"
+# By accepted name.
+BACKENDS = {"local": "local", "multiprocessing": "local", "ray": "ray", "hosts": "hosts"}
 
 
 def check_backend(backend: str | None) -> str:
-    """Returns the back end to use for an argument `backend`: "local" or "ray".
+    """Returns the back end to use for an argument `backend`: "local", "ray" or "hosts".
 
     Args:
         backend: str, one of `BACKENDS`, or None for the default.
@@ -35,8 +38,14 @@ def check_backend(backend: str | None) -> str:
         UnsupportedVersionError: Its package is not installed.
     """
     if backend is None:
-        return DEFAULT_BACKEND
+        return "local" if members.current is None else "hosts"
     check_choice("backend", backend, tuple(BACKENDS))
+    if backend == "hosts" and members.current is None:
+        raise InvalidArgumentError(
+            "backend='hosts' needs the hosts of a run. Received: backend='hosts', in a process "
+            "that `nanotf run --hosts h1:4,h2:4 script.py` has not started. Start it so; the "
+            "argument is then the default."
+        )
     if backend == "ray" and importlib.util.find_spec("ray") is None:
         raise UnsupportedVersionError(
             "backend='ray' needs the package ray. Received: backend='ray', and ray is not "
@@ -49,12 +58,13 @@ def check_can_measure(backend: str | None) -> None:
     """Rejects `num_processes="auto"` if measurements on this machine do not apply to the workers.
 
     Raises:
-        InvalidArgumentError: The workers run through Ray.
+        InvalidArgumentError: The workers run through Ray, or on several hosts.
     """
-    if check_backend(backend) == "ray":
+    found = check_backend(backend)
+    if found != "local":
         raise InvalidArgumentError(
-            "num_processes='auto' measures on the cores of this machine. Received: backend='ray'. "
-            "Pass a number of workers."
+            f"num_processes='auto' measures on the cores of this machine. Received: "
+            f"backend={found!r}. Pass a number of workers."
         )
 
 
@@ -73,14 +83,20 @@ def plan(
     Raises:
         NanoError: An argument cannot be used.
     """
-    if check_backend(backend) == "local":
+    found = check_backend(backend)
+    hosts = members.current
+    # What fits on this host needs no other.
+    is_local = found == "hosts" and hosts is not None and num_processes <= hosts.workers
+    if found == "local" or is_local:
         return neighbours.plan(num_processes, cores_per_process, cores)
     if cores is not None:
         raise InvalidArgumentError(
-            "`cores` names logical CPUs of this machine, and with backend='ray' each node chooses "
-            f"its own. Received: cores={cores!r}. Pass cores_per_process=... to say how many."
+            f"`cores` names logical CPUs of this machine, and with backend={found!r} each machine "
+            f"chooses its own. Received: cores={cores!r}. Pass cores_per_process=... to say how "
+            "many."
         )
-    return RayPlan(
+    kind = RayPlan if found == "ray" else HostsPlan
+    return kind(
         topology.check_num_processes(num_processes),
         topology.check_cores_per_process(cores_per_process),
     )
@@ -90,12 +106,19 @@ def crew_of(plan: AnyPlan, transport: str, key: bytes) -> Crew:
     """Returns the crew that starts the workers of a plan.
 
     Args:
-        plan: `topology.Plan` or `RayPlan`.
+        plan: `topology.Plan`, `RayPlan` or `HostsPlan`.
         transport: str, one of `transports.TRANSPORTS`.
         key: bytes, the pool's secret key.
     """
     if isinstance(plan, RayPlan):
         return RayCrew(plan, transport, key)
+    if isinstance(plan, HostsPlan):
+        if transport == "grpc":
+            raise InvalidArgumentError(
+                "The hosts of a run exchange gradients through nanotf's own connections. Received: "
+                "transport='grpc'. Leave the argument out."
+            )
+        return HostsCrew(plan, transport, key)
     return LocalCrew(plan, transport, key)
 
 

@@ -174,13 +174,32 @@ class Crew(Protocol):
 
     Attributes:
         workers: list of the `Worker`s started so far, by rank.
+        here: the plan of the workers that share this process's memory, with `size` and
+            `like_nodes()`.
+        hosts: `HostsSpec` if the workers' group spans hosts, else None.
+        deadline: float, limit in seconds of one wait in this host's group.
     """
 
     @property
     def workers(self) -> Sequence[Worker]: ...
 
+    @property
+    def here(self) -> Any: ...
+
+    @property
+    def hosts(self) -> Any: ...
+
+    @property
+    def deadline(self) -> float: ...
+
     def start(self) -> None:
         """Starts the workers."""
+
+    def take_connections(self, rank: int) -> list[int]:
+        """Returns descriptors of the connections between hosts that a worker's setup needs.
+
+        The caller sends and closes them.
+        """
 
     def close(self) -> None:
         """Releases the resources used to start the workers, after they have ended."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from nanotf.console import logger
 from nanotf.errors import WorkerError
 from nanotf.machine import environment, topology
+from nanotf.pool import stalls
 from nanotf.pool.handles import Worker
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.pool.zygote import FORK_SECONDS, Zygote, shared_zygote
@@ -24,16 +25,30 @@ class LocalCrew:
         plan: `topology.Plan`.
         transport: str, one of `transports.TRANSPORTS`.
         key: bytes, the pool's secret key.
+        environ: mapping, environment variables that workers get in place of this process's.
+
+    Attributes:
+        here: `topology.Plan`, the plan.
     """
 
-    def __init__(self, plan: topology.Plan, transport: str, key: bytes) -> None:
+    hosts = None
+
+    def __init__(
+        self,
+        plan: topology.Plan,
+        transport: str,
+        key: bytes,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
         self.workers: list[Worker] = []
-        self._plan, self._transport, self._key = plan, transport, key
-        self._zygotes: list[Zygote] = []  # those that no other crew shares
+        self.here, self._transport, self._key = plan, transport, key
+        self.deadline = stalls.stall_seconds()
+        self._environ = os.environ if environ is None else environ
+        self._zygotes: list[Zygote] = []  # the zygotes that no other crew shares
 
     def start(self) -> None:
-        placements = self._plan.placements
-        environs = [worker_variables(placement, os.environ) for placement in placements]
+        placements = self.here.placements
+        environs = [worker_variables(placement, self._environ) for placement in placements]
         shared = shared_zygote(environs[0])
         for placement, environ in zip(placements, environs, strict=True):
             zygote = shared
@@ -42,6 +57,9 @@ class LocalCrew:
                 self._zygotes.append(zygote)
             worker = LocalWorker(placement, self._key, self._transport, environ, zygote)
             self.workers.append(worker)
+
+    def take_connections(self, rank: int) -> list[int]:
+        return []
 
     def close(self) -> None:
         for zygote in self._zygotes:

@@ -43,7 +43,7 @@ class Parcel:
             raise
 
     def done(self) -> None:
-        """Records that one of the workers has received it, or never will."""
+        """Records that a worker has received it or never will."""
         with self._lock:
             self._left -= 1
             last = self._left == 0

@@ -24,4 +24,17 @@ class RayPlan:
         return 1
 
 
-AnyPlan = topology.Plan | RayPlan
+@dataclasses.dataclass(frozen=True)
+class HostsPlan:
+    """Workers on the hosts of a run; each host chooses the cores.
+
+    Args:
+        size: int, number of workers on all hosts.
+        cores_per_process: int or None for equal shares of each host.
+    """
+
+    size: int
+    cores_per_process: int | None = None
+
+
+AnyPlan = topology.Plan | RayPlan | HostsPlan

@@ -65,7 +65,7 @@ class Pool:
     """N live workers.
 
     Args:
-        plan: `topology.Plan` or `plans.RayPlan`.
+        plan: `topology.Plan`, `plans.RayPlan` or `plans.HostsPlan`.
         transport: str, how workers exchange gradients.
 
     Raises:
@@ -97,8 +97,9 @@ class Pool:
         try:
             with explaining_few_descriptors(self.size):
                 if transport != "grpc":  # before the workers, so that its limits raise at once
+                    here = self._crew.here
                     self.group = collectives.create_group(
-                        self.size, nodes=plan.like_nodes(), deadline=self.stall_seconds
+                        here.size, nodes=here.like_nodes(), deadline=self._crew.deadline
                     )
                 self._crew.start()
                 deadline = time.monotonic() + START_SECONDS
@@ -164,7 +165,8 @@ class Pool:
     def _expect(self, kind: type, doing: str, deadline: float) -> list[Any]:
         """Waits until every worker has sent a message of one kind. Returns the messages by rank.
 
-        The first failure raises first, since the other workers may be waiting for that one.
+        The first failure raises first, since the other workers may be waiting for the worker that
+        failed.
         """
         found: dict[int, Any] = {}
         while len(found) < self.size:
@@ -203,7 +205,6 @@ class Pool:
             for warning in hello.warnings:
                 logger.warning("Worker %d: %s", worker.rank, warning)
         setup = messages.Setup(tuple(sys.path), tuple(sys.argv), self.size, self.stall_seconds)
-        fds = []
         if self.group is None:
             cluster = tuple(
                 f"{worker.host}:{hello.port}"
@@ -212,17 +213,29 @@ class Pool:
             setup = dataclasses.replace(setup, cluster=cluster)
             _warn_of_listeners(cluster)
         else:
-            setup = dataclasses.replace(setup, group=self.group.spec)
-            fds = [self.group.fd]
+            setup = dataclasses.replace(setup, group=self.group.spec, hosts=self._crew.hosts)
         for worker in self.workers:
             try:
-                worker.channel.send(setup, fds)
+                self._send_setup(worker, setup)
             except BlockingIOError as error:
                 raise not_finished([worker], "starting", START_SECONDS) from error
         self._expect(messages.Ready, "importing TensorFlow", deadline)
         for worker in self.workers:
             worker.channel.limit(0)
             worker.is_ready()
+
+    def _send_setup(self, worker: Worker, setup: messages.Setup) -> None:
+        if self.group is None or not worker.shares_memory:
+            worker.channel.send(setup)  # another host has its own group
+            return
+        # Closed here at once: other hosts must notice when the worker has ended.
+        connections = self._crew.take_connections(worker.rank)
+        try:
+            setup = dataclasses.replace(setup, connections=len(connections))
+            worker.channel.send(setup, [self.group.fd, *connections])
+        finally:
+            for fd in connections:
+                os.close(fd)
 
     # ----------------------------------------------------------------------- talking
     def _read(self, worker: Worker) -> None:

@@ -4,9 +4,9 @@
       counts steps and collectives as it proceeds
       watch.Heartbeat: has the count changed?  Progress ->  Silence: who made no progress for long?
 
-Every wait of a worker for another, or for the parent, has a timeout, see `stalls`. That leaves
-workers that are busy or wait by themselves: in the user's code, in a compiler, in a dataset.
-nanotf cannot tell if that will end, and a single process would wait as well. So it is not an
+Every wait of a worker for another, or for the parent, has a timeout, see `stalls`. The remaining
+workers are busy or wait by themselves: in the user's code, in a compiler, in a dataset. nanotf
+cannot tell if that will end, and a single process would wait as well. So it is not an
 error: nanotf logs a warning with all Python stacks, and again after twice the time.
 
 Workers report progress, not the lack of it: code that holds the GIL would keep them from
@@ -54,7 +54,7 @@ class Silence:
             now: float.
 
         Returns:
-            A tuple of the ranks, maybe none, and the seconds since the last progress of one of
+            A tuple of the ranks, maybe none, and the seconds since the last progress of any of
             them.
         """
         for rank in excused:

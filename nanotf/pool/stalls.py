@@ -6,16 +6,16 @@ Every wait has a watcher:
 | --- | --- |
 | a rank, in a collective of transport "shm" | the rank itself: the group's deadline |
 | a rank, in a step with transport "grpc", whose collectives wait forever | `worker.watch.Watch` |
-| a rank of a `@nano` function, for one that has taken another path | the parent: `divergence` |
+| a rank of a `@nano` function, for a rank that took another path | the parent: `divergence` |
 | the parent, for the rest of the ranks at a hook or at the end of a job | `Pool.check_progress` |
-| any process, for one that a signal has stopped | `Pool.check_progress` |
+| any process, for a process that a signal has stopped | `Pool.check_progress` |
 | none: a rank is busy, or hangs, by itself | `Pool.check_progress` warns; see `silence` |
 | the parent, for a rank to read | not needed: threads write, see `outbox` |
 
 All use the same timeout, NANOTF_STALL_SECONDS. It must not be short: ranks wait for each
-other while one of them compiles, or is swapped in. Time that a callback or the user's data take in
-the parent does not count, since all workers wait for it equally. Only the parent knows if a step
-waits for data (`StreamWriter.owes`).
+other while one of them compiles, or is swapped in. The parent's time in callbacks and in the user's
+data does not count, since all workers wait for it equally. Only the parent knows if a step waits
+for data (`StreamWriter.owes`).
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ class Supervisor:
             self._heard[rank] = now
 
     def _now(self) -> float:
-        """Returns the time in seconds, without the time in which this process does not check.
+        """Returns a time in seconds that stands still while this process does not check.
 
-        It may be frozen then, and its workers with it, or in a callback, for which they wait.
+        It may be frozen together with its workers, or run a callback for which they wait.
         """
         before, self._looked = self._looked, time.monotonic()
         self._clock += min(self._looked - before, 2 * LOOK_SECONDS)
@@ -88,7 +88,7 @@ class Supervisor:
                 them.
 
         Raises:
-            WorkerStuck: A worker does.
+            WorkerStuck: A worker keeps the others waiting.
         """
         now = self._now()
         for worker in self._workers:

@@ -106,7 +106,7 @@ def _are_apart(function: Callable[[Any, Any], Any], *values: Any) -> bool:
             np.asarray(function(*[tf.constant(v[a:b]) for v in values]))
             for a, b in ((0, 4), (0, 1), (1, 4))
         )
-    except Exception:  # it does not take such numbers; on the whole batch it raises itself
+    except Exception:  # it rejects these numbers; on the whole batch it raises its own error
         return False
     if whole.ndim == 0 or (whole.shape[0], one.shape[:1], three.shape[:1]) != (4, (1,), (3,)):
         return False

@@ -67,15 +67,15 @@ class Likeness:
         return self._exchange.gather_rows(rows).numpy()
 
     def _raise(self, when: str, numbers: Sequence[tuple[str, float]], other_count: bool) -> None:
-        what = "its result, which has another number of tensors"
+        what = "its result, which has a different number of tensors"
         if not other_count:
             sizes = self._gathered([size for _, size in numbers])
             places = [i for i in range(len(numbers)) if differ(sizes[:, i : i + 1])]
             what = numbers[places[0]][0] if places else "a sum of all that it computes"
         raise DivergedError(
-            "All workers run the same program, and must come to the same numbers. Received: after "
+            "All workers run the same program, and must compute the same numbers. Received: after "
             f"{when}, the workers differ in {what}. Let nothing in the program depend on the time, "
-            "on the process or on the order of a set, and seed what is random."
+            "on the process or on the order of a set, and seed every random generator."
         )
 
 

@@ -1,7 +1,7 @@
 """Computes batch statistics of the whole batch inside a region.
 
 Each worker computes the mean and the sum of squared deviations of its rows. One exchange collects
-those of all workers. The statistics of the batch follow from them (Chan, Golub and LeVeque, 1979),
+them from all workers. The statistics of the batch follow from them (Chan, Golub and LeVeque, 1979),
 without the cancellation of a mean of squares.
 """
 

@@ -1,7 +1,7 @@
 """Writes files of a divided program once: rank 0 writes while the others wait.
 
 All workers reach the same line. When rank 0 has finished, the others take its result and continue
-as if they had written it: on every rank counters advance and old checkpoints are dropped.
+as if they had written it: every rank advances counters and drops old checkpoints.
 """
 
 from __future__ import annotations

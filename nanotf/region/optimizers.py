@@ -15,7 +15,7 @@ class SummedRows:
     """A mixin, before an optimizer class, that replaces a sparse gradient by its sum by rows.
 
     A row that occurs several times in a `tf.IndexedSlices` counts as the sum of its values. This
-    includes clipping, where Keras takes the values one by one. So each worker can sum them before
+    includes clipping, where Keras takes each value separately. So each worker can sum them before
     it sends them.
 
     Without workers it sums each gradient once, since XLA cannot do it twice; see `sum_rows`.

@@ -189,7 +189,7 @@ def is_data(leaf: Any) -> bool:
 
 
 def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs `layer(*args, **kwargs)` such that each worker computes its own rows.
+    """Runs `layer(*args, **kwargs)` so that each worker computes its own rows.
 
     Args:
         layer: a Keras layer or model; its call is the outermost.

@@ -124,7 +124,7 @@ class Division:
         return tf.cast(self.count, tf.float64) / tf.cast(self.n, tf.float64)
 
     def own(self, whole: Any) -> Any:
-        """Returns the own rows of a tensor of any kind, also a ragged one, without a gradient."""
+        """Returns the own rows of any tensor, dense or ragged, without a gradient."""
         return _slice(whole, self.start, self.start + self.length)
 
     def take(self, whole: Any) -> Any:
@@ -267,7 +267,7 @@ def part_of(total: Any) -> Any:
 
 
 def _add_slices(exchange: Exchange, part: Any) -> Any:
-    """Sums sparse gradients over workers: concatenates them, like those of a whole batch.
+    """Sums sparse gradients over workers: concatenates them, as for a whole batch.
 
     If all workers look up the same indices, such as positions of a sequence, one process would look
     them up once. Then it adds the values instead.
@@ -302,7 +302,7 @@ def spread(exchange: Exchange, whole: Sequence[Any]) -> list[Any]:
     """Makes whole tensors usable on own rows; one exchange sums their gradients.
 
     A tensor without a gradient keeps none. TensorFlow fills missing gradients with zeros, so each
-    result records if it was asked for one.
+    result records if a gradient was requested.
     """
     asked: set[int] = set()
 

@@ -51,7 +51,7 @@ def entered(entering: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def compiling(inside: bool = False) -> Iterator[None]:
-    """Makes XLA compile divided calls in this context, with `inside` all code."""
+    """Makes XLA compile divided calls in this context, with `inside` all code in it."""
     global compiles, compiled
     before, compiles, compiled = (compiles, compiled), True, inside
     try:

@@ -9,10 +9,10 @@ et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 
     3. gather: each worker gets all updated variables
 
 The table of an embedding, whose gradient is sparse, is divided by rows: each worker gets all rows
-of the gradient, and updates those of its part of the table.
+of the gradient, and updates its own rows of the table.
 
 This moves as many bytes as an all-reduce of the gradients. The optimizer does an N-th of the
-work and takes an N-th of the memory; and its ten or so operations run once, on one long vector,
+work and takes an N-th of the memory; and its roughly ten operations run once, on one long vector,
 instead of once for each variable.
 
 The parent decides (`OptimizerShards.of`), since it has the user's optimizer; `ShardedUpdate` is
@@ -30,11 +30,10 @@ from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.region import rows
 
-# Element-wise ones that keep slots, by class name. Without slots there is little to divide;
-# Adagrad and Ftrl have cheap sparse updates of their own; Keras 2's Nadam counts its calls in
-# Python.
+# Class names of element-wise optimizers that keep slots. Without slots there is little to divide.
+# Adagrad and Ftrl have cheap sparse updates; Keras 2's Nadam counts its calls in Python.
 ELEMENTWISE = ("Adadelta", "Adam", "AdamW", "Adamax", "Lion", "RMSprop", "SGD", "SparseAdam")
-# Updates the touched rows alone, for which a table is not worth its way to all workers.
+# Updates only the touched rows. Sending the whole table to all workers would cost more.
 OF_TOUCHED_ROWS = ("SparseAdam",)
 # Keras's layers whose variables stay whole, since they assign to them.
 UNDIVIDED_LAYERS = ("SpectralNormalization",)
@@ -43,12 +42,13 @@ _SMALLEST = 1024  # elements; below this the update takes no time
 
 @dataclasses.dataclass(frozen=True)
 class Divided:
-    """Variables that are divided, and where the job's state has them.
+    """Divided variables, and their places in the job's state.
 
     Args:
         trainable: tuple of int, their places among the model's trainable variables.
         places: tuple of int, their places in the job's state.
-        slots: tuple of pairs, an attribute of the optimizer and the places of its slots for them.
+        slots: tuple of pairs, an attribute of the optimizer and the places of its slots for these
+            variables.
     """
 
     trainable: tuple[int, ...]
@@ -56,7 +56,7 @@ class Divided:
     slots: tuple[tuple[str, tuple[int, ...]], ...]
 
     def of(self, values: Sequence[Any]) -> list[Any]:
-        """Those of the values of all trainable variables that are theirs."""
+        """Selects these variables' values from the values of all trainable variables."""
         return [values[i] for i in self.trainable]
 
 
@@ -65,9 +65,9 @@ class OptimizerShards:
     """The variables of a divided update; each worker updates the others as a whole.
 
     Args:
-        dense: `Divided`, those that are divided as one vector.
-        tables: `Divided`, those of which each is divided by rows.
-        refresh: bool, whether something other than the optimizer may change them.
+        dense: `Divided`, the variables that are divided as one vector.
+        tables: `Divided`, the variables that are each divided by rows.
+        refresh: bool, whether anything besides the optimizer may change the variables.
     """
 
     dense: Divided
@@ -76,7 +76,7 @@ class OptimizerShards:
 
     @classmethod
     def of(cls, model: Any, variables: Sequence[Any]) -> OptimizerShards | None:
-        """Returns what can be divided of a model's update; None if nothing can.
+        """Returns the divisible part of a model's update; None if nothing is divisible.
 
         Args:
             model: a built and compiled model, its optimizer built.
@@ -106,7 +106,7 @@ class OptimizerShards:
 
         divisible, of_embeddings = _divisible_variables(model)
         dense = divided(divisible)
-        # All in one vector, with whose part the optimizer is built.
+        # They form one vector; the optimizer is built with this worker's part of it.
         if not dense.trainable or len({v.dtype for v in dense.of(trainable)}) > 1:
             return None
         touches = type(optimizer).__name__ in OF_TOUCHED_ROWS
@@ -133,7 +133,7 @@ def _is_known(optimizer: type) -> bool:
 def _are_understood(
     optimizer: Any, slots: dict[str, list[int]], trainable: Sequence[Any], variables: Sequence[Any]
 ) -> bool:
-    """Returns True if the lists of slots have one slot a variable, and contain all slots."""
+    """Returns True if the lists of slots have one slot per variable, and contain all slots."""
     shapes = [v.shape for v in trainable]
     found = [i for places in slots.values() for i in places]
     own = sum(1 for v in keras_optimizers.optimizer_variables(optimizer) if v.shape.rank)
@@ -144,7 +144,7 @@ def _are_understood(
 
 
 def _divisible_variables(model: Any) -> tuple[set[int], set[int]]:
-    """The ids of variables of Keras's own layers: with dense gradients, and of embeddings."""
+    """Returns ids of Keras's own layers' variables: those with dense gradients, and embeddings."""
     divisible: set[int] = set()
     tables: set[int] = set()
     whole: set[int] = set()
@@ -173,9 +173,9 @@ class ShardedUpdate:
 
     Attributes:
         part: the Keras variable that holds this worker's part of the divided variables. The
-            optimizer knows it in their place.
-        alike: list of `tf.Variable`, those that nothing but the update changes. It sets them to
-            what all workers read from the same memory.
+            optimizer updates it instead of them.
+        alike: list of `tf.Variable`, the variables that only the update changes. It sets them to
+            values that all workers read from the same memory.
     """
 
     def __init__(
@@ -193,17 +193,18 @@ class ShardedUpdate:
         tables = [keras_names.tf_variable(v) for v in shards.tables.of(trainable)]
         self._tables = [_TablePart(strategy, v) for v in tables]
         self.alike = [] if shards.refresh else [*dense, *tables]
-        # In a variable: what is multiplied by a constant zero, TensorFlow does not read.
+        # A variable, since TensorFlow does not read an operand multiplied by a constant zero.
         self._adds_whole = tf.Variable(float(strategy.rank == 0), trainable=False)
         optimizer.build([self.part, *(t.part for t in self._tables), *self._whole(trainable)])
         generation().apply_through(optimizer, self._apply)
 
     def variables(self) -> list[tuple[Any, tuple[int, ...], tuple[int, int], bool]]:
-        """The variables that hold parts, as `shipping.state.Part` takes them.
+        """The variables that hold parts, as arguments of `shipping.state.Part`.
 
         Returns:
-            A list of tuples: the `tf.Variable`; the places, in the job's state, of what it is a
-            part of; its bounds; whether nothing else in this process holds those elements.
+            A list of tuples: the `tf.Variable`; the places, in the job's state, of the variables
+            that it is a part of; its bounds; whether no other variable in this process holds its
+            elements.
         """
         slots = keras_optimizers.optimizer_slots(self.optimizer)
         dense, tables = self.shards.dense, self.shards.tables
@@ -225,7 +226,8 @@ class ShardedUpdate:
         """Makes one step; called in replica context, where Keras would apply the gradients.
 
         Args:
-            update: callable of a list of summed gradients and of variables, which updates those.
+            update: callable of a list of summed gradients and a list of variables; updates the
+                variables.
             gradients: list of tensors, `tf.IndexedSlices` or None.
             trainable: list of the model's trainable variables.
         """
@@ -255,16 +257,16 @@ class ShardedUpdate:
             table.assign(own.of_all_ranks())
 
     def _own_part(self, gradient: Any, variable: Any) -> Any:
-        """Returns this worker's part of a gradient; rank 0's is all of one that is no sum."""
+        """Returns this worker's part of a gradient; rank 0 gets all of a gradient that is no sum."""
         tf = require_tensorflow()
         if gradient is None:
             return tf.zeros_like(variable)
         part = rows.part_of(gradient)
         if part is None:
-            # All ranks read it: what one does not, it does not exchange either.
+            # All ranks must read it: a rank that does not read it does not exchange it either.
             part = tf.convert_to_tensor(gradient)
             part *= tf.cast(self._adds_whole, part.dtype)
-        # Some gradients, of layer normalisation for one, do not know their shape when traced.
+        # Some gradients, such as layer normalization's, have an unknown shape when traced.
         return tf.ensure_shape(part, variable.shape)
 
     def _part_of(self, tensors: Sequence[Any]) -> Any:
@@ -277,7 +279,7 @@ class ShardedUpdate:
         return tf.concat(pieces, axis=0) if pieces else tf.zeros([0], tensors[0].dtype)
 
     def _without_gradient(self, absent: Sequence[bool], locals_: Sequence[Any]) -> list[Any]:
-        """Returns what a step must leave as it is, because the loss does not depend on it.
+        """Returns the elements that a step must not change: the loss does not depend on them.
 
         Returns:
             A list of tuples: variable, its value, and a mask of the elements to put back.
@@ -301,8 +303,8 @@ class _TablePart:
         table: `tf.Variable`.
 
     Attributes:
-        part: the Keras variable that holds them.
-        elements: tuple of int, the first of its elements in the table, and the one after its last.
+        part: the Keras variable that holds these rows.
+        elements: tuple of int, its first element in the table, and the element after its last.
     """
 
     def __init__(self, strategy: Any, table: Any) -> None:
@@ -317,16 +319,16 @@ class _TablePart:
         self.part = generation().make_variable(tf.zeros([count, *self._rest], table.dtype), "rows")
 
     def take(self, table: Any) -> None:
-        """Sets them from the table."""
+        """Copies the rows from the table."""
         keras_names.tf_variable(self.part).assign(table[self._bounds[0] : self._bounds[1]])
 
     def of(self, gradient: Any) -> Any:
-        """Returns what of the table's gradient, sparse or not, is about them; None stays None."""
+        """Returns these rows' part of the table's gradient, sparse or dense; None stays None."""
         tf = require_tensorflow()
         first, end = self._bounds
         if gradient is None:
             return None
-        if not isinstance(gradient, tf.IndexedSlices):  # the table is read otherwise, too
+        if not isinstance(gradient, tf.IndexedSlices):  # other code also reads the table
             return tf.convert_to_tensor(gradient)[first:end]
         indices = gradient.indices
         own = tf.where((indices >= first) & (indices < end))[:, 0]
@@ -337,14 +339,14 @@ class _TablePart:
         )
 
     def of_all_ranks(self) -> Any:
-        """The whole table, of all ranks' rows."""
+        """The whole table, joined from all ranks' rows."""
         tf = require_tensorflow()
         own = keras_names.tf_variable(self.part).read_value()
         return tf.ensure_shape(self._strategy.gather_rows(own), self._shape)
 
 
 def pieces_of(bounds: tuple[int, int], shapes: Sequence[Any]) -> list[tuple[int, int, int]]:
-    """Returns where a part of several arrays, seen as one vector, lies in them.
+    """Maps a part of several arrays, seen as one vector, to pieces of the arrays.
 
     Args:
         bounds: the part's first element and the element after its last.

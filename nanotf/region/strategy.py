@@ -6,7 +6,7 @@ and TensorFlow do the training. Two things differ from the stock strategy:
 - With transport "shm" it starts no server and opens no socket. It starts in the stock strategy's
   local mode, then gets its rank and the number of workers, and moves the bytes of every
   collective through shared memory (`collectives`).
-- A dataset that already yields this worker's share is iterated as it is, not wrapped, sharded and
+- A dataset that already yields this worker's share is iterated unchanged, not wrapped, sharded and
   rebuilt at every epoch.
 """
 
@@ -68,7 +68,7 @@ class _Extended(distribute.Extended):  # type: ignore[misc]
 def _telling_of_taken_port(port: int | None) -> Iterator[None]:
     """Raises `PortTaken` if TensorFlow's server does not start because its port is taken.
 
-    TensorFlow's error tells this only in its text.
+    Only the text of TensorFlow's error names the cause.
     """
     try:
         yield
@@ -204,7 +204,7 @@ class WorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore
         return self.extended.group.reduce_scatter(tensors, self._keys.next())
 
     def gather_parts(self, part: Any, likes: Sequence[Any]) -> list[Any]:
-        """Joins the parts of all ranks to tensors of the shapes of `likes`."""
+        """Joins the parts of all ranks into tensors with the shapes of `likes`."""
         gathered: list[Any] = self.extended.group.gather_parts(part, likes, self._keys.next())
         return gathered
 

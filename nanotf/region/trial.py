@@ -1,6 +1,6 @@
 """Tries a layer before it is first divided, to find out if it treats rows independently.
 
-A user's layer runs once on four random rows, and on the first and the other three of them. The
+A user's layer runs on four random rows, then on the first row, then on the other three. The
 results show which outputs have rows and what the others are: a mean over rows, a sum, or equal for
 any rows. If an output is none of these, rows depend on each other, and the layer runs whole on
 every worker. Layers made only of Keras's own are known and not tried.

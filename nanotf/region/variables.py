@@ -18,7 +18,7 @@ from nanotf.region.rows import Exchange
 
 
 def plain(variable: Any) -> Any:
-    """Returns the plain variable behind a Keras, distributed or casting one."""
+    """Returns the plain variable behind a Keras, distributed or casting variable."""
     variable = keras_names.tf_variable(variable)
     if hasattr(variable, "_values"):
         variable = variable._values[0]

@@ -8,7 +8,7 @@ _KERAS_PACKAGES = ("keras", "tf_keras", "tensorflow", "nanotf")
 
 
 def original_class(cls: type) -> type:
-    """Returns the user's or Keras's class behind one that `accelerate` made."""
+    """Returns the user's or Keras's class behind a class that `accelerate` made."""
     original: type = vars(cls).get("_nanotf_original", cls)
     return original
 

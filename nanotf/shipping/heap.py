@@ -73,7 +73,7 @@ def _is_numbered(cls: Any) -> bool:
 
 @functools.cache
 def _made_by_class(cls: Any) -> frozenset[str]:
-    """Returns the function attributes that a class makes anew for each object."""
+    """Returns the function attributes that a class creates for each object."""
     made = vars(cls.__new__(cls))
     return frozenset(name for name, value in made.items() if isinstance(value, types.FunctionType))
 
@@ -118,7 +118,7 @@ class _VariableMaker:
 
 @dataclasses.dataclass(frozen=True)
 class _CastMaker:
-    """Maker of a Keras 2 variable that casts another one's values."""
+    """Maker of a Keras 2 variable that casts another variable's values."""
 
     variable: Any
 
@@ -422,7 +422,7 @@ def _check_slots(numbered: Sequence[Any], of_optimizers: Mapping[int, Any]) -> N
         if id(obj) in slots:
             raise ShippingError(
                 "Only an optimizer's step count and learning rate can be sent by themselves, since "
-                "workers build the optimizer's other variables anew. Received: the variable "
+                "workers rebuild the optimizer's other variables. Received: the variable "
                 f"{obj.name!r} of an optimizer of class {type(slots[id(obj)]).__name__}. Take it "
                 "from the optimizer's `variables` where it is used."
             )
@@ -432,7 +432,7 @@ def load(unpickler: Unpickler) -> Any:
     """Undoes `dump`; variables have no values yet, and optimizers are not built.
 
     Returns:
-        What was sent.
+        The object that `dump` pickled.
     """
     top = unpickler.load()
     unpickler.load_attributes()
@@ -501,7 +501,7 @@ def load_model(data: bytes) -> tuple[Any, list[Any]]:
 
 
 def captured_beside(numbered: Sequence[Any], own: Sequence[Any]) -> tuple[int, ...]:
-    """Returns the numbers of variables with values to send that are not the model's own.
+    """Returns the numbers of variables whose values are sent but that are not the model's own.
 
     Args:
         numbered: sequence of objects, of `dump_model`.

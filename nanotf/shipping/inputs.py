@@ -82,7 +82,7 @@ def rows_of_rank(rows: int, rank: int, size: int) -> tuple[int, int]:
         size: int, number of workers.
 
     Returns:
-        A tuple of the first row and the row after the last; equal if there is none.
+        A tuple of the first row and the row after the last; equal if the rank has no row.
     """
     return rows * rank // size, rows * (rank + 1) // size
 
@@ -115,8 +115,8 @@ class ArrayInput:
         seed: int, of that order.
         passes: int or None, how many passes an iterator makes; None is endless, which lets Keras
             keep one iterator over all epochs.
-        first: tuple of int or None, the pass in which the first iterator begins, and the number of
-            that pass's batches already used; None for the first batch of the first epoch's pass.
+        first: tuple of int or None: the pass where the first iterator begins, and how many of its
+            batches are already used; None for the first batch of the first epoch's pass.
     """
 
     structure: Any
@@ -248,7 +248,7 @@ def claiming(dataset: Any, cardinality: int) -> Any:
     """Returns a dataset that tells Keras its number of elements, or one of TensorFlow's codes.
 
     TensorFlow enforces the number that a dataset claims; Keras does not need it to be exact. So
-    the dataset that claims the number is not the one that is iterated.
+    Keras sees one dataset, which claims the number, and iterates another.
     """
     tf = require_tensorflow()
     claims = dataset.apply(tf.data.experimental.assert_cardinality(cardinality))

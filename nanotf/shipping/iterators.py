@@ -27,7 +27,7 @@ def keeping(step: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
         step: function of an iterator (`model.train_function`, `model.test_function`), or None.
 
     Returns:
-        A function that does the same; `let_go` drops what it keeps.
+        A function that runs the step; `let_go` drops the iterator that it keeps.
     """
     if step is None or hasattr(step, "_nanotf_held"):
         return step

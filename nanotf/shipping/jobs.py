@@ -124,7 +124,8 @@ class FitJob(ModelJob):
         shards: `OptimizerShards`, or None if each worker makes the whole update.
         optimizers: dict, the variables that the model's optimizers are built with; see
             `shipping.optimizers.built_optimizers`.
-        asks: frozenset of str, the batch hooks at which workers store their state unasked.
+        asks: frozenset of str, the batch hooks at which workers store their state without a
+            request.
         metrics_layout: `StateLayout` of the variables in `keras_names.metric_state`.
         metrics_block: int, the number of the job's block that holds them.
         stop: bool, whether to stop after one batch, since `on_train_begin` requested it.
@@ -235,7 +236,7 @@ class Terminal:
     @classmethod
     def capture(cls) -> Terminal:
         """Returns the properties of this process's output."""
-        # A daemon's streams are None, a notebook's may be anything.
+        # A daemon's streams are None; a notebook's streams may be any objects.
         streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         is_terminal = {name: bool(getattr(s, "isatty", bool)()) for name, s in streams.items()}
         return cls(is_terminal, shutil.get_terminal_size().columns)
@@ -271,7 +272,7 @@ class LoopJob:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """Description of what a `@nano` function has built; sent by rank 0, objects by number.
+    """Description of the objects that a `@nano` function has built, by number; sent by rank 0.
 
     Args:
         layers: dict of int to tuple, the `keras_build.build_configs` of layers and models.

@@ -104,7 +104,7 @@ def attributes_of(instance: Any) -> dict[str, Any]:
 
 def _put_attributes(instance: Any, values: Mapping[str, Any]) -> None:
     before = attributes_of(instance)
-    # A class may forbid setting attributes; TensorFlow's `__setattr__` has to track them.
+    # A class may forbid setting attributes; TensorFlow's `__setattr__` must track them.
     is_tracked = isinstance(instance, require_tensorflow().__internal__.tracking.Trackable)
     put = setattr if is_tracked else object.__setattr__
     for name in before.keys() - values.keys():

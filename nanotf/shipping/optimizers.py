@@ -237,7 +237,7 @@ def built_optimizers(numbered: Sequence[Any]) -> dict[int, tuple[int, ...] | Non
     optimizers = among(numbered)
     inner = {id(getattr(optimizer, "inner_optimizer", None)) for optimizer in optimizers.values()}
     for number, optimizer in optimizers.items():
-        if id(optimizer) in inner:  # built by the one that wraps it
+        if id(optimizer) in inner:  # built by the optimizer that wraps it
             continue
         found = [numbers.get(id(v)) for v in keras_optimizers.built_with(optimizer, candidates)]
         if found:

@@ -48,8 +48,8 @@ class Shipment:
     Args:
         heap: bytes.
         call: `Pickled`.
-        key: bytes, equal for calls of the same code, whatever data it refers to: a `tf.function`
-            keeps its graphs, as in one process.
+        key: bytes, equal for calls of the same code, whatever data it refers to, so that a
+            `tf.function` keeps its graphs, as in one process.
     """
 
     heap: bytes
@@ -194,7 +194,7 @@ class Manifest:
     Attributes:
         numbered: list of the objects in the heap.
         known: dict of int to tuple of str and int, by id, the reference to each of them in a call.
-        data: list of those among them that are read in the parent.
+        data: list of the objects among them that the parent reads.
         mutables: dict of int to object, by id, all objects met whose contents can be sent back:
             the user's objects, and temporary ones made by pickling.
         held: int, the number of objects in the heap whose contents can be sent back.
@@ -276,7 +276,7 @@ class Manifest:
         """Takes the module of code found by a pickler, if the module holds a root.
 
         Raises:
-            ShippingError: Such a module itself was found.
+            ShippingError: A pickler found the module itself.
         """
         module = user_modules.module_of(found)
         if module is None or self._modules.is_users_wish(module):

@@ -113,7 +113,7 @@ def load_result(pickled: Pickled, block: Block | None, known: Known) -> tuple[An
         unpickler.load_attributes()
     except Exception as error:
         raise NanoError(
-            "What a @nano function returned could not be unpickled in your process. Received: "
+            "The result of a @nano function could not be unpickled in your process. Received: "
             f"{type(error).__name__}: {error}"
         ) from error
     return value, unpickler.numbered

@@ -100,7 +100,7 @@ class Part:
 
     Args:
         variable: `tf.Variable`, whose elements in order are the part.
-        places: tuple of int, the places in the layout of those others.
+        places: tuple of int, the places of the other variables in the layout.
         bounds: the part's first element in that vector, and the element after its last.
         only: bool, True if no other variable of this process holds these elements.
     """

@@ -254,7 +254,7 @@ class StreamReader:
                 inbox.put((messages.EndOfStream(stream, turn), None))
 
     def forget(self, stream: int) -> None:
-        """Frees the memory of a stream that is not read any further."""
+        """Frees the memory of a stream that is no longer read."""
         with self._lock:
             self._blocks.pop(stream, None)
             for key in [key for key in self._queues if key[0] == stream]:
@@ -359,7 +359,7 @@ class StreamWriter:
         return self._thread.is_alive() and (since is None or time.monotonic() - since < seconds)
 
     def stack(self) -> str | None:
-        """Returns the thread's Python stack if it reads the user's data; None if it waits."""
+        """Returns the thread's Python stack while it reads the user's data; None while it waits."""
         with self._changed:
             waits = self._waits_since is not None
         frame = sys._current_frames().get(self._thread.ident or 0)
@@ -454,7 +454,7 @@ class StreamWriter:
             self.reading.copying += timing.now() - began
         with self._changed:
             if empty and not self._is_open:
-                self._turn += 1  # workers ask for a batch, and there is none
+                self._turn += 1  # workers wait for a batch, but the data have ended
                 self._is_open = True
             if not self._trains or not self._data.keeps(self._iterator):
                 self._end_turn()
@@ -465,7 +465,7 @@ class StreamWriter:
             self._end_turn()
         if self._turn >= 0 and not self._wait(self._all_read):
             return False
-        # This drops the last reference, which may take a while for a dataset's iterator.
+        # Drops the last reference; dropping a dataset's iterator may take a while.
         iterators.drop([self._iterator])
         self._iterator = iterator
         with self._changed:

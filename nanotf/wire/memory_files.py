@@ -47,7 +47,7 @@ def anonymous_file(nbytes: int, *, fixed: bool) -> int:
         int, a descriptor that child processes do not inherit.
 
     Raises:
-        NanoError: The limit on the size of files, which applies to memory files, too, is lower.
+        NanoError: The file-size limit, which also applies to memory files, is lower.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("nanotf", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

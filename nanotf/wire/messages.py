@@ -108,9 +108,13 @@ class Setup(Message):
         cluster: tuple of str, `host:port` by rank (only with transport "grpc").
         group: `collectives.GroupSpec` or None; the descriptor of the group's memory follows
             (only with transport "shm").
+        hosts: `collectives.HostsSpec` if the workers run on several hosts; `group` is then the
+            group of the worker's host.
+        connections: int, the number of descriptors that follow the group's: the connections to
+            other hosts, for one worker of each host.
         says_written: bool, whether the worker's messages must list the parts of the job's blocks
             that it has written, since it does not share the parent's memory (see
-            `pool.ray.bridge`).
+            `pool.remote`).
     """
 
     sys_path: tuple[str, ...]
@@ -119,6 +123,8 @@ class Setup(Message):
     stall_seconds: float
     cluster: tuple[str, ...] = ()
     group: Any = None
+    hosts: Any = None
+    connections: int = 0
     says_written: bool = False
 
 
@@ -189,7 +195,7 @@ class Event(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Progress(Message):
-    """Worker -> parent: it has made progress since its last such message, see `pool.silence`."""
+    """Worker -> parent: it has made progress since its last `Progress`, see `pool.silence`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +211,7 @@ class Stalled(Message):
 
 @dataclasses.dataclass(frozen=True)
 class Waiting(Message):
-    """Worker -> parent, every rank: a hook was reached, and the parent decides how to proceed.
+    """Worker -> parent, every rank: it has reached a hook, and the parent decides how to proceed.
 
     If `state` is true, the rank's variables are in its part of the state block. `written` lists
     the parts that it has written there, if `Setup` asked for that.
@@ -357,7 +363,7 @@ class Restored(Message):
 class Reached(Message):
     """Worker -> parent, every rank: its progress in a `@nano` function with transport "grpc".
 
-    A rank sends it after beginning no collective for a while, and after it returned or raised.
+    A rank sends it when it has begun no collective for a while, and when it has returned or raised.
 
     Args:
         job, rank: int.
@@ -424,8 +430,8 @@ class Batch(Message):
         arrays: tuple of `(offset, shape, dtype, nbytes)` of each array, in flattened order; see
             `shipping.arrays.ArrayRef`.
         rows: int, rows of the global batch.
-        block: int or None, the size in bytes of a new, larger ring if the batch did not fit the
-            old one. Its file descriptor follows.
+        block: int or None, the size in bytes of a new, larger ring if the batch did not fit the old
+            ring. Its file descriptor follows.
     """
 
     stream: int
@@ -443,7 +449,7 @@ class EndOfStream(Message):
     Args:
         stream: int.
         turn: int.
-        failed: bool, whether the user's data raised. Later turns have no batch, either.
+        failed: bool, whether the user's data raised. Later turns have no batches either.
     """
 
     stream: int

@@ -20,7 +20,7 @@ def free_port() -> int:
 def is_free(port: int) -> bool:
     """Returns True if a server could listen on a port of all interfaces, as TensorFlow's does."""
     with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # gRPC sets it, too
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # gRPC also sets it
         try:
             sock.bind(("0.0.0.0", port))
         except OSError:

@@ -220,8 +220,8 @@ class Stopwatch:
             return step
 
         def timed_step(iterator: Any) -> Any:
-            # Reads the step's begin before the one from which its input counts: the system may
-            # preempt the thread between the two.
+            # Reads the step's start time before the start time of its input: the system may preempt
+            # the thread between the two.
             with self.stepping() as began:
                 before = self._counted(steps_begin=True)
                 result = step(iterator)
@@ -234,7 +234,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[int]:
-        """Runs a step in this context. Yields its begin."""
+        """Runs a step in this context. Yields its start time."""
         outer, began = self.step_since, now()
         self.step_since = began
         self._steps += 1
@@ -308,7 +308,7 @@ class Stopwatch:
 
 @dataclasses.dataclass
 class Reading:
-    """The parent's time for data that it reads for the workers, in parallel to everything else.
+    """The parent's time for reading data for the workers, in parallel with everything else.
 
     Args:
         reading: int, in the user's dataset or generator.

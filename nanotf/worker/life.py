@@ -26,7 +26,7 @@ def _setup(
     """Sends `Hello`, receives the setup, and makes the session. Returns None if that failed."""
     channel.send(messages.Hello(rank, os.getpid(), cores, port, tuple(warnings)))
     setup = channel.receive()
-    fds = channel.receive_fds(1 if setup.group is not None else 0)
+    fds = channel.receive_fds(1 + setup.connections if setup.group is not None else 0)
     sys.path[:] = setup.sys_path
     sys.argv[:] = setup.argv
     try:

@@ -171,7 +171,7 @@ class _KeptProgram:
         self.run.tell(messages.Saved(self.run.number, path))
 
     def restored(self, path: str | None) -> None:
-        """Waits until all workers have restored a checkpoint; the data continue from there."""
+        """Waits until all workers have restored a checkpoint; the data then resume there."""
         if path is not None:
             self.run.tell(messages.Restored(self.run.number, path))
         self.run.agree("restored")

@@ -120,9 +120,9 @@ class _ModelRun:
 
     @contextlib.contextmanager
     def _dividing(self) -> Iterator[None]:
-        """Divides calls of layers, and shows the user what steps print, in this context.
+        """Divides calls of layers, and relays the steps' prints to the user, in this context.
 
-        It leaves out the error stream: the parent's Keras has printed the same warnings.
+        Does not relay the error stream: the parent's Keras has already printed the same warnings.
         """
         job, session = self.job, self.session
         prints = output.to_parent(session, self.number, job.terminal, ("stdout",), job.quiet)
@@ -140,7 +140,7 @@ class _ModelRun:
             raise Abandoned
 
     def _seeds(self) -> list[Any]:
-        """Returns the seeds of random layers, some of which also draw without training."""
+        """Returns the seeds of random layers; some layers also draw outside training."""
         return [v.numpy() for v in generation().seed_variables(self.model)]
 
     def _callbacks(self) -> list[Any]:

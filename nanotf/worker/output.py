@@ -131,7 +131,7 @@ def to_parent(
         job: int, its number.
         terminal: `Terminal`.
         streams: sequence of str, Python's streams to relay; `tf.print` is always relayed.
-        quiet: bool, whether rank 0, too, writes only to its log. Functions traced in this context
+        quiet: bool, whether rank 0 also writes only to its log. Functions traced in this context
             still print for the user in later jobs.
     """
     if session.rank != 0:

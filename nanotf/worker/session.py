@@ -47,7 +47,8 @@ class Session:
         rank: int.
         channel: `Channel` to the parent.
         setup: `messages.Setup`.
-        fds: list of int, the descriptor of the group's memory if `setup` names a group.
+        fds: list of int, the descriptor of the group's memory if `setup` names a group, and then
+            its connections to other hosts.
     """
 
     def __init__(self, rank: int, channel: Channel, setup: messages.Setup, fds: list[int]) -> None:
@@ -56,7 +57,7 @@ class Session:
         self.says_written = setup.says_written
         group = None
         if setup.group is not None:
-            group = Group.attach(setup.group, rank, fds[0])
+            group = Group.attach(setup.group, rank, fds[0], setup.hosts, fds[1:])
             os.close(fds[0])
         self.strategy = WorkerStrategy(rank, setup.size, cluster=setup.cluster, group=group)
         overrides.install(self.strategy)

@@ -2,7 +2,7 @@
 
 A process that imports TensorFlow takes seconds to start; its fork takes milliseconds. A fork works
 as long as TensorFlow has run no operation (seen with 2.15 to 2.21, both Keras generations): the
-only threads by then are those of NumPy's BLAS, which ends and restarts them around a fork.
+only threads at that point belong to NumPy's BLAS, which ends and restarts them around a fork.
 
     parent                                     zygote
       |  Fork (rank, cores ...; 4 descriptors) ->  |   forks; the child becomes a worker
@@ -145,7 +145,7 @@ def main(arguments: list[str]) -> int:
         channel.show_key_first(key)
         order, sock = _Zygote(channel, int(parent)).serve()
     except ChannelClosed:
-        os._exit(0)  # ends any workers, too, and skips TensorFlow's destructors
+        os._exit(0)  # also ends any workers, and skips TensorFlow's destructors
     os.environ.clear()
     os.environ.update(order.environ)
     if hasattr(os, "sched_setaffinity"):

@@ -175,7 +175,7 @@ def take_turns(spec: Any, rank: int, fd: int) -> str:
 
 
 def reduce_pieces_that_vanish(spec: Any, rank: int, fd: int) -> None:
-    """Sums 1 on rank 0 and pieces on the others that rounding at each step would lose."""
+    """Sums 1 on rank 0 and, on the other ranks, pieces that rounding at each step would lose."""
     with engine_of(spec, rank, fd) as engine:
         for dtype, eps in [(np.dtype("f2"), 2.0**-10), *((b, 2.0**-7) for b in BFLOAT16)]:
             for count in (5, 3 * CHUNK):
@@ -285,7 +285,7 @@ def many_threads(spec: Any, rank: int, fd: int, threads: int, calls: int) -> Non
 
 
 def one_key_twice(spec: Any, rank: int, fd: int, directory: Path) -> Failure | None:
-    """Makes a second call of a key that is in flight on this rank, which is refused."""
+    """Makes a second call of a key that is in flight on this rank, which raises an error."""
     with engine_of(spec, rank, fd) as engine:
         if rank == 0:
             # Rank 1 has not come, so whichever of the two enters first blocks.
@@ -361,7 +361,7 @@ def mismatches_of_many(spec: Any, rank: int, fd: int) -> list[str]:
 
 
 def differs_and_stops(spec: Any, rank: int, fd: int, directory: Path, how: str) -> Failure | None:
-    """Makes the last rank enter a different call without describing it, and then stop."""
+    """Makes the last rank enter a different call without describing it, then stop."""
     if rank < spec.size - 1:
         with engine_of(spec, rank, fd) as engine:
             failure = failure_of(engine, engine.all_reduce, [np.ones(3)] * 6, 42)
@@ -381,7 +381,7 @@ def differs_and_stops(spec: Any, rank: int, fd: int, directory: Path, how: str) 
 
 
 def last_rank_dies(spec: Any, rank: int, fd: int, how: str) -> list[Failure]:
-    """Ends the last rank while the others are in the middle of large all-reduces."""
+    """Ends the last rank while the others run large all-reduces."""
     engine = make_engine(spec, rank, fd)
     values = np.ones(200_000, np.float32)
     for _ in range(3):
@@ -433,7 +433,7 @@ def rank_aborts(spec: Any, rank: int, fd: int) -> Failure | None:
 def absent(
     spec: Any, rank: int, fd: int, directory: Path, missing: int, method: str = "all_reduce"
 ) -> Failure:
-    """Attaches one rank that never comes. In a gather, rank 0 has more rounds than the others."""
+    """Leaves one attached rank absent. In a gather, rank 0 has more rounds than the other ranks."""
     values = np.ones(2 * CHUNK if method == "all_gather" and rank == 0 else 3)
     with engine_of(spec, rank, fd) as engine:
         call = getattr(engine, method)

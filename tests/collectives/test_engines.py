@@ -1,4 +1,4 @@
-"""Tests both implementations without TensorFlow: real processes, every collective and every end."""
+"""Tests both implementations without TensorFlow: real processes, all collectives and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of the compiled library: finding, refusing and building it, and its Python constants."""
+"""Tests of the compiled library: how it is found, rejected and built; its Python constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""End-to-end tests: promises, one by one."""
+"""End-to-end tests of nanotf's promises."""
 
 from __future__ import annotations
 

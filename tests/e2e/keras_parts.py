@@ -14,7 +14,7 @@ import tensorflow as tf
 
 L = tf.keras.layers
 
-ROWS = 22  # in batches of `BATCH_SIZE`: the last one is short, and halves are uneven
+ROWS = 22  # in batches of `BATCH_SIZE`: the last batch is short, and halves are uneven
 BATCH_SIZE = 9
 
 # Layers by the shape of a row. A trained layer precedes each, and a `Dense` follows, so gradients
@@ -171,7 +171,7 @@ AUGMENTATIONS: dict[str, Callable[[], Any]] = {
 # Layers with several inputs, each of its own shape.
 MERGING = ("Add", "Average", "Concatenate", "Dot", "Maximum", "Minimum", "Multiply", "Subtract")
 
-# Layers of integers and of strings, by the numbers of them in a row.
+# Layers of integers and of strings, by the number of values in a row.
 OF_NUMBERS: dict[str, Callable[[], Any]] = {
     "Embedding": lambda: L.Embedding(20, 3, mask_zero=True),
     "Hashing": lambda: _embedded(L.Hashing(7)),
@@ -203,8 +203,8 @@ NO_LAYERS = {
     "TorchModuleWrapper", "Wrapper",
 }  # fmt: skip
 
-# Keras 3.15 distorts all images like the first if their number is unknown, and cannot make the
-# other layer from its configuration.
+# Keras 3.15 distorts all images like the first image if their number is unknown. It cannot make the
+# second layer from its configuration.
 NO_LAYERS |= {"RandomElasticTransform", "RandomShear"}
 
 # Losses, each with the kind of its model's output and targets; see `targets`.

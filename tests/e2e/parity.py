@@ -25,7 +25,7 @@ def digits(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def weights(rows: int) -> np.ndarray:
-    """Returns sample weights that differ widely between rows, including zeros."""
+    """Returns sample weights, including zeros, that differ widely between rows."""
     return np.random.default_rng(7).integers(0, 5, rows).astype(tf.keras.backend.floatx())
 
 
@@ -79,14 +79,14 @@ def assert_same_state(found: Any, expected: Any) -> None:
 
 
 def fit_both(make: Callable[[], Any], **arguments: Any) -> tuple[Any, Any]:
-    """Trains two equal models, one with a single process and one with two; they must agree.
+    """Trains two equal models, one with a single process, one with two processes. They must agree.
 
     Args:
         make: makes a compiled model, the same at every call.
         **arguments: of `fit`; `shuffle` is False unless given, `epochs` is 2.
 
     Returns:
-        A tuple of the model that two processes trained, and the other.
+        A tuple of the model that two processes trained, and the model of the single process.
     """
     arguments = {"shuffle": False, "epochs": 2, "verbose": 0, **arguments}
     expected, found = make(), make()

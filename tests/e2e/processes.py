@@ -1,4 +1,4 @@
-"""Runs scripts as a user would: in a process of their own."""
+"""Runs scripts as a user would: in a separate process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run_script(
 
 
 def run_python(directory: pathlib.Path, *command: str | pathlib.Path, **variables: str) -> str:
-    """Runs Python with nanotf in a folder. Returns what it prints; fails if it does.
+    """Runs Python with nanotf in a folder. Returns its output; fails if Python fails.
 
     Args:
         directory: the working directory.

@@ -1,6 +1,6 @@
 """Runs selected tests of each group with Ray workers on this machine.
 
-`test_ray` runs this in a process of its own, since threads and sockets of Ray end only with the
+`test_ray` runs this in a separate process, since threads and sockets of Ray end only with the
 process.
 """
 
@@ -114,7 +114,7 @@ def test_actor_that_is_killed() -> None:
 
 
 def test_the_parents_variables_stay_in_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables that the worker's node lacks, and that do not set up TensorFlow."""
+    """Tests variables that the worker's node lacks and that do not configure TensorFlow."""
     nanotf.shutdown()
     monkeypatch.setenv("SOME_SERVICE_TOKEN", "hunter2")
     monkeypatch.setenv("TF_SOME_OPTION", "1")

@@ -1,6 +1,6 @@
 """Tests workers on two Ray nodes, both on this machine: memory is not shared.
 
-`test_ray` runs this in a process of its own.
+`test_ray` runs this in a separate process.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_log_of_a_worker_on_another_node() -> None:
 
 
 def test_node_that_is_lost(cluster: Any) -> None:
-    """The last test: the cluster has one node after it."""
+    """Must be the last test, since it leaves the cluster with one node."""
     x, y = digits(100)
 
     def remove(epoch: int, logs: Any) -> None:

@@ -40,7 +40,7 @@ class Loop:
 
 @pytest.fixture(autouse=True)
 def quick_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes every step count as quick, however busy the machine is."""
+    """Makes every step count as fast, however busy the machine is."""
     monkeypatch.setattr(ahead, "MOST_SECONDS", 1e6)
 
 
@@ -68,7 +68,7 @@ def test_data_that_end_early() -> None:
 
 @pytest.mark.parametrize(("left", "to_come"), [(None, None), (100, 0)])
 def test_one_step_at_a_time(left: int | None, to_come: int | None) -> None:
-    """Steps run one at a time if callbacks look between them, or if few are left."""
+    """Steps run one at a time if callbacks run between them, or if few are left."""
     loop = Loop(1000)
     loop.ahead.begin_epoch(left, to_come)
     loop.run(100)

@@ -65,7 +65,7 @@ class OwnSteps(Model):
 
 
 class OwnStepWithoutMetrics(Model):
-    """Returns plain tensors; the history has the last one of each epoch."""
+    """Returns plain tensors; the history has each epoch's last tensor."""
 
     def train_step(self, data: Any) -> Any:
         x, y = data
@@ -299,9 +299,7 @@ def _classifier(jit_compile: Any = None) -> Any:
             L.Dense(10),
         ]
     )
-    model.layers[
-        1
-    ].trainable = False  # its statistics would otherwise be those of one worker's rows
+    model.layers[1].trainable = False  # otherwise its statistics would cover only one worker's rows
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = tf.keras.optimizers.SGD(0.1, momentum=0.9)
     model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=jit_compile)

@@ -1,4 +1,4 @@
-"""Bad input: a clear exception, and no process started."""
+"""Bad input raises a clear exception and starts no process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _complaint(call: Callable[[], Any], kind: Any, text: str) -> str:
 
 
 def _assert_refused(cases: dict[str, tuple[Callable[[], Any], Any, str]]) -> None:
-    """Asserts that each case raises; a case has a call, the exception's class and its text."""
+    """Asserts that each case raises; a case is a call, the exception's class and its text."""
     wrong = {name: _complaint(*case) for name, case in cases.items()}
     _assert_none({name: complaint for name, complaint in wrong.items() if complaint})
 
@@ -229,7 +229,7 @@ def _generator(*batches: Any) -> Iterator[Any]:
 
 
 class Batches(PyDataset):
-    """Data of two batches, or of another number."""
+    """Data of two batches, or of a given number."""
 
     def __init__(self, batch: Any, number: int = 2) -> None:
         super().__init__()
@@ -383,7 +383,7 @@ REJECTED: dict[str, Callable[[], dict[str, Any]]] = {
     "predict_half_a_step": lambda: {"method": "predict", "steps": 1.5},
 }
 
-# Keras 3 takes these, and so does nanotf. With empty data, an epoch has no steps.
+# Keras 3 accepts these, and so does nanotf. With empty data, an epoch has no steps.
 TAKEN_BY_KERAS_3 = {
     "two_inputs_for_one",
     "missing_classes",
@@ -470,7 +470,7 @@ def test_ragged_arrays() -> None:
         _fit(x=ragged, y=Y[:2])
 
 
-def test_single_process_fit_still_takes_everything(capfd: pytest.CaptureFixture[str]) -> None:
-    """`num_processes` None and 1 are Keras's own fit, in this process."""
+def test_single_process_fit_accepts_all_arguments(capfd: pytest.CaptureFixture[str]) -> None:
+    """With `num_processes` None or 1, Keras's own fit runs in this process."""
     for processes in (None, 1):
         _fit(num_processes=processes)

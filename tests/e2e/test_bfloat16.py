@@ -224,7 +224,7 @@ def test_training_validation_and_evaluation(policy: str) -> None:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=16 * HALF_ULP)
     for a, b in zip(found.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(a.astype("f4"), b.astype("f4"), rtol=0, atol=8 * HALF_ULP)
-    # Equal weights from here on, so that nothing adds up.
+    # Makes the weights equal, so that no differences accumulate.
     one = found.evaluate(x, y, verbose=0, return_dict=True)
     two = found.evaluate(x, y, verbose=0, return_dict=True, num_processes=2)
     assert list(one) == list(two)

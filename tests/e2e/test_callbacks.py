@@ -1,4 +1,4 @@
-"""Callbacks and History: once, in the parent, like Keras's own."""
+"""Callbacks and `History` run once, in the parent, as in Keras."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def three_digits(rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Watch(tf.keras.callbacks.Callback):
-    """Notes logs, weights and step count at every batch hook."""
+    """Records logs, weights and step count at every batch hook."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ def _result(metric: Any) -> Any:
 
 
 class ChangeAtBatch(tf.keras.callbacks.Callback):
-    """Halves the weights, then lowers the rate, then stops, each in a batch of its own."""
+    """Halves the weights, then lowers the rate, then stops, in three separate batches."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         steps = int(self.model.optimizer.iterations.numpy())
@@ -439,7 +439,7 @@ def test_best_checkpoint_of_epochs(float64: None, tmp_path: pathlib.Path) -> Non
             )
         ]
 
-    rate = 0.5  # so high that later epochs are worse
+    rate = 0.5  # so high that the loss grows in later epochs
     run_both(
         lambda: losing("accuracy", optimizer=tf.keras.optimizers.Adam(rate)),
         callbacks,
@@ -471,7 +471,7 @@ def test_tensorboard_writes_the_same_scalars_once(tmp_path: pathlib.Path, update
 
     def callbacks() -> Any:
         return [
-            # Keras 2 writes at batches only if it is also asked for steps per second.
+            # Keras 2 writes at batches only if it must also write steps per second.
             tf.keras.callbacks.TensorBoard(
                 str(next(todo)),
                 update_freq=update_freq,
@@ -580,7 +580,7 @@ def test_swap_ema_weights(float64: None) -> None:
 
 # ------------------------------------------------------------------------- order of the hooks
 class Recorder(tf.keras.callbacks.Callback):
-    """Notes every hook, its index, and the names in its logs."""
+    """Records every hook, its index, and the names in its logs."""
 
     def __init__(self, stop_at: tuple[str, int] | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Objects held by a model's code beside its weights: variables, other models, the model itself."""
+"""Objects that a model's code holds: variables, other models, the model itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def squares(y_true: Any, y_pred: Any) -> Any:
 
 
 class Annealed(tf.keras.losses.Loss):
-    """A loss weighted by its own variable and by one in a given dict."""
+    """A loss weighted by its own variable and by a variable in a given dict."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Sets(tf.keras.callbacks.Callback):
 
 
 def fit_in_turn(make: Callable[[], tuple[Any, list[Any]]], sets: bool = True) -> None:
-    """Runs two `fit`s of two epochs with one process, and with two; all must agree.
+    """Runs two `fit`s of two epochs with one process, and with two processes; all must agree.
 
     Args:
         make: makes a model and a list of captured variables.
@@ -101,7 +101,7 @@ def fit_in_turn(make: Callable[[], tuple[Any, list[Any]]], sets: bool = True) ->
 @pytest.mark.parametrize("sets", [True, False])
 @pytest.mark.both_generations
 def test_variables_of_losses(float64: None, sets: bool) -> None:
-    """Variables in a closure, in attributes, in an importable module, and in two places."""
+    """Tests variables in a closure, in attributes, in an importable module, and in two places."""
 
     def closure() -> tuple[Any, list[Any]]:
         factor = variable(0.5)
@@ -195,7 +195,7 @@ class OwnStep(Model):
 
 
 def test_variables_of_steps(float64: None) -> None:
-    """Assigned and trained in the step, set by callbacks; attributes set after `__init__`."""
+    """The step assigns and trains them, callbacks set them; attributes are set after `__init__`."""
 
     def make() -> tuple[Any, list[Any]]:
         tf.keras.utils.set_random_seed(4)

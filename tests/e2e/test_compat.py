@@ -1,6 +1,6 @@
 """Checks that every private name of TensorFlow and Keras that nanotf uses is where nanotf looks.
 
-If TensorFlow or Keras moves a name, these tests fail first, and say which.
+If TensorFlow or Keras moves a name, these tests fail first, and name it.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def test_a_class_is_saved_as_another() -> None:
     assert registering.get_registered_object("of_test>Known") is Known
 
 
-def test_the_build_says_whether_it_uses_onednn() -> None:
+def test_the_build_reports_its_use_of_onednn() -> None:
     facts = build_facts.build_facts()
     assert facts["tensorflow"] == tf.__version__
     assert facts["keras"].split()[0] == versions.keras_module_name()
@@ -691,7 +691,7 @@ def test_variables_that_an_optimizer_was_built_with() -> None:
         assert [id(v) for v in found] == [id(v) for v in reversed(ours)]
 
 
-def test_what_loops_leave_in_a_model() -> None:
+def test_attributes_that_loops_leave_in_a_model() -> None:
     model = tf.keras.Sequential([L.Input((2,)), L.Dense(1)])
     model.compile("sgd", "mse")
     x, y = np.ones((2, 2)), np.ones((2, 1))

@@ -1,4 +1,4 @@
-"""`@nano` and `@nano_multiprocessing`: two lines that change only the speed."""
+"""`@nano` and `@nano_multiprocessing` change only the speed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _train_both(
     data: Any = loops.dataset,
     graph: bool = True,
 ) -> tuple[Any, Any]:
-    """Trains two equal models, alone and with two workers; they must agree."""
+    """Trains two equal models, in one process and with two workers; they must agree."""
     found, expected = (model(), optimizer()), (model(), optimizer())
     plain = tf.function(step) if graph else step
     theirs = plain_train(expected[0], data(), loss(), expected[1], plain)
@@ -283,7 +283,8 @@ def test_second_call_continues(run_on: Any, float64: None) -> None:
 def test_a_rank_that_begins_a_call_later(run_on: Any) -> None:
     """Rank 0 asks for batches, which reach rank 1 before it has begun the call.
 
-    Workers collect garbage after every `session.JOBS_PER_COLLECTION` calls; one takes longer.
+    Workers collect garbage after every `session.JOBS_PER_COLLECTION` calls; one worker takes
+    longer.
     """
 
     def slow(phase: str, info: dict[str, int]) -> None:
@@ -339,7 +340,7 @@ def test_everything_captured(run_on: Any, float64: None) -> None:
 def test_objects_in_modules(
     run_on: Any, float64: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reached by names and by helpers; unused objects that cannot be sent stay in the parent."""
+    """The loop reaches them by name and through helpers; unused unpicklable ones stay."""
     package = tmp_path / "package_of_mine"
     package.mkdir()
     (package / "__init__.py").write_text("from . import net\n")
@@ -556,7 +557,7 @@ def test_metrics_and_validation_steps(run_on: Any, float64: None) -> None:
 
 @pytest.mark.both_generations
 def test_results_of_metrics_in_steps(run_on: Any, float64: None) -> None:
-    """They cover all workers, including one without a row in the last batch."""
+    """They cover all workers, including a worker without a row in the last batch."""
 
     def program(run: Any, share: Any) -> Any:
         model = dense()
@@ -716,7 +717,7 @@ def _same(run_on: Any, program: Any) -> None:
 
 @pytest.mark.both_generations
 def test_gradients_are_those_of_the_global_batch(run_on: Any, float64: None) -> None:
-    """Accumulated in variables, clipped, and in a loss of gradients, over uneven shares."""
+    """Tests gradients accumulated in variables, clipped, and in a loss, over uneven shares."""
 
     def program(run: Any, share: Any) -> Any:
         model, loss_object = dense(), cross_entropy()
@@ -844,7 +845,7 @@ def test_gradients_of_losses_per_row(run_on: Any, float64: None, graph: bool) ->
 
 @pytest.mark.both_generations
 def test_optimizers_inside_steps(run_on: Any, float64: None) -> None:
-    """In a branch, a graph loop and a function; one worker has no row of the last batch."""
+    """Tests a branch, a graph loop and a function; one worker has no row of the last batch."""
 
     def program(run: Any, share: Any) -> Any:
         model, loss_object = dense(), cross_entropy()
@@ -1071,7 +1072,7 @@ def test_sequential_models_without_an_input(run_on: Any) -> None:
 @pytest.mark.parametrize("fitted", [True, False])
 @pytest.mark.both_generations
 def test_compiled_metrics_are_sent_both_ways(run_on: Any, float64: None, fitted: bool) -> None:
-    """Built by `fit` before, or by the loop; the accuracy is a user's object."""
+    """An earlier `fit` or the loop builds them; the accuracy is the user's object."""
 
     def both(run: Any) -> list[Any]:
         model, given = dense(), tf.keras.metrics.SparseCategoricalAccuracy(name="given")
@@ -1241,7 +1242,7 @@ def test_random_numbers_are_alike_on_all_workers(run_on: Any) -> None:
 
 @pytest.mark.thorough
 def test_a_logger_that_outlives_its_call(run_on: Any) -> None:
-    """Its stream is the first call's; text written in a later job reaches this process, too."""
+    """Its stream belongs to the first call; later jobs' text also reaches this process."""
     model, optimizer = dense(), tf.keras.optimizers.SGD(0.1)
     step = nano_multiprocessing(tf.function(plain_step))
 
@@ -1354,7 +1355,7 @@ def test_ways_to_write_a_step(run_on: Any, float64: None) -> None:
 
 
 def test_numbers_metrics_and_texts_in_a_loop(run_on: Any) -> None:
-    """Variables as numbers; metrics updated and called outside steps; strings by row."""
+    """Tests variables as numbers, metrics updated and called outside steps, strings."""
 
     def both(run: Any) -> Any:
         slope, count = tf.Variable(1.5), tf.Variable(3)

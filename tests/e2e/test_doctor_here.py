@@ -59,7 +59,7 @@ def test_two_workers_pass_the_test() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be taken away here")
-def test_one_core_skips_the_test_and_says_why() -> None:
+def test_one_core_skips_the_test_with_a_reason() -> None:
     code, told = _doctor("--test", cores=1)
     assert code == 1
     assert len(told["workers"]) == 1

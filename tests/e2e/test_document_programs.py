@@ -64,7 +64,7 @@ def test_notebooks(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
 
 
 def test_every_argument_of_fit_is_listed() -> None:
-    """In the reference page, and there no other ones."""
+    """The reference page lists these arguments and no others."""
     listed = names_in_first_column((DOCS / "reference/fit.md").read_text())
     methods = (tf.keras.Model.fit, nanotf.Model.fit)
     taken = {name for method in methods for name in inspect.signature(method).parameters}

@@ -132,7 +132,7 @@ def test_metric_built_by_its_first_batch() -> None:
 
 @pytest.mark.thorough
 def test_one_model_with_all_sizes_before_and_after_fit(float64: None) -> None:
-    """Functions traced for one call must be right for the next."""
+    """Functions traced for one call must also work in the next."""
     x, y = digits(201)
     found, expected = (small_cnn(tf.keras.optimizers.Adam(0.01)) for _ in range(2))
     for rows in (200, 201, 3, 200):

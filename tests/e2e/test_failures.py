@@ -1,4 +1,4 @@
-"""Workers that raise, exit or are killed: one clear error, nothing left, the next fit works."""
+"""Workers that raise, exit or are killed: one clear error, no leaks, and the next fit works."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_loss_that_raises_while_it_is_traced() -> None:
 
 def test_an_error_found_by_a_step_is_the_one_of_a_single_process() -> None:
     x, y = digits(100)
-    y[-1] = 12  # a row of the last worker
+    y[-1] = 12  # a row that the last worker has
     for method in ("fit", "evaluate"):
         for processes in (None, 2):
             with pytest.raises(tf.errors.InvalidArgumentError, match="label value of 12") as caught:
@@ -241,7 +241,7 @@ def test_keyboard_interrupt() -> None:
 
 
 def test_interrupts_of_workers_alone() -> None:
-    """Schedulers signal every process. The parent decides; programs in workers get the signal."""
+    """Schedulers signal every process: the parent decides, programs in workers get it."""
     x, y = digits(100)
 
     def interrupt(number: int, logs: Any) -> None:
@@ -331,7 +331,7 @@ def test_a_callback_that_forks(tmp_path: pathlib.Path) -> None:
 def test_workers_leave_no_temporary_files(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
-    """AutoGraph writes one for each function that it converts."""
+    """AutoGraph writes a file for each function that it converts."""
     nanotf.shutdown()
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
@@ -384,7 +384,7 @@ def test_workers_of_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_call_inside_another_is_refused() -> None:
-    """Its workers wait for the callback that makes it."""
+    """The workers wait for the callback that makes the inner call."""
     x, y = digits(100)
 
     def call(epoch: int, logs: Any) -> None:
@@ -473,7 +473,7 @@ def test_few_file_descriptors(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.thorough
 def test_a_fork_holds_a_workers_stdin_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread may fork while another starts workers; the workers' stdin then never ends."""
+    """A thread may fork while another thread starts workers; the workers' stdin then never ends."""
     held = []
 
     class Popen(subprocess.Popen):  # type: ignore[type-arg]
@@ -537,7 +537,7 @@ def test_workers_start_in_the_background_and_end_when_idle(
 
 
 def test_workers_get_messages_in_one_order() -> None:
-    """Senders are the job's thread and one thread per stream of data."""
+    """The job's thread and one thread per stream of data send messages."""
 
     class Channel:
         def __init__(self) -> None:

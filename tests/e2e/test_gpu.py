@@ -1,4 +1,4 @@
-"""The fallback for GPUs, with two logical CPU devices in a process of their own."""
+"""The fallback for GPUs, with two logical CPU devices in a separate process."""
 
 from __future__ import annotations
 

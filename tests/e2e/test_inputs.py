@@ -1,4 +1,4 @@
-"""Every kind of data that Keras's `fit` takes gives the numbers of one process."""
+"""Every kind of data that Keras's `fit` accepts gives the numbers of one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KERAS_3 = is_keras_3()
 PyDataset: Any = tf.keras.utils.PyDataset if KERAS_3 else tf.keras.utils.Sequence
 ROWS, BATCH = 130, 40
 
-# Keras makes one queue for all processes that it will ever start, and keeps it.
+# Keras makes a single queue for all processes that it starts, and keeps it.
 _ADAPTERS = "trainers.data_adapters.py_dataset_adapter" if KERAS_3 else "utils.data_utils"
 keras_names.source_module(_ADAPTERS).get_worker_id_queue()
 
@@ -50,7 +50,7 @@ def _linear() -> Any:
 
 
 def _both(make: Callable[[], Any], data: Callable[[], dict[str, Any]], **arguments: Any) -> None:
-    """Does the same as `parity.fit_both`, for data that can be used once."""
+    """Works like `parity.fit_both`, for data that can be used once."""
     arguments = {"verbose": 0, "epochs": 2, "shuffle": False, **arguments}
     before = make().fit(**data(), **arguments)  # `make` sets the seed
     after = make().fit(**data(), **arguments, num_processes=2)
@@ -106,7 +106,7 @@ def test_class_weight_of_one_hot_targets(float64: None) -> None:
     fit_both(categorical, x=x, y=np.eye(3)[y], class_weight={0: 1.0, 1: 0.25, 2: 3.0})
 
 
-# Five batches: steps that divide them and do not, all of them, and more than there are.
+# Five batches: numbers of steps that divide five, that do not, that equal it, and that exceed it.
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 @pytest.mark.parametrize("steps", [1, 3, 5, 7])
 @pytest.mark.parametrize("batch_size", [15, None])
@@ -156,7 +156,7 @@ def test_reports_that_data_ran_out(kind: str, caplog: pytest.LogCaptureFixture) 
         data = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(15)}
     data |= {"steps_per_epoch": 3, "epochs": 4}
     if not KERAS_3 and kind == "arrays":
-        data["steps_per_epoch"] = 7  # the passes of all epochs have fewer
+        data["steps_per_epoch"] = 7  # the passes of all epochs have fewer batches
     expected = _warnings_of(caplog, **data)
     assert expected > 0
     assert _warnings_of(caplog, **data, num_processes=2) == expected
@@ -242,7 +242,7 @@ def test_generator_without_steps(float64: None) -> None:
 @pytest.mark.both_generations
 def test_generator_as_validation_data(float64: None) -> None:
     x, y = digits(80)
-    # If batches differ, the ones that Keras gets depend on how far TensorFlow reads ahead.
+    # If batches differ, Keras's batches depend on how far TensorFlow reads ahead.
     _both(
         small_cnn,
         lambda: {"x": x, "y": y, "validation_data": _endlessly(x[:9], y[:9])},
@@ -329,7 +329,7 @@ def _breaking(batches: int) -> Iterator[Any]:
 
 
 class _BreakingDataset(PyDataset):
-    """Five batches; one of them, or the end of the first epoch, raises."""
+    """Five batches; one batch, or the end of the first epoch, raises."""
 
     def __init__(self, bad: int | None = None) -> None:
         super().__init__()
@@ -465,7 +465,7 @@ class _UnequalBatches(PyDataset):
 
 
 def _unequal(weights: int = 16) -> Iterator[Any]:
-    """Yields good batches, then one whose labels or weights differ in rows from the inputs."""
+    """Yields good batches, then a batch whose labels or weights differ in rows from the inputs."""
     x, y = _table(16)
     for _ in range(2):
         yield x, y, np.ones(16)
@@ -521,7 +521,7 @@ def test_batches_of_unequal_rows_are_rejected() -> None:
 
 
 def test_a_step_that_raises_while_more_batches_follow() -> None:
-    """Workers report it even if a thread of theirs waits for the next batch of a generator."""
+    """Workers report the error even if one of their threads waits for a generator's next batch."""
     x, y = _table(16)
     batches = itertools.chain([(x, y)], itertools.repeat((x, y + 99)))
     with pytest.raises(tf.errors.InvalidArgumentError, match="label value"):

@@ -1,4 +1,4 @@
-"""Ctrl-C, and other ends of the parent: no part of a job outlives it."""
+"""No part of a job outlives its parent after Ctrl-C or another end."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fit(made, tell, epochs=100000):
     made.fit(x, y, batch_size=50, epochs=epochs, verbose=0, num_processes=2, callbacks=[tell])
 """
 
-# Long epochs: the signal must not come between the end of one and `Tell`'s record of it.
+# Long epochs: the signal must not come between the end of an epoch and `Tell`'s record of it.
 INTERRUPTED = """
 x, y = np.tile(x, (100, 1)), np.tile(y, (100, 1))
 tell, made = Tell(), model()
@@ -103,7 +103,7 @@ begun.wait()
 
 
 class _Script:
-    """A user's script, in a session of its own, as in its own terminal."""
+    """A user's script, in a separate session, as in its own terminal."""
 
     def __init__(self, directory: pathlib.Path, body: str) -> None:
         path = directory / "script.py"
@@ -161,7 +161,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_ctrl_c(scripts: Any) -> None:
-    """A terminal sends SIGINT to the whole group; workers are not in it, and training ends."""
+    """A terminal sends SIGINT to the process group; workers are not members; training ends."""
     script = scripts(INTERRUPTED)
     pids = script.line()
     script.line()  # the first epoch is complete
@@ -186,7 +186,7 @@ MOMENTS = [
     (callbacks.ParentCallbacks, "call"),
     (_Looking, "on_epoch_end"),
     (tf.keras.callbacks.History, "on_epoch_end"),
-    (dict, "setdefault"),  # History's, for one name and not yet for the next
+    (dict, "setdefault"),  # `History` has recorded one name and not yet the next
     (training._FitCall, "_tell_data"),
     (training._FitCall, "_changes"),
     (state.State, "differs"),
@@ -288,7 +288,7 @@ def test_parent_that_is_killed(scripts: Any, number: signal.Signals) -> None:
 def test_workers_that_cannot_run_python_end_with_their_parent(
     scripts: Any, tmp_path: pathlib.Path
 ) -> None:
-    """One holds the GIL forever, the other waits for it; only the kernel can help."""
+    """One worker holds the GIL forever, the other waits for it; only the kernel can end them."""
     script = scripts(HOLDING_THE_LOCK)
     pids = script.line()
     wait_until((tmp_path / "holds").exists, "rank 1 holds the lock", START_SECONDS)
@@ -306,7 +306,7 @@ def test_exit_does_not_wait_for_a_daemon_thread(scripts: Any) -> None:
 
 
 def test_pool_outlives_the_thread_that_started_it(scripts: Any) -> None:
-    """If asked, the kernel ends a process together with the thread that started it."""
+    """On request, the kernel ends a process together with the thread that started it."""
     script = scripts(IN_A_THREAD)
     first, second = script.line(), script.line()
     assert first == second

@@ -35,7 +35,7 @@ def test_every_part_is_listed() -> None:
 
 
 def branches(make_input: Callable[[], Any], table: Any, ends: Callable[[Any], Any]) -> Any:
-    """Returns a model with an output for each layer of a table, each behind a layer of its own."""
+    """Returns a model with an output for each layer of a table; a separate layer precedes each."""
     tf.keras.utils.set_random_seed(3)
     inputs = make_input()
     outputs = []
@@ -138,7 +138,7 @@ def test_layers_of_signals() -> None:
     )
 
 
-# `make test` runs one that draws per row, and one that mixes rows.
+# `make test` runs a layer that draws per row, and a layer that mixes rows.
 _SAMPLED = ("RandomFlip", "MixUp")
 
 
@@ -267,8 +267,8 @@ class Drawing(L.Layer):  # type: ignore[misc]
         return {**super().get_config(), "function": self.function}
 
 
-# Without `Generator.binomial`: in a graph it sometimes loses changes of the generator's state, in
-# one process, too (TensorFlow 2.21).
+# Without `Generator.binomial`: in a graph it sometimes loses changes of the generator's state, even
+# in one process (TensorFlow 2.21).
 DRAWS: dict[str, Callable[[Any, Any], Any]] = {
     "normal": lambda _, x: x + tf.random.normal(tf.shape(x), seed=3, dtype=x.dtype),
     "stateless_uniform": lambda _, x: x * tf.random.stateless_uniform(tf.shape(x), [3, 4]),

@@ -1,4 +1,4 @@
-"""Bad input to `@nano`, and failures inside: a clear error, never a hang."""
+"""Bad input to `@nano` and failures inside it raise a clear error and never hang."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _arguments() -> tuple[Any, ...]:
 
 
 def _works() -> None:
-    """Asserts that the pool, or a new one, takes the next job."""
+    """Asserts that the pool, or a new pool, runs the next job."""
     losses = two()(plain_train)(*_arguments(), step, epochs=1)
     assert len(losses) == 4
 
@@ -225,7 +225,7 @@ def test_ranks_that_run_different_steps(transport: str) -> None:
 
 @pytest.mark.thorough
 def test_different_steps_that_meet_by_accident() -> None:
-    """TensorFlow's collectives do not notice; the return values of the steps differ."""
+    """TensorFlow's collectives do not notice it, but the steps' results differ."""
     models = dense(), dense(seed=2)
 
     @nano_multiprocessing
@@ -362,7 +362,7 @@ def test_a_worker_that_dies() -> None:
 def test_restart_from_the_last_checkpoint(
     float64: None, tmp_path: pathlib.Path, moment: str, left: int
 ) -> None:
-    """Killed in the third epoch, or around its save, the loop ends as an undisturbed one."""
+    """A loop killed in the third epoch, or around its save, ends like an undisturbed loop."""
 
     def both(directory: pathlib.Path, run: Any, kill: bool) -> Any:
         model, optimizer = dense(), tf.keras.optimizers.Adam(0.01)

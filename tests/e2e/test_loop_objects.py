@@ -1,4 +1,4 @@
-"""Results of a `@nano` function: in the user's objects, in files, in graphs."""
+"""Results of a `@nano` function in the user's objects, in files and in graphs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEEN: list[int] = []
 
 @dataclasses.dataclass
 class Progress:
-    """An early-stopping counter, as loops have it."""
+    """An early-stopping counter, as in users' loops."""
 
     best: float = 10.0
     waited: int = 0
@@ -396,7 +396,7 @@ def test_keras_own_loops_inside(float64: None) -> None:
 
 # ------------------------------------------------------------------------- contents of the heap
 class Pair(tf.keras.Model):  # type: ignore[misc]
-    """Has a layer that other models may share, one of its own, and attributes for notes."""
+    """Has a layer that other models may share, a layer of its own, and attributes for notes."""
 
     def __init__(self, shared: Any) -> None:
         super().__init__()

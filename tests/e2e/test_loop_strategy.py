@@ -190,14 +190,14 @@ def test_checkpoint_manager(run_on: Any, float64: None, tmp_path: pathlib.Path) 
     assert sorted(p.stem for p in directory.glob("*.index")) == ["ckpt-2", "ckpt-3"]
     assert [p for p in tmp_path.iterdir() if p != directory] == []
     after = model.get_weights()
-    # The objects here count and restore as if they had saved it.
+    # The parent's objects count and restore as if they had saved it.
     assert int(checkpoint.save_counter) == 3
     for variable in model.trainable_variables:
         variable.assign(tf.zeros_like(variable))
     assert manager.checkpoints == paths[1:], "the parent's manager knows the workers' checkpoints"
     assert manager.restore_or_initialize() == paths[-1]
     loops.assert_same_variables(model.get_weights(), after)
-    # And every worker restores the same.
+    # Every worker also restores the same values.
     for variable in model.trainable_variables:
         variable.assign(tf.zeros_like(variable))
     again, _, totals = train(model, loops.dataset(), cross_entropy(), optimizer, 0)
@@ -380,7 +380,7 @@ def test_loss_sequence_follows(run_on: Any) -> None:
 
 
 def test_weights_made_after_their_checkpoint_was_read(tmp_path: pathlib.Path) -> None:
-    """Keras 2 makes them from the checkpoint's values; workers must have the same."""
+    """Keras 2 makes them from the checkpoint's values; workers must have the same values."""
 
     def layer() -> Any:
         return tf.keras.layers.Dense(2, kernel_initializer="ones")

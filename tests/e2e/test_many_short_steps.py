@@ -1,4 +1,4 @@
-"""Fits of many short steps, several of which workers run in one call."""
+"""`fit`s of many short steps; workers run several steps in one call."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_the_users_own_step() -> None:
 
 
 def test_the_users_own_train_function() -> None:
-    """Workers call it for every step."""
+    """Workers call the user's function for every step."""
 
     class OwnFunction(Model):  # type: ignore[misc]
         def make_train_function(self, force: bool = False) -> Any:

@@ -213,7 +213,7 @@ def test_attributes_set_after_init(float64: None) -> None:
 
 @pytest.mark.both_generations
 def test_workers_know_a_used_model_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without that each call would trace the model anew."""
+    """Otherwise each call would trace the model again."""
     x, y = np.ones((8, 4, 4, 1), "f4"), np.ones((8, 1), "f4")
     inputs = L.Input((4, 4, 1))
     hidden = L.Dropout(0.1)(L.BatchNormalization()(L.Conv2D(2, 2)(inputs)))
@@ -347,7 +347,7 @@ class Block(L.Layer):
 @pytest.mark.parametrize("out", [3, 4])
 @pytest.mark.both_generations
 def test_layers_that_are_arguments_of_layers(float64: None, out: int) -> None:
-    """`out` has the name of a layer but is none: only its default can be recognized."""
+    """`out` has a layer's name but is none: only its default can be recognized."""
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(4)
@@ -474,7 +474,7 @@ def test_the_first_predict_builds_a_model_under_its_strategy() -> None:
     x = np.ones((8, 3), np.float32)
     found = model.predict(x, verbose=0, num_processes=2)
     np.testing.assert_allclose(found, model.predict(x, verbose=0), rtol=1e-5)
-    model.fit(x, found, verbose=0)  # plain Keras continues with these variables
+    model.fit(x, found, verbose=0)  # plain Keras then uses these variables
     assert int(model.optimizer.iterations.numpy()) == 1
 
 

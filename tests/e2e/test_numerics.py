@@ -1,7 +1,7 @@
-"""Losses, metrics and optimizers of every kind give the numbers of a single process.
+"""All kinds of losses, metrics and optimizers give the numbers of a single process.
 
 Most batches split unevenly between two workers. Some last batches have a single row, so one worker
-has none.
+has no row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nanotf.keras import Model, Sequential
 
 L = tf.keras.layers
 IS_KERAS_3 = is_keras_3()
-ROWS, BATCH = 101, 21  # a last batch of 17 rows; see ONE_ROW_LEFT for one with a single row
+ROWS, BATCH = 101, 21  # a last batch of 17 rows; with ONE_ROW_LEFT, of a single row
 ONE_ROW_LEFT = 20
 
 
@@ -46,7 +46,7 @@ def dense(units: int = 1, activation: Any = None, **compiled: Any) -> Any:
 
 
 def compare(make: Callable[[], Any], y: Any, **arguments: Any) -> tuple[Any, Any]:
-    """Calls `fit_both` with batches of odd size, and with a last batch of a single row."""
+    """Calls `fit_both` with batches of odd size, then with a last batch of a single row."""
     fit_both(make, x=features(), y=y, **{"batch_size": BATCH, **arguments})
     return fit_both(make, x=features(), y=y, **{"batch_size": ONE_ROW_LEFT, **arguments})
 
@@ -270,7 +270,7 @@ def test_metrics_of_three_classes(float64: None) -> None:
 
 
 def test_metrics_that_are_float32() -> None:
-    """In Keras 3 the first supports no other type, in Keras 2 the second."""
+    """In Keras 3 the first metric supports no other type, in Keras 2 the second."""
     m = tf.keras.metrics
     fit_both(
         lambda: dense(
@@ -537,7 +537,7 @@ def test_variables_without_weight_decay(float64: None, scaled: bool) -> None:
     fit_both(make, x=features(), y=binary(), batch_size=BATCH)
 
 
-# One for each way to divide, clip, schedule or ship an optimizer; the others are `thorough`.
+# One case for each way to divide, clip, schedule or send an optimizer; the rest is `thorough`.
 TELLING = {
     "accumulating_clipped",
     "adafactor",

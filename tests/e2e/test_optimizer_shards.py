@@ -1,4 +1,4 @@
-"""The optimizer's work, divided between two workers, gives what one process gets."""
+"""An optimizer's work divided between two workers gives the numbers of one process."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_divided(float64: None, name: str) -> None:
 @pytest.mark.parametrize("name", DIVIDED)
 @pytest.mark.both_generations
 def test_tables_of_embeddings(float64: None, name: str) -> None:
-    """Divided by an odd number of rows; some are never looked up."""
+    """Tables are divided by an odd number of rows; some rows are never looked up."""
 
     def make() -> Any:
         return model_of(DIVIDED[name](), tokens=91)

@@ -1,4 +1,4 @@
-"""Reductions in a user's `train_step`: each gives the gradient of one process."""
+"""Each reduction in a user's `train_step` gives the gradient of one process."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_own_reductions(float64: None, name: str, rows: int) -> None:
         models.append(model)
         histories.append(history.history)
     assert_same_state(models[1], models[0])
-    if rows == 40:  # Keras 2 and Keras 3 report the last batch's, which one worker may not have
+    if rows == 40:  # Keras 2 and Keras 3 report the last batch's value, which a worker may lack
         assert_same_history(histories[1], histories[0])
 
 
@@ -316,7 +316,7 @@ def test_metrics_in_own_logs(float64: None, cls: Any, eagerly: bool) -> None:
 
 
 class OwnStepInside(OwnStep):
-    """Takes its step in a branch, or in a function of its own."""
+    """Takes its step in a branch, or in a separate function."""
 
     def __init__(self, in_branch: bool) -> None:
         super().__init__("default", 3)
@@ -398,6 +398,6 @@ def test_an_optimizer_has_slots_only_for_the_variables_trained() -> None:
             expected.fit(x, y, **options).history,
         )
         assert_same_state(found, expected)
-    found.fit(x, y, **options)  # plain Keras continues with them
+    found.fit(x, y, **options)  # plain Keras continues with these variables
     expected.fit(x, y, **options)
     assert_same_state(found, expected)

@@ -127,7 +127,7 @@ def test_dataset_with_weights_and_validation(float64: None) -> None:
 @pytest.mark.thorough
 def test_dataset_repeated_with_steps(float64: None) -> None:
     x, y = digits(130)
-    # Three steps of each epoch: the data continue from one epoch to the next, past their end.
+    # Three steps of each epoch: the data continue from one epoch to the next, beyond their end.
     fit_both(small_cnn, x=_dataset(x, y).repeat(), steps_per_epoch=2, epochs=3)
 
 

@@ -1,4 +1,4 @@
-"""`patch_tensorflow`: models made without nanotf take `num_processes`; unpatching restores all."""
+"""After `patch_tensorflow` all models take `num_processes`; unpatching restores everything."""
 
 from __future__ import annotations
 

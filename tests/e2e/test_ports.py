@@ -47,7 +47,7 @@ def test_a_port_that_another_program_takes() -> None:
 
 
 def test_listening_ports_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """TensorFlow binds all interfaces; the warning names the ports that really listen."""
+    """TensorFlow binds all interfaces; the warning names the ports that actually listen."""
     x, y = digits(50)
     nanotf.shutdown()
     with caplog.at_level(logging.WARNING, logger="nanotf"):

@@ -315,7 +315,7 @@ OPEN_FILES = pathlib.Path("/proc/self/fd")
 
 
 class CountsDescriptors(tf.keras.callbacks.Callback):
-    """Asks for every batch; counts this process's open files."""
+    """Requests every batch; counts this process's open files."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Terminal output: Keras's own progress bar, once, and no noise of workers."""
+"""The terminal shows Keras's own progress bar, once, and no output of workers."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_bar_is_keras_own(
 def test_the_bar_learns_the_number_of_steps(
     float64: None, capfd: pytest.CaptureFixture[str], verbose: int
 ) -> None:
-    """The dataset does not know its length: Keras counts in the first epoch."""
+    """The dataset does not know its length: Keras counts batches in the first epoch."""
     dataset = tf.data.Dataset.from_tensor_slices(data()).batch(15).filter(lambda *_: True)
     theirs, ours = shown_by_both(capfd, dataset, epochs=3, verbose=verbose)
     assert ours == theirs
@@ -120,14 +120,14 @@ def test_noise_of_workers_stays_in_their_logs(
     capfd.readouterr()
     model.fit(x, y, verbose=0, num_processes=2)
     shown = capfd.readouterr()
-    assert "traced in 0" in shown.out  # as in one process, which says "None" once more
+    assert "traced in 0" in shown.out  # as in one process, which prints "None" again
     assert "traced in 1" not in shown.out
     assert not re.search(r"oneDNN|cpu_feature_guard|cuda", shown.out + shown.err)
     logs = [pathlib.Path(f"/proc/{pid}/fd/2").read_text() for pid in nanotf.worker_pids()]
     assert zygote._zygote is not None
     assert re.search(r"oneDNN|cpu_feature_guard|cuda", zygote._zygote.log.since(0))
     assert "traced in 1" in logs[1]
-    nanotf.shutdown()  # the next test must not get workers of this environment
+    nanotf.shutdown()  # the next test must not get workers with this environment
 
 
 class Prints(L.Layer):
@@ -167,7 +167,7 @@ class Summarizes(L.Layer):
 
 
 def test_summaries_of_a_call_are_not_written(tmp_path: pathlib.Path) -> None:
-    """The writer is this process's; workers have none."""
+    """The writer belongs to this process; workers have none."""
     x, y = data(20)
     written = []
     for processes in (None, 2):

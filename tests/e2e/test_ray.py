@@ -1,6 +1,6 @@
 """`backend="ray"`: the same workers, started by Ray on this machine.
 
-Ray leaves threads and sockets in a process, so each test runs in a process of its own.
+Ray leaves threads and sockets in a process, so each test runs in a separate process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GROUP_SECONDS = 840.0  # for a module of tests
 
 @pytest.fixture
 def own_ray() -> Iterator[dict[str, str]]:
-    """Returns variables with which a process starts its own Ray, whatever runs on this machine."""
+    """Returns variables that make a process start its own Ray, whatever runs on this machine."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed: pip install 'nanotf[ray]'")
     # A short name: Ray makes Unix sockets below it.
@@ -134,7 +134,7 @@ def test_ray_that_nanotf_starts_ends_with_shutdown(
 
 @pytest.mark.thorough
 def test_parent_that_is_killed(tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
-    """Workers and actors end. Two processes of Ray's own (2.60) stay behind, as without nanotf."""
+    """Workers and actors end. Two of Ray's own processes (2.60) remain, as without nanotf."""
     told = json.loads(_script(tmp_path, own_ray, IS_KILLED, check=False)[-1])
     assert len(set(told["ours"])) == 4
     try:

@@ -1,4 +1,4 @@
-"""`fit(max_restarts=K)`: workers die, and training ends as if they had not."""
+"""With `fit(max_restarts=K)` training ends as if no worker had died."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _adam() -> Any:
 def _same_as_undisturbed(kill: _Kill, make: Callable[[], Any] = _adam, **arguments: Any) -> Any:
     x, y = digits(200)
     arguments = {"x": x, "y": y, **FIT, **arguments}
-    # No batch size of its own if the data have batches.
+    # Omits the batch size if the data have batches.
     arguments = {k: v for k, v in arguments.items() if v is not None}
     expected, found = make(), make()
     extra = arguments.pop("callbacks", list)
@@ -78,7 +78,7 @@ def _same_as_undisturbed(kill: _Kill, make: Callable[[], Any] = _adam, **argumen
 @pytest.mark.usefixtures("float64")
 @pytest.mark.both_generations
 def test_killed_in_the_middle_of_an_epoch(rank: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Shuffled, with an optimizer that has slots, divided between the workers."""
+    """Arrays are shuffled; the optimizer has slots, divided between the workers."""
     kill = _Kill("on_train_batch_end", 1, rank)
     _same_as_undisturbed(kill, shuffle=True)
     assert kill.heard == [
@@ -106,7 +106,7 @@ def test_killed_in_the_middle_of_an_epoch(rank: int, caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize("hook", ["on_test_begin", "on_epoch_end", "on_train_end"])
 @pytest.mark.thorough
 def test_killed_at_other_moments(hook: str) -> None:
-    """In validation, between epochs, after the last."""
+    """Kills workers in validation, between epochs, and after the last epoch."""
     x, y = digits(60)
     kill = _Kill(hook, {"on_epoch_end": 2}.get(hook))
     _same_as_undisturbed(kill, validation_data=(x, y))
@@ -241,9 +241,7 @@ def test_shuffled_files_are_read_again(tmp_path: pathlib.Path) -> None:
     after = found.fit(data(), **arguments, callbacks=[kill], max_restarts=1)
     assert kill.heard.count(("on_epoch_begin", 2)) == 2
     assert_same_history(after.history, before.history)
-    if (
-        not is_keras_3()
-    ):  # new workers determine the length again, and Keras 2 counts a step for that
+    if not is_keras_3():  # new workers determine the length again; Keras 2 counts a step for that
         expected.optimizer.iterations.assign_add(1)
     assert_same_state(found, expected)
 
@@ -266,7 +264,7 @@ def _kill_the_first_new_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_random_data_of_the_parent_are_read_again(
     make_data: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the incomplete epoch's order and with its alterations; workers die twice."""
+    """The data repeat the incomplete epoch's order and alterations; workers die twice."""
     expected, found = _adam(), _adam()
     arguments = {**FIT, "shuffle": True}
     arguments.pop("batch_size")

@@ -104,7 +104,7 @@ def test_an_unchanged_script_uses_workers(tmp_path: pathlib.Path) -> None:
     assert told["sizes"] == [2, 2]
     assert told["accelerated"] is True
     assert told["loss"] == pytest.approx(told["single"], rel=1e-4)
-    # Another pool on this machine may be mentioned, but there is no note of `nanotf run`.
+    # The output may mention another pool on this machine, but has no note of `nanotf run`.
     assert "never called" not in done.stderr
     assert "Traceback" not in done.stderr
 

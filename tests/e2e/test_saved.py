@@ -1,4 +1,4 @@
-"""Models of every kind, trained by two processes and saved, load without nanotf.
+"""All kinds of models, trained by two processes and saved, load without nanotf.
 
 One script, which cannot import nanotf, loads all of them and continues training. Its results must
 equal those of a plain Keras model trained throughout in one process.
@@ -26,7 +26,7 @@ import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.keras import Model, Sequential
 
-pytestmark = pytest.mark.timeout(900)  # the first test waits for the data of all the others
+pytestmark = pytest.mark.timeout(900)  # the first test waits for the data of all other tests
 
 L = tf.keras.layers
 KERAS_3 = is_keras_3()
@@ -168,7 +168,7 @@ def loaded(trained: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, tuple[list[float], list[float]]]:
-    """Maps a kind to plain Keras's losses in the first epoch, and in the two of a second fit."""
+    """Maps a kind to plain Keras's losses in the first epoch, and in a second fit's two epochs."""
     losses = {}
     for kind, (_, make) in KINDS.items():
         if not kind.startswith("accelerated"):
@@ -216,7 +216,7 @@ _NOT_YET = pytest.mark.xfail(
 def test_a_loaded_model_continues_with_two_processes(
     float64: None, tmp_path: pathlib.Path, form: str
 ) -> None:
-    """The reverse: plain Keras trained and saved it, including slots and step count."""
+    """Plain Keras trained and saved the model, including slots and step count."""
     x, y = X.astype("float64"), Y.astype("float64")
     plain = _compiled(lambda: functional(K.Model))
     plain.fit(x, y, **FIT)

@@ -1,4 +1,4 @@
-"""Programs as users write them: no main guard, everything in `__main__`."""
+"""Programs in users' style: no main guard, everything in `__main__`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ print(json.dumps({
 
 
 def test_a_script_in_a_folder_with_other_modules(tmp_path: pathlib.Path) -> None:
-    """Files in the folder or beside nanotf are not imported, unless the script does."""
+    """Files in the folder or beside nanotf are imported only if the script imports them."""
     shared, packages = tmp_path / "shared", tmp_path / "packages"
     for folder in (shared, packages):
         folder.mkdir()

@@ -135,7 +135,7 @@ def test_dense_gradients_are_adams(float64: None, name: str) -> None:
 @pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue"])
 @pytest.mark.both_generations
 def test_clipping_sees_the_sum_of_a_row(float64: None, name: str, jit_compile: bool) -> None:
-    """In a first step that touches all rows, Adam does the same."""
+    """In a first step that touches all rows, Adam computes the same."""
     if jit_compile and versions.keras_version() < (2, 16):
         pytest.skip("XLA of TensorFlow 2.15 must prove the number of unique rows")
     values = tf.constant(np.random.default_rng(0).normal(size=(6, 3)))
@@ -419,7 +419,7 @@ def test_the_penalty_with_two_processes(float64: None, layer: Any, mask_zero: bo
 
 # ---------------------------------------------------------------------------------- transport
 class Counting(L.Layer):  # type: ignore[misc]
-    """Logs its worker's sent data to a file: one line for each tensor of a collective."""
+    """Logs the data that its worker sends to a file: one line per tensor of a collective."""
 
     def __init__(self, path: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)

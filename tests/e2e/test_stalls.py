@@ -1,4 +1,4 @@
-"""Workers that make no progress: the error names them, and shows every stack."""
+"""The error names workers without progress, and shows every stack."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_step_that_does_not_end_over_grpc(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["fit", "loop"])
 @pytest.mark.thorough
 def test_slow_data_are_waited_for(kind: str) -> None:
-    """Within a step, Keras's or the user's; over "grpc" the workers check its clock."""
+    """Data may be slow within Keras's or the user's step; over "grpc" workers check its clock."""
     x, y = digits(100)
 
     def batches() -> Iterator[Any]:
@@ -128,9 +128,9 @@ def test_slow_data_are_waited_for(kind: str) -> None:
 def test_workers_that_hang_outside_collectives_are_reported(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No rank waits for them in a collective, and they may still make progress.
+    """No rank waits for them in a collective, and they may yet make progress.
 
-    After the report they do, and so do the data, which this process reads meanwhile.
+    They make progress after the report, and so do the data, which this process reads.
     """
     told = str(tmp_path / "told")
 
@@ -181,7 +181,7 @@ def test_workers_that_hang_outside_collectives_are_reported(
 def test_sending_to_a_worker_that_does_not_read_times_out(
     phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stopped process reads no more than fits into the socket."""
+    """A stopped process reads nothing, so writes end when the socket is full."""
     x, y = digits(100)
     if phase == "start":
         nanotf.shutdown()

@@ -1,4 +1,4 @@
-"""`fit`, `fit(num_processes=2)` and `fit` in a row are one long `fit`; nothing is left behind."""
+"""`fit`, `fit(num_processes=2)` and `fit` in a row equal one long `fit`; nothing leaks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 
 def test_jobs_write_their_states_to_the_same_memory() -> None:
-    """Of a large job, a smaller one, and one that is larger than all before."""
+    """Runs a large job, a smaller job, and a job that is larger than both."""
 
     def memory() -> Any:
         assert warm._pool is not None
@@ -100,7 +100,7 @@ def test_three_fits_are_one_long_fit(float64: None, name: str) -> None:
 @pytest.mark.parametrize("every", [None, 3])
 @pytest.mark.thorough
 def test_averages_of_weights(float64: None, every: int | None) -> None:
-    """Keras assigns the averages at the end of each `fit`, so three are not one."""
+    """Keras assigns the averages at the end of each `fit`, so three fits differ from one."""
 
     def make() -> Any:
         return dense(O.Adam(0.01, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=every))
@@ -194,7 +194,7 @@ def _without_seed() -> list[float]:
 
 
 class Scripted(Model):
-    """A class that workers rebuild, and that is first tried here: with seeds, and weights."""
+    """A class with seeds and weights that workers rebuild, and that this process first tries."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -306,7 +306,7 @@ def test_a_new_optimizer_for_the_same_model(float64: None) -> None:
 
 @pytest.mark.thorough
 def test_two_models_in_turn(float64: None) -> None:
-    """Workers keep both, and do not confuse them; they have one configuration."""
+    """Workers keep both models and do not confuse them; both have the same configuration."""
     models = [dense(O.Adam(0.01)) for _ in range(4)]
     models[1].layers[0].bias.assign(np.ones(5))
     models[3].layers[0].bias.assign(np.ones(5))
@@ -338,7 +338,7 @@ def test_layers_added_and_removed_between_fits(float64: None) -> None:
 
 @pytest.mark.thorough
 def test_transfer_learning(float64: None) -> None:
-    """Trains a frozen base under a new head; then all of it, with a small learning rate."""
+    """Trains a frozen base under a new head; then the whole model, with a small learning rate."""
     models = []
     for processes in (2, None):
         tf.keras.utils.set_random_seed(4)
@@ -403,7 +403,7 @@ def test_deleted_models_are_freed_in_workers_and_this_process() -> None:
 
 
 def test_an_optimizer_of_other_variables_is_refused() -> None:
-    """With Keras's error if it raises, with nanotf's if Keras would use its old trace."""
+    """Raises Keras's error if there is one, or nanotf's error if Keras would use its old trace."""
     optimizer = O.Adam(0.01)
     first, second = dense(optimizer), dense("sgd")
     in_a_row(first, (2,))

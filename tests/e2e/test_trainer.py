@@ -1,4 +1,4 @@
-"""Cases of Keras's own trainer tests, with two processes next to plain Keras."""
+"""Cases of Keras's own trainer tests, with two processes compared to plain Keras."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_evaluate_and_predict_in_this_process_after_fit() -> None:
 
 
 class _Params(tf.keras.callbacks.Callback):
-    """Keeps its parameters at the beginning of training."""
+    """Stores its parameters at the beginning of training."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.begun = dict(self.params)
@@ -794,7 +794,7 @@ def test_a_callback_stops_training_where_keras_would(hook: str) -> None:
 @pytest.mark.parametrize("kind", ["dataset", "generator"])
 @pytest.mark.thorough
 def test_steps_per_execution_of_data_of_unknown_length(kind: str) -> None:
-    """Executions of three steps over five batches: the last is cut short."""
+    """Executions of three steps over five batches: the last execution is cut short."""
     if kind == "dataset" and not is_keras_3():
         pytest.skip("Keras 2 requires the number of steps")
 

@@ -1,6 +1,6 @@
-"""Runs one test over transport "grpc" for each thing that workers exchange, or that ends them.
+"""Runs one test over transport "grpc" for each kind of exchange, and for each end of a worker.
 
-The parent reads, checks and calls the same with both transports; elsewhere tests run over "shm".
+The parent works the same with both transports, so other tests run over "shm".
 This is a separate module because another transport starts other workers.
 """
 

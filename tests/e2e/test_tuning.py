@@ -1,4 +1,4 @@
-"""`num_processes="auto"`: its choices, and trials without traces."""
+"""`num_processes="auto"`: its choices, and trials that leave no traces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
 
 @pytest.fixture
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Records the numbers tried; time for all of them, however busy the machine is."""
+    """Records the tried numbers; leaves time for all, however busy the machine is."""
     found: list[int] = []
     stock = auto._measure
 
@@ -412,7 +412,7 @@ def test_a_trial_that_is_too_slow_is_stopped(
     def measure(trial: Any, number: int, *args: Any) -> Measured:
         tried.append(number)
         found = stock(trial, number, *args)
-        # Whatever it really took: the job is worth two processes, and 5 % of it is little.
+        # Whatever the trial took, the job is worth two processes, and 5 % of it is little.
         return found if found.step is None else Measured(1, 0.1)
 
     monkeypatch.setattr(auto, "_measure", measure)

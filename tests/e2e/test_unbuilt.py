@@ -1,4 +1,4 @@
-"""Models that the first call builds: by their inputs, of any type, or by their own step."""
+"""Models that the first call builds, from inputs of any type or in the model's own step."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Siamese(_Trains):
 
 
 class Nodes(L.Layer):
-    """Looks rows up by integers, and fails with other types."""
+    """Looks rows up by integers, and fails for other types."""
 
     def __init__(self, words: int, width: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ def test_the_first_call_builds(float64: None, kind: Any, first: str) -> None:
 
 
 def test_a_model_that_was_called_on_integers(float64: None) -> None:
-    """A configuration tells workers the shapes that it was built with, but no types."""
+    """Its configuration has the shapes that it was built with, but no types."""
     _, (x, _) = _words()
     model = Words()
     expected = np.asarray(model(x))

@@ -87,7 +87,7 @@ def test_lists_of_one_array(float64: None) -> None:
 
 
 def test_vectors(float64: None) -> None:
-    """One number per row, for which Keras makes a second dimension."""
+    """One number per row; Keras adds a second dimension."""
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -328,7 +328,7 @@ def test_cells(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
 
 @pytest.mark.thorough
 def test_grid_search_of_settings(float64: None) -> None:
-    """Many small models in a loop, each with another width and rate; the best one is kept."""
+    """Many small models in a loop, each with another width and rate; the best model is kept."""
     best = {}
     for processes in (2, None):
         losses = {}

@@ -1,4 +1,4 @@
-"""Metrics whose state is no sum over rows equal a single process's."""
+"""Metrics whose state is not a sum over rows equal those of a single process."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def over_rows() -> list[Any]:
 
 @pytest.mark.both_generations
 def test_metrics_of_compile(float64: None) -> None:
-    """Also in validation, in a second `fit`, in `evaluate`, and in the logs of batches."""
+    """Compares validation, a second `fit`, `evaluate`, and the logs of batches, too."""
     x, y = data()
     heard: dict[bool, list[Any]] = {}
 
@@ -132,7 +132,7 @@ def test_metrics_of_compile(float64: None) -> None:
 
 
 def test_metric_of_unknown_rank(float64: None) -> None:
-    """Keras 3 takes none in a single process."""
+    """Keras 3 rejects such a metric in a single process."""
     if IS_KERAS_3:
         pytest.skip("Keras rejects a metric of unknown rank")
 

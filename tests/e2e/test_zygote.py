@@ -1,4 +1,4 @@
-"""The process that workers are forked from: its savings, and its failures."""
+"""The process that workers are forked from: its speed-up, and its failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_later_workers_need_no_import() -> None:
 
 
 def test_variables_that_libraries_read_when_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who sets TF_ENABLE_ONEDNN_OPTS wants workers to see it."""
+    """If a user sets TF_ENABLE_ONEDNN_OPTS, workers must see it."""
     _fit()
     origin = zygote.pid()
     warm.end_pool()
@@ -52,7 +52,7 @@ def test_variables_that_libraries_read_when_loaded(monkeypatch: pytest.MonkeyPat
     assert zygote.pid() is None
 
 
-def test_workers_end_with_it() -> None:
+def test_workers_end_with_the_zygote() -> None:
     """The kernel ends them, as it does when the parent is killed."""
 
     def kill(*_: Any) -> None:

@@ -1,7 +1,7 @@
 """The archives of a release, and an environment in which the wheel is installed.
 
 Tests that use these fixtures belong to the group "distributions" of pytest-xdist, so that one
-process makes them, once.
+process makes them once.
 """
 
 from __future__ import annotations

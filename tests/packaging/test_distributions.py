@@ -43,7 +43,7 @@ def _package_files() -> set[str]:
     return {name for name in tracked("nanotf") if not pathlib.Path(name).name.startswith(".")}
 
 
-def test_sources_hold_what_a_build_needs(distributions: Distributions) -> None:
+def test_sources_contain_all_files_of_a_build(distributions: Distributions) -> None:
     with tarfile.open(distributions.sources) as archive:
         names = {member.name.partition("/")[2] for member in archive if member.isfile()}
     documents = {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "setup.py"}
@@ -86,7 +86,7 @@ def test_description_renders(distributions: Distributions) -> None:
 
 
 def test_links_of_the_description_are_absolute(distributions: Distributions) -> None:
-    """And lead to files of the repository, at the version's tag."""
+    """They lead to files of the repository, at the version's tag."""
     about = _metadata(distributions.wheel)
     urls = dict(line.split(", ") for line in about.get_all("Project-URL", []))
     assert {"Homepage", "Documentation", "Source", "Issues", "Changelog"} <= set(urls)
@@ -153,10 +153,10 @@ def test_entry_point_of_the_image_sources_nanotf_init(
 
 
 @pytest.mark.thorough
-def test_image_copies_what_its_wheel_needs(
+def test_image_copies_all_files_of_its_wheel(
     distributions: Distributions, tmp_path: pathlib.Path
 ) -> None:
-    """The Dockerfile's first stage, run here on what it copies, makes the same wheel."""
+    """The Dockerfile's first stage, run here on the files that it copies, makes the same wheel."""
     copied, wheels, commands = [], tmp_path / "wheels", []
     for name, arguments in _instructions():
         if name == "COPY":

@@ -19,7 +19,7 @@ from nanotf.cli import main
 
 REFERENCE = DOCS / "reference"
 VARIABLE = re.compile(r"NANOTF_[A-Z]+(?:_[A-Z]+)*")
-# Names of modules, and a version: pages of their own, or no page.
+# Names of modules, and a version: they have separate pages, or none.
 NO_ENTRY = {"__version__", "errors", "estimator", "keras", "optimizers", "layers"}
 
 
@@ -48,7 +48,7 @@ def test_every_example_is_named() -> None:
 
 
 def _read_variables() -> set[str]:
-    """Returns the environment variables that sources of nanotf name in a string of its own."""
+    """Returns the environment variables that sources of nanotf name as a whole string."""
     found = set()
     for path in (ROOT / "setup.py", *(ROOT / "nanotf").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -78,7 +78,7 @@ def test_options_of_the_command_line_are_listed(
     given = set(re.findall(r"(?<![\w-])(--?[a-z][\w-]*)", re.sub(r"`.*?`", "", options)))
     heading = f"## nanotf {command.split()[0]}\n"
     _, _, section = (REFERENCE / "command-line.md").read_text().partition(heading)
-    if command == "env":  # has those of nanotf-init, which follow
+    if command == "env":  # also lists the variables of nanotf-init
         section = section.partition("## nanotf tune")[0]
     else:
         section = section.partition("\n## ")[0]

@@ -129,7 +129,7 @@ def _check_same(declared: Parameters, real: Parameters) -> None:
 
 @pytest.mark.parametrize("name", EXTENDED)
 def test_declared_arguments_are_those_at_run_time(name: str, shown: Any) -> None:
-    """Those of Keras in use and nanotf's, with their defaults; nanotf's with their types."""
+    """Arguments of the installed Keras and of nanotf, with defaults; nanotf's also with types."""
     keras_3, signatures, _ = shown
     declared, real = _declared(METHODS)[f"Model.{name}"], signatures[f"Model.{name}"]
     _check_same(declared, real)
@@ -154,7 +154,7 @@ def test_declared_arguments_of_the_rest(shown: Any) -> None:
                 _check_same(declared, signatures[name])
                 assert declared.keys() <= signatures[name].keys()
     _check_same(stub["Sequential.__init__"], signatures["Sequential.__init__"])
-    if keras_3:  # its order and defaults are not Keras 2's
+    if keras_3:  # its order and defaults differ from Keras 2's
         _check_same(stub["Model.compile"], signatures["Model.compile"])
         assert stub["Model.compile"].keys() == signatures["Model.compile"].keys()
 

@@ -1,6 +1,6 @@
 """A user's program, for type checkers: test_types.py runs them over it.
 
-They must find a mistake in each line with a comment that says what is wrong, and in no other.
+They must find a mistake in each line with a comment "wrong: ...", and in no other line.
 """
 
 import numpy as np

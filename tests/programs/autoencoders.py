@@ -352,7 +352,7 @@ def sparse_autoencoder(nano: Any, step: Any) -> Any:
 
 @program
 def contractive_autoencoder(nano: Any, step: Any) -> Any:
-    """Keeps the Jacobian of the code with respect to the input small, with batch_jacobian."""
+    """Penalizes the Jacobian of the code with respect to the input, from batch_jacobian."""
     encoder, decoder = mlp(4, 3, last="sigmoid"), mlp(3, 4)
     optimizer = tf.keras.optimizers.SGD(0.3)
 
@@ -380,7 +380,7 @@ def contractive_autoencoder(nano: Any, step: Any) -> Any:
 
 @program
 def masked_autoencoder(nano: Any, step: Any) -> Any:
-    """Hides random patches of each image; the loss covers those alone (keras.io, vision)."""
+    """Hides random patches of each image; the loss covers only these (keras.io, vision)."""
     PATCHES, PATCH, HIDDEN = 16, 4, 8
     mask_token = tf.Variable(tf.random.normal([PATCH], dtype=tf.float64))
     model = mlp(PATCHES * PATCH, 12, PATCHES * PATCH)

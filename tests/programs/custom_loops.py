@@ -1,4 +1,4 @@
-"""Loops of all kinds around a step: counters, validation, accumulation, early ends."""
+"""Loops of all kinds around a step: counters, validation, accumulation, early stops."""
 
 from __future__ import annotations
 

@@ -429,7 +429,7 @@ def warmup_and_schedules(nano: Any, step: Any) -> Any:
 
 @program
 def gradient_centralization(nano: Any, step: Any) -> Any:
-    """Changes gradients: centered, scaled per layer, some None, decay by hand."""
+    """Centers gradients and scales them per layer; some are None, and decay is by hand."""
     model = mlp(4, 8, 1)
     unused = tf.keras.layers.Dense(2)
     unused.build((None, 4))

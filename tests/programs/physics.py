@@ -54,7 +54,7 @@ def pinn_poisson(nano: Any, step: Any) -> Any:
 
 @program
 def pinn_inverse(nano: Any, step: Any) -> Any:
-    """Trains an unknown coefficient, a variable, beside the net, eagerly."""
+    """Trains an unknown coefficient, a variable, together with the net, eagerly."""
     model = mlp(1, 8, 1)
     coefficient = tf.Variable(0.3, dtype=tf.float64)
     optimizer = tf.keras.optimizers.Adam(1e-2)

@@ -109,7 +109,7 @@ def masked_accuracy(label: Any, pred: Any) -> Any:
 
 @program
 def translation_transformer(nano: Any, step: Any) -> Any:
-    """Masked loss and accuracy, an own schedule (tensorflow.org/text/tutorials/transformer)."""
+    """Masked loss and accuracy, a custom schedule (tensorflow.org/text/tutorials/transformer)."""
     transformer = Transformer(12)
     learning_rate = CustomSchedule(8)
     optimizer = tf.keras.optimizers.Adam(learning_rate, beta_1=0.9, beta_2=0.98, epsilon=1e-9)

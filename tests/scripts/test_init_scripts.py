@@ -63,7 +63,7 @@ class Shell:
         self.python(f'exec "{sys.executable}" "$@"')
 
     def python(self, body: str, directory: pathlib.Path | None = None) -> None:
-        """Puts a `python3` beside the scripts, or somewhere else."""
+        """Puts a `python3` next to the scripts, or elsewhere."""
         path = (directory or self.bin) / "python3"
         path.write_text(f"#!/bin/sh\n{body}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -138,8 +138,8 @@ def test_unset_restores_the_environment_after_each_option(shell: Shell, options:
 def test_an_old_value_that_was_changed_comes_back_to_the_byte(shell: Shell) -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux has LD_PRELOAD, the one variable that init changes if set")
-    # Any preloadable library serves as the allocator. The old value is nonsense, so the dynamic
-    # linker complains.
+    # Any preloadable library can be the allocator. The old value is invalid, so the dynamic linker
+    # prints an error.
     code = (
         "import sys, nanotf.machine.installed as i; "
         "i.ALLOCATORS['tcmalloc'] = (('libm.so.6', 'libc.so.6'), 'libm'); "
@@ -157,7 +157,7 @@ def test_an_old_value_that_was_changed_comes_back_to_the_byte(shell: Shell) -> N
     assert after == before
 
 
-def test_options_do_what_they_say(shell: Shell) -> None:
+def test_options_have_their_described_effect(shell: Shell) -> None:
     done = shell.run(
         "source nanotf-init -q -o -c; dump; source nanotf-init -q --disable-onednn -r 1 -cp; dump"
     )
@@ -184,7 +184,7 @@ def test_init_is_idempotent(shell: Shell) -> None:
     assert once == twice
 
 
-def test_what_the_user_set_wins_and_is_reported(shell: Shell) -> None:
+def test_variables_of_the_user_win_and_are_reported(shell: Shell) -> None:
     variables = {"KMP_BLOCKTIME": "200", "OMP_NUM_THREADS": "1"}
     done = shell.run("source nanotf-init; dump", variables)
     (after,) = done.environments
@@ -203,7 +203,7 @@ def test_changes_made_after_init_are_left_alone(shell: Shell) -> None:
 
 @pytest.mark.parametrize("option", ["-j", "-t", ""])
 def test_ld_preload_is_never_broken(shell: Shell, option: str) -> None:
-    # The dynamic linker complains on the standard error of every program that it starts.
+    # The dynamic linker prints an error to the standard error of every program that it starts.
     done = shell.run(f"source nanotf-init -q {option} 2>/dev/null; dump; ls > /dev/null")
     (after,) = done.environments
     assert done.err == ""
@@ -273,7 +273,7 @@ def test_unset_without_init_says_so(shell: Shell) -> None:
     assert done.out == "nanotf: nanotf-init has set nothing here.\n"
 
 
-def test_a_state_that_is_not_ours_is_refused(shell: Shell) -> None:
+def test_a_state_that_nanotf_did_not_write_is_refused(shell: Shell) -> None:
     done = shell.run("source nanotf-unset || echo code $?; dump", {"NANOTF_ENV": "x"})
     assert done.out == "code 2\n"
     assert "NANOTF_ENV must hold what nanotf-init wrote" in done.err
@@ -378,7 +378,7 @@ def test_a_link_to_the_script_finds_its_python(shell: Shell, tmp_path: pathlib.P
     assert "NANOTF_ENV" in done.environments[0]
 
 
-def test_without_one_beside_it_python3_on_path_is_used(
+def test_python3_on_path_is_used_if_none_lies_beside_the_script(
     shell: Shell, tmp_path: pathlib.Path
 ) -> None:
     elsewhere = tmp_path / "elsewhere"

@@ -1,9 +1,9 @@
-"""Kills workers at random moments, for `make soak` and a quick test.
+"""Kills workers at random moments, for `make soak` and for a quick test.
 
 A run makes a call on two workers and kills one of them somewhere in a phase of it. The run must end
-in time with `WorkerDied` and the model in the promised state, or restart and give the result of an
-undisturbed run. Nothing may stay behind. An undisturbed run of every case comes first. It gives the
-correct result and the length of the phase, from which the moment is drawn.
+in time with `WorkerDied` and the model in the promised state, or restart and return the result of
+an undisturbed run. Nothing may stay behind. An undisturbed run of every case comes first. It gives
+the correct result and the length of the phase, from which the moment is drawn.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Outcome:
         phase: str, one of `PHASES`.
         result: str, "raised", "restarted", "ended" (a shutdown), "too late" (the worker was
             done) or a description of the failure.
-        seconds: float or None, from the signal to the exception, the restart or the end.
+        seconds: float or None, the time from the signal to the exception, the restart or the end.
         left: leaked processes, threads and files.
     """
 
@@ -69,7 +69,7 @@ class Outcome:
     left: tuple[str, ...]
 
     def is_as_promised(self, seconds: float | None = None) -> bool:
-        """Returns True if the result is allowed, and came within `seconds` if that is given."""
+        """Returns True if the result is allowed and came within `seconds`, if given."""
         in_time = seconds is None or self.seconds is None or self.seconds <= seconds
         right = self.result in ("raised", "restarted", "ended", "too late")
         return right and in_time and not self.left
@@ -141,7 +141,7 @@ class _Killer:
 
     def _kill(self) -> bool:
         pool = warm._pool
-        if pool is not None:  # at once: a shutdown takes milliseconds
+        if pool is not None:  # at once, since a shutdown takes milliseconds
             self.process = pool.workers[self._rank].process
         else:
             self.process = next(iter(sorted(_workers(), key=_pid)[self._rank :]), None)
@@ -195,7 +195,7 @@ class _Call:
     Args:
         phase: str, the phase in which the killer begins.
         killer: `_Killer`.
-        directory: path, for what the call writes.
+        directory: path, for the call's files.
         restarts: int, the maximum number.
     """
 
@@ -326,7 +326,7 @@ class _Pass(_Call):
 class _Shutdown(_Call):
     def run(self) -> list[Any]:
         self.killer.begin()
-        time.sleep(SHUTDOWN_LEAD)  # workers end sooner than that
+        time.sleep(SHUTDOWN_LEAD)  # workers end sooner
         nanotf.shutdown()
         self.killer.end()
         return []
@@ -402,7 +402,7 @@ def kill_once(phase: str, dice: random.Random, right: _Undisturbed) -> Outcome:
     files = _files()
     restarts = dice.choice((0, 1)) if _call_of(phase) in (_Fit, _Loop) else 0
     number, rank, part = dice.choice(SIGNALS), dice.randrange(2), dice.random()
-    if phase == "shutdown":  # most of it is the kernel's, which frees the worker's memory
+    if phase == "shutdown":  # the kernel takes most of it to free the worker's memory
         part **= 4
     with tempfile.TemporaryDirectory() as name, _noting_restarts() as restarted:
         directory = pathlib.Path(name)

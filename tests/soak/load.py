@@ -1,4 +1,4 @@
-"""Runs many jobs in a row on one warm pool, and records the memory and descriptors after each."""
+"""Runs many jobs in a row on one warm pool, and records memory and descriptors after each job."""
 
 from __future__ import annotations
 

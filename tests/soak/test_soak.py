@@ -1,4 +1,4 @@
-"""Load and faults. The quick tests run in `make test`, those marked slow in `make soak`."""
+"""Load and faults. The quick tests run in `make test`, the tests marked slow in `make soak`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def _two_cores() -> None:
 def _assert_flat(footprints: Sequence[Footprint]) -> None:
     """Asserts that memory and descriptors did not grow.
 
-    For memory, which the system moves about, the maximum of rounds 8 to 10 is compared with the
-    minimum of the last five. For descriptors, which wait for Python's garbage collector, the
-    maximum of the first ten rounds is compared with the minimum of the last ten.
+    Memory varies, so this compares the maximum of rounds 8 to 10 with the minimum of the last five.
+    Descriptors wait for Python's garbage collector, so this compares the maximum of the first ten
+    rounds with the minimum of the last ten.
     """
     before = [max(sizes) for sizes in zip(*(f.memory for f in footprints[7:10]), strict=True)]
     after = [min(sizes) for sizes in zip(*(f.memory for f in footprints[-5:]), strict=True)]
@@ -74,7 +74,7 @@ def test_two_hundred_warm_jobs() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_hundred_kills() -> None:
-    """Errors arrive within the promised time; NANOTF_SOAK_SLACK times that on a busy machine."""
+    """Errors arrive within the promised time; NANOTF_SOAK_SLACK extends it on a busy machine."""
     seed = seed_of_today()
     seconds = PROMISED_SECONDS * float(os.environ.get("NANOTF_SOAK_SLACK", "1"))
     outcomes = kills(_number("NANOTF_SOAK_KILLS", 100), seed)

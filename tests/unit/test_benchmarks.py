@@ -30,7 +30,7 @@ from benchmarks.models import MODELS, OPTIMIZERS, share
 
 # --------------------------------------------------------------------------- statistics
 def test_ratios_are_taken_within_a_round() -> None:
-    # The machine was twice as slow in the second round; the ratio was the same.
+    # The machine was half as fast in the second round; the ratio was the same.
     assert ratios.median_ratio([2.0, 4.0, 3.0], [1.0, 2.0, 1.0]) == 2.0
 
 
@@ -52,7 +52,7 @@ def test_geometric_mean() -> None:
 
 
 # ----------------------------------------------------------------------------- timelines
-def test_steps_alone_leave_out_what_happens_between_epochs() -> None:
+def test_steps_alone_exclude_work_between_epochs() -> None:
     # Two epochs of 4 steps of 1 s; the first step of each takes 3 s, the boundary 5 s.
     noted = {
         "call": 10.0,
@@ -321,7 +321,7 @@ def test_without_bfloat16_it_is_not_mentioned() -> None:
     assert "bfloat16" not in report.render(_result())
 
 
-def test_bfloat16_policy_holds_for_one_model_alone() -> None:
+def test_bfloat16_policy_applies_to_one_model_only() -> None:
     policies = []
 
     class Policies:

@@ -1,4 +1,4 @@
-"""Lines that nanotf prints unasked, in programs with and without logging configured."""
+"""Unrequested lines of nanotf, in programs with and without logging configured."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from nanotf.errors import CollectiveError, WorkerDied, WorkerError, catchable_as
 
 
 class Coded(RuntimeError):
-    """Takes other arguments than it shows."""
+    """Its `args` differ from its constructor's arguments."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)

@@ -31,7 +31,7 @@ BASES = {
 
 
 def test_stub_has_the_names_of_the_package() -> None:
-    """Each from the module that it is imported from at run time, or defined in the stub."""
+    """Each comes from its module at run time, or is defined in the stub."""
     body = ast.parse(pathlib.Path(nanotf.__file__).with_suffix(".pyi").read_text()).body
     imported = {
         alias.name: node.module
@@ -50,7 +50,7 @@ def test_stub_has_the_names_of_the_package() -> None:
     assert listed == dir(nanotf)
 
 
-def test_every_exception_derives_from_one_and_from_pythons_own() -> None:
+def test_every_exception_derives_from_nano_error_and_a_builtin() -> None:
     found = {
         name: kind
         for name, kind in inspect.getmembers(errors, inspect.isclass)

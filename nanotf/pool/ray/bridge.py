@@ -1,4 +1,4 @@
-"""The parent's end of the connection to a worker on another node.
+"""The parent's end of the connection to a worker on another node, see `pool.remote`.
 
     Pool                Bridge                     Ray              Relay (there)      worker
       channel  <----->  down: takes a message,     put, push  --->  fills the twins,
@@ -6,33 +6,24 @@
                <-----   up: fills the blocks,      <--- pull        copies what was   <---
                         then delivers                               written
 
-To the pool the bridge looks like a worker on this machine: a Unix socket with messages and file
-descriptors. It maps the blocks that it receives, as a worker does, and copies the parts that
-messages report as written (`Job`: all of its blocks; `Batch`: its arrays; `Proceed`, `Waiting`,
-`JobDone`: their field `written`). Between two messages each byte has one writer, the parent or one
-rank, so copies never conflict.
-
 Bytes for all workers are put into Ray's object store once (`Payloads`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from nanotf.console import logger
-from nanotf.pool.ray.relay import Key, Said, as_bytes, read
-from nanotf.wire import messages
+from nanotf.pool.remote import Originals, as_bytes, read
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import Channel, ChannelClosed
 
 PULL_SECONDS = 1.0  # how long a relay waits for messages, and the maximum age of `stopped`
-PIECE_NBYTES = 64 * 1024**2  # copied at once, so that the object store never holds a whole block
 INLINE_NBYTES = 64 * 1024  # smaller data are arguments of a call, not objects in the store
 
 
@@ -71,18 +62,6 @@ class Payloads:
             return held
 
 
-@dataclasses.dataclass(frozen=True)
-class _Span:
-    key: Key
-    offset: int
-    nbytes: int
-
-    def pieces(self) -> Iterator[_Span]:
-        for start in range(0, self.nbytes, PIECE_NBYTES):
-            nbytes = min(PIECE_NBYTES, self.nbytes - start)
-            yield _Span(self.key, self.offset + start, nbytes)
-
-
 def describe(error: BaseException) -> str:
     """Describes an error of Ray's in one line: the last of several lines gives the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -108,7 +87,6 @@ class Bridge:
         channel: `Channel`, the pool's end.
         stopped: bool, whether a signal has stopped the worker.
         heard: float, the time of the relay's last answer, at least every `PULL_SECONDS`.
-        lost: str, Ray's error if the relay has failed; else empty.
     """
 
     def __init__(self, ray: Any, relay: Any, key: bytes, payloads: Payloads, ahead: int) -> None:
@@ -116,10 +94,9 @@ class Bridge:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket = theirs.dup()
         self.channel, self._channel = Channel(ours), Channel(theirs)
-        self.stopped, self.lost, self.heard = False, "", time.monotonic()
+        self.stopped, self.heard = False, time.monotonic()
         self._ended = False
-        # Written by `_down` while the worker is idle; read by `_up` once the worker has the job.
-        self._blocks: dict[Key, Block] = {}
+        self._originals = Originals()
         _in_thread(self._down, key)
 
     def close(self) -> None:
@@ -131,9 +108,8 @@ class Bridge:
             pass  # the pool has closed its end
 
     def _fail(self, error: Exception) -> None:
-        """Records why the bridge ends; the pool learns it when its channel closes."""
+        """Logs why the bridge ends; the pool learns it when its channel closes."""
         if not self._ended:
-            self.lost = describe(error)
             logger.info("The way to a worker has broken.", exc_info=error)
 
     # ----------------------------------------------------------------- parent to worker
@@ -141,7 +117,7 @@ class Bridge:
         number = 0
         try:
             self._channel.show_key_first(key)
-            _in_thread(self._up)  # not earlier: the worker's first message may have arrived already
+            _in_thread(self._up)  # no earlier: the worker's first message may already have arrived
             while True:
                 message = self._channel.receive()
                 number += 1
@@ -154,32 +130,13 @@ class Bridge:
             self.close()
             self._channel.close()
             self._socket.close()
-            self._blocks.clear()
+            self._originals.clear()
 
     def _ship(self, number: int, message: Any) -> None:
-        new: list[tuple[Key, int]] = []
-        spans: list[_Span] = []
-        if isinstance(message, messages.Job):
-            fds = self._channel.receive_fds(len(message.blocks))
-            self._blocks = {
-                ("job", place): Block(nbytes, fd)
-                for place, (nbytes, fd) in enumerate(zip(message.blocks, fds, strict=True))
-            }
-            new = [(key, block.nbytes) for key, block in self._blocks.items()]
-            spans = [_Span(key, 0, block.nbytes) for key, block in self._blocks.items()]
-        elif isinstance(message, messages.Batch):
-            ring: Key = ("ring", message.stream)
-            if message.block is not None:
-                self._blocks[ring] = Block(message.block, self._channel.receive_fds(1)[0])
-                new = [(ring, message.block)]
-            spans = [_Span(ring, offset, nbytes) for offset, _, _, nbytes in message.arrays]
-        elif isinstance(message, messages.Proceed):
-            spans = [_Span(("job", place), *span) for place, *span in message.written]
+        new, pieces = self._originals.note(message, self._channel)
         if new:
             self._push(b"", new, ())
-        pieces = [piece for span in spans for piece in span.pieces()]
-        for index, piece in enumerate(pieces):
-            block = self._blocks[piece.key]
+        for index, (piece, block) in enumerate(pieces):
             data = self._payloads.put(number, index, block, piece.offset, piece.nbytes)
             self._push(b"", (), ((piece.key, piece.offset),), data)
         self._push(pickle.dumps(message), (), ())
@@ -198,25 +155,10 @@ class Bridge:
                 for said in found:
                     if not said.body:
                         return
-                    self._deliver(said)
+                    self._originals.deliver(said, self._channel, self._ahead)
         except ChannelClosed:
             pass
         except Exception as error:
             self._fail(error)
         finally:
             self.close()
-
-    def _deliver(self, said: Said) -> None:
-        for key, offset, content in said.written:
-            self._blocks[key].write(offset, as_bytes(content))
-        message = pickle.loads(said.body)
-        if isinstance(message, messages.JobDone) and message.times is not None:
-            message = dataclasses.replace(message, times=message.times.moved(self._ahead))
-        if said.block is None:
-            self._channel.send(message)
-            return
-        block = Block(len(said.block))
-        block.write(0, as_bytes(said.block))
-        assert block.fd is not None
-        self._channel.send(message, [block.fd])
-        block.close_fd()

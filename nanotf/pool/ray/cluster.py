@@ -35,7 +35,7 @@ def connect() -> Any:
                 "backend='ray' needs a Ray cluster, or room to start one. Received: "
                 f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')!r}, and ray.init() raised "
                 f"{type(error).__name__}: {error}. RAY_ADDRESS=local starts one here; `ray stop` "
-                "forgets one that has gone; or call ray.init(...) yourself before."
+                "forgets a cluster that has ended; or call ray.init(...) first."
             ) from error
     return ray
 

@@ -9,17 +9,20 @@ import pathlib
 import secrets
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import nanotf
 from nanotf.errors import NanoError, PlacementError
 from nanotf.machine import topology
+from nanotf.pool import stalls
+from nanotf.pool.handles import Worker
 from nanotf.pool.plans import RayPlan
 from nanotf.pool.ray import cluster
 from nanotf.pool.ray.bridge import Bridge, Payloads
 from nanotf.pool.ray.handle import ANSWER_SECONDS, RayProcess, RayWorker, is_connected
 from nanotf.pool.ray.relay import CONCURRENCY_GROUPS, HANDOVER_BYTES, Relay, Started
+from nanotf.pool.remote import RemoteWorker, taken_over
 from nanotf.pool.worker_log import WorkerLog
 from nanotf.wire import timing
 from nanotf.wire.channel import Channel
@@ -31,14 +34,6 @@ CLOCK_LOOKS = 5  # the quickest of this many answers gives the node's time most 
 
 # The parent's variables that limit the cores of workers on its own node; see `topology.plan`.
 LIMITS = ("OMP_NUM_THREADS", "NANOTF_ENV")
-
-# Prefixes of the parent's variables that workers on all nodes get; see `taken_over`.
-TAKEN_OVER = (
-    *("TF_", "TF2_", "KERAS_", "XLA_", "ONEDNN_", "DNNL_", "NANOTF_", "PYTHONHASHSEED"),
-    *("OMP_", "KMP_", "MKL_", "TCMALLOC_", "MALLOC_CONF", "GLIBC_TUNABLES"),
-)
-# These belong to Terraform, not TensorFlow, and may hold credentials.
-FOREIGN = ("TF_VAR_", "TF_TOKEN_", "TF_CLI_")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +65,11 @@ class RayCrew:
         key: bytes, the pool's secret key.
     """
 
+    hosts = None  # with "grpc" TensorFlow connects the nodes
+
     def __init__(self, plan: RayPlan, transport: str, key: bytes) -> None:
-        self.workers: list[RayWorker] = []
+        self.here, self.deadline = plan, stalls.stall_seconds()
+        self.workers: list[Worker] = []
         self._plan, self._transport, self._key = plan, transport, key
         self._relays: list[Any] = []
         self._group: Any = None  # a placement group of Ray's
@@ -100,12 +98,18 @@ class RayCrew:
         several = len({post.node for post in posts}) > 1
         for post, s in zip(posts, started, strict=True):
             process = RayProcess(ray, self._session, post.relay, s.pid)
-            worker = RayWorker(post.placement, process, post.address if several else LOOPBACK)
+            address = post.address if several else LOOPBACK
             if s.direct:
-                worker.channel, worker.log = direct[post.token]
+                worker: Worker = RayWorker(
+                    post.placement, process, *direct[post.token], host=address
+                )
             else:
                 ahead = self._ahead(post.relay)
-                worker.cross(Bridge(ray, post.relay, self._key, payloads, ahead))
+                bridge = Bridge(ray, post.relay, self._key, payloads, ahead)
+                place = f"node {address}"
+                worker = RemoteWorker(
+                    post.placement, process, address, place, bridge.channel, bridge
+                )
             self.workers.append(worker)
 
     def _start_workers(self, posts: Sequence[_Post], home: str, name: str) -> list[Started]:
@@ -134,6 +138,9 @@ class RayCrew:
                 "Unix socket, as in another container. Use transport='grpc'."
             )
         return started
+
+    def take_connections(self, rank: int) -> list[int]:
+        return []
 
     def close(self) -> None:
         """Ends the actors and returns the CPUs to Ray."""
@@ -235,25 +242,6 @@ class RayCrew:
             after = timing.now()
             looks.append((after - before, (before + after) // 2 - there))
         return min(looks)[1]
-
-
-def taken_over(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the part of the parent's environment that is sent to the nodes of a cluster.
-
-    It has the variables that affect the computations of TensorFlow, Keras or nanotf, by their
-    prefixes (`TAKEN_OVER`), so that all workers compute alike. No other variable leaves this
-    process, so passwords and cloud credentials stay here. All else in a worker's environment comes
-    from its node, where Ray was started. Variables that user code in workers reads must be set
-    there.
-
-    Args:
-        environ: mapping, the parent's environment.
-    """
-    return {
-        name: value
-        for name, value in environ.items()
-        if name.startswith(TAKEN_OVER) and not name.startswith(FOREIGN)
-    }
 
 
 def _part(count: int, share: int, cpus: int) -> float:

@@ -6,12 +6,14 @@ import subprocess
 from typing import Any
 
 from nanotf.machine import topology
-from nanotf.pool.handles import STACK_SECONDS, Worker
+from nanotf.pool.handles import Worker
 from nanotf.pool.ray import cluster
-from nanotf.pool.ray.bridge import Bridge, describe
+from nanotf.pool.ray.bridge import describe
+from nanotf.pool.remote import LOST
+from nanotf.pool.worker_log import WorkerLog
+from nanotf.wire.channel import Channel
 
 ANSWER_SECONDS = 5.0  # for a relay's answer to a question that needs no waiting
-LOST = -9  # as if by SIGKILL
 
 
 def is_connected(ray: Any, session: str) -> bool:
@@ -30,7 +32,7 @@ class RayProcess:
 
     Attributes:
         returncode: int or None, as in `subprocess.Popen`; `LOST` for a worker lost with its actor.
-        lost: str, Ray's reason why the actor is gone; empty if it is not.
+        lost: str, how it was lost with its actor, with Ray's reason; empty if it was not.
     """
 
     def __init__(self, ray: Any, session: str, relay: Any, pid: int) -> None:
@@ -60,7 +62,7 @@ class RayProcess:
         return found
 
     def _is_lost(self, why: str) -> int:
-        self.lost, self.returncode = why, LOST
+        self.lost, self.returncode = f"with its Ray actor ({why})", LOST
         return LOST
 
     def wait(self, timeout: float | None = None) -> int:
@@ -98,68 +100,33 @@ class RayProcess:
 
 
 class RayWorker(Worker):
-    """A worker started by a relay.
+    """A worker on this process's node, started by a relay, whose channel and log are here.
 
     Args:
         placement: `topology.Placement`.
         process: `RayProcess`.
+        channel: `Channel`.
+        log: `WorkerLog`.
         host: str, the address of its node.
     """
 
     process: RayProcess
 
-    def __init__(self, placement: topology.Placement, process: RayProcess, host: str) -> None:
+    def __init__(
+        self,
+        placement: topology.Placement,
+        process: RayProcess,
+        channel: Channel,
+        log: WorkerLog,
+        host: str,
+    ) -> None:
         self.rank, self.cores = placement.rank, placement.cores
-        self.process, self.host = process, host
-        self._bridge: Bridge | None = None
-
-    def cross(self, bridge: Bridge) -> None:
-        """Makes this a worker on another node."""
-        self._bridge = bridge
-        self.channel, self.shares_memory = bridge.channel, False
-
-    def log_tail(self) -> str:
-        return super().log_tail() if self._bridge is None else self.process.ask("log_tail")
-
-    def is_ready(self) -> None:
-        if self._bridge is None:
-            super().is_ready()
-
-    def trim_log(self) -> None:
-        if self._bridge is None:  # otherwise its relay does
-            super().trim_log()
-
-    def stack(self) -> str:
-        if self._bridge is None:
-            return super().stack()
-        return self.process.ask("stack", STACK_SECONDS) or "its node does not answer"
-
-    def is_stopped(self) -> bool:
-        if self._bridge is None:
-            return super().is_stopped()
-        return self._bridge.stopped
-
-    def has_answered(self, since: float) -> bool:
-        return self._bridge is None or self._bridge.heard > since
-
-    def where(self) -> str:
-        node = f" on node {self.host}" if self._bridge is not None else ""
-        return super().where() + node
+        self.process, self.channel, self.log, self.host = process, channel, log, host
 
     def how_it_ended(self) -> tuple[str, int | None, int | None]:
-        lost = self.process.lost or (self._bridge.lost if self._bridge is not None else "")
-        if lost:
-            return f"was lost with its Ray actor ({lost})", None, None
-        if self._bridge is not None and self.process.returncode is None:
-            return "was lost: its node does not answer", None, None
+        if self.process.lost:
+            return f"was lost {self.process.lost}", None, None
         return super().how_it_ended()
 
     def wait_killed(self) -> None:
         self.process.wait()
-
-    def close(self) -> None:
-        self.channel.close()
-        if self._bridge is None:
-            self.log.close()
-        else:
-            self._bridge.close()

@@ -12,7 +12,6 @@ import os
 import pickle
 import queue
 import socket
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,9 +20,9 @@ import nanotf
 from nanotf.machine import cpus, neighbours, topology
 from nanotf.pool import stalls
 from nanotf.pool.local import LocalWorker, worker_variables
+from nanotf.pool.remote import Key, Said, Twins
 from nanotf.pool.zygote import Zygote
-from nanotf.wire import messages, timing
-from nanotf.wire.blocks import Block
+from nanotf.wire import timing
 from nanotf.wire.channel import ChannelClosed
 
 # One thread each, so that no group waits for another.
@@ -32,8 +31,6 @@ CONCURRENCY_GROUPS = {"down": 1, "up": 1, "life": 1, "control": 1}
 HANDOVER_BYTES = 32  # length of the token that identifies the worker of a channel
 # Variables that Ray sets for its own processes, besides OMP_NUM_THREADS.
 RAYS_OWN = ("RAY_", "SPT_NOENV", "PYTHONBREAKPOINT")
-
-Key = tuple[str, int]  # of a block: ("job", its place in the job) or ("ring", a stream's number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,27 +46,12 @@ class Started:
     direct: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Said:
-    """A worker's message on its way to the parent.
-
-    Args:
-        body: bytes, the pickled message; empty when the worker has closed its channel.
-        written: tuple of (key, offset, bytes), to be copied to the parent's blocks.
-        block: bytes or None, the content of the block that belongs to the message.
-    """
-
-    body: bytes = b""
-    written: tuple[tuple[Key, int, bytes], ...] = ()
-    block: bytes | None = None
-
-
 class Relay:
     """The actor of one worker."""
 
     def __init__(self) -> None:
         self._worker: LocalWorker | None = None
-        self._blocks: dict[Key, Block] = {}
+        self._twins = Twins(1)
         self._said: queue.SimpleQueue[Said] = queue.SimpleQueue()
         os.environ.pop("OMP_NUM_THREADS", None)  # Ray's; it would limit the plan like the user's
 
@@ -159,34 +141,14 @@ class Relay:
             places: sequence of (key, offset), the destinations of the data.
             *data: bytes or arrays of bytes.
         """
-        if any(kind == "job" for (kind, _), _ in new):
-            self._blocks.clear()  # the last job's blocks
-        for key, nbytes in new:
-            self._blocks[key] = Block(nbytes)
+        self._twins.create(new)
         for (key, offset), content in zip(places, data, strict=True):
-            self._blocks[key].write(offset, as_bytes(content))
+            self._twins.write(key, offset, content)
         if body:
-            message = pickle.loads(body)
             try:
-                self._deliver(message)
+                self._twins.deliver(pickle.loads(body), self.worker.channel.send)
             except ChannelClosed:
                 pass  # the thread that reads the channel reports it
-
-    def _deliver(self, message: Any) -> None:
-        handed: list[Block] = []
-        if isinstance(message, messages.Setup):
-            ours = [path for path in sys.path if path not in message.sys_path]
-            message = dataclasses.replace(
-                message, sys_path=(*message.sys_path, *ours), says_written=True
-            )
-        elif isinstance(message, messages.Job):
-            handed = [self._blocks["job", place] for place in range(len(message.blocks))]
-        elif isinstance(message, messages.Batch) and message.block is not None:
-            handed = [self._blocks["ring", message.stream]]
-        fds = [block.fd for block in handed]
-        self.worker.channel.send(message, fds)
-        for block in handed:
-            block.close_fd()
 
     # ----------------------------------------------------------------- worker to parent
     def _read(self, key: bytes) -> None:
@@ -194,30 +156,11 @@ class Relay:
         try:
             channel.show_key_second(key)
             while True:
-                self._said.put(self._take(channel.receive()))
+                self._said.put(self._twins.take(channel.receive(), channel))
         except (EOFError, OSError):
             pass  # the worker has exited
         finally:
             self._said.put(Said())
-
-    def _take(self, message: Any) -> Said:
-        block: bytes | None = None
-        written: tuple[tuple[Key, int, bytes], ...] = ()
-        if isinstance(message, (messages.Outputs, messages.Returned)):
-            own = Block(message.nbytes, self.worker.channel.receive_fds(1)[0])
-            block = read(own, 0, message.nbytes)
-            own.discard()
-        elif isinstance(message, (messages.Waiting, messages.JobDone)):
-            written = tuple(
-                (("job", place), offset, read(self._blocks["job", place], offset, nbytes))
-                for place, offset, nbytes in message.written
-            )
-        if isinstance(message, (messages.JobDone, messages.JobFailed)):
-            # The blocks stay until the next job: the parent may still send a batch that no worker
-            # needs, and `push` owns their descriptors.
-            for own in list(self._blocks.values()):
-                own.discard()
-        return Said(pickle.dumps(message), written, block)
 
     def pull(self, seconds: float) -> tuple[list[Said], bool]:
         """Waits for messages of the worker.
@@ -278,17 +221,3 @@ def _hand_over(worker: LocalWorker, name: str, token: bytes) -> bool:
             return False
     worker.channel.close()  # the worker notices when the last copy of that end is closed
     return True
-
-
-def as_bytes(content: Any) -> Any:
-    """Returns data from Ray, bytes or an array, as an array of bytes without a copy."""
-    import numpy as np
-
-    return np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
-
-
-def read(block: Block, offset: int, nbytes: int) -> bytes:
-    """Returns a copy of part of a block."""
-    import numpy as np
-
-    return bytes(block.array(offset, (nbytes,), np.uint8).data)

@@ -154,7 +154,7 @@ def test_busy_processes_are_named() -> None:
 
 
 @pytest.mark.parametrize("processes", [(ELSEWHERE,), (dataclasses.replace(BUSY, cores=0.4),)])
-def test_processes_that_slow_nobody_down_are_no_finding(processes: tuple[Process, ...]) -> None:
+def test_harmless_processes_are_no_finding(processes: tuple[Process, ...]) -> None:
     assert find(usage=Usage(processes=processes)) == []
 
 

@@ -49,7 +49,7 @@ def test_only_variables_that_matter_are_shown() -> None:
         ("TF_TOKEN_app_terraform_io", None),
     ],
 )
-def test_what_may_be_secret_has_no_value(name: str, shown: str | None) -> None:
+def test_possible_secrets_have_no_value(name: str, shown: str | None) -> None:
     assert shown_variables({name: "secret"}).get(name) == shown
 
 

@@ -29,7 +29,7 @@ def test_a_busy_process_is_found_with_its_cores() -> None:
     (process,) = (process for process in found.processes if process.pid == spinning.pid)
     assert process.yours
     assert process.on_usable_cores
-    assert process.cores < 4  # 1, unless this process was paused between reading two clocks
+    assert process.cores < 4  # 1, unless this process was paused between the two readings
     assert found.busy_cores > 0
     assert len(found.load_averages) == 3
     assert os.getpid() not in {process.pid for process in found.processes}

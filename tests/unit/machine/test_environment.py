@@ -79,7 +79,7 @@ def test_the_users_thread_counts_are_upper_bounds_in_a_worker(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["KMP_AFFINITY", "KMP_BLOCKTIME", "TF_NUM_INTEROP_THREADS"])
-def test_what_the_user_set_wins_and_is_reported(name: str) -> None:
+def test_variables_of_the_user_win_and_are_reported(name: str) -> None:
     made = worker_environment(PLACEMENT, {name: "mine"}, STOCK)
     assert name not in made.variables
     assert made.kept == {name: "mine"}
@@ -397,7 +397,7 @@ def test_wrong_arguments_are_one_line(
     assert printed.err.count("\n") == 1
 
 
-def test_alone_it_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nanotf_without_a_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     alone = capsys.readouterr()
     with pytest.raises(SystemExit):
@@ -414,7 +414,7 @@ def test_neither_importing_nor_env_imports_tensorflow() -> None:
 
 
 def test_a_reader_that_closes_the_pipe() -> None:
-    """Runs `nanotf env --help | head -1`, with a head that reads nothing."""
+    """Runs `nanotf env --help | head -1`; this head reads nothing."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "nanotf", "env"]

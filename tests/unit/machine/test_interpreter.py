@@ -17,8 +17,8 @@ from nanotf.machine.interpreter import python_command
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
-# A parent: `show`, which is on its path alone, prints the child's view; then the parent prints its
-# own.
+# A parent: `show`, which only its path has, prints the child's view; then the parent prints its own
+# view.
 PARENT = """
 import sys
 sys.path[:] = filter(None, sys.path)  # `-c` puts the current folder there
@@ -46,7 +46,7 @@ print(json.dumps([*here, sys.argv[1:], __name__]))
 
 @pytest.fixture
 def shared(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A folder that belongs to others, and one of packages with nanotf and an unrelated module."""
+    """A folder of another user, and a folder of packages with nanotf and an unrelated module."""
     for name in ("shared", "packages", "project"):
         (tmp_path / name).mkdir()
     for name in ("heapq", "queue", "runpy", "pathlib", "importlib", "json", "nanotf"):
@@ -60,7 +60,7 @@ def shared(tmp_path: pathlib.Path) -> pathlib.Path:
 @pytest.mark.parametrize(
     "options", [(), ("-I", "-O"), ("-s", "-E", "-Xutf8"), ("-P",)], ids=" ".join
 )
-def test_a_child_imports_what_its_parent_does(
+def test_a_child_imports_the_same_modules_as_its_parent(
     shared: pathlib.Path, options: tuple[str, ...]
 ) -> None:
     if "-P" in options and sys.version_info < (3, 11):
@@ -100,7 +100,7 @@ def _commands(tree: ast.AST) -> list[ast.List]:
 
 
 def test_only_one_place_starts_an_interpreter() -> None:
-    """One place makes commands of `sys.executable`, and the scripts name no module."""
+    """Only one place makes commands from `sys.executable`, and the scripts name no module."""
     found = [
         path.name
         for path in pathlib.Path(nanotf.__file__).parent.rglob("*.py")

@@ -1,4 +1,4 @@
-"""Cores of other pools, and the cores left beside them."""
+"""Cores of other pools, and the remaining cores."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, tuple[int, ...]
     neighbours.forget()
 
 
-def test_plan_leaves_cores_of_others_alone(taken: dict[int, tuple[int, ...]]) -> None:
+def test_plan_avoids_cores_of_other_pools(taken: dict[int, tuple[int, ...]]) -> None:
     taken[10] = (0, 1, 2, 3)
     assert [p.cores for p in neighbours.plan(2).placements] == [(4, 5), (6, 7)]
 
@@ -67,7 +67,7 @@ def test_pool_keeps_its_cores_while_others_come_and_go(taken: dict[int, tuple[in
     assert neighbours.plan(2) != before
 
 
-def test_too_few_cores_are_shared_knowingly(
+def test_sharing_of_too_few_cores_is_reported(
     taken: dict[int, tuple[int, ...]],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -77,7 +77,7 @@ def test_too_few_cores_are_shared_knowingly(
     with caplog.at_level(logging.WARNING, logger="nanotf"):
         assert neighbours.plan(2) == topology.plan(2, machine=EIGHT)
         neighbours.forget()
-        taken[4712] = (7,)  # once in all, not once per newcomer
+        taken[4712] = (7,)  # once in total, not once per new pool
         neighbours.plan(2)
         neighbours.plan(3)
     (record,) = caplog.records
@@ -95,7 +95,7 @@ def test_cores_that_are_named(taken: dict[int, tuple[int, ...]]) -> None:
 
 
 def test_a_fork_checks_for_other_pools_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork must not take its parent's plan for its own."""
+    """A fork must not reuse its parent's plan."""
     monkeypatch.setattr(neighbours, "_last", object())
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""Cores and plans on described machines, read from a made-up tree, or on this one."""
+"""Cores and plans: on described machines, on made-up `/sys` files, on this machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_even_shares_stay_on_one_node(num_processes: int) -> None:
 
 
 def test_three_workers_on_two_nodes_keep_their_share_and_one_straddles() -> None:
-    # Keeping to one node would leave 14 of 18 cores each, a quarter of the machine idle.
+    # On one node each, workers would use 14 of 18 cores and leave a quarter of the machine idle.
     shares = cores_of(two_sockets(), 3)
     assert [len(share) for share in shares] == [18, 18, 18]
     assert straddlers(two_sockets(), 3) == 1
@@ -61,7 +61,7 @@ def test_a_slightly_smaller_share_avoids_straddling() -> None:
     assert [(len(p.cores), p.numa_node) for p in placements] == [(19, 0), (19, 1)]
 
 
-def test_workers_spread_over_nodes_and_neighbours_share_one() -> None:
+def test_workers_spread_over_nodes_and_neighbors_share_a_node() -> None:
     placements = plan(4, 4, two_sockets()).placements
     assert [p.numa_node for p in placements] == [0, 0, 1, 1]
     assert [p.cores[0] for p in placements] == [0, 4, 28, 32]
@@ -250,7 +250,7 @@ def sys_files(cpus: int, threads: int = 1, sockets: int = 1) -> dict[str, str]:
         topology = f"sys/devices/system/cpu/cpu{cpu}/topology/"
         siblings = ",".join(str(cpu % cores + cores * n) for n in range(threads))
         files[topology + "thread_siblings_list"] = siblings
-        # `core_id` starts again in every socket, and so identifies nothing.
+        # `core_id` restarts in every socket, so it identifies no core.
         files[topology + "core_id"] = str(cpu % cores % (cores // sockets))
         files[topology + "physical_package_id"] = str(cpu % cores * sockets // cores)
     for node in range(sockets):

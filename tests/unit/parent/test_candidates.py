@@ -24,7 +24,7 @@ MACHINES = {
     "7": (flat(7), {1: 7, 2: 6, 3: 6, 7: 7}),
     "12": (flat(12), dict.fromkeys((1, 2, 4, 6, 12), 12)),
     "48": (flat(48), dict.fromkeys((1, 2, 4, 8, 16, 24, 48), 48)),
-    # Not pinned, so no number keeps to one node.
+    # Workers are not pinned, so no number stays on one node.
     "container": (container(), {1: 3, 2: 2, 3: 3}),
     # Only the largest number uses efficiency cores.
     "laptop": (laptop(), {1: 6, 2: 6, 3: 6, 6: 6, 14: 14}),

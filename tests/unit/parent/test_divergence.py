@@ -1,4 +1,4 @@
-"""Ranks that have diverged: the parent decides by facts."""
+"""Ranks that have diverged: the parent decides by their reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nanotf.wire.messages import Reached
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_which_failures_of_a_collective_are_a_divergence(kind: Kind) -> None:
+def test_failures_of_a_collective_that_count_as_divergence(kind: Kind) -> None:
     found = Partings("train", 2).explain(1, Failure(kind, 1, "so it is", "do that"))
     assert (found is not None) == (kind in (Kind.DIFFERENT, Kind.EXPIRED))
     if found is not None:

@@ -165,7 +165,7 @@ def test_trace_has_a_track_for_each_process(tmp_path: pathlib.Path) -> None:
     steps = [e for e in slices if e["name"] == "train step"]
     assert [(e["ts"], e["dur"]) for e in steps] == [(14e6, 8e6), (22e6, 5e6), (27e6, 6e6)]
     assert steps[1]["args"]["communication_wait_ms"] == 1000
-    # Viewers nest slices of a track by their times: any two are apart, or one is in the other.
+    # Viewers nest slices of a track by their times: two slices are separate or nested.
     for one in slices:
         for other in slices:
             begins, ends = one["ts"], one["ts"] + one["dur"]
@@ -284,7 +284,7 @@ def test_legend_has_the_colors_of_the_bars(
     from matplotlib.figure import Figure
 
     times = _worker(0)
-    del times.steps[:]  # only the sums know of communication
+    del times.steps[:]  # only the sums include communication
     labels: list[str] = []
     monkeypatch.setattr(
         Figure, "legend", lambda self, handles, **_: labels.extend(h.get_label() for h in handles)
@@ -309,7 +309,7 @@ class _Group:
     def times(self, steps_begin: bool = False) -> tuple[int, int, int, int]:
         if steps_begin:
             self.marked = self.clock[0]
-            self.clock[0] += 30  # the system gives the core to another program
+            self.clock[0] += 30  # the core runs another program
         return 0, self.in_calls, self.waited, self.input
 
     def stamp(self) -> None:
@@ -317,7 +317,7 @@ class _Group:
         self.input += self.clock[0] - self.marked
 
 
-def test_parts_of_a_step_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_a_step_add_up_to_at_most_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0]
     monkeypatch.setattr(timing, "now", lambda: clock[0])
     group = _Group(clock)
@@ -350,7 +350,9 @@ def test_parts_of_a_step_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(piece.began <= piece.ended for piece in report_timeline.slices_of_worker(times))
 
 
-def test_calls_of_a_job_without_steps_fit_into_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_communication_of_a_job_without_steps_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = [0]
     monkeypatch.setattr(timing, "now", lambda: clock[0])
     group = _Group(clock)

@@ -1,4 +1,4 @@
-"""Start and end of a worker, as its parent sees them; TensorFlow is not imported yet."""
+"""Start and end of a worker, seen from its parent, before TensorFlow is imported."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def start() -> Iterator[Started]:
 
 
 def _is_there(worker: LocalWorker) -> bool:
-    """Returns True if the worker says hello."""
+    """Returns True if the worker sends `Hello`."""
     worker.channel.show_key_second(KEY)
     return isinstance(worker.channel.receive(), messages.Hello)
 

@@ -182,7 +182,7 @@ def test_blocks_are_written_before_and_after_the_descriptor_is_closed() -> None:
 
 
 class _SlowData:
-    """Data whose first epoch is not made before `come` is set."""
+    """Data whose first epoch waits until `come` is set."""
 
     def __init__(self) -> None:
         self.come = threading.Event()
@@ -202,13 +202,13 @@ class _SlowData:
 
 
 def test_workers_may_wait_for_slow_user_data_only() -> None:
-    """Workers may wait for the user's data as long as it takes, and for nothing else."""
+    """Workers may wait for the user's data without limit, and for nothing else."""
     data = _SlowData()
     writer = StreamWriter(0, data, (), True, 2, lambda message, block: None, pytest.fail, 0)
     assert writer.owes(0)
     data.come.set()
     wait_until(lambda: not writer.owes(0), "it waits for the workers")
-    assert writer.owes(60)  # their next item may have come just now
+    assert writer.owes(60)  # their next item may have just arrived
     writer.begin_epoch()
     writer.end_epoch()
     wait_until(lambda: not writer.owes(60), "it has read everything")
@@ -216,13 +216,13 @@ def test_workers_may_wait_for_slow_user_data_only() -> None:
 
 
 def test_streams_that_end_after_their_job_do_not_disturb_the_next() -> None:
-    """The next job has streams of the same numbers."""
+    """The next job's streams have the same numbers."""
     data, sent = _SlowData(), []
     writer = StreamWriter(
         0, data, (), True, 2, lambda message, _: sent.append(message), pytest.fail, 0
     )
     writer.begin_epoch()
-    writer.stop(seconds=0)  # the user's code is in the middle of making a batch
+    writer.stop(seconds=0)  # the user's code is making a batch
     data.come.set()
     wait_until(writer.reap, "it ends")
     assert sent == []

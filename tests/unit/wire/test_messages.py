@@ -84,7 +84,7 @@ def test_descriptors_follow_their_message(ends: tuple[Channel, Channel]) -> None
         os.close(fd)
 
 
-def test_poll_tells_whether_a_message_is_there(ends: tuple[Channel, Channel]) -> None:
+def test_poll_reports_an_arrived_message(ends: tuple[Channel, Channel]) -> None:
     parent, worker = ends
     assert not parent.poll(0.0)
     worker.send(messages.Ready(0))
@@ -142,7 +142,7 @@ def test_a_waiting_thread_continues_when_a_channel_is_shut_down(
 
 
 def test_an_outbox_waits_in_place_of_the_sender(ends: tuple[Channel, Channel]) -> None:
-    """Messages go to a worker that reads nothing; their descriptors are closed in every case."""
+    """The worker reads no message; its descriptors are closed in every case."""
     parent, worker = ends
     failures: list[BaseException] = []
     outbox = Outbox(parent, "nanotf-test", failures.append)

@@ -1,4 +1,4 @@
-"""Reports of workers that make no progress, and their times."""
+"""Reports of workers without progress, and their times."""
 
 from __future__ import annotations
 

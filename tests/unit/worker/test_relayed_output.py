@@ -8,7 +8,7 @@ from nanotf.worker.output import _Relay
 
 
 def test_a_destructor_that_prints_while_its_thread_prints() -> None:
-    """Python may collect an object wherever it creates others, even in the middle of a `send`."""
+    """Python may collect objects whenever it creates new ones, even during a `send`."""
     sent: list[str] = []
 
     def send(text: str) -> None:

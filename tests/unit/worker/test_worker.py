@@ -24,7 +24,7 @@ def test_cores_that_cannot_be_pinned_are_a_warning(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_worker_whose_parent_is_already_gone() -> None:
-    """It would wait for a signal that was already sent."""
+    """Without a check, it would wait for a signal that was already sent."""
     code = "from nanotf.worker import process; process.end_with_parent(1); print('still running')"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
@@ -69,7 +69,7 @@ def test_lines_are_written_before_a_process_is_killed() -> None:
 
 
 def test_batches_that_arrive_before_their_job_begins() -> None:
-    """Another rank, which started sooner, asks for them."""
+    """A rank that started sooner requests them."""
     code = """
 import os, socket
 from nanotf.wire import messages

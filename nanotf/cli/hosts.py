@@ -1,0 +1,167 @@
+"""`nanotf run` on several hosts: the first runs the script, the others lend it their workers.
+
+Environment variables read: NANOTF_PORT (the TCP port of the first host, default 18891),
+NANOTF_INTERFACE (the network interface that hosts use, such as "eth0"; else an address in
+NANOTF_HOST_ADDRESSES; else SM_NETWORK_INTERFACE_NAME; else the interface that this host's name, or
+the route to the others, gives),
+NANOTF_SECRET (see `pool.hosts.secret`), NANOTF_JOIN_SECONDS, and those of `machine.cluster`.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from nanotf.console import say
+from nanotf.errors import InvalidArgumentError
+from nanotf.machine import cluster, topology
+from nanotf.machine.cluster import Cluster
+
+if TYPE_CHECKING:
+    from nanotf.pool.hosts.members import Hosts
+
+PORT_VARIABLE = "NANOTF_PORT"
+PORT = 18891
+INTERFACE_VARIABLE = "NANOTF_INTERFACE"
+CORES_PER_WORKER = 4  # where nobody says how many workers a host has
+
+_code = 1  # of the script, for the other hosts; 1 until it has ended by itself
+
+
+class First:
+    """The first of several hosts, while its script runs.
+
+    Args:
+        hosts: `Hosts`.
+    """
+
+    def __init__(self, hosts: Hosts) -> None:
+        self._hosts = hosts
+
+    def wait_for_all(self) -> None:
+        """Waits for the other hosts. Raises `NanoError` if some do not come."""
+        from nanotf.pool.hosts import members
+
+        found = self._hosts.cluster
+        if found.size > 1:
+            say(f"waiting for {', '.join(found.hosts[1:])} (hosts from {found.source}).")
+        self._hosts.wait_for_all(members.join_seconds())
+
+    def total(self) -> int:
+        """Returns the number of workers on all hosts."""
+        return self._hosts.total()
+
+
+def enter(
+    flag: str | None,
+    workers: int | str | None,
+    environ: Mapping[str, str],
+    check: Callable[[], None],
+) -> First | int | None:
+    """Finds the hosts of a run, and joins them.
+
+    Args:
+        flag: str, the value of `--hosts`, or None to look at the environment.
+        workers: int, "auto" or None, the workers of a host for which nothing else is said.
+        environ: mapping, environment variables.
+        check: callable that raises if the script cannot run; called where it is to run.
+
+    Returns:
+        `First` if this is the first of several hosts; None if it is the only one; otherwise an
+        int, the exit code of the script, which has run on the first host meanwhile.
+
+    Raises:
+        NanoError: The hosts are described wrongly, or this one cannot join them.
+    """
+    found = cluster.find(environ, flag)
+    cluster.choose(found)
+    # A launcher that starts several processes on a host expects all of them to stay.
+    has_siblings = found.source != "--hosts" and (found.workers[found.rank] or 1) > 1
+    if (found.rank, found.local_rank) == (0, 0):
+        check()
+    if found.size == 1 and not has_siblings:
+        return None
+    from nanotf.pool.hosts.secret import secret_of
+
+    secret, port = secret_of(environ), _port(environ)
+    own = _workers(found, workers) if found.local_rank == 0 else 0
+    address = _address(found, environ)
+    if (found.rank, found.local_rank) == (0, 0):
+        return _open(found, own, secret, address, port)
+    from nanotf.pool.hosts.agent import Agent
+
+    first = cluster.address_of(found.hosts[0], environ)
+    return Agent(found, own, secret, address, (first, port)).run()
+
+
+def _open(found: Cluster, workers: int, secret: bytes, address: str, port: int) -> First:
+    from nanotf.pool.hosts import members
+
+    try:
+        hosts = members.Hosts(found, workers, secret, address, port)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"The first host listens on one address and port. Received: {address} port {port}: "
+            f"{error.strerror}. Set {PORT_VARIABLE} to a free port on all hosts, or "
+            f"{INTERFACE_VARIABLE} to the name of this host's network interface."
+        ) from error
+    members.current = hosts
+    # Registered before the pool's, so that it runs after workers have ended.
+    atexit.register(lambda: hosts.dismiss(_code))
+    return First(hosts)
+
+
+def end(code: int) -> None:
+    """Records the exit code of the script, which the other hosts get when this process exits."""
+    global _code
+    _code = code
+
+
+def _workers(found: Cluster, asked: int | str | None) -> int:
+    given = found.workers[found.rank]
+    if given is None and isinstance(asked, int):
+        given = asked
+    if given is None:
+        cores = len(topology.describe_machine().usable_cores())
+        given = max(1, cores // CORES_PER_WORKER)
+    topology.plan(given)  # raises if this host has too few cores
+    return given
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    text = environ.get(PORT_VARIABLE, str(PORT))
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise InvalidArgumentError(
+            f"{PORT_VARIABLE} must be a TCP port, 1 to 65535. Received: {PORT_VARIABLE}={text!r}."
+        )
+    return int(text)
+
+
+def _address(found: Cluster, environ: Mapping[str, str]) -> str:
+    from nanotf.wire import network
+
+    interface = environ.get(INTERFACE_VARIABLE)
+    if interface:
+        address = network.address_of_interface(interface)
+        if address is None:
+            raise InvalidArgumentError(
+                f"{INTERFACE_VARIABLE} must name a network interface with an IPv4 address. "
+                f"Received: {INTERFACE_VARIABLE}={interface!r}. `ip -br address` lists them."
+            )
+        return address
+    is_named = cluster.address_of(found.current, environ) != found.current
+    platforms = environ.get("SM_NETWORK_INTERFACE_NAME")
+    address = network.address_of_interface(platforms) if platforms and not is_named else None
+    if address is not None:
+        return address
+    names = tuple(cluster.address_of(host, environ) for host in found.hosts)
+    others = names[: found.rank] + names[found.rank + 1 :]
+    try:
+        return network.address_of(names[found.rank], others)
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"This host's name must resolve to an address. Received: {found.current}: {error}. "
+            f"Set {INTERFACE_VARIABLE} to the name of its network interface, or "
+            f"{cluster.ADDRESSES_VARIABLE} to NAME=ADDRESS,NAME=ADDRESS."
+        ) from error

@@ -1,0 +1,307 @@
+"""Collectives over several hosts, in two levels: through shared memory on a host, TCP between them.
+
+    all ranks of a host      sum through shared memory (the host's own group)
+    rank 0 of each host      exchanges one buffer with each other host (`peers`), sums in the order
+                             of hosts
+    all ranks of a host      get the result from its rank 0 through shared memory
+
+Between hosts a short vector travels whole to every host, and each host sums it: one exchange.
+A long one is divided: each host sums its part and sends it to the others. That is twice the
+latency, but moves `2 (H - 1) / H` times the vector per host instead of `H - 1` times. Every element
+is summed on one host, or in one order, so that all ranks get identical bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import mmap
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.collectives import layout
+from nanotf.collectives.description import Description, describe
+from nanotf.collectives.engine import (
+    Array,
+    Engine,
+    Times,
+    check_key,
+    check_parts,
+    check_reducible,
+    check_reduction,
+    check_rows,
+    part_of,
+)
+from nanotf.collectives.peers import HostsSpec, PeerFailed, Peers
+from nanotf.collectives.spec import write_abort_record
+from nanotf.errors import CollectiveError
+from nanotf.wire.failures import Failure, Kind
+
+ONE_STEP_BYTES = 64 << 10  # a wait for a host takes about as long as sending this much
+_REDUCE: dict[str, Callable[..., Any]] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+_SUMMED_WIDE = ("float16", "bfloat16")  # in float32, rounded once
+
+
+class HostsEngine(Engine):
+    """One rank of a group that spans hosts. See `Engine`.
+
+    Args:
+        local: `Engine`, this host's own group.
+        hosts: `HostsSpec`.
+        fds: sequence of int, the leader's connections (see `Peers`); empty on other ranks.
+        memory: int, descriptor of the memory of the host's group; the caller keeps it.
+    """
+
+    def __init__(self, local: Engine, hosts: HostsSpec, fds: Sequence[int], memory: int) -> None:
+        self._first = hosts.ranks(hosts.index)[0]
+        spec = dataclasses.replace(local.spec, size=hosts.size, nodes=1)
+        super().__init__(spec, self._first + local.rank)
+        self._local, self._hosts = local, hosts
+        self._peers = Peers(hosts, fds) if local.rank == 0 else None
+        self._memory = mmap.mmap(memory, local.spec.layout.total_bytes)
+        # Guards the fields below.
+        self._lock = threading.Lock()
+        self._numbers: dict[int, int] = {}
+        self._done, self._in_calls = 0, 0
+        self._failures = 0
+        self._last_failure: Failure | None = None
+
+    # ------------------------------------------------------------------------ collectives
+    def all_reduce(self, arrays: Sequence[Array], key: int, op: str = "sum") -> list[Array]:
+        arrays = [np.asarray(array, order="C") for array in arrays]
+        check_reducible([array.dtype.name for array in arrays])
+        flat = _flat(arrays, check_reduction(op))
+        with self._call(key, describe(f"all_reduce({op})", arrays)) as call:
+            mine = self._local.all_reduce([flat], key, op)[0]
+            total = call.spread(lambda: call.reduce(mine, op), mine.shape, mine.dtype)
+        return _shaped(total, arrays)
+
+    def reduce_scatter(self, arrays: Sequence[Array], key: int) -> Array:
+        arrays = [np.asarray(array, order="C") for array in arrays]
+        check_reducible([array.dtype.name for array in arrays])
+        flat = _flat(arrays, "sum")
+        bounds = self._bounds(flat.size)
+        begin, end = bounds[self._hosts.index]
+        with self._call(key, describe("reduce_scatter", arrays)) as call:
+            mine = self._local.all_reduce([flat], key)[0]
+            part = call.spread(lambda: call.sum_own(mine, bounds), (end - begin,), mine.dtype)
+        own = part_of(self.rank, self.size, flat.size)
+        return part[own[0] - begin : own[1] - begin].astype(arrays[0].dtype)
+
+    def gather_parts(self, part: Array, likes: Sequence[Array], key: int) -> list[Array]:
+        part = np.asarray(part, order="C")
+        check_parts(part, likes, self.rank, self.size)
+        size = sum(like.size for like in likes)
+        with self._call(key, describe("gather_parts", likes)) as call:
+            mine = self._local.all_gather(part, key)
+            total = call.spread(lambda: np.concatenate(call.swap(mine)), (size,), part.dtype)
+        return _shaped(total, likes)
+
+    def all_gather(self, array: Array, key: int) -> Array:
+        array = np.asarray(array, order="C")
+        check_rows(array.ndim)
+        with self._call(key, describe("all_gather", [array], any_rows=True)) as call:
+            mine = self._local.all_gather(array, key)
+            found: list[Array] = []
+
+            def rows() -> Array:
+                found.append(np.concatenate(call.swap(mine)))
+                return np.array([len(found[0])], np.int64)
+
+            count = int(call.spread(rows, (1,), np.int64)[0])
+            return call.spread(lambda: found[0], (count, *array.shape[1:]), array.dtype)
+
+    def broadcast(self, array: Array, key: int, root: int = 0) -> Array:
+        array = np.asarray(array, order="C")
+        source = next(h for h in range(len(self._hosts.counts)) if root in self._hosts.ranks(h))
+        with self._call(key, describe(f"broadcast from rank {root}", [array])) as call:
+            if source == self._hosts.index:
+                array = self._local.broadcast(array, key, root - self._first)
+            return call.spread(lambda: call.copy_from(source, array), array.shape, array.dtype)
+
+    def barrier(self, key: int) -> None:
+        nothing = np.empty(0, np.uint8)
+        with self._call(key, describe("barrier")) as call:
+            self._local.barrier(key)
+            call.spread(lambda: call.swap(nothing)[0], nothing.shape, nothing.dtype)
+
+    def _bounds(self, elements: int) -> list[tuple[int, int]]:
+        """Returns the parts of a vector that the ranks of each host get in a reduce-scatter."""
+        ranks = [self._hosts.ranks(host) for host in range(len(self._hosts.counts))]
+        return [
+            (part_of(r[0], self.size, elements)[0], part_of(r[-1], self.size, elements)[1])
+            for r in ranks
+        ]
+
+    # ------------------------------------------------------------------------------ calls
+    @contextlib.contextmanager
+    def _call(self, key: int, description: Description) -> Iterator[_Call]:
+        check_key(key)
+        with self._lock:
+            number = self._numbers[key] = self._numbers.get(key, 0) + 1
+        began = time.monotonic_ns()
+        try:
+            yield _Call(self._local, self._peers, self._hosts, description, key, number)
+        except PeerFailed as failed:
+            raise self._failed(failed.failure) from None
+        except CollectiveError as error:
+            _, failure = self._local.failures()
+            failure = failure or Failure(Kind.ABORTED, -1, str(error))
+            raise self._failed(self._seen_from_all(failure)) from None
+        with self._lock:
+            self._done += 1
+            self._in_calls += time.monotonic_ns() - began
+
+    def _failed(self, failure: Failure) -> CollectiveError:
+        """Tells all ranks of all hosts of a failure; returns the exception."""
+        with self._lock:
+            is_new = self._failures == 0
+            self._failures += 1
+            self._last_failure = failure
+        if self._peers is not None and is_new:
+            self._peers.tell_all(failure)
+            own = self._local.spec.layout.region(self._local.rank) + layout.RANK_RECORD
+            write_abort_record(self._memory, own, dataclasses.replace(failure, rank=-1))
+        return CollectiveError(failure.message)
+
+    def _seen_from_all(self, failure: Failure) -> Failure:
+        """Returns a failure of the host's group, with ranks counted over all hosts.
+
+        Failures that leaders have passed on, which have no rank, are counted so already.
+        """
+        if failure.rank < 0:
+            return failure
+        missing = tuple(self._first + rank for rank in failure.missing)
+        return dataclasses.replace(failure, rank=self._first + failure.rank, missing=missing)
+
+    def times(self, steps_begin: bool = False) -> Times:
+        local = self._local.times(steps_begin)
+        waited = local.waited + (0 if self._peers is None else self._peers.waited)
+        return Times(self._done, self._in_calls, min(waited, self._in_calls), local.input)
+
+    def calls(self) -> int:
+        return self._done
+
+    def failures(self) -> tuple[int, Failure | None]:
+        return self._failures, self._last_failure
+
+    def abort(self, text: str) -> None:
+        self._local.abort(text)
+
+    def close(self) -> None:
+        if self._peers is not None:
+            self._peers.close()
+        self._local.close()
+
+
+class _Call:
+    """One collective of one rank: what the leader exchanges with other hosts, and how it spreads.
+
+    Args:
+        local, peers, hosts: of the engine.
+        description: `Description`.
+        key, number: int, the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        local: Engine,
+        peers: Peers | None,
+        hosts: HostsSpec,
+        description: Description,
+        key: int,
+        number: int,
+    ) -> None:
+        self._local, self._peers, self._hosts = local, peers, hosts
+        self._signature = description.signature
+        self._text = f"{description.summary} (key {key}, call {number})"
+        self._key, self._number, self._step = key, number, 0
+
+    def spread(self, found: Callable[[], Array], shape: tuple[int, ...], dtype: Any) -> Array:
+        """Returns on all ranks of the host what `found` returns on its leader."""
+        mine = found() if self._peers is not None else np.empty(shape, dtype)
+        return self._local.broadcast(mine, self._key, 0)
+
+    # The methods below run on leaders alone.
+    def swap(self, mine: Array) -> list[Array]:
+        """Returns the arrays of all hosts, which may differ in their first dimension, in order."""
+        place = self._next()
+        for host in self._hosts.others:
+            self._send(host, place, mine)
+        shape = (-1, *mine.shape[1:])
+        return self._from_all(mine, lambda host: self._take(host, place, mine.dtype, shape))
+
+    def sum_own(self, mine: Array, bounds: Sequence[tuple[int, int]], op: str = "sum") -> Array:
+        """Returns the reduction over hosts of this host's part of a vector."""
+        place = self._next()
+        for host in self._hosts.others:
+            self._send(host, place, mine[slice(*bounds[host])])
+        own = mine[slice(*bounds[self._hosts.index])]
+        return _reduce(op, self._from_all(own, lambda h: self._take(h, place, mine.dtype, (-1,))))
+
+    def reduce(self, mine: Array, op: str) -> Array:
+        """Returns the reduction of a vector over hosts."""
+        if mine.nbytes <= ONE_STEP_BYTES:
+            return _reduce(op, self.swap(mine))
+        count = len(self._hosts.counts)
+        bounds = [part_of(host, count, mine.size) for host in range(count)]
+        return np.concatenate(self.swap(self.sum_own(mine, bounds, op)))
+
+    def copy_from(self, source: int, array: Array) -> Array:
+        """Returns the array of one host."""
+        place = self._next()
+        if source != self._hosts.index:
+            return self._take(source, place, array.dtype, array.shape)
+        for host in self._hosts.others:
+            self._send(host, place, array)
+        return array
+
+    def _next(self) -> int:
+        self._step += 1
+        return self._step
+
+    def _from_all(self, own: Array, take: Callable[[int], Array]) -> list[Array]:
+        hosts = range(len(self._hosts.counts))
+        return [own if host == self._hosts.index else take(host) for host in hosts]
+
+    def _send(self, host: int, step: int, data: Array) -> None:
+        assert self._peers is not None, "only leaders exchange"
+        place = (self._key, self._number, step)
+        self._peers.send(host, place, self._signature, self._text, np.ascontiguousarray(data))
+
+    def _take(self, host: int, step: int, dtype: Any, shape: tuple[int, ...]) -> Array:
+        assert self._peers is not None, "only leaders exchange"
+        place = (self._key, self._number, step)
+        data = self._peers.take(host, place, self._signature, self._text)
+        if data.size == 0:
+            return np.empty((0, *shape[1:]), dtype)
+        array: Array = data.view(dtype).reshape(shape)
+        return array
+
+
+def _flat(arrays: Sequence[Array], op: str) -> Array:
+    """Returns arrays of one dtype as one vector, in the dtype in which they are reduced."""
+    flat = (
+        arrays[0].reshape(-1)
+        if len(arrays) == 1
+        else np.concatenate([array.reshape(-1) for array in arrays])
+    )
+    wide = op == "sum" and flat.dtype.name in _SUMMED_WIDE
+    return flat.astype(np.float32) if wide else flat
+
+
+def _shaped(flat: Array, likes: Sequence[Array]) -> list[Array]:
+    ends = np.cumsum([like.size for like in likes])[:-1]
+    pieces = np.split(flat.astype(likes[0].dtype, copy=False), ends)
+    return [piece.reshape(like.shape) for piece, like in zip(pieces, likes, strict=True)]
+
+
+def _reduce(op: str, vectors: Sequence[Array]) -> Array:
+    total: Array = vectors[0].copy()
+    for vector in vectors[1:]:
+        _REDUCE[op](total, vector, out=total)
+    return total

@@ -1,0 +1,244 @@
+"""The connections of a host's first rank, its leader, to the leaders of the other hosts.
+
+    leader of host 0                            leader of host 1
+      send(1, place, data)   --- frame --->      one thread per peer reads frames at once
+      take(1, place)  <--- waits here              and puts them into a mailbox, by place
+
+A place is (key, number of the call with this key, step in it). Leaders may run different keys in
+different orders, so a frame can arrive before anyone asks for it. Since readers never wait for
+anything but their socket, two leaders that send to each other at once cannot block each other.
+
+A frame is a header, a description of the call for people, and the data. A leader whose collective
+fails sends the failure in place of data; it reaches all later and present calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nanotf.collectives.engine import Array
+from nanotf.wire.failures import Failure, Kind
+
+LOOK_SECONDS = 0.5
+# Kind of failure or 0, key, number, step, signature, lengths in bytes of the text and of the data.
+_HEADER = struct.Struct("<IIIIQIQ")
+_MISSING = struct.Struct("<I")
+
+Place = tuple[int, int, int]
+
+
+class PeerFailed(Exception):
+    """A collective cannot proceed. Has the attribute `failure`."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+@dataclasses.dataclass(frozen=True)
+class HostsSpec:
+    """The hosts of a group.
+
+    Args:
+        index: int, this host.
+        counts: tuple of int, the number of ranks by host; ranks are numbered host by host.
+        names: tuple of str by host, for people.
+        deadline: float, limit of one wait for another host, in seconds. Shorter than that of the
+            host's own group, so that ranks that wait for their leader do not blame it.
+    """
+
+    index: int
+    counts: tuple[int, ...]
+    names: tuple[str, ...]
+    deadline: float
+
+    def ranks(self, host: int) -> range:
+        """Returns the ranks of a host."""
+        first = sum(self.counts[:host])
+        return range(first, first + self.counts[host])
+
+    @property
+    def size(self) -> int:
+        """Returns the number of ranks of all hosts."""
+        return sum(self.counts)
+
+    @property
+    def others(self) -> list[int]:
+        """Returns the other hosts, beginning after this one, so that no host gets all at once."""
+        count = len(self.counts)
+        return [(self.index + step) % count for step in range(1, count)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Frame:
+    signature: int
+    text: str
+    data: Array
+
+
+class Peers:
+    """The connections of one leader.
+
+    Args:
+        hosts: `HostsSpec`.
+        fds: sequence of int, connected sockets to the leaders of the other hosts, in the order of
+            hosts; owned from now on.
+    """
+
+    def __init__(self, hosts: HostsSpec, fds: Sequence[int]) -> None:
+        self._hosts, self._deadline = hosts, hosts.deadline
+        others = sorted(hosts.others)
+        self._sockets = {
+            host: socket.socket(fileno=fd) for host, fd in zip(others, fds, strict=True)
+        }
+        self._sending = {host: threading.Lock() for host in others}
+        self._changed = threading.Condition()
+        # Guarded by `_changed`. Readers put frames, `take` removes them.
+        self._frames: dict[tuple[int, Place], _Frame] = {}
+        self._failure: Failure | None = None  # of another host, or a closed connection
+        self.waited = 0  # ns, in `take`; one thread at a time is precise enough for a report
+        for host in others:
+            threading.Thread(
+                target=self._read, args=(host,), name=f"nanotf-host-{host}", daemon=True
+            ).start()
+
+    # -------------------------------------------------------------------------- sending
+    def send(self, host: int, place: Place, signature: int, text: str, data: Array) -> None:
+        """Sends an array of bytes.
+
+        Args:
+            host: int.
+            place: tuple of key, number and step.
+            signature: int, equal on all ranks if they make the same call.
+            text: str, the call for people.
+            data: array, contiguous.
+
+        Raises:
+            PeerFailed: The connection is closed.
+        """
+        content = data.reshape(-1).view(np.uint8)
+        described = text.encode()
+        header = _HEADER.pack(0, *place, signature, len(described), content.nbytes)
+        try:
+            with self._sending[host]:
+                self._sockets[host].sendall(header + described)
+                self._sockets[host].sendall(content.data)
+        except OSError as error:
+            raise PeerFailed(self._failure or self._lost(host)) from error
+
+    def tell_all(self, failure: Failure) -> None:
+        """Sends a failure to all other leaders; those that have gone do not matter any more."""
+        text = failure.text.encode()
+        ranks = b"".join(map(_MISSING.pack, failure.missing))
+        header = _HEADER.pack(failure.kind, 0, 0, 0, 0, len(text), len(ranks))
+        for host, sock in self._sockets.items():
+            try:
+                with self._sending[host]:
+                    sock.sendall(header + text + ranks)
+            except OSError:
+                pass
+
+    # ------------------------------------------------------------------------- receiving
+    def take(self, host: int, place: Place, signature: int, text: str) -> Array:
+        """Waits for an array of bytes that another leader sends to a place.
+
+        Raises:
+            PeerFailed: The other host makes another call, its connection is closed, a collective
+                failed there, or the deadline has passed.
+        """
+        began = time.monotonic_ns()
+        looked, left = time.monotonic(), self._deadline
+        with self._changed:
+            while (frame := self._frames.pop((host, place), None)) is None:
+                if self._failure is not None:
+                    raise PeerFailed(self._failure)
+                self._changed.wait(LOOK_SECONDS)
+                now = time.monotonic()
+                # A late look counts as one second: this process was frozen, and its peers too.
+                looked, left = now, left - min(now - looked, 1.0)
+                if left < 0:
+                    raise PeerFailed(self._expired(host, text))
+        self.waited += time.monotonic_ns() - began
+        if frame.signature != signature:
+            raise PeerFailed(self._different(host, text, frame.text))
+        return frame.data
+
+    def _read(self, host: int) -> None:
+        sock = self._sockets[host]
+        try:
+            while True:
+                kind, key, number, step, signature, described, nbytes = _HEADER.unpack(
+                    _receive(sock, _HEADER.size).data
+                )
+                text = bytes(_receive(sock, described)).decode(errors="replace")
+                data = _receive(sock, nbytes)
+                if kind:
+                    ranks = tuple(rank for (rank,) in _MISSING.iter_unpack(data.tobytes()))
+                    self._fail(Failure(Kind(kind), -1, text, missing=ranks))
+                else:
+                    self._put((host, (key, number, step)), _Frame(signature, text, data))
+        except (OSError, EOFError):
+            self._fail(self._lost(host))
+
+    def _put(self, where: tuple[int, Place], frame: _Frame) -> None:
+        with self._changed:
+            self._frames[where] = frame
+            self._changed.notify_all()
+
+    def _fail(self, failure: Failure) -> None:
+        with self._changed:
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    # --------------------------------------------------------------------------- failures
+    def _lost(self, host: int) -> Failure:
+        text = f"the connection to host {self._hosts.names[host]} has ended"
+        return Failure(Kind.LOST, -1, text, missing=tuple(self._hosts.ranks(host)))
+
+    def _expired(self, host: int, text: str) -> Failure:
+        return Failure(
+            Kind.EXPIRED,
+            -1,
+            f"host {self._hosts.names[self._hosts.index]} waited {self._deadline:g} s in {text} "
+            f"for host {self._hosts.names[host]}",
+            missing=tuple(self._hosts.ranks(host)),
+        )
+
+    def _different(self, host: int, text: str, other: str) -> Failure:
+        names = self._hosts.names
+        return Failure(
+            Kind.DIFFERENT,
+            -1,
+            "all ranks must call the same collective on the same type and shape. Received: host "
+            f"{names[self._hosts.index]}: {text}; host {names[host]}: {other}",
+            "Check that every rank runs the same model on batches of the same structure.",
+        )
+
+    def close(self) -> None:
+        """Closes the connections; peers that wait for this host raise."""
+        for sock in self._sockets.values():
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # the other end was first
+            sock.close()
+
+
+def _receive(sock: socket.socket, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Reads an exact number of bytes. Raises `EOFError` if the connection ends before."""
+    data = np.empty(nbytes, np.uint8)
+    view = memoryview(data.data)
+    while view.nbytes:
+        count = sock.recv_into(view)
+        if count == 0:
+            raise EOFError
+        view = view[count:]
+    return data

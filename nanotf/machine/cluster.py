@@ -1,0 +1,387 @@
+"""The hosts of a run: which ones, and which of them is this one.
+
+`find` looks at these places and takes the first that says something:
+
+1. the flag `nanotf run --hosts h1:4,h2:4`;
+2. SageMaker: `input/config/resourceconfig.json` under SAGEMAKER_BASE_DIR (default /opt/ml), else
+   SM_HOSTS and SM_CURRENT_HOST;
+3. Slurm: the variables of a step, which `srun` sets (SLURM_STEP_NODELIST, SLURM_NODEID,
+   SLURM_STEP_TASKS_PER_NODE). A batch script that does not use `srun` runs on one host;
+4. MPI: `mpirun` tells its processes their number but no names, so mpi4py asks for them;
+5. TF_CONFIG, as `tf.distribute` reads it;
+6. otherwise this machine alone.
+
+Other variables read: NANOTF_CURRENT_HOST (the name of this host in the list, where it cannot be
+told by names and addresses), NANOTF_HOST_ADDRESSES ("algo-1=10.0.0.4,algo-2=10.0.0.5", for names
+that do not resolve).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nanotf.errors import InvalidArgumentError
+
+AUTO = "auto"
+CURRENT_VARIABLE = "NANOTF_CURRENT_HOST"
+ADDRESSES_VARIABLE = "NANOTF_HOST_ADDRESSES"
+THIS_MACHINE = "this machine"
+TF_CONFIG_PORT = 8890  # SageMaker's choice for MultiWorkerMirroredStrategy
+
+# Variables with the index of a process among those that a launcher started on its host.
+_LOCAL_RANKS = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "PMI_LOCAL_RANK",
+    "SLURM_LOCALID",
+)
+_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
+_MPI_SECONDS = 60.0
+
+# Run by every process of `mpirun`: prints the names of all processes' hosts, by rank.
+_ASK_MPI = """
+import json, socket
+from mpi4py import MPI
+names = MPI.COMM_WORLD.allgather(socket.gethostname())
+print(json.dumps([names, MPI.COMM_WORLD.Get_rank()]))
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The hosts of a run.
+
+    Args:
+        hosts: tuple of str, their names; the first one runs the script.
+        current: str, the name of this host.
+        source: str, where they were found, such as "Slurm".
+        workers: tuple of int or None by host, the number of workers that was asked for there.
+        local_rank: int, the index of this process among those that a launcher started here.
+    """
+
+    hosts: tuple[str, ...]
+    current: str
+    source: str
+    workers: tuple[int | None, ...]
+    local_rank: int = 0
+
+    @property
+    def rank(self) -> int:
+        """Returns the index of this host."""
+        return self.hosts.index(self.current)
+
+    @property
+    def size(self) -> int:
+        """Returns the number of hosts."""
+        return len(self.hosts)
+
+
+_chosen: Cluster | None = None  # set by `nanotf run`, whose flag a script cannot see
+
+
+def choose(found: Cluster) -> None:
+    """Makes `cluster` return these hosts in this process."""
+    global _chosen
+    _chosen = found
+
+
+def cluster() -> Cluster:
+    """Returns the hosts of this run: `hosts`, `current`, `rank`, `size` and `source`.
+
+    Returns:
+        `Cluster`. Its `rank` is the index of this host, and 0 on the host that runs the script.
+
+    Raises:
+        InvalidArgumentError: The environment describes hosts wrongly.
+
+    Example:
+        >>> nanotf.cluster().hosts  # doctest: +SKIP
+        ('algo-1', 'algo-2')
+    """
+    return _chosen or find(os.environ)
+
+
+def set_tf_config(port: int = TF_CONFIG_PORT) -> None:
+    """Sets TF_CONFIG for a script that makes a `MultiWorkerMirroredStrategy` of its own.
+
+    Does nothing if there is one host. Call it before the strategy is made, on every host. Scripts
+    that leave the strategy to nanotf do not need it.
+
+    Args:
+        port: int, the TCP port of TensorFlow's server on every host, default 8890.
+    """
+    found = cluster()
+    if found.size > 1:
+        os.environ["TF_CONFIG"] = json.dumps(
+            {
+                "cluster": {"worker": [f"{host}:{port}" for host in found.hosts]},
+                "task": {"type": "worker", "index": found.rank},
+            }
+        )
+
+
+def find(environ: Mapping[str, str], flag: str | None = None) -> Cluster:
+    """Returns the hosts of a run, see the top of this module.
+
+    Args:
+        environ: mapping, environment variables.
+        flag: str, the value of `--hosts`; None or "auto" to look at the environment.
+
+    Raises:
+        InvalidArgumentError: A source describes hosts wrongly, or this host is not among them.
+    """
+    local = int(next((environ[name] for name in _LOCAL_RANKS if name in environ), 0))
+    if flag is not None and flag != AUTO:
+        names, workers = _parse_flag(flag)
+        return Cluster(names, _current(names, environ), "--hosts", workers, local)
+    for source in (_from_sagemaker, _from_slurm, _from_mpi, _from_tf_config):
+        found = source(environ, local)
+        if found is not None:
+            return found
+    return Cluster((socket.gethostname(),), socket.gethostname(), THIS_MACHINE, (None,))
+
+
+# --------------------------------------------------------------------------------- the flag
+def _parse_flag(flag: str) -> tuple[tuple[str, ...], tuple[int | None, ...]]:
+    names: list[str] = []
+    workers: list[int | None] = []
+    for item in flag.split(","):
+        match = re.fullmatch(r"\s*([^\s:]+|\[[^\]\s]+\])(?::([0-9]+))?\s*", item)
+        if match is None or match[2] == "0":
+            raise InvalidArgumentError(
+                "--hosts takes names with numbers of workers, such as h1:4,h2:4, or names alone. "
+                f"Received: --hosts {flag}, of which {item!r} is neither."
+            )
+        names.append(match[1].strip("[]"))
+        workers.append(int(match[2]) if match[2] else None)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidArgumentError(
+            f"--hosts names each host once. Received: {', '.join(twice)} more than once. Write "
+            "NAME:N for N workers on one host."
+        )
+    return tuple(names), tuple(workers)
+
+
+def _current(hosts: Sequence[str], environ: Mapping[str, str]) -> str:
+    """Returns the host of a list that is this one."""
+    given = environ.get(CURRENT_VARIABLE)
+    if given is not None:
+        if given not in hosts:
+            raise InvalidArgumentError(
+                f"{CURRENT_VARIABLE} must be one of the hosts. Received: "
+                f"{CURRENT_VARIABLE}={given!r}, and the hosts {', '.join(hosts)}."
+            )
+        return given
+    names = {socket.gethostname(), socket.getfqdn(), socket.gethostname().partition(".")[0]}
+    names |= {environ[v] for v in ("SM_CURRENT_HOST", "SLURMD_NODENAME") if v in environ}
+    found = [host for host in hosts if host in names or len(hosts) == 1]
+    if not found:
+        mine = _own_addresses()
+        found = [host for host in hosts if _resolved(host, environ) in mine]
+    if len(found) == 1:
+        return found[0]
+    raise InvalidArgumentError(
+        "This host must be one of the hosts of the run. Received: the hosts "
+        f"{', '.join(hosts)}, of which {' and '.join(found) or 'none'} has a name or address of "
+        f"{socket.gethostname()}. Set {CURRENT_VARIABLE} on each host to its name in the list."
+    )
+
+
+def _own_addresses() -> set[str]:
+    import psutil
+
+    return {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+
+
+def _resolved(host: str, environ: Mapping[str, str]) -> str | None:
+    try:
+        return socket.gethostbyname(address_of(host, environ))
+    except OSError:
+        return None
+
+
+def address_of(host: str, environ: Mapping[str, str]) -> str:
+    """Returns the address of a host in NANOTF_HOST_ADDRESSES, or its name, for DNS to resolve.
+
+    Raises:
+        InvalidArgumentError: The variable has another form.
+    """
+    text = environ.get(ADDRESSES_VARIABLE, "")
+    pairs = [item.partition("=") for item in text.split(",") if item.strip()]
+    if any(not (name.strip() and equals and address.strip()) for name, equals, address in pairs):
+        raise InvalidArgumentError(
+            f"{ADDRESSES_VARIABLE} has the form NAME=ADDRESS,NAME=ADDRESS. Received: {text!r}."
+        )
+    return {name.strip(): address.strip() for name, _, address in pairs}.get(host, host)
+
+
+# -------------------------------------------------------------------------------- SageMaker
+def _from_sagemaker(environ: Mapping[str, str], local: int) -> Cluster | None:
+    base = pathlib.Path(environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml")
+    path = base / "input" / "config" / "resourceconfig.json"
+    if path.is_file():
+        source = str(path)
+        try:
+            config = json.loads(path.read_text())
+            hosts, current = config["hosts"], config["current_host"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise _wrong(source, f"{type(error).__name__}: {error}") from error
+    elif "SM_HOSTS" in environ:
+        source = "SM_HOSTS"
+        try:
+            hosts, current = json.loads(environ["SM_HOSTS"]), environ["SM_CURRENT_HOST"]
+        except (ValueError, KeyError) as error:
+            raise _wrong(source, f"{type(error).__name__}: {error}") from error
+    else:
+        return None
+    if not isinstance(hosts, list) or not hosts or current not in hosts:
+        raise _wrong(source, f"hosts={hosts!r}, current_host={current!r}")
+    names = tuple(sorted(map(str, hosts)))
+    return Cluster(names, str(current), source, (None,) * len(names), local)
+
+
+def _wrong(source: str, received: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{source} must name the hosts of this run and the current one. Received: {received}. "
+        "Correct it, or pass --hosts."
+    )
+
+
+# ------------------------------------------------------------------------------------ Slurm
+def _from_slurm(environ: Mapping[str, str], local: int) -> Cluster | None:
+    nodes = environ.get("SLURM_STEP_NODELIST")
+    if nodes is None:
+        return None
+    hosts = expand_nodes(nodes)
+    try:
+        index = int(environ["SLURM_NODEID"])
+        current = hosts[index]
+        tasks = _tasks(environ.get("SLURM_STEP_TASKS_PER_NODE", "1"), len(hosts))
+    except (KeyError, ValueError, IndexError) as error:
+        received = {k: v for k, v in environ.items() if k.startswith(("SLURM_STEP", "SLURM_NODE"))}
+        raise _wrong("Slurm's step", f"{received}") from error
+    # One task per node, srun's default, says nothing about workers.
+    workers = tuple(count if count > 1 else None for count in tasks)
+    return Cluster(hosts, current, "Slurm", workers, local)
+
+
+def _tasks(text: str, hosts: int) -> list[int]:
+    """Expands Slurm's SLURM_STEP_TASKS_PER_NODE, such as "4(x2),2"."""
+    counts: list[int] = []
+    for item in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
+        if match is None:
+            raise ValueError(text)
+        counts += [int(match[1])] * int(match[2] or 1)
+    if len(counts) != hosts:
+        raise ValueError(text)
+    return counts
+
+
+def expand_nodes(text: str) -> tuple[str, ...]:
+    """Expands a list of Slurm's, such as "rack[1-2]n[08-10],login".
+
+    Raises:
+        InvalidArgumentError: It has another form.
+    """
+    items = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
+    if ",".join(items) != text:
+        raise _wrong("Slurm's list of nodes", repr(text))
+    try:
+        return tuple(name for item in items for name in _expand(item))
+    except ValueError as error:
+        raise _wrong("Slurm's list of nodes", repr(text)) from error
+
+
+def _expand(item: str) -> Iterator[str]:
+    before, bracket, rest = item.partition("[")
+    if not bracket:
+        yield item
+        return
+    inside, _, after = rest.partition("]")
+    for part in inside.split(","):
+        low, dash, high = part.partition("-")
+        if not dash:
+            numbers = [low]
+        else:
+            numbers = [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
+        for number in numbers:
+            for end in _expand(after):
+                yield before + number + end
+
+
+# -------------------------------------------------------------------------------------- MPI
+def _from_mpi(environ: Mapping[str, str], local: int) -> Cluster | None:
+    size = next((int(environ[name]) for name in _MPI_SIZES if name in environ), 1)
+    here = next((int(environ[name]) for name in _MPI_LOCAL_SIZES if name in environ), 1)
+    if size == 1:
+        return None
+    if here == size:
+        name = socket.gethostname()
+        return Cluster((name,), name, "MPI", (size,), local)
+    names, rank = _ask_mpi(size)
+    hosts = tuple(dict.fromkeys(names))
+    tasks = [names.count(host) for host in hosts]
+    workers = tuple(count if count > 1 else None for count in tasks)
+    return Cluster(hosts, names[rank], "MPI", workers, local)
+
+
+def _ask_mpi(size: int) -> tuple[list[str], int]:
+    """Returns the host of each process of `mpirun`, and this process's rank.
+
+    In a process of its own, since MPI must not be in one that starts others.
+    """
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", _ASK_MPI],
+            capture_output=True,
+            text=True,
+            timeout=_MPI_SECONDS,
+            check=True,
+        )
+        names, rank = json.loads(asked.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, IndexError) as error:
+        told = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+        raise InvalidArgumentError(
+            f"mpirun gives its processes no names of hosts, and mpi4py, which asks for them, did "
+            f"not run. Received: {size} processes, and {''.join(told)}. Install mpi4py on all "
+            "hosts, or pass --hosts h1:4,h2:4."
+        ) from error
+    return names, rank
+
+
+# -------------------------------------------------------------------------------- TF_CONFIG
+def _from_tf_config(environ: Mapping[str, str], local: int) -> Cluster | None:
+    text = environ.get("TF_CONFIG")
+    if not text:
+        return None
+    try:
+        config: Any = json.loads(text)
+        if not config.get("cluster"):
+            return None
+        tasks = [
+            (kind, index, str(address).rpartition(":")[0] or str(address))
+            for kind in ("chief", "worker")
+            for index, address in enumerate(config["cluster"].get(kind, ()))
+        ]
+        kind, index = config["task"]["type"], int(config["task"]["index"])
+        place = next(i for i, task in enumerate(tasks) if task[:2] == (kind, index))
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise _wrong("TF_CONFIG", text) from error
+    hosts = tuple(dict.fromkeys(task[2] for task in tasks))
+    counts = [sum(task[2] == host for task in tasks) for host in hosts]
+    here = tasks[place][2]
+    before = sum(task[2] == here for task in tasks[:place])
+    workers = tuple(count if count > 1 else None for count in counts)
+    return Cluster(hosts, here, "TF_CONFIG", workers, max(local, before))

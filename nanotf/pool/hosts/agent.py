@@ -1,0 +1,241 @@
+"""The process on a host that lends its workers to the first one: `nanotf run` on every other host.
+
+The thread that reads the connection to the first host starts and ends workers. Others accept the
+connections between hosts, and report every second that this host works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nanotf.console import logger, say
+from nanotf.errors import NanoError
+from nanotf.machine.cluster import Cluster
+from nanotf.pool.hosts import members, words
+from nanotf.pool.hosts.lending import Lending
+from nanotf.wire import network, timing
+from nanotf.wire.channel import Channel, ChannelClosed
+
+LOST_CODE = 1  # exit code if the first host is gone without a word
+
+
+class Agent:
+    """This host's part in a run whose script runs elsewhere.
+
+    Args:
+        cluster: `Cluster`.
+        workers: int, how many workers it lends; 0 to only wait for the end of the run.
+        secret: bytes, the run's.
+        address: str, the address at which the other hosts reach this one.
+        first: tuple of str and int, the address and port of the first host.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        workers: int,
+        secret: bytes,
+        address: str,
+        first: tuple[str, int],
+    ) -> None:
+        self._cluster, self._workers, self._secret = cluster, workers, secret
+        self._first = first
+        self._lending: Lending | None = None
+        self._ended = threading.Event()
+        self._changed = threading.Condition()
+        self._leaders: dict[tuple[int, int], int] = {}  # guarded; descriptors by pool and host
+        self._listener = network.listen(address) if workers else None
+
+    def run(self) -> int:
+        """Lends workers until the script ends.
+
+        Returns:
+            int, the script's exit code.
+
+        Raises:
+            NanoError: The first host did not answer, or refused this one.
+        """
+        try:
+            self._channel = self._join()
+        except BaseException:
+            self._close_listener()
+            raise
+        try:
+            if self._listener is not None:
+                for target in (self._accept, self._beat):
+                    threading.Thread(target=target, name="nanotf-agent", daemon=True).start()
+            return self._serve()
+        except ChannelClosed:
+            say(f"host {self._cluster.hosts[0]}, which runs the script, has ended without a word.")
+            return LOST_CODE
+        finally:
+            self._ended.set()
+            self._take_back()
+            self._close_listener()
+            self._channel.close()
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(OSError):  # a blocked `accept` does not notice `close`
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+
+    def _join(self) -> Channel:
+        name, seconds = self._cluster.hosts[0], members.join_seconds()
+        reached = [False]
+
+        def waits() -> None:
+            if not reached[0]:
+                say(f"waiting for host {name} ({self._first[0]} port {self._first[1]}).")
+                reached[0] = True
+
+        try:
+            channel = network.connect(*self._first, self._secret, time.monotonic() + seconds, waits)
+        except network.Unreachable as error:
+            raise NanoError(
+                f"The first host must answer within {seconds:.0f} s ({members.JOIN_VARIABLE}). "
+                f"Received: host {name}, {self._first[0]} port {self._first[1]}: {error}. Run the "
+                "same command there, and see that this port can be reached."
+            ) from error
+        except network.WrongSecret as error:
+            raise NanoError(
+                "All hosts of a run need the same secret. Received: another one than host "
+                f"{name}'s ({error}). Set NANOTF_SECRET to the same value on all hosts."
+            ) from error
+        address = ("", 0) if self._listener is None else self._listener.getsockname()[:2]
+        rank = self._cluster.rank
+        versions = tuple(members.versions())
+        channel.send(words.Join(rank, versions, self._workers > 0, self._workers, address))
+        answer = channel.receive()
+        if isinstance(answer, words.Refused):
+            channel.close()
+            raise NanoError(f"{answer.text} Received by host {self._cluster.current} from {name}.")
+        return channel
+
+    # ------------------------------------------------------------------------ first host
+    def _serve(self) -> int:
+        if self._workers:
+            say(
+                f"host {self._cluster.current} lends {self._workers} "
+                f"worker{'s' * (self._workers > 1)} to {self._cluster.hosts[0]} until its script "
+                "ends."
+            )
+        while True:
+            message = self._channel.receive()
+            if isinstance(message, words.Bye):
+                return message.code
+            self._handle(message)
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, words.Lend):
+            self._lend(message)
+        elif isinstance(message, words.Ask):
+            self._answer(message)
+        elif isinstance(message, words.Fill):
+            content = np.empty(message.nbytes, np.uint8)
+            self._channel.receive_into(content.data)
+            self._with(message.pool, lambda lending: lending.fill(message, content))
+        elif isinstance(message, words.Create):
+            self._with(message.pool, lambda lending: lending.create(message))
+        elif isinstance(message, words.Deliver):
+            self._with(message.pool, lambda lending: lending.deliver(message.body))
+        elif isinstance(message, words.Tell):
+            self._with(message.pool, lambda lending: lending.signal(message.rank, message.signal))
+        elif isinstance(message, words.TakeBack):
+            self._with(message.pool, lambda lending: self._take_back())
+
+    def _with(self, pool: int, use: Callable[[Lending], None]) -> None:
+        lending = self._lending
+        if lending is not None and lending.pool == pool:  # late messages are for an ended pool
+            use(lending)
+
+    def _tell(self, message: Any, *contents: Any) -> None:
+        with contextlib.suppress(ChannelClosed):  # `_serve` notices, too
+            self._channel.send_with(message, *contents)
+
+    def _lend(self, order: words.Lend) -> None:
+        self._take_back()
+        try:
+            self._lending = Lending(order, self._secret, self._accepted, self._tell)
+        except ChannelClosed:
+            raise
+        except (NanoError, OSError) as error:
+            self._tell(words.NotLent(order.pool, f"{type(error).__name__}: {error}"))
+            return
+        self._tell(self._lending.lent())
+
+    def _take_back(self) -> None:
+        lending, self._lending = self._lending, None
+        if lending is not None:
+            lending.close()
+
+    def _answer(self, asked: words.Ask) -> None:
+        if asked.question == "clock":
+            self._tell(words.Answer(asked.number, timing.now()))
+            return
+        lending = self._lending
+        worker = None if lending is None else lending.worker(asked.rank)
+
+        def answer() -> None:  # a stack takes seconds
+            value = ""
+            if worker is not None and lending is not None and lending.pool == asked.pool:
+                value = worker.stack() if asked.question == "stack" else worker.log_tail()
+            self._tell(words.Answer(asked.number, value))
+
+        threading.Thread(target=answer, name="nanotf-answer", daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(words.BEAT_SECONDS):
+            lending, stopped = self._lending, ()  # type: Lending | None, tuple[int, ...]
+            if lending is not None:
+                with contextlib.suppress(OSError, ValueError):  # it is being ended
+                    stopped = lending.look()
+            self._tell(words.Beat(stopped))
+
+    # ----------------------------------------------------------------------- other hosts
+    def _accept(self) -> None:
+        assert self._listener is not None
+        while not self._ended.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._greet, args=(sock,), name="nanotf-leader", daemon=True
+            ).start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            channel = network.accept(sock, self._secret)
+        except network.WrongSecret as error:
+            logger.warning("A connection without this run's secret was closed: %s.", error)
+            return
+        try:
+            leader = channel.receive()
+            fd = network.hand_over(channel)
+        except ChannelClosed:
+            channel.close()
+            return
+        with self._changed:
+            self._leaders[leader.pool, leader.host] = fd
+            self._changed.notify_all()
+
+    def _accepted(self, pool: int, host: int, deadline: float) -> int:
+        """Waits for the connection of another host; returns its descriptor."""
+        with self._changed:
+            while (pool, host) not in self._leaders:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise NanoError(
+                        "The hosts of a run must reach each other. Received: nothing from host "
+                        f"number {host} at {self._cluster.current}."
+                    )
+                self._changed.wait(left)
+            return self._leaders.pop((pool, host))

@@ -1,0 +1,167 @@
+"""Starts a pool's workers on this host and on the others that have joined."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+
+from nanotf.collectives import HostsSpec
+from nanotf.errors import NanoError
+from nanotf.machine import neighbours
+from nanotf.pool import stalls
+from nanotf.pool.handles import Worker
+from nanotf.pool.hosts import members, words
+from nanotf.pool.hosts.bridge import ANSWER_SECONDS, Bridge
+from nanotf.pool.hosts.members import Hosts, Member
+from nanotf.pool.local import LocalCrew
+from nanotf.pool.plans import HostsPlan
+from nanotf.pool.remote import RemoteWorker, taken_over
+from nanotf.wire import network, timing
+
+START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
+CLOCK_LOOKS = 5  # the quickest of this many answers gives a host's time most exactly
+# A host's own group waits longer than hosts wait for each other, see `HostsSpec`.
+MARGIN_SECONDS = 10.0
+
+
+class HostsCrew:
+    """Workers on the hosts of a run.
+
+    Args:
+        plan: `plans.HostsPlan`.
+        transport: str, "shm".
+        key: bytes, the pool's secret key.
+
+    Raises:
+        PlacementError: This host has too few cores.
+        NanoError: There are no hosts any more.
+
+    Attributes:
+        here: `topology.Plan` of this host.
+        hosts: `HostsSpec`, or None if all workers are on this host.
+    """
+
+    def __init__(self, plan: HostsPlan, transport: str, key: bytes) -> None:
+        if members.current is None:
+            raise NanoError("The hosts of this run are dismissed. Call fit() before the end.")
+        self._all: Hosts = members.current
+        self._key, self._cores = key, plan.cores_per_process
+        others = self._all.members()
+        counts = counts_of(plan.size, [self._all.workers, *(m.workers for m in others)])
+        self.here = neighbours.plan(counts[0], plan.cores_per_process)
+        self._others = [member for member, count in zip(others, counts[1:], strict=True) if count]
+        self.hosts: HostsSpec | None = None
+        if self._others:
+            names = (self._all.cluster.current, *(member.name for member in self._others))
+            used = tuple(count for count in counts if count)
+            self.hosts = HostsSpec(0, used, names, stalls.stall_seconds())
+        self.deadline = stalls.stall_seconds() + (MARGIN_SECONDS if self.hosts else 0.0)
+        self._local = LocalCrew(self.here, transport, key)
+        self.workers: list[Worker] = self._local.workers  # the others' follow
+        self._pool = self._all.next_pool()
+        self._connections: list[int] = []
+
+    def start(self) -> None:
+        """Starts the workers.
+
+        Raises:
+            NanoError: A host failed to start its workers, or is gone.
+        """
+        bridges = [self._lend(index, member) for index, member in enumerate(self._others, 1)]
+        self._connect()
+        self._local.start()
+        for member, bridge in zip(self._others, bridges, strict=True):
+            lent = member.lent(self._pool, START_SECONDS)
+            bridge.ahead = _ahead(member)
+            for pid, placement in lent.workers:
+                process = bridge.processes[placement.rank]
+                process.pid = pid
+                self.workers.append(
+                    RemoteWorker(
+                        placement,
+                        process,
+                        member.name,
+                        f"host {member.name}",
+                        bridge.channels[placement.rank],
+                        bridge.links[placement.rank],
+                    )
+                )
+
+    def _lend(self, index: int, member: Member) -> Bridge:
+        assert self.hosts is not None, "there are others"
+        bridge = Bridge(member, self._pool, self.hosts.ranks(index), self._key)
+        order = words.Lend(
+            self._pool,
+            dataclasses.replace(self.hosts, index=index),
+            (self._all.address, *(other.address for other in self._others)),
+            self._cores,
+            self._key,
+            taken_over(os.environ),
+            self.deadline,
+        )
+        member.lend(order, bridge)
+        return bridge
+
+    def _connect(self) -> None:
+        """Connects this host's first worker to those of the others."""
+        for member in self._others:
+            deadline = time.monotonic() + network.HANDSHAKE_SECONDS
+            try:
+                channel = network.connect(*member.address, self._all.secret, deadline)
+            except (network.Unreachable, network.WrongSecret) as error:
+                raise NanoError(
+                    f"The first host must reach the others. Received: host {member.name}, "
+                    f"{member.address[0]} port {member.address[1]}: {error}."
+                ) from error
+            channel.send(words.Leader(self._pool, 0))
+            self._connections.append(network.hand_over(channel))
+
+    def take_connections(self, rank: int) -> list[int]:
+        """Returns the descriptors that a worker's setup needs; the caller closes them."""
+        if rank != 0:
+            return []
+        taken, self._connections = self._connections, []
+        return taken
+
+    def close(self) -> None:
+        """Takes the workers of the other hosts back."""
+        for fd in self.take_connections(0):
+            os.close(fd)
+        for member in self._others:
+            member.take_back(self._pool)
+        self._local.close()
+
+
+def counts_of(size: int, workers: Sequence[int]) -> list[int]:
+    """Returns the number of a pool's workers on each host.
+
+    Fills the hosts in order. What is too many for all, since a host was lost, is added in turn.
+
+    Args:
+        size: int, number of the pool's workers.
+        workers: sequence of int, the number that each host lends, at least 1 on the first.
+
+    Example:
+        >>> counts_of(6, [4, 4]), counts_of(9, [4, 2])
+        ([4, 2], [6, 3])
+    """
+    counts: list[int] = []
+    for most in workers:
+        counts.append(min(most, size - sum(counts)))
+    for extra in range(size - sum(counts)):
+        counts[extra % len(counts)] += 1
+    return counts
+
+
+def _ahead(member: Member) -> int:
+    """Returns the nanoseconds by which this process's clock is ahead of a host's clock."""
+    looks: list[tuple[int, int]] = []
+    for _ in range(CLOCK_LOOKS):
+        before = timing.now()
+        there = member.ask("clock", ANSWER_SECONDS)
+        after = timing.now()
+        if there is not None:
+            looks.append((after - before, (before + after) // 2 - int(there)))
+    return min(looks)[1] if looks else 0

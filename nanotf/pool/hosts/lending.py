@@ -1,0 +1,224 @@
+"""The workers of one pool on an agent's host: started, connected, watched and ended here."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nanotf import collectives
+from nanotf.console import logger
+from nanotf.errors import NanoError
+from nanotf.machine import neighbours, topology
+from nanotf.pool import stalls
+from nanotf.pool.handles import Worker
+from nanotf.pool.hosts import words
+from nanotf.pool.local import LocalCrew
+from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
+from nanotf.pool.remote import Said, Twins
+from nanotf.wire import messages, network
+from nanotf.wire.channel import Channel, packed
+
+CONNECT_SECONDS = 60.0  # for the other hosts to start their part of a pool
+
+
+class Lending:
+    """A pool's workers on this host.
+
+    Args:
+        order: `words.Lend`.
+        secret: bytes, the run's.
+        accepted: callable of a pool, a host's index and a deadline; returns the descriptor of the
+            connection that this host has opened for the pool's collectives.
+        tell: callable of a message and bytes, which sends them to the first host.
+
+    Raises:
+        NanoError: This host has too few cores, or another host cannot be reached.
+    """
+
+    def __init__(
+        self,
+        order: words.Lend,
+        secret: bytes,
+        accepted: Callable[[int, int, float], int],
+        tell: Callable[..., None],
+    ) -> None:
+        self.pool, self._order, self._tell = order.pool, order, tell
+        hosts = order.hosts
+        ranks = hosts.ranks(hosts.index)
+        self._twins = Twins(len(ranks))
+        self._outboxes: list[Outbox] = []
+        self._readers: list[threading.Thread] = []
+        self._reported: set[int] = set()
+        self._lock = threading.Lock()  # guards `_reported`
+        plan = neighbours.plan(len(ranks), order.cores_per_process)
+        placements = tuple(
+            dataclasses.replace(place, rank=rank)
+            for rank, place in zip(ranks, plan.placements, strict=True)
+        )
+        plan = topology.Plan(placements)
+        self._connections: list[int] = []
+        self._group = collectives.create_group(
+            plan.size, nodes=plan.like_nodes(), deadline=order.stall_seconds
+        )
+        self._crew = LocalCrew(plan, "shm", order.key, {**os.environ, **order.environ})
+        try:
+            self._connect(secret, accepted)
+            self._crew.start()
+            for worker in self._crew.workers:
+                self._attend(worker)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, secret: bytes, accepted: Callable[[int, int, float], int]) -> None:
+        """Connects this host's first worker to those of the others: to later ones from here."""
+        hosts, deadline = self._order.hosts, time.monotonic() + CONNECT_SECONDS
+        for host, name in enumerate(hosts.names):
+            if host == hosts.index:
+                continue
+            if host < hosts.index:
+                self._connections.append(accepted(self.pool, host, deadline))
+                continue
+            try:
+                channel = network.connect(*self._order.addresses[host], secret, deadline)
+            except (network.Unreachable, network.WrongSecret) as error:
+                where, port = self._order.addresses[host]
+                raise NanoError(
+                    "The hosts of a run must reach each other. Received: host "
+                    f"{hosts.names[hosts.index]} does not reach {name}, {where} port {port}: "
+                    f"{error}."
+                ) from error
+            channel.send(words.Leader(self.pool, hosts.index))
+            self._connections.append(network.hand_over(channel))
+
+    def lent(self) -> words.Lent:
+        """Returns the message that describes the workers."""
+        found = [
+            (worker.process.pid, placement)
+            for worker, placement in zip(
+                self._crew.workers, self._crew.here.placements, strict=True
+            )
+        ]
+        return words.Lent(self.pool, tuple(found))
+
+    # ---------------------------------------------------------------- first host to worker
+    def create(self, message: words.Create) -> None:
+        """Creates blocks."""
+        self._twins.create(message.new)
+
+    def fill(self, message: words.Fill, content: Any) -> None:
+        """Copies bytes into a block."""
+        self._twins.write(message.key, message.offset, content)
+
+    def deliver(self, body: bytes) -> None:
+        """Gives a message to all workers."""
+        self._twins.deliver(pickle.loads(body), self._put)
+
+    def _put(self, message: Any, fds: list[int]) -> None:
+        if isinstance(message, messages.Setup):
+            self._set_up(message)
+            return
+        parcel = Parcel(packed(message), fds, len(self._outboxes))
+        for outbox in self._outboxes:
+            outbox.put(parcel)
+
+    def _set_up(self, setup: messages.Setup) -> None:
+        setup = dataclasses.replace(setup, group=self._group.spec, hosts=self._order.hosts)
+        for outbox in self._outboxes:
+            connections, self._connections = self._connections, []
+            own = dataclasses.replace(setup, connections=len(connections))
+            outbox.put(Parcel(packed(own), [self._group.fd, *connections], 1))
+            for fd in connections:  # the parcel has copies
+                os.close(fd)
+
+    # ---------------------------------------------------------------- worker to first host
+    def _attend(self, worker: Worker) -> None:
+        self._outboxes.append(
+            Outbox(worker.channel, f"nanotf-to-{worker.rank}", lambda error: worker.process.kill())
+        )
+        reader = threading.Thread(
+            target=self._read, args=(worker,), name=f"nanotf-{worker.rank}", daemon=True
+        )
+        reader.start()
+        self._readers.append(reader)
+
+    def _read(self, worker: Worker) -> None:
+        channel = worker.channel
+        try:
+            channel.show_key_second(self._order.key)
+            while True:
+                self._pass_on(worker.rank, channel)
+        except (EOFError, OSError):
+            pass  # the worker has exited
+        except Exception as error:  # no memory or descriptor for a message
+            logger.warning("A message of worker %d is lost.", worker.rank, exc_info=error)
+        self._tell(words.FromWorker(self.pool, worker.rank, b""))
+        with contextlib.suppress(Exception):
+            worker.process.wait(stalls.stall_seconds())
+        self._report_end(worker)
+
+    def _pass_on(self, rank: int, channel: Channel) -> None:
+        said: Said = self._twins.take(channel.receive(), channel)
+        written = tuple((key, offset, len(content)) for key, offset, content in said.written)
+        block = None if said.block is None else len(said.block)
+        contents = [content for _, _, content in said.written]
+        if said.block is not None:
+            contents.append(said.block)
+        self._tell(words.FromWorker(self.pool, rank, said.body, written, block), *contents)
+
+    def _report_end(self, worker: Worker) -> None:
+        code = worker.process.poll()
+        with self._lock:
+            if code is None or worker.rank in self._reported:
+                return
+            self._reported.add(worker.rank)
+        self._tell(words.Ended(self.pool, worker.rank, code))
+
+    # -------------------------------------------------------------------------- its life
+    def look(self) -> tuple[int, ...]:
+        """Reports workers that have ended; returns the ranks that a signal has stopped."""
+        stopped = []
+        for worker in self._crew.workers:
+            self._report_end(worker)
+            worker.trim_log()
+            if worker.is_stopped():
+                stopped.append(worker.rank)
+        return tuple(stopped)
+
+    def worker(self, rank: int) -> Worker | None:
+        """Returns a worker, or None if this host has no such rank."""
+        return next((worker for worker in self._crew.workers if worker.rank == rank), None)
+
+    def signal(self, rank: int, number: int) -> None:
+        """Sends a worker a signal."""
+        worker = self.worker(rank)
+        if worker is not None:
+            worker.process.send_signal(number)
+
+    def close(self) -> None:
+        """Kills the workers and frees their memory. May be called twice."""
+        for worker in self._crew.workers:
+            if worker.process.poll() is None:
+                worker.process.kill()
+        for worker in self._crew.workers:
+            worker.wait_killed()
+            self._report_end(worker)
+            worker.channel.shut_down()
+        for outbox in self._outboxes:
+            outbox.end()
+        for reader in self._readers:
+            reader.join(END_SECONDS)
+        for worker in self._crew.workers:
+            worker.close()
+        self._outboxes, self._readers = [], []
+        for fd in self._connections:
+            os.close(fd)
+        self._connections = []
+        self._crew.close()
+        self._group.close()

@@ -1,0 +1,352 @@
+"""The first host's view of the others: who has joined, and the connection to each."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from nanotf.console import logger
+from nanotf.errors import NanoError
+from nanotf.machine.cluster import Cluster
+from nanotf.pool import settings
+from nanotf.pool.hosts import words
+from nanotf.pool.remote import Said
+from nanotf.wire import network
+from nanotf.wire.channel import Channel, ChannelClosed
+
+JOIN_VARIABLE = "NANOTF_JOIN_SECONDS"
+JOIN_SECONDS = 300.0  # container images and queues start hosts minutes apart
+
+
+def join_seconds() -> float:
+    """Returns how long hosts wait for each other: NANOTF_JOIN_SECONDS, default 300 s.
+
+    Raises:
+        NanoError: The variable is not a number above 0.
+    """
+    return settings.seconds(JOIN_VARIABLE, JOIN_SECONDS)
+
+
+class Listener(Protocol):
+    """The user of a member's workers: the bridge of a pool."""
+
+    pool: int
+
+    def said(self, rank: int, said: Said) -> None:
+        """Takes a worker's message."""
+
+    def ended(self, rank: int, code: int) -> None:
+        """Takes a worker's exit code."""
+
+    def host_lost(self) -> None:
+        """Takes the news that the host is gone."""
+
+
+class Member:
+    """Another host that has joined.
+
+    Args:
+        name: str, its name.
+        join: `words.Join`.
+        channel: `Channel`, owned from now on.
+
+    Attributes:
+        lost: str, why it is gone; empty while it is there.
+        heard: float, when it was last heard, by `time.monotonic`.
+        stopped: tuple of int, the ranks that a signal has stopped.
+    """
+
+    def __init__(self, name: str, join: words.Join, channel: Channel) -> None:
+        self.name, self.index, self.workers = name, join.host, join.workers
+        self.address = join.address
+        self.lost, self.heard = "", time.monotonic()
+        self.stopped: tuple[int, ...] = ()
+        self._channel = channel
+        self._numbers = itertools.count()
+        self._answers: dict[int, queue.SimpleQueue[Any]] = {}
+        self._replies: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._listener: Listener | None = None
+        threading.Thread(target=self._read, name=f"nanotf-{name}", daemon=True).start()
+
+    def send(self, message: Any, *contents: Any) -> None:
+        """Sends a message and bytes that follow it. A host that is gone gets nothing."""
+        with contextlib.suppress(ChannelClosed):
+            self._channel.send_with(message, *contents)
+
+    def lend(self, order: words.Lend, listener: Listener) -> None:
+        """Asks for the workers of a pool; `lent` waits for them."""
+        self._listener = listener
+        while not self._replies.empty():  # of a pool that failed to start
+            self._replies.get()
+        self.send(order)
+
+    def lent(self, pool: int, seconds: float) -> words.Lent:
+        """Waits for the workers of a pool.
+
+        Raises:
+            NanoError: The host could not start them, is gone, or did not answer in time.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                reply = self._replies.get(timeout=0.5)
+            except queue.Empty:
+                if self.lost:
+                    raise NanoError(f"Host {self.name} was lost: {self.lost}.") from None
+                continue
+            if reply.pool == pool and isinstance(reply, words.Lent):
+                return reply
+            if reply.pool == pool:
+                raise NanoError(f"Host {self.name} could not start its workers: {reply.text}")
+        raise NanoError(f"Host {self.name} did not start its workers within {seconds:.0f} s.")
+
+    def take_back(self, pool: int) -> None:
+        """Ends a pool's workers there."""
+        self._listener = None
+        self.send(words.TakeBack(pool))
+
+    def ask(self, question: str, seconds: float, pool: int = -1, rank: int = -1) -> Any:
+        """Returns the host's answer; None if it is gone or does not answer in time."""
+        number = next(self._numbers)
+        answer = self._answers[number] = queue.SimpleQueue()
+        try:
+            self.send(words.Ask(number, question, pool, rank))
+            deadline = time.monotonic() + seconds
+            while not self.lost and time.monotonic() < deadline:
+                with contextlib.suppress(queue.Empty):
+                    return answer.get(timeout=0.2)
+            return None
+        finally:
+            del self._answers[number]
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._handle(self._channel.receive())
+                self.heard = time.monotonic()
+        except ChannelClosed as error:
+            self.lost = self.lost or str(error) or "its connection has ended"
+        except Exception as error:  # no memory, for example: the host is of no more use
+            self.lost = f"{type(error).__name__}: {error}"
+            logger.warning("Host %s is lost.", self.name, exc_info=error)
+        self._channel.shut_down()
+        listener = self._listener
+        if listener is not None:
+            listener.host_lost()
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, words.Beat):
+            self.stopped = message.stopped
+        elif isinstance(message, words.Answer):
+            waiting = self._answers.get(message.number)
+            if waiting is not None:
+                waiting.put(message.value)
+        elif isinstance(message, (words.Lent, words.NotLent)):
+            self._replies.put(message)
+        elif isinstance(message, words.FromWorker):
+            said = self._contents(message)
+            listener = self._listener
+            if listener is not None and listener.pool == message.pool:
+                listener.said(message.rank, said)
+        elif isinstance(message, words.Ended):
+            listener = self._listener
+            if listener is not None and listener.pool == message.pool:
+                listener.ended(message.rank, message.code)
+
+    def _contents(self, message: words.FromWorker) -> Said:
+        def receive(nbytes: int) -> Any:
+            content = np.empty(nbytes, np.uint8)
+            self._channel.receive_into(content.data)
+            return content
+
+        written = tuple((key, offset, receive(n)) for key, offset, n in message.written)
+        block = None if message.block is None else receive(message.block)
+        return Said(message.body, written, block)
+
+    def dismiss(self, code: int) -> None:
+        """Tells it that the script has ended, and closes the connection."""
+        self._listener = None
+        self.lost = self.lost or "the script has ended"
+        self.send(words.Bye(code))
+        self._channel.shut_down()
+
+
+class Hosts:
+    """All hosts of this run, on the first one. Creating this object opens the listener.
+
+    Args:
+        cluster: `Cluster`.
+        workers: int, the number of workers on this host.
+        secret: bytes, the run's.
+        address: str, the address to listen on.
+        port: int.
+
+    Raises:
+        OSError: The port is taken, or the address is not this host's.
+
+    Attributes:
+        code: int, the exit code that the agents get at the end.
+    """
+
+    def __init__(
+        self, cluster: Cluster, workers: int, secret: bytes, address: str, port: int
+    ) -> None:
+        self.cluster, self.workers, self.secret = cluster, workers, secret
+        self.code = 1
+        self._pools = itertools.count(1)
+        self._changed = threading.Condition()
+        # Guarded by `_changed`.
+        self._members: dict[int, Member] = {}  # by host
+        self._waiting: list[Channel] = []  # of processes that lend nothing
+        self._refused: list[str] = []
+        self._ended = False
+        self._listener = network.listen(address, port)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        threading.Thread(target=self._accept, name="nanotf-hosts", daemon=True).start()
+
+    def next_pool(self) -> int:
+        """Returns a new number for a pool."""
+        return next(self._pools)
+
+    def members(self) -> list[Member]:
+        """Returns the other hosts that are there, in order."""
+        with self._changed:
+            return [m for _, m in sorted(self._members.items()) if not m.lost]
+
+    def total(self) -> int:
+        """Returns the number of workers on all hosts that are there."""
+        return self.workers + sum(member.workers for member in self.members())
+
+    def wait_for_all(self, seconds: float) -> None:
+        """Waits until all hosts have joined.
+
+        Raises:
+            NanoError: Some have not after `seconds`.
+        """
+        missing = set(range(1, self.cluster.size))
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not missing <= self._members.keys():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    names = [self.cluster.hosts[i] for i in sorted(missing - self._members.keys())]
+                    refused = "".join(f" Refused: {text}" for text in self._refused)
+                    raise NanoError(
+                        f"All hosts of a run must join within {seconds:.0f} s ({JOIN_VARIABLE}). "
+                        f"Received: nothing from {', '.join(names)}; this host, "
+                        f"{self.cluster.current}, listens on {self.address[0]} port "
+                        f"{self.address[1]}.{refused} Run the same command there, and see that "
+                        "this port can be reached."
+                    )
+                self._changed.wait(left)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, (address, *_) = self._listener.accept()
+            except OSError:
+                return  # `dismiss` has closed the listener
+            threading.Thread(
+                target=self._greet, args=(sock, address), name="nanotf-join", daemon=True
+            ).start()
+
+    def _greet(self, sock: socket.socket, address: str) -> None:
+        try:
+            channel = network.accept(sock, self.secret)
+        except network.WrongSecret:
+            text = f"A process on {address} does not know this run's secret."
+            logger.warning("%s Its connection was closed.", text)
+            with self._changed:
+                self._refused.append(text)
+            return
+        try:
+            channel.limit(network.HANDSHAKE_SECONDS)
+            join = channel.receive()
+            channel.limit(0)
+            self._admit(join, channel)
+        except (ChannelClosed, BlockingIOError):
+            channel.close()
+
+    def _admit(self, join: words.Join, channel: Channel) -> None:
+        why = self._objection(join)
+        if why:
+            with self._changed:
+                self._refused.append(why)
+            channel.send(words.Refused(why))
+            channel.close()
+            return
+        channel.send(words.Welcome())
+        with self._changed:
+            if join.lends:
+                self._members[join.host] = Member(self.cluster.hosts[join.host], join, channel)
+            else:
+                self._waiting.append(channel)
+            self._changed.notify_all()
+
+    def _objection(self, join: words.Join) -> str:
+        """Returns why a host cannot join, or nothing."""
+        if not 0 <= join.host < self.cluster.size:
+            return (
+                f"All hosts must know the same hosts. Host number {join.host} joined, and there "
+                f"are {self.cluster.size}."
+            )
+        name = self.cluster.hosts[join.host]
+        ours = dict(versions())
+        others = [
+            f"{package} {version} there, {ours.get(package)} here"
+            for package, version in join.versions
+            if ours.get(package) != version
+        ]
+        if others:
+            return f"All hosts must have the same versions. Host {name} has {'; '.join(others)}."
+        with self._changed:
+            present = self._members.get(join.host)
+        if join.lends and present is not None and not present.lost:
+            return f"A host joins once. Host {name} has joined already."
+        return ""
+
+    def dismiss(self, code: int) -> None:
+        """Ends the run on all hosts."""
+        with self._changed:
+            members, waiting = list(self._members.values()), list(self._waiting)
+            self._members.clear()
+            self._waiting.clear()
+            ended, self._ended = self._ended, True
+        if ended:
+            return
+        # A blocked `accept` does not notice that its socket is closed.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for member in members:
+            member.dismiss(code)
+        for channel in waiting:
+            with contextlib.suppress(ChannelClosed):
+                channel.send(words.Bye(code))
+            channel.close()
+
+
+def versions() -> Sequence[tuple[str, str]]:
+    """Returns what must be equal on all hosts, without importing TensorFlow."""
+    import platform
+    from importlib import metadata
+
+    import nanotf
+
+    found = [("nanotf", nanotf.__version__), ("Python", platform.python_version())]
+    # Packages of several names provide the module `tensorflow`.
+    for package in sorted(set(metadata.packages_distributions().get("tensorflow", ()))):
+        found.append((package, metadata.version(package)))
+    return found
+
+
+# Set by `nanotf run` on the first of several hosts; None in every other process.
+current: Hosts | None = None

@@ -1,0 +1,360 @@
+"""Workers on other machines: the memory that stands for the parent's, and the pool's view of one.
+
+    Pool                parent's end                        node's end            workers there
+      channel  <----->  Originals: notes which parts   -->  Twins: fills them,
+                        of blocks a message needs           then delivers
+               <-----   fills its blocks,              <--  copies what was    <---
+                        then delivers                       written
+
+To the pool a remote worker looks like a local one: a Unix socket with messages and file
+descriptors. Each shared block of a job has a twin on the node. A message lists the parts of blocks
+that its sender has written (`Job`: all of its blocks; `Batch`: its arrays; `Proceed`, `Waiting`,
+`JobDone`: their field `written`), and these are copied before it is delivered. Between two messages
+each byte has one writer, the parent or one rank, so copies never conflict.
+
+`ray` and `hosts` carry the messages and the bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from nanotf.machine import topology
+from nanotf.pool.handles import STACK_SECONDS, Process, Worker
+from nanotf.wire import messages
+from nanotf.wire.blocks import Block
+from nanotf.wire.channel import Channel
+
+PIECE_NBYTES = 64 * 1024**2  # copied at once, so that nothing on the way holds a whole block
+LOST = -9  # the exit code of a worker that was lost with its node, as if by SIGKILL
+
+# Prefixes of the parent's variables that workers on all nodes get; see `taken_over`.
+TAKEN_OVER = (
+    *("TF_", "TF2_", "KERAS_", "XLA_", "ONEDNN_", "DNNL_", "NANOTF_", "PYTHONHASHSEED"),
+    *("OMP_", "KMP_", "MKL_", "TCMALLOC_", "MALLOC_CONF", "GLIBC_TUNABLES"),
+)
+# These belong to Terraform, not TensorFlow, and may hold credentials; or describe one host.
+FOREIGN = ("TF_VAR_", "TF_TOKEN_", "TF_CLI_", "TF_CONFIG")
+OF_ONE_HOST = ("NANOTF_SECRET", "NANOTF_CURRENT_HOST", "NANOTF_INTERFACE", "NANOTF_PORT")
+
+Key = tuple[str, int]  # of a block: ("job", its place in the job) or ("ring", a stream's number)
+
+
+def taken_over(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the part of the parent's environment that is sent to other machines.
+
+    It has the variables that affect the computations of TensorFlow, Keras or nanotf, by their
+    prefixes (`TAKEN_OVER`), so that all workers compute alike. No other variable leaves this
+    process, so passwords and cloud credentials stay here. All else in a worker's environment comes
+    from its machine. Variables that user code in workers reads must be set there.
+
+    Args:
+        environ: mapping, the parent's environment.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(TAKEN_OVER) and not name.startswith(FOREIGN) and name not in OF_ONE_HOST
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A part of a block: its key, offset and size in bytes."""
+
+    key: Key
+    offset: int
+    nbytes: int
+
+    def pieces(self) -> Iterator[Span]:
+        """Yields parts of at most `PIECE_NBYTES`."""
+        for start in range(0, self.nbytes, PIECE_NBYTES):
+            nbytes = min(PIECE_NBYTES, self.nbytes - start)
+            yield Span(self.key, self.offset + start, nbytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """A worker's message on its way to the parent.
+
+    Args:
+        body: bytes, the pickled message; empty when the worker has closed its channel.
+        written: tuple of (key, offset, bytes), to be copied to the parent's blocks.
+        block: bytes or None, the content of the block that belongs to the message.
+    """
+
+    body: bytes = b""
+    written: tuple[tuple[Key, int, Any], ...] = ()
+    block: Any = None
+
+
+def descriptors_of(message: Any) -> int:
+    """Returns the number of descriptors that follow a message of a pool to its workers."""
+    if isinstance(message, messages.Job):
+        return len(message.blocks)
+    return 1 if isinstance(message, messages.Batch) and message.block is not None else 0
+
+
+class Originals:
+    """The parent's blocks that have twins on other machines.
+
+    Written while the workers are idle, and read once they have the job.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[Key, Block] = {}
+
+    def note(
+        self, message: Any, channel: Channel
+    ) -> tuple[list[tuple[Key, int]], list[tuple[Span, Block]]]:
+        """Takes the blocks that follow a message of the pool.
+
+        Args:
+            message: a message from the pool.
+            channel: `Channel` that it came on.
+
+        Returns:
+            A tuple of the blocks to create on the other side, with their sizes in bytes, and the
+            parts to copy there before the message, each with its block.
+        """
+        new: list[tuple[Key, int]] = []
+        spans: list[Span] = []
+        if isinstance(message, messages.Job):
+            fds = channel.receive_fds(len(message.blocks))
+            self._blocks = {
+                ("job", place): Block(nbytes, fd)
+                for place, (nbytes, fd) in enumerate(zip(message.blocks, fds, strict=True))
+            }
+            new = [(key, block.nbytes) for key, block in self._blocks.items()]
+            spans = [Span(key, 0, block.nbytes) for key, block in self._blocks.items()]
+        elif isinstance(message, messages.Batch):
+            ring: Key = ("ring", message.stream)
+            if message.block is not None:
+                self._blocks[ring] = Block(message.block, channel.receive_fds(1)[0])
+                new = [(ring, message.block)]
+            spans = [Span(ring, offset, nbytes) for offset, _, _, nbytes in message.arrays]
+        elif isinstance(message, messages.Proceed):
+            spans = [Span(("job", place), *span) for place, *span in message.written]
+        pieces = [piece for span in spans for piece in span.pieces()]
+        return new, [(piece, self._blocks[piece.key]) for piece in pieces]
+
+    def deliver(self, said: Said, channel: Channel, ahead: int) -> None:
+        """Gives the pool a worker's message.
+
+        Args:
+            said: `Said`.
+            channel: `Channel` to the pool.
+            ahead: int, nanoseconds, the parent's clock minus the worker's.
+        """
+        for key, offset, content in said.written:
+            self._blocks[key].write(offset, as_bytes(content))
+        message = pickle.loads(said.body)
+        if isinstance(message, messages.JobDone) and message.times is not None:
+            message = dataclasses.replace(message, times=message.times.moved(ahead))
+        if said.block is None:
+            channel.send(message)
+            return
+        block = Block(len(said.block))
+        block.write(0, as_bytes(said.block))
+        assert block.fd is not None
+        channel.send(message, [block.fd])
+        block.close_fd()
+
+    def clear(self) -> None:
+        """Drops the blocks."""
+        self._blocks.clear()
+
+
+class Twins:
+    """The blocks on a node, shared by its workers of one pool.
+
+    Args:
+        count: int, the number of these workers.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._ended = 0  # workers that have ended the present job
+        self._lock = threading.Lock()
+        self._blocks: dict[Key, Block] = {}
+
+    def create(self, new: Sequence[tuple[Key, int]]) -> None:
+        """Creates blocks. Those of a new job replace the last job's."""
+        if any(kind == "job" for (kind, _), _ in new):
+            self._blocks.clear()
+            self._ended = 0
+        for key, nbytes in new:
+            self._blocks[key] = Block(nbytes)
+
+    def write(self, key: Key, offset: int, content: Any) -> None:
+        """Copies bytes into a block."""
+        self._blocks[key].write(offset, as_bytes(content))
+
+    def deliver(self, message: Any, put: Callable[[Any, list[int]], None]) -> None:
+        """Gives a message of the parent's to the workers, with the blocks that follow it.
+
+        Args:
+            message: the message.
+            put: callable of a message and descriptors, which sends them to all workers.
+        """
+        handed: list[Block] = []
+        if isinstance(message, messages.Setup):
+            ours = [path for path in sys.path if path not in message.sys_path]
+            message = dataclasses.replace(
+                message, sys_path=(*message.sys_path, *ours), says_written=True
+            )
+        elif isinstance(message, messages.Job):
+            handed = [self._blocks["job", place] for place in range(len(message.blocks))]
+        elif isinstance(message, messages.Batch) and message.block is not None:
+            handed = [self._blocks["ring", message.stream]]
+        put(message, [block.fd for block in handed])
+        for block in handed:
+            block.close_fd()
+
+    def take(self, message: Any, channel: Channel) -> Said:
+        """Returns a worker's message with the bytes that belong to it.
+
+        Args:
+            message: a message from a worker.
+            channel: `Channel` that it came on.
+        """
+        block: bytes | None = None
+        written: tuple[tuple[Key, int, bytes], ...] = ()
+        if isinstance(message, (messages.Outputs, messages.Returned)):
+            own = Block(message.nbytes, channel.receive_fds(1)[0])
+            block = read(own, 0, message.nbytes)
+            own.discard()
+        elif isinstance(message, (messages.Waiting, messages.JobDone)):
+            written = tuple(
+                (("job", place), offset, read(self._blocks["job", place], offset, nbytes))
+                for place, offset, nbytes in message.written
+            )
+        if isinstance(message, (messages.JobDone, messages.JobFailed)):
+            self._job_ended()
+        return Said(pickle.dumps(message), written, block)
+
+    def _job_ended(self) -> None:
+        """Frees memory. The blocks stay until the next job.
+
+        The parent may still send a batch that no worker needs, and `deliver` owns descriptors.
+        """
+        with self._lock:
+            self._ended += 1
+            if self._ended < self._count:
+                return
+        for own in list(self._blocks.values()):
+            own.discard()
+
+
+class Link(Protocol):
+    """The state of the connection to a remote worker.
+
+    Attributes:
+        stopped: bool, whether a signal has stopped the worker.
+        heard: float, when its node last answered, by `time.monotonic`.
+    """
+
+    @property
+    def stopped(self) -> bool: ...
+
+    @property
+    def heard(self) -> float: ...
+
+    def close(self) -> None: ...
+
+
+class RemoteProcess(Process, Protocol):
+    """A worker's process on another machine.
+
+    Attributes:
+        lost: str, how it was lost, after "was lost", such as "with its host"; empty if it was not.
+    """
+
+    @property
+    def lost(self) -> str: ...
+
+    def ask(self, method: str, seconds: float = 0.0) -> str:
+        """Returns its node's answer, which may take `seconds`; empty if the node is gone."""
+
+
+class RemoteWorker(Worker):
+    """A worker on another machine.
+
+    Args:
+        placement: `topology.Placement`.
+        process: `RemoteProcess`.
+        host: str, the name or address of its machine.
+        place: str, the same for people, such as "host h2".
+        channel: `Channel`, the pool's end.
+        link: `Link`.
+    """
+
+    process: RemoteProcess
+    shares_memory = False
+
+    def __init__(
+        self,
+        placement: topology.Placement,
+        process: RemoteProcess,
+        host: str,
+        place: str,
+        channel: Channel,
+        link: Link,
+    ) -> None:
+        self.rank, self.cores = placement.rank, placement.cores
+        self.process, self.host, self.channel = process, host, channel
+        self._place, self._link = place, link
+
+    def log_tail(self) -> str:
+        return self.process.ask("log_tail")
+
+    def is_ready(self) -> None:
+        pass  # its log begins with its first job
+
+    def trim_log(self) -> None:
+        pass  # its node does
+
+    def stack(self) -> str:
+        return self.process.ask("stack", STACK_SECONDS) or "its machine does not answer"
+
+    def is_stopped(self) -> bool:
+        return self._link.stopped
+
+    def has_answered(self, since: float) -> bool:
+        return self._link.heard > since
+
+    def where(self) -> str:
+        return f"{super().where()} on {self._place}"
+
+    def how_it_ended(self) -> tuple[str, int | None, int | None]:
+        if self.process.lost:
+            return f"was lost {self.process.lost}", None, None
+        if self.process.returncode is None:
+            return f"was lost: {self._place} does not answer", None, None
+        return super().how_it_ended()
+
+    def wait_killed(self) -> None:
+        self.process.wait()
+
+    def close(self) -> None:
+        self.channel.close()
+        self._link.close()
+
+
+def as_bytes(content: Any) -> Any:
+    """Returns data, bytes or an array, as an array of bytes without a copy."""
+    import numpy as np
+
+    return np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
+
+
+def read(block: Block, offset: int, nbytes: int) -> bytes:
+    """Returns a copy of part of a block."""
+    import numpy as np
+
+    return bytes(block.array(offset, (nbytes,), np.uint8).data)

@@ -1,0 +1,233 @@
+"""Hosts that join, are refused or never come. No TensorFlow is involved."""
+
+from __future__ import annotations
+
+import pathlib
+import socket
+import stat
+import threading
+import time
+
+import pytest
+from waiting import wait_until
+
+from nanotf.errors import InvalidArgumentError, NanoError
+from nanotf.machine.cluster import Cluster
+from nanotf.pool import backends
+from nanotf.pool.hosts import agent, members, words
+from nanotf.pool.hosts.agent import Agent
+from nanotf.pool.hosts.crew import counts_of
+from nanotf.pool.hosts.members import Hosts
+from nanotf.pool.hosts.secret import secret_of
+from nanotf.pool.plans import HostsPlan
+from nanotf.pool.remote import taken_over
+from nanotf.wire import network
+
+SECRET = b"a secret of this test"
+NAMES = ("first", "second")
+
+
+def _hosts() -> Hosts:
+    return Hosts(Cluster(NAMES, "first", "--hosts", (2, 3)), 2, SECRET, "127.0.0.1", 0)
+
+
+def _agent(hosts: Hosts, secret: bytes = SECRET, workers: int = 3) -> Agent:
+    found = Cluster(NAMES, "second", "--hosts", (2, 3))
+    return Agent(found, workers, secret, "127.0.0.1", hosts.address)
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(members.JOIN_VARIABLE, "2")
+
+
+def test_an_agent_ends_with_the_scripts_exit_code() -> None:
+    hosts, codes = _hosts(), []
+    thread = threading.Thread(target=lambda: codes.append(_agent(hosts).run()))
+    thread.start()
+    hosts.wait_for_all(10)
+    assert hosts.total() == 5
+    assert [member.name for member in hosts.members()] == ["second"]
+    hosts.dismiss(7)
+    thread.join(10)
+    assert codes == [7]
+
+
+def test_a_process_beside_an_agent_waits_for_the_end() -> None:
+    hosts, codes = _hosts(), []
+    thread = threading.Thread(target=lambda: codes.append(_agent(hosts, workers=0).run()))
+    thread.start()
+    wait_until(lambda: hosts._waiting, "it has joined")
+    assert hosts.members() == []
+    hosts.dismiss(0)
+    thread.join(10)
+    assert codes == [0]
+
+
+def test_an_agent_notices_that_the_first_host_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    hosts, codes = _hosts(), []
+    thread = threading.Thread(target=lambda: codes.append(_agent(hosts).run()))
+    thread.start()
+    hosts.wait_for_all(10)
+    hosts.members()[0]._channel.shut_down()
+    thread.join(10)
+    assert codes == [agent.LOST_CODE]
+    assert "host first, which runs the script, has ended without a word" in capsys.readouterr().out
+    hosts.dismiss(0)
+
+
+def test_a_host_that_never_comes_is_named() -> None:
+    hosts = _hosts()
+    with pytest.raises(NanoError, match=r"Received: nothing from second; this host, first"):
+        hosts.wait_for_all(0.1)
+    hosts.dismiss(1)
+
+
+def test_a_first_host_that_never_comes_is_named() -> None:
+    hosts = _hosts()
+    late = _agent(hosts)
+    hosts.dismiss(1)
+    with pytest.raises(NanoError, match=r"within 2 s .*Received: host first, 127\.0\.0\.1 port"):
+        late.run()
+
+
+def test_a_wrong_secret_is_refused_by_both() -> None:
+    hosts = _hosts()
+    with pytest.raises(NanoError, match=r"need the same secret\. .*Set NANOTF_SECRET"):
+        _agent(hosts, b"another secret").run()
+    with pytest.raises(NanoError, match=r"does not know this run's secret"):
+        hosts.wait_for_all(0.5)
+    hosts.dismiss(1)
+
+
+def test_a_stranger_that_says_nothing_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(network, "HANDSHAKE_SECONDS", 0.2)
+    hosts = _hosts()
+    with socket.create_connection(hosts.address) as stranger:
+        stranger.settimeout(10)
+        while stranger.recv(1000):  # the challenge, then the end
+            pass
+    hosts.dismiss(1)
+
+
+def test_other_versions_are_refused_with_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts, here = _hosts(), members.versions()
+    older = [("nanotf", "0.0.9"), *here[1:]]
+    monkeypatch.setattr(members, "versions", lambda: older)
+    joins = _agent(hosts)
+    versions = iter([older, here])  # the agent's, then the first host's
+    monkeypatch.setattr(members, "versions", lambda: next(versions))
+    with pytest.raises(NanoError, match=r"Host second has nanotf 0\.0\.9 there, .* here"):
+        joins.run()
+    hosts.dismiss(1)
+
+
+def test_a_host_joins_once() -> None:
+    hosts = _hosts()
+    thread = threading.Thread(target=_agent(hosts).run)
+    thread.start()
+    hosts.wait_for_all(10)
+    with pytest.raises(NanoError, match="Host second has joined already"):
+        _agent(hosts).run()
+    hosts.dismiss(0)
+    thread.join(10)
+
+
+def test_listeners_bind_one_address() -> None:
+    hosts = _hosts()
+    assert hosts.address[0] == "127.0.0.1"
+    lends = Agent(Cluster(NAMES, "second", "--hosts", (2, 3)), 1, SECRET, "127.0.0.2", ("", 1))
+    assert lends._listener is not None
+    assert lends._listener.getsockname()[0] == "127.0.0.2"
+    lends._listener.close()
+    hosts.dismiss(1)
+
+
+def test_connections_are_tried_again_until_the_host_listens() -> None:
+    tried = []
+    reserved = network.listen("127.0.0.1")
+    port = reserved.getsockname()[1]
+    reserved.close()
+    listeners: list[socket.socket] = []
+
+    def waits() -> None:
+        tried.append(1)
+        if len(tried) == 1:
+            listeners.append(network.listen("127.0.0.1", port))
+            threading.Thread(
+                target=lambda: network.accept(listeners[0].accept()[0], SECRET).close()
+            ).start()
+
+    network.connect("127.0.0.1", port, SECRET, time.monotonic() + 20, waits).close()
+    assert tried == [1]
+    listeners[0].close()
+
+
+def test_workers_fill_the_hosts_in_order() -> None:
+    assert counts_of(3, [4, 4]) == [3, 0]
+    assert counts_of(6, [4, 4]) == [4, 2]
+    assert counts_of(8, [4]) == [8]  # the other host is lost
+    assert counts_of(9, [4, 2]) == [6, 3]
+
+
+def test_hosts_are_the_default_back_end_of_their_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = _hosts()
+    with pytest.raises(InvalidArgumentError, match="backend='hosts' needs the hosts of a run"):
+        backends.check_backend("hosts")
+    monkeypatch.setattr(members, "current", hosts)
+    assert backends.check_backend(None) == "hosts"
+    assert backends.plan(None, 5) == HostsPlan(5)
+    with pytest.raises(InvalidArgumentError, match=r"`cores` .* backend='hosts'"):
+        backends.plan(None, 5, cores=[0])
+    with pytest.raises(InvalidArgumentError, match=r"Received: transport='grpc'"):
+        backends.crew_of(HostsPlan(5), "grpc", b"")
+    with pytest.raises(InvalidArgumentError, match=r"Received: backend='hosts'"):
+        backends.check_can_measure(None)
+    hosts.dismiss(0)
+
+
+def test_secrets_and_what_describes_one_host_stay_there() -> None:
+    kept = {"NANOTF_SECRET": "x", "NANOTF_CURRENT_HOST": "a", "TF_CONFIG": "{}"}
+    assert taken_over({**kept, "TF_ENABLE_ONEDNN_OPTS": "0"}) == {"TF_ENABLE_ONEDNN_OPTS": "0"}
+
+
+def test_secret_of_the_variable_and_of_the_job(tmp_path: pathlib.Path) -> None:
+    assert secret_of({"NANOTF_SECRET": "long enough"}) == secret_of(
+        {"NANOTF_SECRET": "long enough"}
+    )
+    assert secret_of({"NANOTF_SECRET": "long enough"}) != secret_of(
+        {"NANOTF_SECRET": "long enougH"}
+    )
+    with pytest.raises(NanoError, match=r"at least 8 characters\. Received: 5"):
+        secret_of({"NANOTF_SECRET": "short"})
+    job = {"TRAINING_JOB_ARN": "arn:1", "SAGEMAKER_BASE_DIR": str(tmp_path)}
+    before = secret_of(job)
+    (tmp_path / "input" / "config").mkdir(parents=True)
+    (tmp_path / "input" / "config" / "hyperparameters.json").write_text("{}")
+    assert secret_of(job) not in (before, secret_of({**job, "TRAINING_JOB_ARN": "arn:2"}))
+
+
+def test_secret_of_the_home(tmp_path: pathlib.Path) -> None:
+    home = {"XDG_CONFIG_HOME": str(tmp_path)}
+    path = tmp_path / "nanotf" / "secret"
+    assert secret_of(home) == secret_of(home) == path.read_bytes()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+    path.chmod(0o644)
+    with pytest.raises(NanoError, match="Only you may read the secret of your runs"):
+        secret_of(home)
+
+
+def test_messages_of_the_link_travel() -> None:
+    ours, theirs = socket.socketpair()
+    one, other = members.Channel(ours), members.Channel(theirs)
+    one.send_with(words.Fill(1, ("job", 0), 0, 3), b"abc", b"")
+    assert other.receive() == words.Fill(1, ("job", 0), 0, 3)
+    got = bytearray(3)
+    other.receive_into(got)
+    other.receive_into(bytearray(0))
+    assert bytes(got) == b"abc"
+    one.close()
+    other.close()
