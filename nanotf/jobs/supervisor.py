@@ -336,8 +336,9 @@ class Supervisor:
             return
         failed = self._failed
         if failed is not None:
-            text = failure.of_script(failed.exit_code, failed.last_errors(), failed.command)
-            self._fail(text)
+            code, errors = failed.exit_code, failed.last_errors()
+            host = failed.host if len(scripts) > 1 else None
+            self._fail(failure.of_script(code, errors, failed.command, host))
             return
         with contextlib.suppress(OSError):  # a full disk; nothing depends on it
             self._job.tree(self._request.host_names[0]).success.touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+import zipfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -318,20 +320,6 @@ def test_shell_scripts(folder: pathlib.Path) -> None:
     assert follow.LogReader(job).read() == "x y -a x y\n"
 
 
-def test_simulated_hosts_have_variables_of_their_own(folder: pathlib.Path) -> None:
-    """`nanotf run` finds the other hosts by them."""
-    from nanotf.jobs.supervisor import Supervisor
-
-    job = _waiting(folder)
-    found = Supervisor._variables_of_hosts(["algo-1", "algo-2"])
-    assert found["NANOTF_HOST_ADDRESSES"] == "algo-1=127.0.0.1,algo-2=127.0.0.2"
-    assert int(found["NANOTF_PORT"]) > 0
-    assert len(found["NANOTF_SECRET"]) == 64
-    assert Supervisor._variables_of_hosts(["algo-1"]) == {}
-    follow.stop(job)
-    follow.wait(job)
-
-
 TRAINING = """
 import numpy as np
 import tensorflow as tf
@@ -352,20 +340,72 @@ model.save(job.model_dir / "model.keras")
 """
 
 
-def test_workers(folder: pathlib.Path) -> None:
-    """Each worker has a log of its own."""
+def test_workers_of_two_hosts(folder: pathlib.Path) -> None:
+    """Simulated ones, on this machine. Each worker has a log of its own."""
     source = Source(_write(folder, TRAINING))
-    request = Request("a", source, {"epochs": 2}, num_processes="2")
+    request = Request("a", source, {"epochs": 2}, num_processes="1", instances=2)
     job = launch.start(request, folder / "jobs")
     state = follow.wait(job)
     assert state.status == "Completed", state.failure_reason
-    assert "processes 2 epochs 2 True" in follow.LogReader(job).read()
+    assert state.exit_codes == {"algo-1": 0, "algo-2": 0}
+    assert "algo-1: processes 2 epochs 2 True\n" in follow.LogReader(job).read()
+    assert "host algo-2 lends 1 worker to algo-1" in follow.LogReader(job, "algo-2").read()
     with tarfile.open(job.model) as tar:
         assert tar.getnames() == ["model.keras"]
-    assert sorted(path.name for path in job.worker_logs("algo-1").iterdir()) == [
-        "rank-0.log",
-        "rank-1.log",
-    ]
-    assert "traced in a worker" in follow.LogReader(job, rank=1).read()
-    with pytest.raises(InvalidArgumentError, match="rank=2; there are rank-0, rank-1"):
-        follow.LogReader(job, rank=2)
+    assert "traced in a worker" in follow.LogReader(job, "algo-2", rank=1).read()
+    with pytest.raises(
+        InvalidArgumentError, match=r"worker of algo-1. Received: rank=1; there are"
+    ):
+        follow.LogReader(job, "algo-1", rank=1)
+
+
+@pytest.mark.thorough
+def test_a_host_that_dies(folder: pathlib.Path) -> None:
+    """The job fails, and names it."""
+    source = """
+    import os, signal, nanotf
+    print("begun")
+    if nanotf.job().is_chief:
+        signal.pause()
+    """
+    request = Request("a", Source(_write(folder, source)), num_processes="1", instances=2)
+    job = launch.start(request, folder / "jobs")
+    wait_until(lambda: "begun" in follow.LogReader(job).read(), "the script begins", SECONDS)
+    supervisor = psutil.Process(job.read_state().owner.pid)
+    (other,) = (
+        child for child in supervisor.children() if child.environ()["SM_CURRENT_HOST"] == "algo-2"
+    )
+    other.kill()
+    state = follow.wait(job)
+    assert state.status == "Failed"
+    assert state.exit_codes["algo-2"] == 128 + signal.SIGKILL
+    assert 'Host "algo-2"' in str(state.failure_reason)
+
+
+REQUIREMENT = """
+import sys, numpy, needed
+print(needed.TEXT, sys.prefix.endswith("packages"), "nanotf" in sys.modules)
+import nanotf
+"""
+
+
+@pytest.mark.thorough
+def test_requirements_are_installed_for_the_job_alone(folder: pathlib.Path) -> None:
+    """numpy, which this environment has, is seen; the wheel beside the script is installed."""
+    code = folder / "src"
+    code.mkdir()
+    (code / "train.py").write_text(REQUIREMENT)
+    (code / "requirements.txt").write_text("./needed-1-py3-none-any.whl\nnumpy\n")
+    with zipfile.ZipFile(code / "needed-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("needed.py", "TEXT = 'here'\n")
+        about = "needed-1.dist-info"
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: needed\nVersion: 1\n")
+        tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{about}/WHEEL", tag)
+        wheel.writestr(f"{about}/RECORD", "")
+    request = Request("a", Source("train.py", str(code)))
+    job = launch.start(request, folder / "jobs")
+    state = follow.wait(job)
+    assert state.status == "Completed", job.supervisor_log.read_text()
+    assert follow.LogReader(job).read() == "here True False\n"
+    assert importlib.util.find_spec("needed") is None

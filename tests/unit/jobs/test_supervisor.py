@@ -127,3 +127,12 @@ def test_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/mine")
     found = supervisor._python_path(pathlib.Path("/code")).split(os.pathsep)
     assert found[:2] == ["/code", "/mine"]
+
+
+def test_simulated_hosts_find_each_other() -> None:
+    """`nanotf run` reads these variables."""
+    found = Supervisor._variables_of_hosts(["algo-1", "algo-2"])
+    assert found["NANOTF_HOST_ADDRESSES"] == "algo-1=127.0.0.1,algo-2=127.0.0.2"
+    assert int(found["NANOTF_PORT"]) > 0
+    assert len(found["NANOTF_SECRET"]) == 64
+    assert Supervisor._variables_of_hosts(["algo-1"]) == {}
