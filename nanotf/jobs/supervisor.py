@@ -34,7 +34,7 @@ from dataclasses import replace
 from typing import Any
 
 from nanotf.console import say
-from nanotf.errors import JobError
+from nanotf.errors import JobError, NanoError
 from nanotf.jobs import (
     archives,
     channels,
@@ -115,11 +115,13 @@ class Supervisor:
             except _Stop:
                 self._is_preparing = False
             self._finish()
-        except BaseException:
+        except BaseException as error:
             self._is_preparing = False
             for program in self._programs:
                 program.kill_group()
-            self._fail(failure.of_framework(traceback.format_exc()))
+            is_explained = isinstance(error, NanoError)
+            text = str(error) if is_explained else failure.of_framework(traceback.format_exc())
+            self._fail(text)
             raise
 
     def _on_signal(self, *_: object) -> None:

@@ -23,6 +23,7 @@ from waiting import wait_until
 from nanotf.errors import InvalidArgumentError, JobError
 from nanotf.estimator import TensorFlow
 from nanotf.jobs import follow, launch, record
+from nanotf.jobs.channels import Channel
 from nanotf.jobs.record import JobFolder, Request
 from nanotf.jobs.source import Source
 
@@ -310,6 +311,48 @@ def test_checkpoints_are_kept_for_the_next_job(folder: pathlib.Path) -> None:
         job = launch.start(Request(name, script, checkpoints=kept), folder / "jobs")
         assert follow.wait(job).status == "Completed"
         assert follow.LogReader(job).read() == f"count {count}\n"
+
+
+def test_remote_data_checkpoints_and_results(folder: pathlib.Path) -> None:
+    """`local://` stands for `s3://`: fsspec reads and writes it like any other storage."""
+    pytest.importorskip("fsspec")
+    source = """
+    import os, pathlib, nanotf
+    job = nanotf.job()
+    count = job.checkpoint_dir / "count"
+    count.write_text(count.read_text() + "1" if count.exists() else "1")
+    print(count.read_text(), os.listdir(job.channel("train")))
+    (job.model_dir / "model.txt").touch()
+    """
+    estimator = TensorFlow(
+        entry_point=_write(folder, source),
+        output_path=f"local://{folder}/results",
+        checkpoint_s3_uri=f"local://{folder}/kept",
+        model_dir=False,
+    )
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setenv("NANOTF_JOBS", str(folder / "jobs"))
+        for name, count in (("a", "1"), ("b", "11")):
+            estimator.fit({"train": f"local://{folder}/data"}, logs=False, job_name=name)
+            assert estimator.latest_training_job is not None
+            assert estimator.latest_training_job.logs() == f"{count} ['x.txt']\n"
+            assert estimator.model_data == f"local://{folder}/results/{name}/output/model.tar.gz"
+        assert TensorFlow.attach("b").model_data == estimator.model_data
+    assert (folder / "kept/count").read_text() == "11"
+    with tarfile.open(folder / "results/b/output/model.tar.gz") as tar:
+        assert tar.getnames() == ["model.txt"]
+
+
+def test_data_that_are_not_there(folder: pathlib.Path) -> None:
+    """Remote storage is first asked by the job."""
+    pytest.importorskip("fsspec")
+    channel = Channel("train", f"local://{folder}/nothing")
+    script = Source(_write(folder, "print('never')"))
+    job = launch.start(Request("a", script, channels=(channel,)), folder / "jobs")
+    state = follow.wait(job)
+    assert state.status == "Failed"
+    assert str(state.failure_reason).startswith("The data must exist. Received: local://")
+    assert job.supervisor_log.read_text().startswith("Traceback")
 
 
 def test_shell_scripts(folder: pathlib.Path) -> None:
