@@ -12,8 +12,7 @@ SIGTERM asks it to stop the job: the script gets SIGTERM, and SIGKILL after 120 
 itself is killed, the kernel kills the script (PR_SET_PDEATHSIG), and readers see that the owner of
 the job has ended.
 
-Sets for the script: see `environment`; PYTHONPATH begins with the code; PYTHONUNBUFFERED;
-NANOTF_WORKER_LOGS; with several hosts NANOTF_HOST_ADDRESSES, NANOTF_PORT and NANOTF_SECRET.
+`programs` lists the variables that it sets for the script.
 """
 
 from __future__ import annotations
@@ -23,10 +22,8 @@ import errno
 import json
 import os
 import pathlib
-import secrets
 import signal
 import sys
-import sysconfig
 import time
 import traceback
 from collections.abc import Sequence
@@ -38,18 +35,17 @@ from nanotf.errors import JobError, NanoError
 from nanotf.jobs import (
     archives,
     channels,
-    environment,
     failure,
     metrics,
     packages,
     processes,
+    programs,
     record,
     remote,
     source,
 )
 from nanotf.jobs.processes import Program
 from nanotf.jobs.record import JobFolder, Owner, Request
-from nanotf.wire.ports import free_port
 
 _PAUSE = 1.0  # seconds between looks at ended processes and deadlines, without output
 _AGENT_SECONDS = 60.0  # for other hosts to end after the first one
@@ -97,8 +93,8 @@ class Supervisor:
         self._state = replace(self._state, owner=owner)
         self._job.write_state(self._state)
 
-    def run(self) -> None:
-        """Runs the job to its end. The final state is written in any case."""
+    def handle_signals(self) -> None:
+        """Installs the signal handlers: SIGTERM stops the job."""
         signal.signal(signal.SIGTERM, self._on_signal)
         # Not SIG_IGN, which scripts would inherit. The launching process may ignore SIGCHLD, and
         # then exit codes would be lost.
@@ -106,9 +102,14 @@ class Supervisor:
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    def run(self) -> None:
+        """Runs the job to its end. The final state is written in any case."""
         try:
             try:
                 self._is_preparing = True
+                if self._stop_reason is not None:  # the signal came before this line
+                    raise _Stop
                 python = self._prepare()
                 self._is_preparing = False
                 self._train(python)
@@ -204,7 +205,7 @@ class Supervisor:
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         output.wait_on(wake)
         try:
-            for program in self._begin(python):
+            for program in programs.begin(self._job, self._request, python, self._pipes):
                 self._programs.append(program)
                 output.add(program)
             self._watch(output)
@@ -215,55 +216,6 @@ class Supervisor:
             for fd in (wake, write_end, *self._logs.values()):
                 os.close(fd)
             self._logs.clear()
-
-    def _begin(self, python: str) -> list[Program]:
-        hosts = self._request.host_names
-        counts = environment.count_processors()
-        shared = self._variables_of_hosts(hosts)
-        first = self._job.tree(hosts[0])
-        programs = [
-            processes.begin(
-                [sys.executable, *pipe], hosts[0], str(first.base), os.environ, feeder=True
-            )
-            for pipe in self._pipes
-        ]
-        for host in hosts:
-            tree = self._job.tree(host)
-            variables = environment.variables(tree, self._request.name, counts)
-            environ = {
-                **os.environ,
-                **variables,
-                **shared,
-                "PYTHONPATH": _python_path(tree.code),
-                "PYTHONUNBUFFERED": "1",
-                "NANOTF_WORKER_LOGS": str(self._job.worker_logs(host)),
-                **self._request.environment,
-            }
-            arguments = json.loads(variables["SM_USER_ARGS"])
-            entry, code = self._request.source.entry, tree.code
-            command = source.command(entry, code, python, arguments, self._run_options())
-            programs.append(processes.begin(command, host, str(code), environ, feeder=False))
-        return programs
-
-    def _run_options(self) -> list[str] | None:
-        """Returns the options of `nanotf run`, or None if plain Python runs the script."""
-        request = self._request
-        options = [] if request.num_processes is None else ["-n", request.num_processes]
-        if request.hosts is not None:
-            options += ["--hosts", request.hosts]
-        return options if options or request.instances > 1 else None
-
-    @staticmethod
-    def _variables_of_hosts(hosts: Sequence[str]) -> dict[str, str]:
-        """Returns the variables by which `nanotf run` on simulated hosts finds the others."""
-        if len(hosts) == 1:
-            return {}
-        numbered = [(host, int(host.rpartition("-")[2])) for host in hosts]
-        return {
-            "NANOTF_HOST_ADDRESSES": ",".join(f"{host}=127.0.0.{k}" for host, k in numbered),
-            "NANOTF_PORT": str(free_port()),
-            "NANOTF_SECRET": secrets.token_hex(32),
-        }
 
     def _watch(self, output: processes.Output) -> None:
         """Reads output until all scripts have ended; stops them at a signal or a deadline."""
@@ -361,15 +313,6 @@ class Supervisor:
             remote.upload(self._job.path / _CHECKPOINTS, checkpoints)
 
 
-def _python_path(code: pathlib.Path) -> str:
-    """Returns PYTHONPATH of a script: its code, yours, and nanotf if it is not installed."""
-    paths = [str(code), os.environ.get("PYTHONPATH", "")]
-    here = str(pathlib.Path(__file__).resolve().parents[2])
-    if here not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        paths.append(here)
-    return os.pathsep.join(filter(None, paths))
-
-
 def main(arguments: Sequence[str]) -> int:
     """Detaches a supervisor. Returns 0 once it owns the job.
 
@@ -386,6 +329,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         os.close(read_end)
         supervisor = Supervisor(JobFolder(pathlib.Path(folder)))
+        supervisor.handle_signals()
         supervisor.take_over()
         os.write(write_end, b"1")
         os.close(write_end)

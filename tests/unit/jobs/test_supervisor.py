@@ -109,30 +109,3 @@ def test_the_text_of_the_script_stays(tmp_path: pathlib.Path) -> None:
     assert failure.write(path, "x" * 2000) == "x" * 1024
     assert failure.write(path, "another") == "x" * 1024
     assert path.read_text() == "x" * 2000
-
-
-def test_options_of_nanotf_run(job: JobFolder) -> None:
-    def options(**changes: Any) -> list[str] | None:
-        owner = Supervisor(job)
-        owner._request = Request("a", Source("t.py"), **changes)
-        return owner._run_options()
-
-    assert options() is None  # plain Python
-    assert options(num_processes="2") == ["-n", "2"]
-    assert options(num_processes="auto", hosts="a:2,b:2") == ["-n", "auto", "--hosts", "a:2,b:2"]
-    assert options(instances=2) == []
-
-
-def test_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", "/mine")
-    found = supervisor._python_path(pathlib.Path("/code")).split(os.pathsep)
-    assert found[:2] == ["/code", "/mine"]
-
-
-def test_simulated_hosts_find_each_other() -> None:
-    """`nanotf run` reads these variables."""
-    found = Supervisor._variables_of_hosts(["algo-1", "algo-2"])
-    assert found["NANOTF_HOST_ADDRESSES"] == "algo-1=127.0.0.1,algo-2=127.0.0.2"
-    assert int(found["NANOTF_PORT"]) > 0
-    assert len(found["NANOTF_SECRET"]) == 64
-    assert Supervisor._variables_of_hosts(["algo-1"]) == {}
