@@ -35,6 +35,7 @@ _HOMES = {
     "warm_up": "nanotf.pool.warm",
     "whole": "nanotf.region.decorators",
     "worker_pids": "nanotf.pool.warm",
+    "data": None,
     "errors": None,
     "estimator": None,
     "keras": None,

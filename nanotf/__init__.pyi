@@ -7,7 +7,7 @@ tests/packaging/test_types.py the arguments.
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
-from nanotf import errors, estimator, keras, optimizers
+from nanotf import data, errors, estimator, keras, optimizers
 from nanotf.jobs.job import job
 from nanotf.keras import (
     Model,
@@ -31,6 +31,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "cluster",
+    "data",
     "errors",
     "estimator",
     "get_strategy",

@@ -55,6 +55,10 @@ class UnavailableError(NanoError, NotImplementedError):
     """A request that nanotf does not support, or not yet."""
 
 
+class RecordError(NanoError, ValueError):
+    """A stream of records is corrupt, ends too early, or does not come."""
+
+
 class WorkerError(NanoError, RuntimeError):
     """A worker reported an exception, or ended before its job did.
 

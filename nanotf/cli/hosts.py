@@ -26,6 +26,7 @@ PORT = 18891
 INTERFACE_VARIABLE = "NANOTF_INTERFACE"
 CORES_PER_WORKER = 4  # where nobody says how many workers a host has
 
+_are_several = False
 _code = 1  # of the script, for the other hosts; 1 until it has ended by itself
 
 
@@ -106,10 +107,16 @@ def _open(found: Cluster, workers: int, secret: bytes, address: str, port: int) 
             f"{error.strerror}. Set {PORT_VARIABLE} to a free port on all hosts, or "
             f"{INTERFACE_VARIABLE} to the name of this host's network interface."
         ) from error
-    members.current = hosts
+    global _are_several
+    members.current, _are_several = hosts, True
     # Registered before the pool's, so that it runs after workers have ended.
     atexit.register(lambda: hosts.dismiss(_code))
     return First(hosts)
+
+
+def are_several() -> bool:
+    """Returns True if this process runs the script for several hosts."""
+    return _are_several
 
 
 def end(code: int) -> None:

@@ -124,7 +124,7 @@ class Script:
         if default.fits == 0 and os.getpid() == process:  # not in a fork
             late.warn()
             told = f"{self.name} never called fit() of a tf.keras model"
-            if self.num_processes is not None:
+            if self.num_processes is not None and not hosts.are_several():
                 told += f", so -n {self.num_processes} did nothing"
             say(f"{told}.", sys.stderr)
 

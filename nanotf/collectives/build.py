@@ -29,7 +29,10 @@ _FLAGS = [
     # Allow vectorized comparisons. Neither flag changes a result.
     *("-fno-trapping-math", "-fno-math-errno"),
 ]
-_SHM = ("wait", "description", "group", "call", "collectives", "shm", "reduce", "reduce_baseline")
+_SHM = (
+    *("wait", "description", "group", "call", "collectives", "shm", "reduce", "reduce_baseline"),
+    "records",
+)
 _X86_VARIANTS = {
     "reduce_avx2": ["-mavx2"],
     "reduce_avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],

@@ -1,4 +1,4 @@
-"""The C interface of the compiled library (`native/shm.h`) and checks that it is usable."""
+"""The C interface of the library (`native/shm.h`, `records.h`) and checks that it is usable."""
 
 from __future__ import annotations
 
@@ -51,6 +51,20 @@ class Call(ctypes.Structure):
         ("type", ctypes.c_char_p),
         ("shapes", ctypes.POINTER(ctypes.c_int64)),
         ("count", ctypes.c_int64),
+    ]
+
+
+class Scan(ctypes.Structure):
+    """`NanotfScan`."""
+
+    _fields_ = [
+        ("limit", ctypes.c_uint64),
+        ("searched", ctypes.c_uint64),
+        ("records", ctypes.c_uint64),
+        ("skipped", ctypes.c_uint64),
+        ("consumed", ctypes.c_uint64),
+        ("fault_at", ctypes.c_uint64),
+        ("fault", ctypes.c_uint32),
     ]
 
 
@@ -110,6 +124,11 @@ def load() -> ctypes.CDLL:
         "close": (ctypes.c_int, [handle]),
         "layout": (ctypes.c_int, [size, size, size, ctypes.POINTER(size)]),
         "vectors": (ctypes.c_char_p, []),
+        "scan_records": (
+            None,
+            [ctypes.c_int, address, size, ctypes.POINTER(size), size, ctypes.POINTER(Scan)],
+        ),
+        "crc32c": (ctypes.c_uint32, [address, size, ctypes.c_int]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, f"nanotf_{name}")

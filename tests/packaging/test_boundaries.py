@@ -24,6 +24,7 @@ PUBLIC = {
         "__version__",
         "accelerate",
         "cluster",
+        "data",
         "errors",
         "estimator",
         "get_strategy",
@@ -47,6 +48,7 @@ PUBLIC = {
         "whole",
         "worker_pids",
     ],
+    "nanotf.data": ["PipeModeDataset", "PipeModeDatasetException"],
     "nanotf.estimator": ["ShuffleConfig", "TensorFlow", "TrainingInput", "TrainingJob"],
     "nanotf.keras": [
         "Model",

@@ -1,0 +1,146 @@
+"""Measures Pipe mode: `python -m benchmarks.records [--quick]`.
+
+A feeder process writes a file to FIFOs, and this process, pinned to one core, reads them as a
+`PipeModeDataset` in batches, by the native library and in Python. `tf.data.TFRecordDataset` reads
+the same TFRecords from a regular file, and cannot read a FIFO. Each figure is the best of several
+epochs; the first, which traces the pipeline, does not count. MB per second of processor time tell
+what a core reads when other programs do not share it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FORMATS = ("RecordIO", "TFRecord", "TextLine")
+SIZES = (100_000, 100)  # bytes of a record
+EPOCHS = 4
+PYTHON_MB, QUICK_MB = 4, 40  # the checksums in Python take seconds even for this much
+MB = 200
+
+
+def _write(path: pathlib.Path, record_format: str, size: int, count: int) -> None:
+    import tensorflow as tf
+
+    from nanotf.data import scanning
+
+    payload = bytes(32 + i % 90 for i in range(size))
+    if record_format == "TFRecord":
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for _ in range(count):
+                writer.write(payload)
+        return
+    whole = {
+        "RecordIO": scanning.part_header(size) + payload + bytes(-size % 4),
+        "TextLine": payload + b"\n",
+    }
+    with path.open("wb") as file:
+        for _ in range(count):
+            file.write(whole[record_format])
+
+
+def _best(dataset: Any, size: int, epochs: int) -> tuple[float, float, int]:
+    """Returns the least seconds of an epoch, of wall and processor time, and its records."""
+    batches = dataset.batch(10 if size > 1000 else 1000).prefetch(2)
+    walls, processors, records = [], [], 0
+    for _ in range(epochs):
+        wall, processor, records = time.perf_counter(), time.process_time(), 0
+        for batch in batches:
+            records += int(batch.shape[0])
+        walls.append(time.perf_counter() - wall)
+        processors.append(time.process_time() - processor)
+    return min(walls[1:]), min(processors[1:]), records
+
+
+def measure(record_format: str, size: int, count: int, reader: str) -> list[float]:
+    """Measures one way to read.
+
+    Args:
+        record_format: str, one of `FORMATS`.
+        size: int, bytes of a record.
+        count: int, records of an epoch.
+        reader: str, "native", "python", or "tf.data" for a `TFRecordDataset`.
+
+    Returns:
+        MB/s of payload, records/s, and MB per second of this process's processor time.
+
+    Raises:
+        RuntimeError: A record is missing.
+    """
+    import tensorflow as tf
+
+    from nanotf.data import PipeModeDataset
+
+    os.environ.pop("NANOTF_NATIVE", None)
+    if reader == "python":
+        os.environ["NANOTF_NATIVE"] = "0"
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        _write(folder / "file", record_format, size, count)
+        if reader == "tf.data":
+            wall, processor, records = _best(
+                tf.data.TFRecordDataset(str(folder / "file")), size, EPOCHS
+            )
+        else:
+            (folder / "inputdataconfig.json").write_text(
+                json.dumps({"c": {"TrainingInputMode": "Pipe"}})
+            )
+            with _feeder(folder):
+                dataset = PipeModeDataset("c", record_format, folder, folder, folder)
+                wall, processor, records = _best(dataset, size, EPOCHS)
+    if records != count:
+        raise RuntimeError(f"{records} of {count} records were read")
+    megabytes = size * count / 1e6
+    return [megabytes / wall, count / wall, megabytes / processor]
+
+
+def _feeder(folder: pathlib.Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "nanotf.data.feed", "--source", str(folder / "file")]
+    command += ["--pipe-dir", str(folder), "--channel", "c", "--epochs", str(EPOCHS)]
+    cores = _other_cores()
+    return subprocess.Popen(
+        command, cwd=ROOT, preexec_fn=lambda: os.sched_setaffinity(0, cores) if cores else None
+    )
+
+
+_CORES = sorted(os.sched_getaffinity(0))
+
+
+def _other_cores() -> list[int]:
+    return _CORES[1:]
+
+
+def main() -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.records", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less data, rougher figures")
+    quick = parser.parse_args().quick
+    os.sched_setaffinity(0, _CORES[:1])  # before TensorFlow makes its threads
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    print(f"{'format':10}{'reader':10}{'record':>12}{'MB/s':>10}{'records/s':>12}{'MB/CPU s':>10}")
+    for size in SIZES:
+        for record_format in FORMATS:
+            extra = ("tf.data",) if record_format == "TFRecord" else ()
+            for reader in ("native", "python", *extra):
+                amount = QUICK_MB if quick or size < 1000 else MB
+                if reader == "python" and record_format == "TFRecord":
+                    amount = PYTHON_MB
+                found = measure(record_format, size, amount * 1_000_000 // size, reader)
+                speed, rate, per_processor = found
+                print(
+                    f"{record_format:10}{reader:10}{size:>10} B{speed:>10.1f}{rate:>12.0f}"
+                    f"{per_processor:>10.1f}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
