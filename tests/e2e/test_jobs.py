@@ -355,6 +355,37 @@ def test_data_that_are_not_there(folder: pathlib.Path) -> None:
     assert job.supervisor_log.read_text().startswith("Traceback")
 
 
+PIPES = """
+import os, pathlib, time
+folder = pathlib.Path(os.environ["SM_CHANNEL_TRAIN"]).parent
+for epoch in range(2):
+    pipe = folder / f"train_{epoch}"
+    while not pipe.exists():
+        time.sleep(0.02)
+    print("epoch", epoch, pipe.read_text().split())
+"""
+
+
+def test_pipe_mode(folder: pathlib.Path) -> None:
+    """A feeder writes each epoch of the channel; it ends with the job."""
+    channel = Channel("train", str(folder / "data"), "Pipe")
+    script = Source(_write(folder, PIPES))
+    job = launch.start(Request("a", script, channels=(channel,)), folder / "jobs")
+    state = follow.wait(job)
+    assert state.status == "Completed", state.failure_reason
+    assert follow.LogReader(job).read() == "epoch 0 ['x']\nepoch 1 ['x']\n"
+
+
+def test_a_feeder_that_fails(folder: pathlib.Path) -> None:
+    """The script would wait for data until its time is up."""
+    channel = Channel("train", str(folder / "data"), "Pipe", compression="Gzip")
+    script = Source(_write(folder, PIPES))
+    job = launch.start(Request("a", script, channels=(channel,)), folder / "jobs")
+    state = follow.wait(job)
+    assert state.status == "Failed"
+    assert "nanotf.data.feed" in str(state.failure_reason)
+
+
 def test_shell_scripts(folder: pathlib.Path) -> None:
     script = folder / "train.sh"
     script.write_text('#!/bin/sh\necho "$SM_HP_A" "$@"\n')

@@ -81,6 +81,15 @@ def test_a_job_that_the_launching_process_gave_up(job: JobFolder) -> None:
         Supervisor(job).take_over()
 
 
+def test_a_job_that_is_stopped_before_its_script_begins(job: JobFolder) -> None:
+    owner = Supervisor(job)
+    owner.take_over()
+    owner._on_signal()
+    owner.run()
+    state = job.read_state()
+    assert (state.status, state.exit_codes, state.started) == (record.STOPPED, {}, None)
+
+
 def test_the_launching_process_is_never_stopped(
     job: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
