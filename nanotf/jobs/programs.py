@@ -16,6 +16,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 
 from nanotf.jobs import environment, processes, source
+from nanotf.jobs.environment import Counts
 from nanotf.jobs.processes import Program
 from nanotf.jobs.record import JobFolder, Request
 from nanotf.wire.ports import free_port
@@ -40,19 +41,26 @@ def begin(
     counts, shared = environment.count_processors(), variables_of_hosts(hosts)
     for host in hosts:
         code = job.tree(host).code
-        variables = environment.variables(job.tree(host), request.name, counts)
-        environ = {
-            **os.environ,
-            **variables,
-            **shared,
-            "PYTHONPATH": python_path(code),
-            "PYTHONUNBUFFERED": "1",
-            "NANOTF_WORKER_LOGS": str(job.worker_logs(host)),
-            **request.environment,
-        }
-        arguments = json.loads(variables["SM_USER_ARGS"])
+        environ = {**os.environ, **variables(job, request, host, counts), **shared}
+        arguments = json.loads(environ["SM_USER_ARGS"])
         words = source.command(request.source.entry, code, python, arguments, run_options(request))
-        yield processes.begin(words, host, str(code), environ, feeder=False)
+        program_environ = environ | request.environment
+        yield processes.begin(words, host, str(code), program_environ, feeder=False)
+
+
+def variables(job: JobFolder, request: Request, host: str, counts: Counts) -> dict[str, str]:
+    """Returns the variables of a host's script."""
+    tree = job.tree(host)
+    found = environment.variables(tree, request.name, counts)
+    if request.hosts is not None:
+        # Inside SageMaker the hosts derive their secret from it. The other hosts of `--hosts` are
+        # outside this job, so they have another secret.
+        del found["TRAINING_JOB_ARN"]
+    return found | {
+        "PYTHONPATH": python_path(tree.code),
+        "PYTHONUNBUFFERED": "1",
+        "NANOTF_WORKER_LOGS": str(job.worker_logs(host)),
+    }
 
 
 def run_options(request: Request) -> list[str] | None:

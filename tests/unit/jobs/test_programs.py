@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from typing import Any
 
 import pytest
 
-from nanotf.jobs import programs
+from nanotf.jobs import launch, programs
+from nanotf.jobs.environment import Counts
 from nanotf.jobs.record import Request
 from nanotf.jobs.source import Source
 
@@ -21,6 +23,22 @@ def test_options_of_nanotf_run() -> None:
     assert options(num_processes="2") == ["-n", "2"]
     assert options(num_processes="auto", hosts="a:2,b:2") == ["-n", "auto", "--hosts", "a:2,b:2"]
     assert options(instances=2) == []
+
+
+def test_other_hosts_than_sagemakers_share_a_secret_of_their_own(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inside SageMaker it is made from the ARN, which hosts outside the job do not have."""
+    monkeypatch.setattr(launch, "_start_supervisor", lambda job: None)
+    (tmp_path / "train.py").touch()
+    request = Request("a", Source(str(tmp_path / "train.py")))
+    job = launch.start(request, tmp_path / "jobs")
+
+    def names(hosts: str | None) -> set[str]:
+        wanted = dataclasses.replace(request, hosts=hosts)
+        return set(programs.variables(job, wanted, "algo-1", Counts(1, 0)))
+
+    assert names(None) - names("h1,h2") == {"TRAINING_JOB_ARN"}
 
 
 def test_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
