@@ -21,6 +21,10 @@ from nanotf.jobs.processes import Program
 from nanotf.jobs.record import JobFolder, Request
 from nanotf.wire.ports import free_port
 
+# In SageMaker's containers, hosts derive their secret and their address from these. The other hosts
+# of `--hosts` are outside the job: they have another secret, and perhaps another interface.
+_OF_CONTAINERS = ("TRAINING_JOB_ARN", "SM_NETWORK_INTERFACE_NAME")
+
 
 def begin(
     job: JobFolder, request: Request, python: str, feeders: Sequence[Sequence[str]]
@@ -53,9 +57,8 @@ def variables(job: JobFolder, request: Request, host: str, counts: Counts) -> di
     tree = job.tree(host)
     found = environment.variables(tree, request.name, counts)
     if request.hosts is not None:
-        # Inside SageMaker the hosts derive their secret from it. The other hosts of `--hosts` are
-        # outside this job, so they have another secret.
-        del found["TRAINING_JOB_ARN"]
+        for name in _OF_CONTAINERS:
+            del found[name]
     return found | {
         "PYTHONPATH": python_path(tree.code),
         "PYTHONUNBUFFERED": "1",

@@ -25,10 +25,10 @@ def test_options_of_nanotf_run() -> None:
     assert options(instances=2) == []
 
 
-def test_other_hosts_than_sagemakers_share_a_secret_of_their_own(
+def test_hosts_outside_the_job_have_a_secret_and_an_interface_of_their_own(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Inside SageMaker it is made from the ARN, which hosts outside the job do not have."""
+    """`nanotf run` would take them from these variables, as it does in SageMaker."""
     monkeypatch.setattr(launch, "_start_supervisor", lambda job: None)
     (tmp_path / "train.py").touch()
     request = Request("a", Source(str(tmp_path / "train.py")))
@@ -38,7 +38,10 @@ def test_other_hosts_than_sagemakers_share_a_secret_of_their_own(
         wanted = dataclasses.replace(request, hosts=hosts)
         return set(programs.variables(job, wanted, "algo-1", Counts(1, 0)))
 
-    assert names(None) - names("h1,h2") == {"TRAINING_JOB_ARN"}
+    assert names(None) - names("h1,h2") == {
+        "TRAINING_JOB_ARN",
+        "SM_NETWORK_INTERFACE_NAME",
+    }
 
 
 def test_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
