@@ -114,6 +114,18 @@ def own_attributes() -> frozenset[str]:
     return frozenset({*names, _EXCLUDED, *_EXCLUDED_NAMES})
 
 
+def is_own_attribute(optimizer: Any, name: str) -> bool:
+    """Returns True if an attribute of an optimizer is Keras's own, see `own_attributes`.
+
+    Keras 2's legacy optimizers exclude no variables, so there the attribute is a subclass's.
+    """
+    return name in own_attributes() and (name != _EXCLUDED or _keeps_keys(optimizer))
+
+
+def _keeps_keys(optimizer: Any) -> bool:
+    return hasattr(optimizer, "_var_key")
+
+
 def excluded_by_name(optimizer: Any) -> dict[str, Any]:
     """Returns the attributes that exclude variables from weight decay by name."""
     found = {name: vars(optimizer).get(name) for name in _EXCLUDED_NAMES}
@@ -122,7 +134,7 @@ def excluded_by_name(optimizer: Any) -> dict[str, Any]:
 
 def excludes_variables(optimizer: Any) -> bool:
     """Returns True if an optimizer was told to exclude given variables from weight decay."""
-    return bool(vars(optimizer).get(_EXCLUDED))
+    return bool(vars(optimizer).get(_EXCLUDED)) and _keeps_keys(optimizer)
 
 
 def excluded_places(optimizer: Any, variables: Sequence[Any]) -> tuple[int, ...]:
@@ -133,7 +145,7 @@ def excluded_places(optimizer: Any, variables: Sequence[Any]) -> tuple[int, ...]
         variables: sequence of `tf.Variable`.
     """
     excluded = vars(optimizer).get(_EXCLUDED) or ()
-    if not excluded:  # Keras 2's legacy optimizers have no keys
+    if not excluded:
         return ()
     keys = [optimizer._var_key(variable) for variable in variables]
     return tuple(place for place, key in enumerate(keys) if key in excluded)

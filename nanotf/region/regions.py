@@ -14,7 +14,7 @@ from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.region import compiled, rows, scope, variables
 from nanotf.region.rows import Division
-from nanotf.region.trial import facts_of, noting, users_layers
+from nanotf.region.trial import Along, facts_of, noting, users_layers
 
 
 class Region:
@@ -116,8 +116,8 @@ class Region:
 
         Args:
             leaf: value that the layer returned.
-            factor: the number of its rows per row of the batch, "mean", "sum", or None for a value
-                that is equal on all workers.
+            factor: the number of its rows per row of the batch, `Along` another axis, "mean",
+                "sum", or None for a value that is equal on all workers.
         """
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
             is_ragged = isinstance(leaf, tf.RaggedTensor)
@@ -126,6 +126,8 @@ class Region:
             return whole
         if not isinstance(leaf, tf.Tensor) or hasattr(leaf, "assign"):
             return leaf
+        if isinstance(factor, Along):
+            return self._join_along(leaf, factor.axis)
         if factor == "sum":
             return self.division.sum(leaf)
         if factor in ("mean", None):
@@ -136,6 +138,11 @@ class Region:
         if mask is not None:
             keras_names.set_mask(whole, self.division.join(mask))
         return whole
+
+    def _join_along(self, own: Any, axis: int) -> Any:
+        """Joins rows along another axis than the first."""
+        first = [axis, *(other for other in range(own.shape.rank) if other != axis)]
+        return tf.transpose(self.division.join(tf.transpose(own, first)), np.argsort(first))
 
     def _join_ragged(self, own: Any) -> Any:
         lengths = self.division.gathered(own.row_lengths())
@@ -204,7 +211,8 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     region = Region(division, layer, facts.draws)
     held = [(v, kind, v.read_value()) for v, kind in facts.assigned]
     before = {id(loss) for found in keras_names.lists_of_losses(layer) for loss in found}
-    args, kwargs = tf.nest.map_structure(region.enter, (args, kwargs))
+    given = args, kwargs
+    args, kwargs = tf.nest.map_structure(region.enter, given)
     region.admit(tf.nest.flatten((args, kwargs), expand_composites=True))
     used = variables.used_by(layer, facts.variables)
     checking = region.checking() if facts.reads_behind else contextlib.nullcontext()
@@ -222,6 +230,11 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     factors = facts.factors
     if factors is None:
         factors = tuple(_factor(division, leaf) for leaf in flat)
+    if len(factors) != len(flat) and region.graph is not None and not facts.assigned:
+        # It leaves other outputs in a graph than in the trial, which is eager. The graph drops what
+        # it has made so far.
+        with scope.dividing(None):
+            return stock(layer, *given[0], **given[1])
     if len(factors) != len(flat):
         raise InvalidArgumentError(
             f"A layer that is divided must return the same number of tensors each time. Received: "

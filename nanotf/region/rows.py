@@ -163,16 +163,20 @@ class Division:
         return cut(whole)
 
     def own_of(self, whole: Any) -> Any:
-        """Returns the own non-padding rows of a tensor of any kind, equally many per batch row."""
+        """Returns this worker's part of a tensor of any kind: joined, the parts are the tensor.
+
+        A joined tensor's part is the own rows, without padding. Any other tensor is cut along its
+        first dimension, which need not be the batch's. Each worker has the whole of a scalar.
+        """
         rows = rows_of(whole)
         if rows is not None and self.agrees_with(rows.division):
             own, end = rows.own, rows.factor * self.count
             return own if self.is_full else _slice(own, 0, end)
-        length = _length(whole)
+        length = length_of(whole)
         if length is None:
             return whole
-        factor = length // tf.cast(self.n, length.dtype)
-        first, end = (factor * tf.cast(row, length.dtype) for row in (self._first, self._end))
+        length, exchange = tf.cast(length, tf.int64), self.exchange
+        first, end = (length * rank // exchange.size for rank in (exchange.rank, exchange.rank + 1))
         return _slice(whole, first, end)
 
     def join(self, own: Any, factor: int = 1) -> Any:
@@ -224,7 +228,7 @@ class Division:
         return self._filled(own[: factor * self.count], factor)
 
 
-def _length(value: Any) -> Any:
+def length_of(value: Any) -> Any:
     """Returns the length of the first dimension as a scalar tensor, None for a scalar."""
     if isinstance(value, tf.RaggedTensor):
         return value.nrows()

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from nanotf.compat import eager_context, handles, keras_names
 from nanotf.console import logger
-from nanotf.region import scope
+from nanotf.region import scope, trial_values
 from nanotf.region.rows import Division
 
 _PARTS = ((0, 4), (0, 1), (1, 4))  # all rows, and two parts of them
@@ -29,13 +29,25 @@ _OF_16_BITS = 5e-2
 
 
 @dataclasses.dataclass(frozen=True)
+class Along:
+    """The place of an output's rows that are not along its first axis, as in stacked states.
+
+    Args:
+        axis: int, at least 1.
+    """
+
+    axis: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Facts:
     """The results of a trial.
 
     Args:
         runs_whole: bool, whether the layer cannot be divided.
-        factors: tuple, per output the number of its rows per row of the batch, "mean", "sum", or
-            None for a value equal on all workers. None instead of a tuple if shapes tell.
+        factors: tuple, per output the number of its rows per row of the batch, `Along` another
+            axis, "mean", "sum", or None for a value equal on all workers. None instead of a tuple
+            if shapes tell.
         losses: str, "mean" or "sum", the kind of the losses that the layer gives to `add_loss`.
         draws: tuple of bool, one per draw of random numbers in the call, in order, whether it has
             rows; None if shapes tell.
@@ -168,7 +180,7 @@ def _try(
     is_data: Callable[[Any], bool],
 ) -> Facts:
     random = np.random.default_rng(0)
-    made = [_stand_in(leaf, division, is_data, random) for leaf in leaves]
+    made = [trial_values.value_for(leaf, division, is_data, random) for leaf in leaves]
     if any(value is None and has_rows for value, has_rows in made):
         return Facts(runs_whole=True)
     variables = keras_names.all_variables(layer)
@@ -183,12 +195,22 @@ def _try(
     results, left = [], []
     layers = users_layers(layer)
     attributes = [keras_names.users_attributes(v) for v in layers]
-    try:
+
+    def called_on(made: Sequence[tuple[Any, bool]]) -> Any:
+        facts = []
         for first, end in _PARTS:
             _assign(variables, moved)
-            with handles.watching() as used, eager_context.earlier_inputs() as behind:
-                results.append(_call(layer, stock, made, like, first, end))
-            left.append([v.numpy() for v in variables])
+            facts.append(_call(layer, stock, made, like, first, end)[:-1])
+        return _compared(facts)
+
+    try:
+        with eager_context.compared_integers() as compared:
+            for first, end in _PARTS:
+                _assign(variables, moved)
+                with handles.watching() as used, eager_context.earlier_inputs() as behind:
+                    results.append(_call(layer, stock, made, like, first, end))
+                left.append([v.numpy() for v in variables])
+        differs = _differs_on(compared, made, called_on, _compared([r for *r, _ in results]))
     except Exception as error:
         logger.info("%s cannot be tried: %r", layer.name, error)
         return Facts(runs_whole=True)
@@ -198,7 +220,7 @@ def _try(
             _forget_notes(users, values)
     facts = _compared([result for *result, _ in results])
     kinds = [_kind_of_change(*parts) for parts in zip(moved, *left, strict=True)]
-    if facts.runs_whole or "coupled" in kinds:
+    if facts.runs_whole or differs or "coupled" in kinds:
         return Facts(runs_whole=True)
     assigned = tuple((v, kind) for v, kind in zip(variables, kinds, strict=True) if kind)
     return dataclasses.replace(
@@ -208,6 +230,35 @@ def _try(
         reads_behind=bool(behind),
         leaves_notes=any(len(notes) for *_, notes in results),
     )
+
+
+def _differs_on(
+    compared: set[int],
+    made: Sequence[tuple[Any, bool]],
+    called_on: Callable[[Any], Facts],
+    facts: Facts,
+) -> bool:
+    """Returns True if other integers than the trial's first can make rows depend on each other.
+
+    A loss may leave out the places of one label, and then is no mean over rows any more.
+
+    Args:
+        compared: set of int, the numbers that the layer compares with.
+        made: sequence, the values of the first calls, of `trial_values.value_for`.
+        called_on: callable of other values, tries the layer on these.
+        facts: `Facts` of the first calls.
+    """
+    compared = compared - {0, 1}  # the first values have these
+    if len(compared) > trial_values.MOST and trial_values.takes_integers(made):
+        return True  # too many to try
+    for other in trial_values.with_compared(made, compared):
+        try:
+            found = called_on(other)
+        except Exception:  # the layer does not take this number in this place
+            continue
+        if found.runs_whole or (found.factors, found.losses) != (facts.factors, facts.losses):
+            return True
+    return False
 
 
 def _kind_of_change(before: Any, whole: Any, one: Any, three: Any) -> str | None:
@@ -220,26 +271,6 @@ def _kind_of_change(before: Any, whole: Any, one: Any, three: Any) -> str | None
 def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(tf.cast(value, variable.dtype))
-
-
-def _stand_in(
-    leaf: Any, division: Division, is_data: Callable[[Any], bool], random: Any
-) -> tuple[Any, bool]:
-    """Makes a value to replace a leaf, None if impossible; also returns whether it has rows."""
-    if not is_data(leaf):
-        if isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign"):
-            return np.ones(leaf.shape, leaf.dtype.as_numpy_dtype), False
-        return leaf, False
-    dtype = tf.as_dtype(leaf.dtype)
-    dense = isinstance(leaf, (tf.Tensor, np.ndarray))
-    if tf.TensorShape(leaf.shape).rank is None:
-        return None, True
-    if not dense or not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
-        return None, True
-    has_rows = division.fits(tf.TensorShape(leaf.shape)[0])
-    shape = [4 if has_rows else leaf.shape[0], *[2 if d is None else d for d in leaf.shape[1:]]]
-    made = random.normal(size=shape) if dtype.is_floating else random.integers(0, 2, shape)
-    return made.astype(dtype.as_numpy_dtype), has_rows
 
 
 def _call(
@@ -300,7 +331,19 @@ def _factor(whole: Any, one: Any, three: Any) -> Any:
     rows = one.shape[0] if one.ndim else 0
     if rows and whole.shape[0] == 4 * rows and three.shape[0] == 3 * rows:
         return rows if _close(np.concatenate([one, three]), whole) else "coupled"
+    axis = _other_axis(whole.shape, one.shape, three.shape)
+    if axis is not None:
+        return Along(axis) if _close(np.concatenate([one, three], axis), whole) else "coupled"
     return _kind_of_number(whole, one, three)
+
+
+def _other_axis(whole: Any, one: Any, three: Any) -> int | None:
+    """Returns the only axis in which shapes differ if it has a place for each row, else None."""
+    if not len(whole) == len(one) == len(three):
+        return None
+    sizes = list(zip(whole, one, three, strict=True))
+    axes = [axis for axis, size in enumerate(sizes) if len(set(size)) > 1]
+    return axes[0] if len(axes) == 1 and sizes[axes[0]] == (4, 1, 3) else None
 
 
 def _kind_of_number(whole: Any, one: Any, three: Any) -> str | None:

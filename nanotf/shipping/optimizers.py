@@ -157,7 +157,7 @@ def _attributes_that_differ(optimizer: Any, twin: Any) -> dict[str, Any]:
         for name, value in vars(optimizer).items()
         if _is_plain(value)
         and name not in ("name", "built", "_built")
-        and name not in keras_optimizers.own_attributes()
+        and not keras_optimizers.is_own_attribute(optimizer, name)
         # A list of slots is empty in an optimizer that needs no slots of that kind.
         and (_differs(value, theirs[name]) if name in theirs else value not in ([], ()))
     }

@@ -1,12 +1,12 @@
 """Returns a model's outputs from the workers through shared memory.
 
     worker, every rank                            parent
-      takes the outputs of its rows of each batch
+      takes its part of the outputs of each batch
       Outputs(structure, arrays) + a block  --->  keeps the blocks
       ... whenever there are `PIECE_NBYTES`       joins them: batch by batch, rank by rank
 
-A rank's rows of a batch are contiguous, and the ranks' rows follow each other. So this order is
-the order of the rows.
+A rank's part of a batch's output is contiguous along the first dimension, and the ranks' parts
+follow each other. So this order is the order of the rows.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ PIECE_NBYTES = 64 * 1024**2  # a worker collects this much before it sends a pie
 # all blocks beyond that number, are copied.
 KEPT_NBYTES = 2**20
 KEPT_BLOCKS = 64
+SCALAR = -1  # the length of an output without dimensions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,28 +107,25 @@ class OutputWriter:
         self._arrays: list[np.ndarray[Any, Any]] = []
         self._steps = 0
 
-    def take(self, outputs: Any, counts: Any) -> None:
+    def take(self, outputs: Any, lengths: Any) -> None:
         """Takes the result of one execution of the predict function.
 
         Args:
             outputs: nested structure of tensors, the outputs of one or more batches.
-            counts: int tensor of shape (batches,), the rows of each batch.
+            lengths: int tensor of shape (batches, outputs), the length of each output's part of
+                each batch; `SCALAR` if it has no dimension.
 
         Raises:
-            ModelError: An output does not have a row for each sample.
+            ModelError: An output is a scalar.
         """
         nest = require_tensorflow().nest
         flat = [_as_array_or_composite(output) for output in nest.flatten(outputs)]
         leaves = [_kind(output) for output in flat]
         self._structure = pickling.dumps(nest.pack_sequence_as(outputs, leaves))
-        rows = int(np.sum(counts))
-        each = [_rows_per_sample(output, rows) for output in flat]
-        first = 0
-        for count in np.asarray(counts).tolist():
-            for leaf, output, factor in zip(leaves, flat, each, strict=True):
-                mine = _rows(output, first * factor, (first + count) * factor)
-                self._arrays += _parts(leaf, mine)
-            first += count
+        ends = np.cumsum(_checked(np.asarray(lengths)), axis=0)
+        for first, last in zip([np.zeros_like(ends[0]), *ends], ends, strict=False):
+            for leaf, output, *part in zip(leaves, flat, first, last, strict=True):
+                self._arrays += _parts(leaf, _rows(output, *part))
             self._steps += 1
         if sum(array.nbytes for array in self._arrays) >= PIECE_NBYTES:
             self.flush()
@@ -151,16 +149,15 @@ def _as_array_or_composite(output: Any) -> Any:
     return np.asarray(output.numpy() if hasattr(output, "numpy") else output)
 
 
-def _rows_per_sample(output: Any, samples: int) -> int:
-    """Returns the number of an output's rows per sample: one, unless the model unfolds them."""
-    rows = _number_of_rows(output)
-    if not (rows if samples else output.shape) or rows % max(samples, 1):
+def _checked(lengths: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    scalars = np.flatnonzero((lengths == SCALAR).any(axis=0))
+    if scalars.size:
         raise ModelError(
-            "predict(num_processes=...) puts outputs together row by row, so each must have a "
-            f"row for every sample. Received: an output of shape {tuple(output.shape)} for "
-            f"{samples} samples. Leave num_processes out for this model."
+            "predict(num_processes=...) joins the outputs of batches along their first dimension, "
+            f"so each must have one. Received: a scalar as output {scalars[0]} of "
+            f"{lengths.shape[1]}. Leave num_processes out for this model."
         )
-    return rows // max(samples, 1)
+    return lengths
 
 
 class OutputReader:

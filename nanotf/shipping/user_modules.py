@@ -110,7 +110,7 @@ def _holds_root(value: Any) -> bool:
     if isinstance(value, (list, tuple, set)):
         inside = value
     elif isinstance(value, dict):
-        inside = value.values()
+        inside = dict.values(value)  # a subclass may load what it lists
     elif not isinstance(value, (types.ModuleType, type)):
         inside = getattr(value, "__dict__", {}).values()
     return any(map(objects.is_root, [value, *itertools.islice(inside, _LONGEST)]))

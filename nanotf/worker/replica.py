@@ -11,7 +11,8 @@ import tensorflow as tf
 from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
 from nanotf.region import scope
-from nanotf.region.rows import Division
+from nanotf.region.rows import Division, length_of
+from nanotf.shipping.outputs import SCALAR
 from nanotf.wire import timing
 from nanotf.worker.ahead import Ahead
 
@@ -43,7 +44,7 @@ class ReplicaMixin:
             return super().test_step(_batch(self, data))  # type: ignore[misc]
 
     def predict_step(self, data: Any) -> Any:
-        """Returns this worker's rows of the outputs, and its number of rows of the batch."""
+        """Returns this worker's parts of the outputs, and their lengths: (1, outputs)."""
         with _calls(self):
             outputs = super().predict_step(_batch(self, data))  # type: ignore[misc]
         return _own_outputs(outputs, data)
@@ -125,7 +126,10 @@ def _own_outputs(outputs: Any, data: Any) -> Any:
     assert scope.exchange is not None
     division = Division.of(scope.exchange, data[1])
     own = tf.nest.map_structure(division.own_of, outputs)
-    return own, tf.reshape(tf.cast(division.count, tf.int64), [1])
+    lengths = [length_of(leaf) for leaf in tf.nest.flatten(own)]
+    # Keras joins the steps of one execution, which only their lengths can take apart again.
+    known = [tf.cast(SCALAR if n is None else n, tf.int64) for n in lengths]
+    return own, tf.reshape(known, [1, len(known)])
 
 
 def _telling_of_end(model: Any, kind: str, step: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
+import sys
 import tarfile
 
 import numpy as np
@@ -19,6 +21,7 @@ UNCHANGED = "unchanged"  # knows nothing of nanotf, so `nanotf run` runs it
 JOB = "script_mode"  # `nanotf train` runs it
 DEMO = "digits"  # `make demo`
 IMPORTED = "images"  # by the others
+TRANSFORMERS = "transformers_tiny"  # Keras 2, and a library that need not be here
 
 
 def _run(directory: pathlib.Path, *command: str | pathlib.Path) -> str:
@@ -69,6 +72,15 @@ def test_script_mode(tmp_path: pathlib.Path) -> None:
         assert tar.getnames() == ["model.keras"]
 
 
+@pytest.mark.thorough
+def test_transformers(tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("tf_keras")
+    folders = {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
+    command = ("-m", "nanotf", "run", "-n", "2", EXAMPLES / f"{TRANSFORMERS}.py")
+    assert _accuracy(run_python(tmp_path, *command, HF_HUB_OFFLINE="1", **folders)) > 0.8
+
+
 def test_every_example_is_run() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert found == {*SCRIPTS, UNCHANGED, JOB, DEMO, IMPORTED}
+    assert found == {*SCRIPTS, UNCHANGED, JOB, DEMO, IMPORTED, TRANSFORMERS}

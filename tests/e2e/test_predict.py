@@ -123,6 +123,8 @@ class Anything(Model):
             "float16": tf.cast(dense, tf.float16),
             "complex": tf.complex(dense, dense),
             "flat": dense[:, 0],
+            "rows second": tf.stack([dense, -dense]),
+            "of the batch": tf.reduce_max(dense, axis=0),
             "two rows each": tf.reshape(tf.stack([dense, -dense], axis=1), [-1, 3]),
         }
         return forms[self.form]
@@ -140,7 +142,7 @@ class Anything(Model):
 
 FORMS = [
     "list", "tuple", "dict", "named", "nested", "bool", "int64", "uint8", "string", "bfloat16",
-    "float16", "complex", "flat", "two rows each",
+    "float16", "complex", "flat", "two rows each", "rows second", "of the batch",
 ]  # fmt: skip
 
 
@@ -158,7 +160,7 @@ def _anything(form: str) -> Any:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.both_generations
 def test_structures_and_dtypes(float64: None, form: str) -> None:
-    _predict_both(_anything(form), _rows(21), 5)
+    _predict_both(_anything(form), _rows(20 if form == "rows second" else 21), 5)
 
 
 class AnythingBuilt(Anything):
@@ -201,7 +203,7 @@ def test_batches_of_different_widths(float64: None) -> None:
 
 def test_output_without_rows_is_refused() -> None:
     tf.keras.utils.set_random_seed(1)
-    with pytest.raises(WorkerError, match="a row for every sample"):
+    with pytest.raises(WorkerError, match="each must have one"):
         AnythingBuilt("scalar").predict(_rows(21).astype("float32"), 5, num_processes=2)
 
 
