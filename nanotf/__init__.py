@@ -19,6 +19,7 @@ _HOMES = {
     "cluster": "nanotf.machine.cluster",
     "get_strategy": "nanotf.region.context",
     "is_chief": "nanotf.region.context",
+    "job": "nanotf.jobs.job",
     "last_report": "nanotf.parent.report",
     "nano": "nanotf.keras",
     "nano_bf16": "nanotf.keras",
@@ -36,6 +37,7 @@ _HOMES = {
     "worker_pids": "nanotf.pool.warm",
     "data": None,
     "errors": None,
+    "estimator": None,
     "keras": None,
     "optimizers": None,
 }

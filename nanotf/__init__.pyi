@@ -7,7 +7,8 @@ tests/packaging/test_types.py the arguments.
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
-from nanotf import data, errors, keras, optimizers
+from nanotf import data, errors, estimator, keras, optimizers
+from nanotf.jobs.job import job
 from nanotf.keras import (
     Model,
     Sequential,
@@ -32,8 +33,10 @@ __all__ = [
     "cluster",
     "data",
     "errors",
+    "estimator",
     "get_strategy",
     "is_chief",
+    "job",
     "keras",
     "last_report",
     "nano",

@@ -47,6 +47,14 @@ class CollectiveError(NanoError, RuntimeError):
     """A collective failed: ranks disagree, a rank is missing, or the job was aborted."""
 
 
+class JobError(NanoError, RuntimeError):
+    """A job could not be started or stopped, or has failed."""
+
+
+class UnavailableError(NanoError, NotImplementedError):
+    """A request that nanotf does not support, or not yet."""
+
+
 class RecordError(NanoError, ValueError):
     """A stream of records is corrupt, ends too early, or does not come."""
 

@@ -89,7 +89,7 @@ class LocalWorker(Worker):
         zygote: Zygote,
     ) -> None:
         self.rank, self.cores = placement.rank, placement.cores
-        self.log = WorkerLog()
+        self.log = WorkerLog(name=f"rank-{self.rank}.log")
         order = messages.Fork(
             self.rank,
             placement.cores if placement.pin else (),

@@ -1,9 +1,13 @@
-"""The log of a worker's output, as the parent reads it."""
+"""The log of a worker's output, as the parent reads it.
+
+Reads NANOTF_WORKER_LOGS, which the supervisor of a job sets.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import pathlib
 import tempfile
 
 from nanotf.console import logger
@@ -11,6 +15,7 @@ from nanotf.wire.channel import NO_DESCRIPTORS
 from nanotf.wire.memory_files import above_standard, anonymous_file
 
 TAIL_LINES = 20
+FOLDER_VARIABLE = "NANOTF_WORKER_LOGS"
 CRASH = "Fatal Python error:"  # the first words of faulthandler
 MAX_BYTES = 2**24  # limit of a log; a worker may print at every step, for days
 KEPT_BYTES = 2**16  # kept of a log beyond the limit; more than anyone reads in an error
@@ -19,19 +24,20 @@ KEPT_BYTES = 2**16  # kept of a log beyond the limit; more than anyone reads in 
 class WorkerLog:
     """A file without a name. A worker writes to it, and its parent reads the end.
 
-    It is in memory if no disk can hold it.
+    It is in memory if no disk can hold it. In a job it is a file of the job's logs.
 
     Args:
         fd: int or None, the descriptor of a log that another process has created; this object
             owns it from now on. None creates a log.
+        name: str or None, the file's name in the folder that NANOTF_WORKER_LOGS names, if it does.
 
     Raises:
         OSError: This process has no file descriptors left.
     """
 
-    def __init__(self, fd: int | None = None) -> None:
-        self._fd = _open() if fd is None else fd
-        self._begin = 0  # where `tail` begins
+    def __init__(self, fd: int | None = None, name: str | None = None) -> None:
+        self._fd = _open(name) if fd is None else fd
+        self._begin = self.size()  # where `tail` begins; an earlier worker may have written
         # Parent and worker share the descriptor's position. The parent may set it only because
         # the worker always writes at the end.
         flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
@@ -80,7 +86,18 @@ class WorkerLog:
             os.close(fd)
 
 
-def _open() -> int:
+def _open(name: str | None) -> int:
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if folder and name:
+        path = pathlib.Path(folder) / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a+b") as file:
+                return above_standard(os.dup(file.fileno()))
+        except OSError as error:
+            if error.errno in NO_DESCRIPTORS:
+                raise
+            logger.warning("A worker's log cannot be written to %s: %s.", path, error)
     try:
         with tempfile.TemporaryFile() as file:
             return above_standard(os.dup(file.fileno()))

@@ -6,15 +6,19 @@ import os
 import pathlib
 import re
 import sys
+import tarfile
 
+import numpy as np
 import pytest
 from processes import ROOT, run_python
+from sklearn.datasets import load_digits
 
 pytestmark = pytest.mark.own_pool
 
 EXAMPLES = ROOT / "examples"
 SCRIPTS = ("custom_loop", "custom_loop_strategy", "fashion_mnist")
 UNCHANGED = "unchanged"  # knows nothing of nanotf, so `nanotf run` runs it
+JOB = "script_mode"  # `nanotf train` runs it
 DEMO = "digits"  # `make demo`
 IMPORTED = "images"  # by the others
 TRANSFORMERS = "transformers_tiny"  # Keras 2, and a library that need not be here
@@ -53,6 +57,21 @@ def test_demo(tmp_path: pathlib.Path) -> None:
     assert re.search(r"2 worker processes +[\d.]+ s +9\d\.\d+%", output)
 
 
+def test_script_mode(tmp_path: pathlib.Path) -> None:
+    """A job with workers, data of a channel and a hyperparameter."""
+    path = EXAMPLES / f"{JOB}.py"
+    assert not re.search(r"import nanotf|from nanotf|num_processes", path.read_text())
+    x, y = load_digits(return_X_y=True)
+    (tmp_path / "data").mkdir()
+    np.savez(tmp_path / "data/digits.npz", x=x, y=y)
+    options = ("--channel", f"train={tmp_path / 'data'}", "-p", "epochs=8", "--name", "a")
+    output = run_python(tmp_path, "-m", "nanotf", "train", path, "-n", "2", *options)
+    assert "Epoch 8/8" in output
+    assert _accuracy(output) > 0.7
+    with tarfile.open(tmp_path / "jobs/a/model.tar.gz") as tar:
+        assert tar.getnames() == ["model.keras"]
+
+
 @pytest.mark.thorough
 def test_transformers(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("transformers")
@@ -64,4 +83,4 @@ def test_transformers(tmp_path: pathlib.Path) -> None:
 
 def test_every_example_is_run() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert found == {*SCRIPTS, UNCHANGED, DEMO, IMPORTED, TRANSFORMERS}
+    assert found == {*SCRIPTS, UNCHANGED, JOB, DEMO, IMPORTED, TRANSFORMERS}

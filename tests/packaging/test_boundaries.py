@@ -26,8 +26,10 @@ PUBLIC = {
         "cluster",
         "data",
         "errors",
+        "estimator",
         "get_strategy",
         "is_chief",
+        "job",
         "last_report",
         "keras",
         "nano",
@@ -47,6 +49,7 @@ PUBLIC = {
         "worker_pids",
     ],
     "nanotf.data": ["PipeModeDataset", "PipeModeDatasetException"],
+    "nanotf.estimator": ["ShuffleConfig", "TensorFlow", "TrainingInput", "TrainingJob"],
     "nanotf.keras": [
         "Model",
         "Sequential",

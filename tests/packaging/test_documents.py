@@ -20,7 +20,7 @@ from nanotf.cli import main
 REFERENCE = DOCS / "reference"
 VARIABLE = re.compile(r"NANOTF_[A-Z]+(?:_[A-Z]+)*")
 # Names of modules, and a version: they have separate pages, or none.
-NO_ENTRY = {"__version__", "data", "errors", "keras", "optimizers", "layers"}
+NO_ENTRY = {"__version__", "data", "errors", "estimator", "keras", "optimizers", "layers"}
 
 
 def test_readme_has_at_most_900_words() -> None:
@@ -65,16 +65,19 @@ def test_table_of_variables_is_complete() -> None:
     assert listed == _read_variables()
 
 
-@pytest.mark.parametrize("command", ["doctor", "run", "env", "tune"])
+@pytest.mark.parametrize(
+    "command", ["doctor", "run", "env", "tune", "train", "jobs list", "jobs logs", "jobs wait"]
+)
 def test_options_of_the_command_line_are_listed(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     _, _, options = capsys.readouterr().out.partition("options:\n")
     options = options.partition("\n\n")[0]
     given = set(re.findall(r"(?<![\w-])(--?[a-z][\w-]*)", re.sub(r"`.*?`", "", options)))
-    _, _, section = (REFERENCE / "command-line.md").read_text().partition(f"## nanotf {command}\n")
+    heading = f"## nanotf {command.split()[0]}\n"
+    _, _, section = (REFERENCE / "command-line.md").read_text().partition(heading)
     if command == "env":  # also lists the variables of nanotf-init
         section = section.partition("## nanotf tune")[0]
     else:

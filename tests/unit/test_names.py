@@ -22,6 +22,8 @@ BASES = {
     "UnsupportedVersionError": ImportError,
     "CollectiveError": RuntimeError,
     "RecordError": ValueError,
+    "JobError": RuntimeError,
+    "UnavailableError": NotImplementedError,
     "DivergedError": RuntimeError,
     "WorkerError": RuntimeError,
     "WorkerDied": RuntimeError,

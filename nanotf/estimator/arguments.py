@@ -1,0 +1,187 @@
+"""Arguments of SageMaker's estimators: old names, names without effect here, `distribution`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nanotf.console import logger
+from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, UnavailableError
+from nanotf.machine.topology import AUTO
+
+# Version 1 of the SageMaker Python SDK.
+OLD_NAMES = {
+    "train_instance_count": "instance_count",
+    "train_instance_type": "instance_type",
+    "train_max_run": "max_run",
+    "train_max_wait": "max_wait",
+    "train_use_spot_instances": "use_spot_instances",
+    "train_volume_size": "volume_size",
+    "train_volume_kms_key": "volume_kms_key",
+    "distributions": "distribution",
+    "image_name": "image_uri",
+}
+# They configure containers, images or the cloud, and have no effect on this machine.
+WITHOUT_EFFECT = (
+    "code_location",
+    "compiler_config",
+    "container_log_level",
+    "debugger_hook_config",
+    "disable_profiler",
+    "enable_cloudwatch_metrics",
+    "enable_network_isolation",
+    "enable_sagemaker_metrics",
+    "encrypt_inter_container_traffic",
+    "framework_version",
+    "image_uri",
+    "image_uri_region",
+    "keep_alive_period_in_seconds",
+    "max_retry_attempts",
+    "max_wait",
+    "model_channel_name",
+    "model_uri",
+    "output_kms_key",
+    "profiler_config",
+    "py_version",
+    "role",
+    "rules",
+    "sagemaker_session",
+    "script_mode",
+    "security_group_ids",
+    "subnets",
+    "tags",
+    "tensorboard_output_config",
+    "use_spot_instances",
+    "volume_kms_key",
+    "volume_size",
+)
+UNSUPPORTED = ("git_config", "instance_groups")
+_KINDS = ("parameter_server", "multi_worker_mirrored_strategy", "mpi", "smdistributed")
+
+_has_told = False  # about parameter servers; once per process
+
+
+def modernize(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments under their present names. Says in one line which ones were renamed.
+
+    Raises:
+        InvalidArgumentTypeError: An argument is given under both names, or is unknown.
+        UnavailableError: An argument needs what nanotf does not have.
+    """
+    renamed = {old: OLD_NAMES[old] for old in arguments if old in OLD_NAMES}
+    twice = [f"{old} and {new}" for old, new in renamed.items() if new in arguments]
+    if twice:
+        raise InvalidArgumentTypeError(
+            f"TensorFlow() takes an argument under one name. Received: {', '.join(twice)}."
+        )
+    if renamed:
+        told = ", ".join(f"{old} is now {new}" for old, new in renamed.items())
+        logger.warning("Arguments of TensorFlow() were renamed: %s.", told)
+    for name in UNSUPPORTED:
+        if arguments.get(name) is not None:
+            raise UnavailableError(
+                f"nanotf's estimator does not support `{name}`. Received: "
+                f"{name}={arguments[name]!r}. Clone the repository yourself and pass source_dir, "
+                "or leave the argument out."
+            )
+    return {renamed.get(name, name): value for name, value in arguments.items()}
+
+
+def check_unknown(names: Mapping[str, Any]) -> None:
+    """Rejects names that are no arguments of an estimator. Raises `InvalidArgumentTypeError`."""
+    unknown = sorted(set(names) - {*WITHOUT_EFFECT, *UNSUPPORTED})
+    if unknown:
+        raise InvalidArgumentTypeError(
+            f"TensorFlow() takes the arguments of SageMaker's estimator. Received: {unknown}."
+        )
+
+
+def check_instance_type(instance_type: str) -> None:
+    """Rejects machines other than this one. Raises `UnavailableError`."""
+    if instance_type != "local":
+        raise UnavailableError(
+            "nanotf's estimator runs jobs on this machine, so `instance_type` must be 'local'. "
+            f"Received: instance_type={instance_type!r}. On another machine, install nanotf there "
+            "and call fit() or `nanotf train`; in a SageMaker container, run the script by "
+            "`nanotf run`."
+        )
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Workers that `distribution` asks for.
+
+    Args:
+        num_processes: str or None, workers on each host, as `-n` takes them; None for none.
+        is_mpi: bool.
+        hyperparameters: dict, what the platform passes on about it.
+    """
+
+    num_processes: str | None = None
+    is_mpi: bool = False
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+
+
+def read_distribution(distribution: Mapping[str, Any] | None, instance_count: int) -> Workers:
+    """Reads the argument `distribution`: each kind becomes synchronous workers of nanotf.
+
+    Args:
+        distribution: mapping or None, as SageMaker takes it.
+        instance_count: int. On one host, a kind that names no number of processes lets each `fit`
+            measure what is fastest; on several, each host has one worker, as in the original.
+
+    Raises:
+        InvalidArgumentError: nanotf does not know the kind.
+    """
+    distribution = dict(distribution or {})
+    distribution.pop("instance_groups", None)  # all hosts are in one group
+    unknown = sorted(set(distribution) - set(_KINDS))
+    if unknown:
+        raise InvalidArgumentError(
+            f"`distribution` must have keys among {', '.join(_KINDS)}. Received: {unknown}."
+        )
+    found: dict[str, Any] = {}
+    mpi = _enabled(distribution, "mpi")
+    if _enabled(distribution, "parameter_server"):
+        _tell_of_parameter_servers()
+        found["sagemaker_parameter_server_enabled"] = True
+    if _enabled(distribution, "multi_worker_mirrored_strategy"):
+        found["sagemaker_multi_worker_mirrored_strategy_enabled"] = True
+    parts = distribution.get("smdistributed", {})
+    is_smdistributed = any(_enabled(parts, name) for name in ("modelparallel", "dataparallel"))
+    if parallel := _enabled(parts, "modelparallel"):
+        found["mp_parameters"] = parallel.get("parameters", {})
+    number = None if mpi is None else mpi.get("processes_per_host")
+    if mpi is not None:
+        found |= {
+            "sagemaker_mpi_enabled": True,
+            "sagemaker_mpi_num_of_processes_per_host": number or 1,
+            "sagemaker_mpi_custom_mpi_options": mpi.get("custom_mpi_options", ""),
+        }
+    if not found and not is_smdistributed:
+        return Workers()
+    default = 1 if instance_count > 1 or mpi is not None else AUTO
+    return Workers(str(number or default), mpi is not None, found)
+
+
+def _enabled(kinds: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    value = kinds.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise InvalidArgumentTypeError(
+            f'`distribution` must hold dicts such as {{"{name}": {{"enabled": True}}}}. Received: '
+            f"{name}={value!r}."
+        )
+    return value if value.get("enabled", False) else None
+
+
+def _tell_of_parameter_servers() -> None:
+    global _has_told
+    if not _has_told:
+        _has_told = True
+        logger.warning(
+            "Parameter servers trained asynchronously. nanotf's workers train synchronously "
+            "instead: each step uses the whole batch, with the results of one process."
+        )

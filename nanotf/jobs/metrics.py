@@ -1,0 +1,96 @@
+"""Metrics that regular expressions find in a job's log."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nanotf.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The definition of a metric.
+
+    Args:
+        name: str, for instance "val:acc".
+        regex: str, with a group around the number. It is searched in every line.
+    """
+
+    name: str
+    regex: str
+
+    def check(self) -> None:
+        """Rejects an expression that finds no number. Raises `InvalidArgumentError`."""
+        try:
+            groups = re.compile(self.regex).groups
+        except re.error as error:
+            raise InvalidArgumentError(
+                "A metric must have a valid regular expression. Received: "
+                f"{self.name}={self.regex} ({error})."
+            ) from None
+        if groups == 0:
+            raise InvalidArgumentError(
+                "A metric's regular expression must have a group around the number, for instance "
+                f"'accuracy: ([0-9.]+)'. Received: {self.name}={self.regex}."
+            )
+
+
+def parse_options(options: Iterable[str]) -> list[Metric]:
+    """Reads the options `--metric NAME=REGEX`. The name ends at the first "=".
+
+    Raises:
+        InvalidArgumentError: A text has no name or no "=".
+    """
+    metrics = []
+    for option in options:
+        name, equals, regex = option.partition("=")
+        if not name or not equals or not regex:
+            raise InvalidArgumentError(
+                "A metric must be written as NAME=REGEX, for instance "
+                f"'val:acc=val_accuracy: ([0-9.]+)'. Received: --metric {option}."
+            )
+        metrics.append(Metric(name, regex))
+    return metrics
+
+
+class Finder:
+    """Finds metrics in lines.
+
+    Args:
+        metrics: iterable of `Metric`.
+    """
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._expressions = [(metric.name, re.compile(metric.regex)) for metric in metrics]
+
+    def find(self, line: str) -> Iterator[tuple[str, float]]:
+        """Yields the name and the value of each metric in a line; the first match of each."""
+        for name, expression in self._expressions:
+            found = expression.search(line)
+            if found is None or found[1] is None:
+                continue
+            try:
+                yield name, float(found[1])
+            except ValueError:  # "1.2.3", or an expression that finds words
+                continue
+
+
+def read(path: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the metrics that a job has found so far: name, value, time, host.
+
+    The last line may be written at this moment; it is left out until it is whole.
+    """
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def last_values(found: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Returns the last value of each metric."""
+    return {each["name"]: each["value"] for each in found}

@@ -1,0 +1,42 @@
+"""Packages that a job's `requirements.txt` asks for, in an environment of the job's own.
+
+A container installs them into its only environment. A job must not change yours: it gets a
+virtual environment that sees your packages, and installs into it what they do not satisfy.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import site
+import subprocess
+import sys
+import sysconfig
+import venv
+
+
+def install(requirements: pathlib.Path, folder: pathlib.Path) -> str:
+    """Makes an environment in a folder, and installs what a file asks for.
+
+    Args:
+        requirements: path of a `requirements.txt`.
+        folder: path of the environment, created.
+
+    Returns:
+        The environment's Python.
+
+    Raises:
+        subprocess.CalledProcessError: pip failed. Its messages are on standard error.
+    """
+    venv.EnvBuilder(system_site_packages=True, with_pip=False).create(folder)
+    python = folder / "bin" / "python"
+    variables = {"base": str(folder), "platbase": str(folder)}
+    inside = pathlib.Path(sysconfig.get_path("purelib", "posix_prefix", variables))
+    # `addsitedir` also reads the .pth files there, which editable installs consist of.
+    outside = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    lines = [f"import site; site.addsitedir({path!r})" for path in [*outside, *user]]
+    (inside / "_packages_of_the_launcher.pth").write_text("\n".join(lines) + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-r", str(requirements)]
+    # Relative lines of the file, such as ./wheel.whl, are relative to the code.
+    subprocess.run(pip, cwd=requirements.parent, check=True)
+    return str(python)

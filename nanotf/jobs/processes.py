@@ -1,0 +1,189 @@
+"""The processes of a running job: a script on each host, and feeders; their output, their end.
+
+Everything happens in the supervisor's main thread: Linux ends processes started with
+PR_SET_PDEATHSIG with the *thread* that started them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_CHUNK = 2**16
+_TAIL_BYTES = 2**14  # of standard error, for the text of a failure
+_TAIL_CHARACTERS = 600  # so that the first 1,024 of the text, the reason, hold the last line
+_DRAIN_SECONDS = 5.0  # for output that a script's process has written before it ended
+
+
+@dataclass
+class Program:
+    """A process of a job, the leader of a process group of its own.
+
+    Args:
+        host: str, the host that it belongs to.
+        command: its words.
+        process: `subprocess.Popen`, with pipes for its output.
+        is_feeder: bool, True for a process that only writes data for a script.
+    """
+
+    host: str
+    command: list[str]
+    process: subprocess.Popen[bytes]
+    is_feeder: bool = False
+    _tail: bytearray = field(default_factory=bytearray)
+
+    @property
+    def is_running(self) -> bool:
+        """True until the process has ended."""
+        return self.process.poll() is None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code as shells report it: 128 + n after signal n."""
+        code = self.process.returncode
+        return 128 - code if code < 0 else code
+
+    def terminate(self) -> None:
+        """Asks the leader to end; it may save something, and needs its own processes for that."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+
+    def kill_group(self) -> None:
+        """Kills what is left of the group, as a container ends with its first process."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def note_error(self, data: bytes) -> None:
+        """Remembers the end of what it writes to standard error."""
+        self._tail += data
+        del self._tail[:-_TAIL_BYTES]
+
+    def last_errors(self) -> str:
+        """Returns the last lines that it wrote to standard error; whole ones, if they are short."""
+        text = self._tail.decode(errors="replace").strip()
+        if len(text) <= _TAIL_CHARACTERS:
+            return text
+        last = text[-_TAIL_CHARACTERS:]
+        return last.partition("\n")[2] or last
+
+
+def begin(
+    command: Sequence[str], host: str, folder: str, environ: Mapping[str, str], *, feeder: bool
+) -> Program:
+    """Starts a process that ends with this one, in a session of its own.
+
+    Args:
+        command: its words.
+        host: str.
+        folder: str, its working directory.
+        environ: mapping, its environment.
+        feeder: bool, as in `Program`.
+    """
+    supervisor = os.getpid()
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=dict(environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: _end_with(supervisor),
+    )
+    return Program(host, list(command), process, feeder)
+
+
+# Loaded here, since a process between fork and exec should not import.
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _end_with(supervisor: int) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != supervisor:  # it ended before the call of prctl
+            os._exit(128 + signal.SIGKILL)
+
+
+class Output:
+    """Reads the output of programs, as it comes.
+
+    Args:
+        write: callable of a program and a line with its line end; called for each whole line.
+    """
+
+    def __init__(self, write: Callable[[Program, bytes], None]) -> None:
+        self._write = write
+        self._selector = selectors.DefaultSelector()
+        self._rests: dict[IO[bytes], bytes] = {}
+
+    def add(self, program: Program) -> None:
+        """Begins to read a program's output."""
+        for stream in (program.process.stdout, program.process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+            self._rests[stream] = b""
+            self._selector.register(stream, selectors.EVENT_READ, program)
+
+    def wait_on(self, fd: int) -> None:
+        """Lets `read` return when a descriptor, whose content nobody needs, can be read."""
+        self._selector.register(fd, selectors.EVENT_READ, None)
+
+    @property
+    def is_open(self) -> bool:
+        """True while a program may still write."""
+        return bool(self._rests)
+
+    def read(self, seconds: float) -> None:
+        """Waits for output, or at most some seconds, and passes on what there is."""
+        for key, _ in self._selector.select(seconds):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(key.fd, _CHUNK)
+            else:
+                self._pass_on(key.fileobj, key.data)  # type: ignore[arg-type]
+
+    def _pass_on(self, stream: IO[bytes], program: Program) -> None:
+        try:
+            data = os.read(stream.fileno(), _CHUNK)
+        except BlockingIOError:
+            return
+        if stream is program.process.stderr:
+            program.note_error(data)
+        *lines, rest = (self._rests[stream] + data).split(b"\n")
+        for line in lines:
+            self._write(program, line + b"\n")
+        # A progress bar may write megabytes without a line end.
+        if rest and (not data or len(rest) > _CHUNK):
+            self._write(program, rest + b"\n")
+            rest = b""
+        self._rests[stream] = rest
+        if not data:
+            self._close(stream)
+
+    def _close(self, stream: IO[bytes]) -> None:
+        self._selector.unregister(stream)
+        del self._rests[stream]
+        stream.close()
+
+    def drain(self) -> None:
+        """Reads what ended programs have left. A process that escaped may hold a pipe open."""
+        deadline = time.monotonic() + _DRAIN_SECONDS
+        while self.is_open and time.monotonic() < deadline:
+            self.read(0.1)
+        for stream in list(self._rests):
+            self._close(stream)
+
+    def close(self) -> None:
+        """Ends reading."""
+        self._selector.close()

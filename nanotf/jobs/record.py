@@ -1,0 +1,336 @@
+"""A job's folder: what was asked for, its state, and who owns it.
+
+    <output>/<name>/
+        request.json    what was asked for; written once, before the supervisor starts
+        state.json      the state; replaced in one step, by the job's owner alone
+        metrics.jsonl   one line for each metric found in the log
+        logs/           <host>.log, what the script prints; <host>/rank-<n>.log, what its workers
+                        print; supervisor.log
+        code/           the copied code
+        hosts/<host>/   the tree of each host, as under /opt/ml
+        shared/model/   the hyperparameter `model_dir` of a local estimator
+        model.tar.gz, output.tar.gz
+
+The owner is first the process that launches the job, then its supervisor. Nobody else writes the
+state, so an owner that was killed leaves "InProgress" behind. Readers therefore look whether the
+owner still lives: by its pid and its start time, since pids are used again.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+
+import psutil
+
+from nanotf.errors import InvalidArgumentError
+from nanotf.jobs import files
+from nanotf.jobs.channels import Channel
+from nanotf.jobs.metrics import Metric
+from nanotf.jobs.source import Source
+from nanotf.jobs.tree import Tree
+
+IN_PROGRESS, STOPPING = "InProgress", "Stopping"
+COMPLETED, FAILED, STOPPED = "Completed", "Failed", "Stopped"
+FINAL = (COMPLETED, FAILED, STOPPED)
+REASON_LENGTH = 1024  # of the text in output/failure, as a container's platform reports it
+
+FOLDER_VARIABLE = "NANOTF_JOBS"
+DEFAULT_FOLDER = "jobs"
+MAX_NAME = 63
+_NAME = re.compile(r"[A-Za-z0-9](-*[A-Za-z0-9]){0,62}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The description of a job to run. `launch.start` checks it.
+
+    Args:
+        name: str, the job's name.
+        source: `Source`, its code.
+        hyperparameters: dict of name and value.
+        channels: tuple of `Channel`.
+        num_processes: str or None, `-n` of `nanotf run`: a number, or "auto". None runs the script
+            in plain Python on one host.
+        hosts: str or None, `--hosts` of `nanotf run`: real machines.
+        instances: int, default 1; more simulate as many hosts on this machine.
+        metrics: tuple of `Metric`, searched in each line of the log.
+        max_run: float or None, seconds after which the script is stopped.
+        stop_seconds: float, default 120: seconds from SIGTERM to SIGKILL.
+        environment: dict of variables for the script.
+        checkpoints: str or None, a path or an address that holds the checkpoints.
+        upload: str or None, an address that receives the archives at the end.
+    """
+
+    name: str
+    source: Source
+    hyperparameters: dict[str, Any] = field(default_factory=dict)
+    channels: tuple[Channel, ...] = ()
+    num_processes: str | None = None
+    hosts: str | None = None
+    instances: int = 1
+    metrics: tuple[Metric, ...] = ()
+    max_run: float | None = None
+    stop_seconds: float = 120.0
+    environment: dict[str, str] = field(default_factory=dict)
+    checkpoints: str | None = None
+    upload: str | None = None
+
+    @property
+    def host_names(self) -> list[str]:
+        """The names of the job's hosts: "algo-1", "algo-2", ... sorted as a container has them."""
+        return sorted(f"algo-{number}" for number in range(1, self.instances + 1))
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Request:
+        """Reads what `asdict` has written."""
+        source = value["source"] | {"dependencies": tuple(value["source"]["dependencies"])}
+        return cls(
+            **value
+            | {
+                "source": Source(**source),
+                "channels": tuple(Channel(**each) for each in value["channels"]),
+                "metrics": tuple(Metric(**each) for each in value["metrics"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that owns a job.
+
+    Args:
+        pid: int.
+        start: str, tells the process from later ones with the same pid.
+        node: str, the machine's name.
+        is_supervisor: bool, False for a process that launches the job.
+    """
+
+    pid: int
+    start: str
+    node: str
+    is_supervisor: bool = False
+
+    @classmethod
+    def this_process(cls, *, is_supervisor: bool = False) -> Owner:
+        """Returns this process."""
+        return cls(os.getpid(), _start_of(os.getpid()), platform.node(), is_supervisor)
+
+    @property
+    def is_here(self) -> bool:
+        """True if the process runs, or ran, on this machine."""
+        return self.node == platform.node()
+
+    def is_alive(self) -> bool:
+        """Returns False if the process has ended. True on another machine, where none can tell."""
+        if not self.is_here:
+            return True
+        try:
+            return _start_of(self.pid) == self.start
+        except psutil.NoSuchProcess:
+            return False
+
+
+def _start_of(pid: int) -> str:
+    """Returns what tells a living process from others with its pid. Raises `NoSuchProcess`."""
+    process = psutil.Process(pid)
+    if process.status() == psutil.STATUS_ZOMBIE:
+        raise psutil.NoSuchProcess(pid)
+    if psutil.LINUX:  # exact, and steady when the clock is set, unlike create_time()
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        try:
+            status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            raise psutil.NoSuchProcess(pid) from None
+        # The name, in parentheses, may hold anything. Field 22 is the start in clock ticks.
+        return f"{boot}:{status.rpartition(')')[2].split()[19]}"
+    return f"{process.create_time():.2f}"
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a job.
+
+    Args:
+        status: str, "InProgress", "Stopping", or final: "Completed", "Failed", "Stopped".
+        phase: str, the part of the work: "Starting", "Downloading", "Training", "Uploading",
+            "MaxRuntimeExceeded", or the status.
+        owner: `Owner`.
+        created, started, ended: str or None, UTC as ISO 8601: of the job, of the script, of both.
+        exit_codes: dict of host and its script's exit code; 128 + n after signal n.
+        failure_reason: str or None, at most 1,024 characters.
+    """
+
+    status: str
+    phase: str
+    owner: Owner
+    created: str
+    started: str | None = None
+    ended: str | None = None
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    failure_reason: str | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """True if the job has ended."""
+        return self.status in FINAL
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """A job on disk.
+
+    Args:
+        path: path of its folder.
+    """
+
+    path: pathlib.Path
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.path.name
+
+    @property
+    def code(self) -> pathlib.Path:
+        """The copied code."""
+        return self.path / "code"
+
+    @property
+    def shared_model(self) -> pathlib.Path:
+        """The folder of `Tree.shared_model`, one for all hosts."""
+        return self.path / "shared" / "model"
+
+    @property
+    def metrics(self) -> pathlib.Path:
+        """One JSON object per line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> pathlib.Path:
+        """The folder of logs."""
+        return self.path / "logs"
+
+    @property
+    def supervisor_log(self) -> pathlib.Path:
+        """The log of the supervisor itself."""
+        return self.logs / "supervisor.log"
+
+    @property
+    def model(self) -> pathlib.Path:
+        """The archive of the model."""
+        return self.path / "model.tar.gz"
+
+    @property
+    def output(self) -> pathlib.Path:
+        """The archive of other output."""
+        return self.path / "output.tar.gz"
+
+    def log(self, host: str, rank: int | None = None) -> pathlib.Path:
+        """Returns the log of a host's script, or that of one of its workers."""
+        if rank is None:
+            return self.logs / f"{host}.log"
+        return self.worker_logs(host) / f"rank-{rank}.log"
+
+    def worker_logs(self, host: str) -> pathlib.Path:
+        """Returns the folder of the logs of a host's workers."""
+        return self.logs / host
+
+    def tree(self, host: str) -> Tree:
+        """Returns the tree of a host."""
+        return Tree(self.path / "hosts" / host)
+
+    def write_request(self, request: Request) -> None:
+        """Writes the request. Raises `OSError` if the disk is full."""
+        files.write_json(self.path / "request.json", asdict(request), indent=2)
+
+    def read_request(self) -> Request:
+        """Reads the request."""
+        return Request.from_json(files.read_json(self.path / "request.json"))
+
+    def write_state(self, state: State) -> None:
+        """Replaces the state in one step. Only the owner calls this. Raises `OSError`."""
+        files.write_json(self.path / "state.json", asdict(state), indent=2)
+
+    def read_state(self) -> State:
+        """Reads the state. An unfinished job whose owner has ended is a failed one."""
+        value = files.read_json(self.path / "state.json")
+        state = State(**value | {"owner": Owner(**value["owner"])})
+        if state.is_final or state.owner.is_alive():
+            return state
+        again = files.read_json(self.path / "state.json")  # its last act may have been to write
+        if again != value:
+            return self.read_state()
+        return replace(
+            state,
+            status=FAILED,
+            phase=FAILED,
+            failure_reason=f"The supervisor of the job (process {state.owner.pid}) ended without "
+            "recording an end: it was killed, the machine restarted, or the disk was full. "
+            f"See {self.supervisor_log}.",
+        )
+
+
+def now() -> str:
+    """Returns the time, in UTC, as ISO 8601 with milliseconds."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def folder_of_jobs(output: str | os.PathLike[str] | None) -> pathlib.Path:
+    """Returns the folder that holds the jobs: `output`, else `NANOTF_JOBS`, else `jobs`."""
+    return pathlib.Path(output or os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER).absolute()
+
+
+def make_name(base: str) -> str:
+    """Returns a job's name: the base, then the time in UTC to the millisecond.
+
+    Args:
+        base: str; other characters than letters and digits become "-".
+    """
+    moment = datetime.now(timezone.utc)
+    stamp = f"{moment:%Y-%m-%d-%H-%M-%S}-{moment.microsecond // 1000:03d}"
+    words = re.sub(r"[^A-Za-z0-9]+", "-", base).strip("-")[: MAX_NAME - len(stamp) - 1].strip("-")
+    return f"{words or 'job'}-{stamp}"
+
+
+def check_name(name: str) -> None:
+    """Rejects a name that a job cannot have. Raises `InvalidArgumentError`."""
+    if not _NAME.fullmatch(name):
+        raise InvalidArgumentError(
+            f"A job's name must have 1 to {MAX_NAME} letters, digits and dashes, with a letter or "
+            f"a digit at both ends. Received: {name!r}."
+        )
+
+
+def find(name: str, output: str | os.PathLike[str] | None = None) -> JobFolder:
+    """Returns a job.
+
+    Args:
+        name: str.
+        output: path of the folder of jobs, default as `folder_of_jobs` says.
+
+    Raises:
+        InvalidArgumentError: There is no such job.
+    """
+    check_name(name)
+    folder = folder_of_jobs(output)
+    job = JobFolder(folder / name)
+    if not (job.path / "state.json").is_file():
+        raise InvalidArgumentError(
+            f"The job must exist. Received: {name}, which is not in {folder}. `nanotf jobs list` "
+            f"shows the jobs there; --output or {FOLDER_VARIABLE} names another folder."
+        )
+    return job
+
+
+def find_all(output: str | os.PathLike[str] | None = None) -> Iterator[JobFolder]:
+    """Yields the jobs of a folder, by name."""
+    for path in sorted(folder_of_jobs(output).glob("*/state.json")):
+        if _NAME.fullmatch(path.parent.name):
+            yield JobFolder(path.parent)

@@ -1,0 +1,111 @@
+"""Addresses of data and results: plain paths, `file://`, and others through fsspec.
+
+fsspec comes with the extra `nanotf[remote]`; each kind of storage also needs its own package
+(`s3fs` for `s3://`, `gcsfs` for `gs://`). Paths and `file://` need neither.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pathlib
+import re
+import urllib.parse
+from typing import Any
+
+from nanotf.errors import InvalidArgumentError
+
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def local_path(address: str) -> pathlib.Path | None:
+    """Returns the absolute path of a plain path or a `file://` address; None for others."""
+    scheme = _SCHEME.match(address)
+    if scheme is None:
+        return pathlib.Path(os.path.abspath(pathlib.Path(address).expanduser()))  # noqa: PTH100 - keeps links
+    if scheme[1].lower() != "file":
+        return None
+    parsed = urllib.parse.urlparse(address)
+    if parsed.netloc not in ("", "localhost"):
+        raise InvalidArgumentError(
+            f"A file:// address must hold an absolute path: file:///folder. Received: {address}."
+        )
+    return pathlib.Path(urllib.parse.unquote(parsed.path))
+
+
+def check(address: str) -> None:
+    """Rejects an address that cannot be read here: a missing path, or a package not installed.
+
+    Raises:
+        InvalidArgumentError: as above. Remote storage itself is not asked.
+    """
+    path = local_path(address)
+    if path is None:
+        _file_system_class(address)
+    elif not path.exists():
+        raise InvalidArgumentError(
+            f"The data must exist. Received: {address} (no such file or folder: {path})."
+        )
+
+
+def _file_system_class(address: str) -> Any:
+    scheme = address.partition("://")[0]
+    try:
+        fsspec = importlib.import_module("fsspec")
+        return fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        raise InvalidArgumentError(
+            f"Addresses other than paths and file:// are read through fsspec. Received: {address} "
+            f"({error}). Install nanotf[remote] and the package of the storage, for instance "
+            "s3fs for s3:// or gcsfs for gs://."
+        ) from None
+    except ValueError:
+        raise InvalidArgumentError(
+            f"No storage of this kind is known. Received: {address}. Use a path, file://, or a "
+            "scheme of fsspec such as s3:// and gs://."
+        ) from None
+
+
+def download(address: str, folder: pathlib.Path) -> None:
+    """Copies a remote folder's content, or a single file, into a local folder.
+
+    Args:
+        address: str, not a local one.
+        folder: path, created if it is missing.
+    """
+    system, path = _open(address)
+    folder.mkdir(parents=True, exist_ok=True)
+    if system.isdir(path):
+        system.get(f"{path.rstrip('/')}/", f"{folder}/", recursive=True)
+    elif system.exists(path):
+        system.get_file(path, str(folder / path.rstrip("/").rpartition("/")[2]))
+    else:
+        raise InvalidArgumentError(f"The data must exist. Received: {address} (nothing is there).")
+
+
+def exists(address: str) -> bool:
+    """Returns True if something is at a remote address."""
+    system, path = _open(address)
+    return bool(system.exists(path))
+
+
+def upload(file: pathlib.Path, address: str) -> None:
+    """Copies a file, or a folder's content, to a remote address."""
+    system, path = _open(address)
+    system.makedirs(path.rpartition("/")[0], exist_ok=True)
+    if file.is_dir():
+        system.put(f"{file}/", f"{path.rstrip('/')}/", recursive=True)
+    else:
+        system.put_file(str(file), path)
+
+
+def _open(address: str) -> tuple[Any, str]:
+    _file_system_class(address)
+    fsspec = importlib.import_module("fsspec")
+    system, path = fsspec.core.url_to_fs(address)
+    return system, path
+
+
+def join(address: str, *parts: str) -> str:
+    """Appends parts to an address."""
+    return "/".join([address.rstrip("/"), *parts])

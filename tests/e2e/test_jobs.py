@@ -1,0 +1,485 @@
+"""`nanotf train`, `nanotf jobs`, the estimator: real jobs, whose scripts need no TensorFlow."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tarfile
+import textwrap
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from processes import ROOT, SECONDS, run_python
+from waiting import wait_until
+
+from nanotf.errors import InvalidArgumentError, JobError
+from nanotf.estimator import TensorFlow
+from nanotf.jobs import follow, launch, record
+from nanotf.jobs.channels import Channel
+from nanotf.jobs.record import JobFolder, Request
+from nanotf.jobs.source import Source
+
+pytestmark = pytest.mark.own_pool
+
+SCRIPT = """
+import argparse, json, os, pathlib, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int)
+parser.add_argument("--lr", type=float)
+parser.add_argument("--model_dir", default="")
+parser.add_argument("--sm-model-dir", default=os.environ["SM_MODEL_DIR"])
+parser.add_argument("--train", default=os.environ["SM_CHANNEL_TRAIN"])
+options = parser.parse_args()
+print("arguments", json.dumps(sys.argv[1:]))
+print("data", pathlib.Path(options.train, "x.txt").read_text())
+print("here", pathlib.Path.cwd().name, "ok" if pathlib.Path("train.py").exists() else "")
+for epoch in range(options.epochs):
+    print(f"val_accuracy: 0.{epoch}")
+pathlib.Path(options.sm_model_dir, "model.txt").write_text("the model")
+pathlib.Path(os.environ["SM_OUTPUT_DATA_DIR"], "plot.txt").write_text("a plot")
+print("a warning", file=sys.stderr)
+"""
+# Prints a line, then waits for a file, which tests create or not.
+WAITING = """
+import os, pathlib, signal, sys, time
+if "ignore" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("begun", os.getpid(), flush=True)
+while not pathlib.Path(os.environ["GATE"]).exists():
+    time.sleep(0.02)
+print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder with data; its jobs end with the test."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/x.txt").write_text("x")
+    yield tmp_path
+    for job in record.find_all(tmp_path / "jobs"):
+        owner = job.read_state().owner
+        if not job.read_state().is_final:
+            os.kill(owner.pid, signal.SIGKILL)
+        wait_until(lambda owner=owner: not owner.is_alive(), f"{job.name} ends")
+
+
+def _write(folder: pathlib.Path, source: str) -> str:
+    (folder / "train.py").write_text(textwrap.dedent(source))
+    return str(folder / "train.py")
+
+
+def _waiting(folder: pathlib.Path, name: str = "a", **changes: Any) -> JobFolder:
+    """Starts a job that waits for the file `gate`; returns once its script has begun."""
+    source = Source(_write(folder, WAITING))
+    request = Request(name, source, environment={"GATE": str(folder / "gate")}, **changes)
+    job = launch.start(request, folder / "jobs")
+    wait_until(lambda: "begun" in follow.LogReader(job).read(), "the script begins")
+    return job
+
+
+def _script_pid(job: JobFolder) -> int:
+    return int(follow.LogReader(job).read().split()[1])
+
+
+def test_train(folder: pathlib.Path) -> None:
+    _write(folder, SCRIPT)
+    command = ["-m", "nanotf", "train", "train.py", "--channel", "train=data", "--name", "a"]
+    command += ["-p", "epochs=3", "-p", "lr=0.1", "--metric", "val:acc=val_accuracy: ([0-9.]+)"]
+    printed = run_python(folder, *command).splitlines()
+    assert printed[0] == 'arguments ["--epochs", "3", "--lr", "0.1"]'
+    assert printed[1:3] == ["data x", "here code ok"]
+    assert "a warning" in printed
+    job = record.find("a", folder / "jobs")
+    for archive, name, text in (
+        (job.model, "model.txt", "the model"),
+        (job.output, "plot.txt", "a plot"),
+    ):
+        with tarfile.open(archive) as tar:
+            assert tar.getnames() == [name]
+            file = tar.extractfile(name)
+            assert file is not None
+            assert file.read().decode() == text
+    found = json.loads(run_python(folder, "-m", "nanotf", "jobs", "describe", "a"))
+    assert found["TrainingJobStatus"] == "Completed"
+    assert found["FinalMetricDataList"] == [{"MetricName": "val:acc", "Value": 0.2}]
+    assert found["HyperParameters"] == {"epochs": 3, "lr": 0.1}
+    assert found["ExitCodes"] == {"algo-1": 0}
+    assert job.tree("algo-1").success.is_file()
+    assert run_python(folder, "-m", "nanotf", "jobs", "logs", "a").splitlines() == printed
+    (listed,) = json.loads(run_python(folder, "-m", "nanotf", "jobs", "list", "--json"))
+    assert (listed["name"], listed["metrics"]) == ("a", {"val:acc": 0.2})
+
+
+def test_other_processes_follow_stop_and_wait(folder: pathlib.Path) -> None:
+    job = _waiting(folder)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def begin(*arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "nanotf", "jobs", *arguments, "a"],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    with begin("logs", "-f") as following, begin("wait") as waiting:
+        assert following.stdout is not None
+        assert following.stdout.readline().startswith("begun")  # while the job runs
+        with begin("stop") as stopping:
+            assert stopping.communicate(timeout=SECONDS)[0].startswith("nanotf: job a: Stop")
+        following.communicate(timeout=SECONDS)
+        _, said = waiting.communicate(timeout=SECONDS)
+        assert (following.returncode, waiting.returncode) == (0, 3)
+    assert "nanotf: job a was stopped (Stopped)" in said
+    assert not psutil.pid_exists(_script_pid(job))
+    with begin("stop") as again:
+        _, said = again.communicate(timeout=SECONDS)
+    assert again.returncode == 2
+    assert "Only a job in progress can be stopped. Received: a, whose status is Stopped" in said
+
+
+def test_a_job_that_is_being_stopped_cannot_be_stopped(folder: pathlib.Path) -> None:
+    """Its script ignores SIGTERM, so it gets SIGKILL."""
+    job = _waiting(folder, hyperparameters={"x": "ignore"}, stop_seconds=1.0)
+    follow.stop(job)
+    with pytest.raises(InvalidArgumentError, match="whose status is Stopp"):
+        follow.stop(job)
+    assert follow.wait(job).status == "Stopped"
+    assert follow.describe(job)["ExitCodes"] == {"algo-1": 128 + signal.SIGKILL}
+
+
+def test_a_killed_supervisor(folder: pathlib.Path) -> None:
+    """The job has failed, and its script has ended, too."""
+    job = _waiting(folder)
+    os.kill(job.read_state().owner.pid, signal.SIGKILL)
+    state = follow.wait(job)
+    assert state.status == "Failed"
+    assert "ended without recording an end" in str(state.failure_reason)
+    wait_until(lambda: not psutil.pid_exists(_script_pid(job)), "the script ends")
+
+
+def test_a_job_outlives_the_process_and_session_that_started_it(folder: pathlib.Path) -> None:
+    _write(folder, WAITING)
+    gate = folder / "gate"
+    command = ["-m", "nanotf", "train", "train.py", "--name", "a", "--no-wait"]
+    assert run_python(folder, *command, GATE=str(gate)) == "a\n"
+    job = record.find("a", folder / "jobs")
+    wait_until(lambda: "begun" in follow.LogReader(job).read(), "the script begins")
+    owner = psutil.Process(job.read_state().owner.pid)
+    assert os.getsid(owner.pid) != os.getsid(0)
+    assert owner.terminal() is None
+    gate.touch()
+    assert follow.wait(job).status == "Completed"
+
+
+def test_max_run(folder: pathlib.Path) -> None:
+    job = _waiting(folder, max_run=0.5)
+    state = follow.wait(job)
+    assert (state.status, state.phase) == ("Stopped", "MaxRuntimeExceeded")
+
+
+FAILING = """
+import pathlib, sys
+if "own" in sys.argv:
+    import nanotf
+    nanotf.job().failure("There are no labels. " + 2000 * "x")
+print("to stderr", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("own", [False, True])
+def test_a_script_that_fails(own: bool, folder: pathlib.Path) -> None:
+    estimator = TensorFlow(
+        entry_point=_write(folder, FAILING),
+        output_path=str(folder / "jobs"),
+        hyperparameters={"x": "own"} if own else {},
+        model_dir=False,
+    )
+    with pytest.raises(JobError, match="job a failed: "):
+        estimator.fit(job_name="a", logs=False)
+    assert estimator.latest_training_job is not None
+    found = estimator.latest_training_job.describe()
+    reason = found["FailureReason"]
+    if own:
+        assert reason.startswith("There are no labels. xxx")
+        assert len(reason) == 1024
+    else:
+        command = f"{sys.executable} train.py"
+        assert reason == (
+            f'ExecuteUserScriptError:\nExitCode 7\nErrorMessage "to stderr"\nCommand "{command}"'
+        )
+    assert found["ExitCodes"] == {"algo-1": 7}
+
+
+def test_a_script_killed_by_the_kernel(folder: pathlib.Path) -> None:
+    script = _write(folder, "import os; os.kill(os.getpid(), 9)")
+    state = follow.wait(launch.start(Request("a", Source(script)), folder / "jobs"))
+    assert state.exit_codes == {"algo-1": 137}
+    reason = str(state.failure_reason)
+    assert 'ExtraInfo "OutOfMemory: Process killed by SIGKILL (signal 9)"' in reason
+
+
+def test_an_estimator_in_two_processes(folder: pathlib.Path) -> None:
+    output = str(folder / "jobs")
+    estimator = TensorFlow(
+        entry_point=_write(folder, SCRIPT),
+        hyperparameters={"epochs": 2},
+        output_path=output,
+        metric_definitions=[{"Name": "val:acc", "Regex": "val_accuracy: ([0-9.]+)"}],
+    )
+    estimator.fit({"train": f"file://{folder}/data"}, wait=False, job_name="a")
+    code = f"""
+import json
+from nanotf.estimator import TensorFlow
+estimator = TensorFlow.attach("a", output_path={output!r})
+job = estimator.latest_training_job
+print(json.dumps([job.name, job.describe()["TrainingJobStatus"], estimator.model_data,
+                  [each["value"] for each in estimator.metrics], estimator.hyperparameters()]))
+"""
+    *log, last = run_python(folder, "-c", code).splitlines()
+    shared = f"{output}/a/hosts/algo-1/shared/model"
+    assert f'arguments ["--epochs", "2", "--model_dir", "{shared}"]' in log
+    assert json.loads(last) == [
+        *("a", "Completed", f"{output}/a/model.tar.gz", [0.0, 0.1]),
+        {"epochs": 2, "model_dir": shared},
+    ]
+
+
+def test_examples_of_sagemakers_documentation(folder: pathlib.Path) -> None:
+    """With paths instead of S3, and this machine instead of one in the cloud."""
+    (folder / "src").mkdir()
+    (folder / "lib").mkdir()
+    (folder / "lib/helper.py").write_text("TEXT = 'helped'")
+    (folder / "src/train.py").write_text(
+        textwrap.dedent(
+            """
+            import argparse, os
+            from lib.helper import TEXT
+            parser = argparse.ArgumentParser()
+            parser.add_argument("--model_dir", type=str)
+            parser.add_argument("--learning-rate", type=float, default=0.1)
+            parser.add_argument("--hosts", default=os.environ["SM_HOSTS"])
+            parser.add_argument("--training", default=os.environ.get("SM_CHANNEL_TRAINING"))
+            args = parser.parse_args()
+            print(TEXT, args.learning_rate, args.hosts, os.listdir(args.training))
+            """
+        )
+    )
+    estimator = TensorFlow(
+        entry_point="train.py",
+        source_dir=str(folder / "src"),
+        dependencies=[str(folder / "lib")],
+        role="SageMakerRole",
+        train_instance_count=1,
+        train_instance_type="local",
+        framework_version="2.2",
+        py_version="py37",
+        hyperparameters={"learning-rate": 0.5},
+        output_path=f"file://{folder}/jobs",
+        base_job_name="tf_scriptmode",
+    )
+    estimator.fit(f"file://{folder}/data", logs=False)
+    job = estimator.latest_training_job
+    assert job is not None
+    assert job.name.startswith("tf-scriptmode-")
+    assert job.logs() == "helped 0.5 [\"algo-1\"] ['x.txt']\n"
+
+
+def test_checkpoints_are_kept_for_the_next_job(folder: pathlib.Path) -> None:
+    source = """
+    import nanotf
+    file = nanotf.job().checkpoint_dir / "count"
+    count = int(file.read_text()) + 1 if file.exists() else 1
+    file.write_text(str(count))
+    print("count", count)
+    """
+    script, kept = Source(_write(folder, source)), str(folder / "kept")
+    for name, count in (("a", 1), ("b", 2)):
+        job = launch.start(Request(name, script, checkpoints=kept), folder / "jobs")
+        assert follow.wait(job).status == "Completed"
+        assert follow.LogReader(job).read() == f"count {count}\n"
+
+
+def test_remote_data_checkpoints_and_results(folder: pathlib.Path) -> None:
+    """`local://` stands for `s3://`: fsspec reads and writes it like any other storage."""
+    pytest.importorskip("fsspec")
+    source = """
+    import os, pathlib, nanotf
+    job = nanotf.job()
+    count = job.checkpoint_dir / "count"
+    count.write_text(count.read_text() + "1" if count.exists() else "1")
+    print(count.read_text(), os.listdir(job.channel("train")))
+    (job.model_dir / "model.txt").touch()
+    """
+    estimator = TensorFlow(
+        entry_point=_write(folder, source),
+        output_path=f"local://{folder}/results",
+        checkpoint_s3_uri=f"local://{folder}/kept",
+        model_dir=False,
+    )
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setenv("NANOTF_JOBS", str(folder / "jobs"))
+        for name, count in (("a", "1"), ("b", "11")):
+            estimator.fit({"train": f"local://{folder}/data"}, logs=False, job_name=name)
+            assert estimator.latest_training_job is not None
+            assert estimator.latest_training_job.logs() == f"{count} ['x.txt']\n"
+            assert estimator.model_data == f"local://{folder}/results/{name}/output/model.tar.gz"
+        assert TensorFlow.attach("b").model_data == estimator.model_data
+    assert (folder / "kept/count").read_text() == "11"
+    with tarfile.open(folder / "results/b/output/model.tar.gz") as tar:
+        assert tar.getnames() == ["model.txt"]
+
+
+def test_data_that_are_not_there(folder: pathlib.Path) -> None:
+    """Remote storage is first asked by the job."""
+    pytest.importorskip("fsspec")
+    channel = Channel("train", f"local://{folder}/nothing")
+    script = Source(_write(folder, "print('never')"))
+    job = launch.start(Request("a", script, channels=(channel,)), folder / "jobs")
+    state = follow.wait(job)
+    assert state.status == "Failed"
+    assert str(state.failure_reason).startswith("The data must exist. Received: local://")
+    assert job.supervisor_log.read_text().startswith("Traceback")
+
+
+PIPES = """
+import os, pathlib, time
+folder = pathlib.Path(os.environ["SM_CHANNEL_TRAIN"]).parent
+for epoch in range(2):
+    pipe = folder / f"train_{epoch}"
+    while not pipe.exists():
+        time.sleep(0.02)
+    print("epoch", epoch, pipe.read_text().split())
+"""
+
+
+def test_pipe_mode(folder: pathlib.Path) -> None:
+    """A feeder writes each epoch of the channel; it ends with the job."""
+    channel = Channel("train", str(folder / "data"), "Pipe")
+    script = Source(_write(folder, PIPES))
+    job = launch.start(Request("a", script, channels=(channel,)), folder / "jobs")
+    state = follow.wait(job)
+    assert state.status == "Completed", state.failure_reason
+    assert follow.LogReader(job).read() == "epoch 0 ['x']\nepoch 1 ['x']\n"
+
+
+def test_a_feeder_that_fails(folder: pathlib.Path) -> None:
+    """The script would wait for data until its time is up."""
+    channel = Channel("train", str(folder / "data"), "Pipe", compression="Gzip")
+    script = Source(_write(folder, PIPES))
+    job = launch.start(Request("a", script, channels=(channel,)), folder / "jobs")
+    state = follow.wait(job)
+    assert state.status == "Failed"
+    assert "nanotf.data.feed" in str(state.failure_reason)
+
+
+def test_shell_scripts(folder: pathlib.Path) -> None:
+    script = folder / "train.sh"
+    script.write_text('#!/bin/sh\necho "$SM_HP_A" "$@"\n')
+    job = launch.start(Request("a", Source(str(script)), {"a": "x y"}), folder / "jobs")
+    assert follow.wait(job).status == "Completed"
+    assert follow.LogReader(job).read() == "x y -a x y\n"
+
+
+TRAINING = """
+import numpy as np
+import tensorflow as tf
+import nanotf
+
+job = nanotf.job({"epochs": 1})
+
+class Report(tf.keras.layers.Layer):
+    def call(self, x):
+        print("traced in a worker")
+        return x
+
+model = tf.keras.Sequential([tf.keras.layers.Input((4,)), Report(), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+history = model.fit(np.ones((8, 4)), np.ones(8), epochs=job.hyperparameters["epochs"], verbose=0)
+print("processes", history.nanotf.size, "epochs", len(history.epoch), job.is_chief)
+model.save(job.model_dir / "model.keras")
+"""
+
+
+def test_workers_of_two_hosts(folder: pathlib.Path) -> None:
+    """Simulated ones, on this machine. Each worker has a log of its own."""
+    source = Source(_write(folder, TRAINING))
+    request = Request("a", source, {"epochs": 2}, num_processes="1", instances=2)
+    job = launch.start(request, folder / "jobs")
+    state = follow.wait(job)
+    assert state.status == "Completed", state.failure_reason
+    assert state.exit_codes == {"algo-1": 0, "algo-2": 0}
+    assert "algo-1: processes 2 epochs 2 True\n" in follow.LogReader(job).read()
+    assert "host algo-2 lends 1 worker to algo-1" in follow.LogReader(job, "algo-2").read()
+    with tarfile.open(job.model) as tar:
+        assert tar.getnames() == ["model.keras"]
+    assert "traced in a worker" in follow.LogReader(job, "algo-2", rank=1).read()
+    with pytest.raises(
+        InvalidArgumentError, match=r"worker of algo-1. Received: rank=1; there are"
+    ):
+        follow.LogReader(job, "algo-1", rank=1)
+
+
+@pytest.mark.thorough
+def test_a_host_that_dies(folder: pathlib.Path) -> None:
+    """The job fails, and names it."""
+    source = """
+    import os, signal, nanotf
+    print("begun")
+    if nanotf.job().is_chief:
+        signal.pause()
+    """
+    request = Request("a", Source(_write(folder, source)), num_processes="1", instances=2)
+    job = launch.start(request, folder / "jobs")
+    wait_until(lambda: "begun" in follow.LogReader(job).read(), "the script begins", SECONDS)
+    supervisor = psutil.Process(job.read_state().owner.pid)
+    (other,) = (
+        child for child in supervisor.children() if child.environ()["SM_CURRENT_HOST"] == "algo-2"
+    )
+    other.kill()
+    state = follow.wait(job)
+    assert state.status == "Failed"
+    assert state.exit_codes["algo-2"] == 128 + signal.SIGKILL
+    assert 'Host "algo-2"' in str(state.failure_reason)
+
+
+REQUIREMENT = """
+import sys, numpy, needed
+print(needed.TEXT, sys.prefix.endswith("packages"), "nanotf" in sys.modules)
+import nanotf
+"""
+
+
+@pytest.mark.thorough
+def test_requirements_are_installed_for_the_job_alone(folder: pathlib.Path) -> None:
+    """numpy, which this environment has, is seen; the wheel beside the script is installed."""
+    code = folder / "src"
+    code.mkdir()
+    (code / "train.py").write_text(REQUIREMENT)
+    (code / "requirements.txt").write_text("./needed-1-py3-none-any.whl\nnumpy\n")
+    with zipfile.ZipFile(code / "needed-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("needed.py", "TEXT = 'here'\n")
+        about = "needed-1.dist-info"
+        wheel.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: needed\nVersion: 1\n")
+        tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        wheel.writestr(f"{about}/WHEEL", tag)
+        wheel.writestr(f"{about}/RECORD", "")
+    request = Request("a", Source("train.py", str(code)))
+    job = launch.start(request, folder / "jobs")
+    state = follow.wait(job)
+    assert state.status == "Completed", job.supervisor_log.read_text()
+    assert follow.LogReader(job).read() == "here True False\n"
+    assert importlib.util.find_spec("needed") is None

@@ -1,0 +1,48 @@
+"""`nanotf train` and `nanotf jobs`: wrong arguments, empty folders. Real jobs: e2e/test_jobs.py."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from nanotf.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["train", "no.py"], "The script must be a file. Received: no.py"),
+        (["train", "train.py", "-p", "epochs"], "name=value. Received: -p epochs"),
+        (["train", "train.py", "--channel", "x"], "name=source. Received: --channel x"),
+        (["train", "train.py", "--channel", "x=no"], "data must exist. Received: no"),
+        (["train", "train.py", "--metric", "x=y"], "must have a group"),
+        (["train", "train.py", "--name", "a_b"], "letters, digits and dashes"),
+        (["train", "train.py", "-n", "x"], "-n must be a whole number"),
+        (["train", "train.py", "--instances", "x"], "--instances"),
+        (["jobs", "stop", "x"], "The job must exist. Received: x"),
+        (["jobs", "logs", "../x"], "letters, digits and dashes"),
+        (["jobs"], "ACTION"),
+    ],
+)
+def test_wrong_arguments(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("nanotf: ")
+    assert text in said
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_no_jobs(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    assert main(["jobs", "list"]) == 0
+    assert capsys.readouterr().out == f"No jobs in {tmp_path}/jobs.\n"
+    assert main(["jobs", "list", "--json"]) == 0
+    assert capsys.readouterr().out == "[]\n"

@@ -1,0 +1,237 @@
+"""The estimator's arguments: names old and new, `distribution`, inputs; no job runs."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+from typing import Any
+
+import pytest
+
+from nanotf.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    NanoError,
+    UnavailableError,
+)
+from nanotf.estimator import ShuffleConfig, TensorFlow, TrainingInput, arguments
+from nanotf.estimator.inputs import as_channels
+from nanotf.jobs import launch
+from nanotf.jobs.channels import Channel
+from nanotf.jobs.metrics import Metric
+from nanotf.jobs.record import JobFolder, Request
+
+ACCURACY = {"Name": "val:acc", "Regex": "val_accuracy: ([0-9.]+)"}
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> list[Request]:
+    """The requests of jobs that would have been started."""
+    found: list[Request] = []
+
+    def start(request: Request, output: Any) -> JobFolder:
+        launch.check(request)
+        found.append(request)
+        return JobFolder(pathlib.Path(output) / request.name)
+
+    monkeypatch.setattr(launch, "start", start)
+    monkeypatch.setattr(arguments, "_has_told", False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    return found
+
+
+def _fit(requests: list[Request], **given: Any) -> Request:
+    TensorFlow(entry_point="train.py", **given).fit(wait=False, job_name="a")
+    return requests[-1]
+
+
+def test_arguments_become_a_request(requests: list[Request], tmp_path: pathlib.Path) -> None:
+    request = _fit(
+        requests,
+        hyperparameters={"epochs": 3},
+        model_dir=False,
+        instance_count=2,
+        instance_type="local",
+        max_run=60,
+        metric_definitions=[ACCURACY],
+        environment={"A": "b"},
+        checkpoint_s3_uri=str(tmp_path),
+    )
+    assert request.hyperparameters == {"epochs": 3}
+    assert (request.instances, request.max_run, request.num_processes) == (2, 60, None)
+    assert request.metrics == (Metric("val:acc", "val_accuracy: ([0-9.]+)"),)
+    assert request.environment == {"A": "b"}
+    assert request.checkpoints == str(tmp_path)
+
+
+def test_old_names_and_one_line(requests: list[Request], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "nanotf"):
+        request = _fit(
+            requests, train_instance_count=2, train_instance_type="local", train_max_run=9
+        )
+    assert (request.instances, request.max_run) == (2, 9)
+    (record,) = caplog.records
+    assert "train_instance_count is now instance_count, train_instance_type is now" in str(
+        record.getMessage()
+    )
+
+
+def test_names_that_matter_in_the_cloud_alone(requests: list[Request]) -> None:
+    names = dict.fromkeys(arguments.WITHOUT_EFFECT, "x")
+    assert _fit(requests, model_dir=False, **names).hyperparameters == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"instance_type": "ml.c5.xlarge"}, UnavailableError, "must be 'local'.*ml.c5.xlarge"),
+        ({"instance_type": "local_gpu"}, UnavailableError, "must be 'local'"),
+        ({"git_config": {"repo": "x"}}, UnavailableError, "does not support `git_config`"),
+        ({"epoch": 3}, InvalidArgumentTypeError, r"Received: \['epoch'\]"),
+        ({"max_run": 1, "train_max_run": 2}, InvalidArgumentTypeError, "under one name"),
+        ({"metric_definitions": [{"Name": "a"}]}, InvalidArgumentError, "with Name and Regex"),
+        ({"distribution": {"horovod": {}}}, InvalidArgumentError, r"Received: \['horovod'\]"),
+        ({"distribution": {"mpi": True}}, InvalidArgumentTypeError, "must hold dicts"),
+        ({"hyperparameters": {"a": object()}}, InvalidArgumentTypeError, "Received: a=<object"),
+    ],
+)
+def test_arguments_that_cannot_be_used(given: dict[str, Any], kind: type, text: str) -> None:
+    with pytest.raises(NanoError, match=text) as caught:
+        TensorFlow(entry_point="train.py", **given)
+    assert caught.type is kind
+
+
+def test_deploy_comes_later(requests: list[Request]) -> None:
+    with pytest.raises(NotImplementedError, match=r"deploy\(\) comes with a later version"):
+        TensorFlow(entry_point="train.py").deploy(1, "local")
+
+
+def test_results_before_a_job() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"after fit\(\) or attach\(\)"):
+        _ = TensorFlow(entry_point="train.py").model_data
+
+
+DISTRIBUTIONS = [
+    ({}, 1, None, {}),
+    ({"parameter_server": {"enabled": False}}, 1, None, {}),
+    (
+        {"parameter_server": {"enabled": True}},
+        1,
+        "auto",
+        {"sagemaker_parameter_server_enabled": True},
+    ),
+    (
+        {"multi_worker_mirrored_strategy": {"enabled": True}},
+        2,
+        "1",
+        {"sagemaker_multi_worker_mirrored_strategy_enabled": True},
+    ),
+    (
+        {"mpi": {"enabled": True, "processes_per_host": 2, "custom_mpi_options": "-x A"}},
+        1,
+        "2",
+        {
+            "sagemaker_mpi_enabled": True,
+            "sagemaker_mpi_num_of_processes_per_host": 2,
+            "sagemaker_mpi_custom_mpi_options": "-x A",
+        },
+    ),
+    (
+        {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2}}}},
+        1,
+        "auto",
+        {"mp_parameters": {"partitions": 2}},
+    ),
+    ({"smdistributed": {"dataparallel": {"enabled": True}}}, 1, "auto", {}),
+]
+
+
+@pytest.mark.parametrize(("distribution", "hosts", "number", "passed"), DISTRIBUTIONS)
+def test_distribution(
+    distribution: dict[str, Any],
+    hosts: int,
+    number: str | None,
+    passed: dict[str, Any],
+    requests: list[Request],
+) -> None:
+    request = _fit(requests, distribution=distribution, instance_count=hosts, model_dir=False)
+    assert request.num_processes == number
+    assert request.hyperparameters == passed
+
+
+def test_num_processes_wins(requests: list[Request]) -> None:
+    mpi = {"mpi": {"enabled": True, "processes_per_host": 2}}
+    assert _fit(requests, distribution=mpi, num_processes=1).num_processes == "1"
+
+
+def test_parameter_servers_are_told_once(
+    requests: list[Request], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "nanotf"):
+        for _ in range(2):
+            _fit(requests, distribution={"parameter_server": {"enabled": True}})
+    (record,) = caplog.records
+    assert "synchronously" in record.getMessage()
+
+
+def test_model_dir(requests: list[Request], tmp_path: pathlib.Path) -> None:
+    job = tmp_path / "jobs/a"
+    mpi = {"mpi": {"enabled": True}}
+
+    def passed(**given: Any) -> Any:
+        return _fit(requests, output_path=str(tmp_path / "jobs"), **given).hyperparameters.get(
+            "model_dir"
+        )
+
+    assert passed() == f"{job}/hosts/algo-1/shared/model"
+    assert passed(distribution=mpi) == f"{job}/hosts/algo-1/model"
+    assert passed(model_dir="s3://b/m") == "s3://b/m"
+    assert passed(model_dir=False) is None
+    assert passed(hyperparameters={"model_dir": "mine"}) == "mine"
+
+
+def test_names_of_jobs(requests: list[Request]) -> None:
+    estimator = TensorFlow(entry_point="train.py", base_job_name="my_job")
+    estimator.fit(wait=False)
+    estimator.fit(wait=False, job_name="b")
+    assert requests[0].name.startswith("my-job-20")
+    assert [job.name for job in estimator.jobs] == [requests[0].name, "b"]
+    assert estimator.latest_training_job is estimator.jobs[1]
+
+
+def test_hyperparameters_can_be_set(requests: list[Request]) -> None:
+    estimator = TensorFlow(entry_point="train.py", hyperparameters={"a": 1}, model_dir=False)
+    estimator.set_hyperparameters(b=2)
+    estimator.fit(wait=False)
+    assert requests[0].hyperparameters == estimator.hyperparameters() == {"a": 1, "b": 2}
+
+
+def test_remote_output_is_uploaded(requests: list[Request]) -> None:
+    pytest.importorskip("fsspec")
+    assert _fit(requests, output_path="memory://results").upload == "memory://results"
+    assert _fit(requests, output_path="file:///tmp/x").upload is None
+
+
+def test_inputs() -> None:
+    shuffled = TrainingInput(
+        "d", input_mode="Pipe", shuffle_config=ShuffleConfig(3), compression="Gzip"
+    )
+    assert as_channels(None, "File") == ()
+    assert as_channels("d", "File") == (Channel("training", "d"),)
+    assert as_channels(TrainingInput("d"), "Pipe") == (Channel("training", "d", "Pipe"),)
+    assert as_channels({"a": pathlib.Path("d"), "b": shuffled}, "File") == (
+        Channel("a", "d"),
+        Channel("b", "d", "Pipe", compression="Gzip", shuffle=3),
+    )
+
+
+@pytest.mark.parametrize("inputs", [3, {"a": 3}, {3: "a"}])
+def test_other_inputs(inputs: Any) -> None:
+    with pytest.raises(InvalidArgumentTypeError, match="`inputs` must be a path"):
+        as_channels(inputs, "File")
+
+
+def test_manifests() -> None:
+    with pytest.raises(UnavailableError, match="no manifests"):
+        TrainingInput("d", s3_data_type="ManifestFile")

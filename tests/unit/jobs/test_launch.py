@@ -1,0 +1,214 @@
+"""Requests that cannot be met: refused before a process starts, and nothing is left behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import pathlib
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nanotf.errors import InvalidArgumentError, JobError, NanoError
+from nanotf.jobs import files, launch
+from nanotf.jobs.channels import Channel
+from nanotf.jobs.metrics import Metric
+from nanotf.jobs.record import JobFolder, Request
+from nanotf.jobs.source import Source, command
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[JobFolder]:
+    """The jobs whose supervisors would have been started."""
+    found: list[JobFolder] = []
+    monkeypatch.setattr(launch, "_start_supervisor", found.append)
+    return found
+
+
+@pytest.fixture
+def script(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "train.py"
+    path.write_text("print(1)\n")
+    return path
+
+
+def _refused(request: Request, output: pathlib.Path, text: str) -> None:
+    with pytest.raises(NanoError, match=text):
+        launch.start(request, output)
+    assert not (output / request.name).exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"name": "a b"}, "1 to 63 letters"),
+        ({"source": Source("no.py")}, r"The script must be a file. Received: no.py \(no such file"),
+        ({"source": Source(".")}, "a directory"),
+        ({"source": Source("t.py", "/no/such")}, "data must exist. Received: /no/such"),
+        ({"channels": (Channel("train", "/no/such"),)}, "data must exist. Received: /no/such"),
+        ({"metrics": (Metric("a", "b"),)}, "must have a group"),
+        ({"hyperparameters": {"a": object()}}, "Received: a=<object"),
+        ({"num_processes": "two"}, "-n must be a whole number, or 'auto'. Received: -n two"),
+        ({"num_processes": "0"}, "num_processes"),
+        ({"num_processes": "100000"}, "100000"),
+        ({"instances": 0}, "1 to 200 instances. Received: 0"),
+        ({"instances": 2, "hosts": "a,b"}, "real hosts or on simulated ones"),
+        ({"max_run": 0.0}, "`max_run` must be a number of seconds above 0. Received: max_run=0.0"),
+        ({"max_run": float("nan")}, "Received: max_run=nan"),
+    ],
+)
+def test_bad_requests(
+    changes: dict[str, Any],
+    text: str,
+    script: pathlib.Path,
+    tmp_path: pathlib.Path,
+    started: list[JobFolder],
+) -> None:
+    request = dataclasses.replace(Request("a", Source(str(script))), **changes)
+    _refused(request, tmp_path / "jobs", text)
+    assert started == []
+
+
+def test_several_hosts_run_python(tmp_path: pathlib.Path, started: list[JobFolder]) -> None:
+    (tmp_path / "train.sh").write_text("")
+    request = Request("a", Source(str(tmp_path / "train.sh")), instances=2)
+    _refused(request, tmp_path / "jobs", "Several hosts run Python scripts only")
+
+
+def test_a_missing_dependency(
+    script: pathlib.Path, tmp_path: pathlib.Path, started: list[JobFolder]
+) -> None:
+    request = Request("a", Source(str(script), dependencies=("/no/such",)))
+    _refused(request, tmp_path / "jobs", "A dependency must be a file or a folder")
+
+
+def test_a_name_in_use(
+    script: pathlib.Path, tmp_path: pathlib.Path, started: list[JobFolder]
+) -> None:
+    request = Request("a", Source(str(script)))
+    job = launch.start(request, tmp_path / "jobs")
+    before = sorted(job.path.rglob("*"))
+    with pytest.raises(InvalidArgumentError, match=r"must be new. Received: a, which is in use"):
+        launch.start(request, tmp_path / "jobs")
+    assert sorted(job.path.rglob("*")) == before
+    assert started == [job]
+
+
+@pytest.mark.parametrize("module, function", [(files.os, "fsync"), (shutil, "copy2")])
+def test_a_full_disk(
+    module: Any,
+    function: str,
+    script: pathlib.Path,
+    tmp_path: pathlib.Path,
+    started: list[JobFolder],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module, function, full)
+    request = Request("a", Source(str(script)))
+    with pytest.raises(JobError, match=r"room on the disk.*No space left on device"):
+        launch.start(request, tmp_path / "jobs")
+    assert list((tmp_path / "jobs").iterdir()) == []
+    assert started == []
+
+
+def test_a_supervisor_that_does_not_start(
+    script: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(words: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
+        options["stderr"].write(b"No module named nanotf\n")
+        raise subprocess.CalledProcessError(1, words)
+
+    monkeypatch.setattr(launch.subprocess, "run", run)
+    with pytest.raises(JobError, match=r"must start. Received: .*exit status 1.\nNo module named"):
+        launch.start(Request("a", Source(str(script))), tmp_path / "jobs")
+    state = JobFolder(tmp_path / "jobs/a").read_state()
+    assert state.status == "Failed"
+    assert "supervisor must start" in str(state.failure_reason)
+
+
+def test_trees_of_two_hosts(
+    script: pathlib.Path, tmp_path: pathlib.Path, started: list[JobFolder]
+) -> None:
+    request = Request("a", Source(str(script)), {"epochs": 3, "opt": "adam"}, instances=2)
+    job = launch.start(request, tmp_path / "jobs")
+    for host in ("algo-1", "algo-2"):
+        tree = job.tree(host)
+        assert (tree.code / "train.py").read_text() == "print(1)\n"
+        assert files.read_json(tree.input_data) == {}
+        assert files.read_json(tree.resources) == {
+            "current_host": host,
+            "current_instance_type": "local",
+            "current_group_name": "homogeneousCluster",
+            "current_instance_group": "homogeneousCluster",
+            "hosts": ["algo-1", "algo-2"],
+            "instance_groups": [
+                {
+                    "instance_group_name": "homogeneousCluster",
+                    "instance_type": "local",
+                    "hosts": ["algo-1", "algo-2"],
+                }
+            ],
+            "network_interface_name": "eth0",
+        }
+        assert files.read_json(tree.hyperparameters) == {
+            "epochs": "3",
+            "opt": '"adam"',
+            "sagemaker_program": '"train.py"',
+            "sagemaker_submit_directory": f'"{job.code}"',
+            "sagemaker_container_log_level": "20",
+            "sagemaker_job_name": '"a"',
+        }
+        tree.shared_model.joinpath(host).touch()
+    assert sorted(path.name for path in job.shared_model.iterdir()) == ["algo-1", "algo-2"]
+
+
+def _archive(folder: pathlib.Path) -> pathlib.Path:
+    path = folder.parent / "source.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(folder, arcname=".")
+    return path
+
+
+@pytest.mark.parametrize("pack", [lambda folder: folder, _archive])
+def test_source_folder(
+    pack: Callable[[pathlib.Path], pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    folder, library = tmp_path / "src", tmp_path / "library"
+    (folder / "sub").mkdir(parents=True)
+    library.mkdir()
+    for path in (folder / "sub/train.py", folder / "beside.py", library / "x.py"):
+        path.touch()
+    source = Source("sub/train.py", str(pack(folder)), (str(library),))
+    source.check()
+    source.copy(tmp_path / "code")
+    found = {str(p.relative_to(tmp_path / "code")) for p in (tmp_path / "code").rglob("*.py")}
+    assert found == {"sub/train.py", "beside.py", "library/x.py"}
+
+
+def test_an_archive_that_reaches_outside(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "x").touch()
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "x", arcname="../x")
+    with pytest.raises(InvalidArgumentError, match=r"folder or a .tar.gz"):
+        Source("x", str(tmp_path / "a.tar.gz")).copy(tmp_path / "code")
+
+
+def test_commands(tmp_path: pathlib.Path) -> None:
+    def words(entry: str, run: list[str] | None = None) -> list[str]:
+        return command(entry, tmp_path, "py", ["--a", "x y"], run)
+
+    assert words("t.py") == ["py", "t.py", "--a", "x y"]
+    assert words("t.py", ["-n", "2"]) == [
+        *("py", "-m", "nanotf", "run", "-n", "2", "t.py", "--a", "x y"),
+    ]
+    assert words("t.sh") == ["/bin/sh", "-c", "./t.sh --a 'x y'"]
+    (tmp_path / "setup.py").touch()
+    assert words("sub/t.py") == ["py", "-m", "sub.t", "--a", "x y"]
