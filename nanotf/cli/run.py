@@ -59,7 +59,8 @@ class Script:
             topology.plan(self.num_processes)
         from nanotf.keras.patching import patch_tensorflow
 
-        patch_tensorflow(self.precision, self.sparse)
+        # Workers divide the work; a strategy of the script's would divide it a second time.
+        patch_tensorflow(self.precision, self.sparse, strategies=self.num_processes is not None)
 
     def run(self) -> None:
         """Runs the script in this process. Raises what it raises, `SystemExit` included."""
@@ -102,7 +103,17 @@ class Script:
             told = f"{self.name} never called fit() of a tf.keras model"
             if self.num_processes is not None:
                 told += f", so -n {self.num_processes} did nothing"
+                told += _cure(self.num_processes)
             say(f"{told}.", sys.stderr)
+
+
+def _cure(number: int | str) -> str:
+    """Returns the advice for a script that trains, if at all, in a loop of its own."""
+    number = number if isinstance(number, int) and number > 1 else 2
+    return (
+        ". Custom loops run in one process: to divide one, put it into a function under "
+        f"`@nanotf.nano(num_processes={number})`"
+    )
 
 
 class _LateVariables:
