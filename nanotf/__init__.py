@@ -32,6 +32,7 @@ _HOMES = {
     "warm_up": "nanotf.pool.warm",
     "whole": "nanotf.region.decorators",
     "worker_pids": "nanotf.pool.warm",
+    "data": None,
     "errors": None,
     "keras": None,
     "optimizers": None,

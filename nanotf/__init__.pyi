@@ -7,7 +7,7 @@ tests/packaging/test_types.py the arguments.
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
-from nanotf import errors, keras, optimizers
+from nanotf import data, errors, keras, optimizers
 from nanotf.keras import (
     Model,
     Sequential,
@@ -28,6 +28,7 @@ __all__ = [
     "Sequential",
     "__version__",
     "accelerate",
+    "data",
     "errors",
     "get_strategy",
     "is_chief",

@@ -20,7 +20,7 @@ from nanotf.cli import main
 REFERENCE = DOCS / "reference"
 VARIABLE = re.compile(r"NANOTF_[A-Z]+(?:_[A-Z]+)*")
 # Names of modules, and a version: pages of their own, or no page.
-NO_ENTRY = {"__version__", "errors", "keras", "optimizers", "layers"}
+NO_ENTRY = {"__version__", "data", "errors", "keras", "optimizers", "layers"}
 
 
 def test_readme_has_at_most_900_words() -> None:
