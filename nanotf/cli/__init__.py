@@ -29,7 +29,7 @@ from nanotf.console import say
 from nanotf.errors import NanoError
 from nanotf.machine import topology
 from nanotf.parent import auto_cache
-from nanotf.parent.defaults import PRECISIONS
+from nanotf.parent.defaults import PRECISIONS, TUNE, tune
 
 _Done = TypeVar("_Done")
 
@@ -172,7 +172,7 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run an unchanged script or module; every fit uses several processes",
-        usage="nanotf run [-h] [-n N] [--precision PRECISION] [--sparse] "
+        usage="nanotf run [-h] [-n N] [--tune SETTINGS] [--precision PRECISION] [--sparse] "
         "{script.py | -m MODULE} [arguments ...]",
         description="Calls nanotf.patch_tensorflow(), then runs a script as "
         "`python script.py arguments ...` would, or a module as `python -m MODULE arguments ...` "
@@ -189,6 +189,13 @@ def _add_run(commands: Any) -> None:
         metavar="N",
         help='run every fit that names no number with N workers; "auto" measures for each fit '
         "which number is fastest",
+    )
+    run.add_argument(
+        "--tune",
+        type=lambda text: tuple(text.split(",")),
+        metavar="SETTINGS",
+        help="with -n auto: also measure these settings, separated by commas, and use those that "
+        f"are faster: {', '.join(TUNE)}",
     )
     run.add_argument(
         "--precision",
@@ -234,6 +241,7 @@ def _run(parsed: argparse.Namespace) -> Script:
         num_processes=parsed.num_processes,
         precision=parsed.precision,
         sparse=parsed.sparse,
+        tune=() if parsed.tune is None else tune(parsed.tune, parsed.num_processes),
     )
     script.prepare()
     return script
@@ -261,11 +269,16 @@ def _tune(parsed: argparse.Namespace) -> int:
     print(f"{count(len(entries), 'measurement')} in {file}")
     for entry in entries.values():
         steps = ", ".join(
-            f"{m['num_processes']}: " + ("too slow" if m["step"] is None else _ms(m["step"]))
+            f"{m['num_processes']}{_setting(m)}: "
+            + ("too slow" if m["step"] is None else _ms(m["step"]))
             for m in entry["measured"]
         )
         print(f"  {entry['date']}  {entry['model']}: ms per step by processes: {steps}")
     return 0
+
+
+def _setting(measured: dict[str, Any]) -> str:
+    return f" with {measured['setting']}" if measured.get("setting") else ""
 
 
 def _ms(seconds: float) -> str:

@@ -37,6 +37,7 @@ class Script:
         num_processes: int, "auto" or None, the default of each `fit`; None keeps a `fit` without
             `num_processes` in one process.
         precision, sparse: str and bool, as in `patch_tensorflow`.
+        tune: tuple of str, the default of `tune` of each `fit`.
         is_module: bool, whether `name` is a module or a package.
     """
 
@@ -46,6 +47,7 @@ class Script:
     precision: str = "float32"
     sparse: bool = False
     is_module: bool = False
+    tune: tuple[str, ...] = ()
 
     def prepare(self) -> None:
         """Imports and patches TensorFlow. Raises a `NanoError` if the script cannot run here."""
@@ -65,7 +67,9 @@ class Script:
     def run(self) -> None:
         """Runs the script in this process. Raises what it raises, `SystemExit` included."""
         late = _LateVariables(self.name)
-        default = defaults.current = defaults.RunDefault(self.num_processes, late.refuse)
+        default = defaults.current = defaults.RunDefault(
+            self.num_processes, late.refuse, tune=self.tune
+        )
         path = pathlib.Path(self.name).absolute()
         sys.argv = ["-m" if self.is_module else str(path), *self.arguments]
         if not getattr(sys.flags, "safe_path", False):  # Python 3.11 on; -P, PYTHONSAFEPATH

@@ -69,7 +69,7 @@ def test_other_reductions_and_their_metrics(float64: None, reduction: str) -> No
     ours, logs = _trained(nanotf.data.pad_batches(short, BATCH, reduction), loss=loss)
     theirs, expected = _trained(short, loss=loss)
     _same(ours, theirs)
-    (mae,) = [name for name in logs if name.endswith("mae") or name.endswith("error")]
+    (mae,) = [name for name in logs if name.endswith(("mae", "error"))]
     np.testing.assert_allclose(logs[mae], expected[mae], rtol=1e-10)  # over all batches
 
 
