@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from nanotf.compat import distribute, functions, keras_names
 from nanotf.errors import NanoError
-from nanotf.region import scope
+from nanotf.region import retracing, scope
 from nanotf.region.regions import divide
 
 
@@ -51,7 +51,10 @@ def calling_functions(stock: Any, _: Any) -> Any:
             if scope.exchange is not None and not tf.distribute.has_strategy():
                 self = functions.dividing_version(self)
             with scope.compiling() if functions.compiles(self) else contextlib.nullcontext():
-                return stock(self, *args, **kwargs)
+                result = stock(self, *args, **kwargs)
+            if scope.exchange is not None and tf.executing_eagerly():
+                retracing.called(self, args, kwargs)
+            return result
         autograph: Any = tf.__internal__.autograph
         python = autograph.tf_convert(self.python_function, autograph.control_status_ctx())
         return python(*args, **kwargs)
