@@ -94,12 +94,6 @@ class Generation(Protocol):
     def global_policy(self) -> Any:
         """Returns the argument of `set_global_policy` that keeps the current dtype policy."""
 
-    def policy_of(self, layer: Any) -> Any:
-        """Returns a layer's dtype policy."""
-
-    def set_policy(self, layer: Any, policy: Any) -> None:
-        """Gives a layer, which may be built, a dtype policy; its variables keep their types."""
-
     def is_compiled(self, model: Any) -> bool:
         """Returns True if `model.compile` was called."""
 

@@ -16,7 +16,6 @@ Versions seen: 2.15, tf_keras 2.15-2.21.
 | `Layer._non_trainable_weights` | weights that every replica updates by itself |
 | `backend._SEED_GENERATOR` | see `capture_seeds` |
 | `mixed_precision.policy._global_policy` | None while the policy follows `floatx` |
-| `Layer._set_dtype_policy` | `Layer.dtype_policy` has no setter |
 | `saving.object_registration._GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
 | `TensorBoard._implements_train_batch_hooks` | tells if it does anything at batch hooks |
 | `Model._maybe_load_initial_counters_from_ckpt`, `_training_state` | where `BackupAndRestore` resumes |
@@ -166,14 +165,6 @@ def casting(variable: Any) -> Any:
 
 def global_policy() -> Any:
     return source_module("mixed_precision.policy")._global_policy
-
-
-def policy_of(layer: Any) -> Any:
-    return layer.dtype_policy
-
-
-def set_policy(layer: Any, policy: Any) -> None:
-    layer._set_dtype_policy(policy)
 
 
 def is_compiled(model: Any) -> bool:

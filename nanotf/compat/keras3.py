@@ -156,14 +156,6 @@ def global_policy() -> Any:
     return require_tensorflow().keras.mixed_precision.global_policy()
 
 
-def policy_of(layer: Any) -> Any:
-    return layer.dtype_policy
-
-
-def set_policy(layer: Any, policy: Any) -> None:
-    layer.dtype_policy = policy
-
-
 def is_compiled(model: Any) -> bool:
     return bool(model.compiled)
 

@@ -7,7 +7,7 @@ TensorFlow's default one: `scope()` changes nothing, `run(f)` calls `f`, a distr
 the dataset. No server starts, whatever `TF_CONFIG` says.
 
 The private name is `distribute_lib._get_default_strategy`: `tf.distribute.get_strategy()` returns
-the default strategy only outside of all scopes.
+the default strategy only outside all scopes.
 """
 
 from __future__ import annotations
@@ -102,4 +102,4 @@ def restore() -> None:
         # Not deleted: CPython would then no longer accept arguments for `__init__`, see
         # https://github.com/python/cpython/issues/49572.
         if "__new__" in vars(cls):
-            cls.__new__ = _stock_new  # type: ignore[method-assign]
+            cls.__new__ = _stock_new  # type: ignore[assignment,method-assign]

@@ -9,7 +9,8 @@ trial with that number. A setting is kept if it makes a step clearly faster.
 
 `jit_compile` is tried with the other value than the model's. What XLA computes differs from what
 TensorFlow computes in the last digits. `bf16` makes layers compute in bfloat16, as with the dtype
-policy "mixed_bfloat16": two to three digits. Nothing is tried that the user has not named.
+policy "mixed_bfloat16": two to three digits. Keras 2 decides when it makes a variable whether calls
+cast it, so `bf16` is not tried there. Nothing is tried that the user has not named.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nanotf.compat import keras_build
-from nanotf.compat.generation import generation
+from nanotf.compat.versions import is_keras_3
 from nanotf.console import logger
 from nanotf.errors import ModelError, ShippingError
 from nanotf.machine import topology
@@ -47,17 +48,17 @@ def _other_jit_compile(model: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def _in_bfloat16(model: Any) -> Iterator[None]:
     policies = [
-        (layer, generation().policy_of(layer))
+        (layer, layer.dtype_policy)
         for layer in keras_build.with_layers(model)
         if layer.compute_dtype == "float32"
     ]
     try:
         for layer, _ in policies:
-            generation().set_policy(layer, "mixed_bfloat16")
+            layer.dtype_policy = "mixed_bfloat16"
         yield
     finally:
         for layer, policy in policies:
-            generation().set_policy(layer, policy)
+            layer.dtype_policy = policy
 
 
 # By the names of `defaults.TUNE`.
@@ -169,6 +170,10 @@ def _tried(
             kept = _decide(model, tune[: place - 1], measured) if place else ()
             settings = (*kept, tune[place - 1]) if place else ()
             label = _label(model, settings)
+            if "bf16" in settings and not is_keras_3():
+                note = "not tried: layers of Keras 2 keep their precision; use run --precision"
+                measured.append(auto.Measured(number, None, note=note, setting=label))
+                continue
             if place > 1 and budget.left() < 0:
                 measured.append(auto.Measured(number, None, note="no time left", setting=label))
                 continue
