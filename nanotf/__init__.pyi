@@ -62,7 +62,9 @@ __version__: str
 
 def accelerate(model: Any) -> Model: ...
 def patch_tensorflow(
-    precision: Literal["float32", "mixed_bfloat16"] = "float32", sparse: bool = False
+    precision: Literal["float32", "mixed_bfloat16"] = "float32",
+    sparse: bool = False,
+    strategies: bool = False,
 ) -> None: ...
 def unpatch_tensorflow(
     precision: Literal["float32", "mixed_bfloat16"] | None = None,

@@ -32,7 +32,7 @@ from nanotf.console import say
 from nanotf.errors import NanoError
 from nanotf.machine import topology
 from nanotf.parent import auto_cache
-from nanotf.parent.defaults import PRECISIONS
+from nanotf.parent.defaults import PRECISIONS, TUNE, tune
 
 _Done = TypeVar("_Done")
 
@@ -177,7 +177,8 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run an unchanged script or module; every fit uses several processes",
-        usage="nanotf run [-h] [-n N] [--hosts HOSTS] [--precision PRECISION] [--sparse] "
+        usage="nanotf run [-h] [-n N] [--hosts HOSTS] [--tune SETTINGS] "
+        "[--precision PRECISION] [--sparse] "
         "{script.py | -m MODULE} [arguments ...]",
         description="Calls nanotf.patch_tensorflow(), then runs a script as "
         "`python script.py arguments ...` would, or a module as `python -m MODULE arguments ...` "
@@ -201,6 +202,13 @@ def _add_run(commands: Any) -> None:
         help="use workers of several hosts: run the same command on each; the first runs the "
         'script, the others lend it N workers. "auto", the default, asks SageMaker, Slurm, MPI '
         "and TF_CONFIG",
+    )
+    run.add_argument(
+        "--tune",
+        type=lambda text: tuple(text.split(",")),
+        metavar="SETTINGS",
+        help="with -n auto: also measure these settings, separated by commas, and use those that "
+        f"are faster: {', '.join(TUNE)}",
     )
     run.add_argument(
         "--precision",
@@ -247,6 +255,7 @@ def _run(parsed: argparse.Namespace) -> int | Script:
         precision=parsed.precision,
         sparse=parsed.sparse,
         hosts=parsed.hosts,
+        tune=() if parsed.tune is None else tune(parsed.tune, parsed.num_processes),
     )
     return script.prepare()
 
@@ -273,11 +282,16 @@ def _tune(parsed: argparse.Namespace) -> int:
     print(f"{count(len(entries), 'measurement')} in {file}")
     for entry in entries.values():
         steps = ", ".join(
-            f"{m['num_processes']}: " + ("too slow" if m["step"] is None else _ms(m["step"]))
+            f"{m['num_processes']}{_setting(m)}: "
+            + ("too slow" if m["step"] is None else _ms(m["step"]))
             for m in entry["measured"]
         )
         print(f"  {entry['date']}  {entry['model']}: ms per step by processes: {steps}")
     return 0
+
+
+def _setting(measured: dict[str, Any]) -> str:
+    return f" with {measured['setting']}" if measured.get("setting") else ""
 
 
 def _ms(seconds: float) -> str:

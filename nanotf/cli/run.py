@@ -39,6 +39,7 @@ class Script:
         num_processes: int, "auto" or None, the default of each `fit`; None keeps a `fit` without
             `num_processes` in one process.
         precision, sparse: str and bool, as in `patch_tensorflow`.
+        tune: tuple of str, the default of `tune` of each `fit`.
         is_module: bool, whether `name` is a module or a package.
         hosts: str or None, the flag `--hosts`.
     """
@@ -50,6 +51,7 @@ class Script:
     sparse: bool = False
     is_module: bool = False
     hosts: str | None = None
+    tune: tuple[str, ...] = ()
 
     def prepare(self) -> int | Script:
         """Imports and patches TensorFlow, and waits for the other hosts.
@@ -66,7 +68,9 @@ class Script:
             return found
         from nanotf.keras.patching import patch_tensorflow
 
-        patch_tensorflow(self.precision, self.sparse)
+        # Workers divide the work; a strategy of the script's would divide it a second time.
+        has_workers = self.num_processes is not None or found is not None
+        patch_tensorflow(self.precision, self.sparse, strategies=has_workers)
         if found is None:
             return self
         found.wait_for_all()
@@ -85,7 +89,9 @@ class Script:
     def run(self) -> None:
         """Runs the script in this process. Its exceptions propagate, `SystemExit` included."""
         late = _LateVariables(self.name)
-        default = defaults.current = defaults.RunDefault(self.num_processes, late.refuse)
+        default = defaults.current = defaults.RunDefault(
+            self.num_processes, late.refuse, tune=self.tune
+        )
         path = pathlib.Path(self.name).absolute()
         sys.argv = ["-m" if self.is_module else str(path), *self.arguments]
         if not getattr(sys.flags, "safe_path", False):  # Python 3.11 on; -P, PYTHONSAFEPATH
@@ -126,7 +132,17 @@ class Script:
             told = f"{self.name} never called fit() of a tf.keras model"
             if self.num_processes is not None and not hosts.are_several():
                 told += f", so -n {self.num_processes} did nothing"
+                told += _cure(self.num_processes)
             say(f"{told}.", sys.stderr)
+
+
+def _cure(number: int | str) -> str:
+    """Returns the advice for a script that trains, if at all, in a loop of its own."""
+    number = number if isinstance(number, int) and number > 1 else 2
+    return (
+        ". Custom loops run in one process: to divide one, put it into a function under "
+        f"`@nanotf.nano(num_processes={number})`"
+    )
 
 
 class _LateVariables:

@@ -26,6 +26,7 @@ def options_of(function: Any) -> dict[str, Any]:
 
 
 _COMPILES = "_nanotf_compiles"
+_VERSION = "_nanotf_dividing_version"
 
 
 def for_worker(python_function: Any, options: dict[str, Any]) -> Any:
@@ -44,3 +45,21 @@ def for_worker(python_function: Any, options: dict[str, Any]) -> Any:
 def compiles(function: Any) -> bool:
     """Returns True if XLA compiles the layers that a function of `for_worker` calls."""
     return getattr(function, _COMPILES, False)
+
+
+def dividing_version(function: Any) -> Any:
+    """Returns a `tf.function` for code whose calls of layers are divided.
+
+    Args:
+        function: a `tf.function`, made in this process.
+
+    Returns:
+        The function itself, or one of `for_worker` in its place if XLA would compile all of it.
+    """
+    if not function._jit_compile:
+        return function
+    version = getattr(function, _VERSION, None)
+    if version is None:
+        version = for_worker(function.python_function, options_of(function))
+        setattr(function, _VERSION, version)
+    return version

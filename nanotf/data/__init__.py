@@ -10,6 +10,7 @@ Nothing below `cli` imports it.
 - `channels.py`: the files of a Pipe mode channel: its configuration, its pipes, the next index.
 - `records.py`: reads a pipe into records.
 - `scanning.py`: finds the records in a buffer, by `collectives/native/records.cc` or in Python.
+- `padding.py`: batches of one shape.
 - `feeding.py`, `feed.py`: write a channel's files to its pipes; the command.
 """
 
@@ -20,13 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nanotf.data.channels import PipeModeDatasetException
+    from nanotf.data.padding import pad_batches
     from nanotf.data.pipe_mode import PipeModeDataset
 
-__all__ = ["PipeModeDataset", "PipeModeDatasetException"]
+__all__ = ["PipeModeDataset", "PipeModeDatasetException", "pad_batches"]
 
 _HOMES = {
     "PipeModeDataset": "pipe_mode",
     "PipeModeDatasetException": "channels",
+    "pad_batches": "padding",
 }
 
 

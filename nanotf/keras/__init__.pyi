@@ -104,6 +104,7 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         sharding: Literal["auto", "data", "parent"] | None = None,
         max_restarts: int = 0,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
+        tune: Sequence[Literal["jit_compile", "bf16"]] | None = None,
     ) -> _History: ...
     def evaluate(
         self,

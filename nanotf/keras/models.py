@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 import inspect
 from collections.abc import Sequence
@@ -63,6 +64,7 @@ class Accelerated:
         sharding: Literal["auto", "data", "parent"] | None = None,
         max_restarts: int = 0,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
+        tune: Sequence[Literal["jit_compile", "bf16"]] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Trains the model, on several core-pinned processes if asked.
@@ -91,6 +93,9 @@ class Accelerated:
                 called "multiprocessing") this process starts the workers on this machine. With
                 "ray", Ray starts them on this machine or on a cluster. With "hosts", the hosts
                 of the run do.
+            tune: sequence of str or None, default None, settings that "auto" also measures, and
+                uses for this call if they are faster. "jit_compile" tries the other value than
+                the model's. "bf16" makes layers compute in bfloat16, which changes the numbers.
             **kwargs: as in Keras's `fit`.
 
         Returns:
@@ -110,53 +115,46 @@ class Accelerated:
                 that ended, or that made no progress for longer than the timeout.
         """
         # The parent's side, not needed in a worker.
-        from nanotf.parent import calls, one_process, training
+        from nanotf.parent import auto_settings, calls, one_process, training
         from nanotf.pool import backends
 
         keras_fit = super().fit  # type: ignore[misc]
         calls.check_max_restarts(max_restarts)
         wanted = defaults.num_processes(num_processes)
+        settings = defaults.tune(tune, wanted)
         hint = 'num_processes="auto" measures whether they would be faster.'
+        place = (transport, cores_per_process, cores)
         if isinstance(wanted, str) and wanted == topology.AUTO:
             calls.needs_workers(None, transport, sharding, backend)
             backends.check_can_measure(backend)
             hint = 'num_processes="auto" has chosen one process.'
-            wanted = self._fastest(keras_fit, args, kwargs, transport, cores_per_process, cores)
-        if not calls.needs_workers(wanted, transport, sharding, backend):
-            try:
-                return one_process.fit(keras_fit, args, kwargs, hint)
-            finally:
-                iterators.let_go(self.train_function, self.test_function)
-        given = _given(keras_fit, args, kwargs)
-        if given is None:
-            return keras_fit(*args, **kwargs)  # raises Keras's own error
-        return training.fit(
-            self,
-            given,
-            int(wanted or 1),
-            transport,
-            cores_per_process,
-            sharding,
-            max_restarts,
-            cores,
-            backend,
-        )
+            wanted, settings = self._fastest(_given(keras_fit, args, kwargs), settings, *place)
+        with_workers = calls.needs_workers(wanted, transport, sharding, backend)
+        with auto_settings.applied(self, settings):
+            if not with_workers:
+                try:
+                    history = one_process.fit(keras_fit, args, kwargs, hint)
+                finally:
+                    iterators.let_go(self.train_function, self.test_function)
+            elif (given := _given(keras_fit, args, kwargs)) is None:
+                history = keras_fit(*args, **kwargs)  # raises Keras's own error
+            else:
+                size, rest = int(wanted or 1), (sharding, max_restarts, cores, backend)
+                history = training.fit(self, given, size, transport, cores_per_process, *rest)
+        if settings:
+            history.nanotf = dataclasses.replace(history.nanotf, tuned=settings)
+        return history
 
     def _fastest(
-        self,
-        keras_fit: Any,
-        args: Any,
-        kwargs: Any,
-        transport: str | None,
-        cores_per_process: int | None,
-        cores: Sequence[int] | None,
-    ) -> int:
-        from nanotf.parent import auto
+        self, given: dict[str, Any] | None, tune: tuple[str, ...], *place: Any
+    ) -> tuple[int, tuple[str, ...]]:
+        """Returns the number of processes and those of the settings that train fastest."""
+        from nanotf.parent import auto, auto_settings
 
-        given = _given(keras_fit, args, kwargs)
         if given is None:
-            return 1
-        return auto.choose(self, given, transport, cores_per_process, cores)
+            return 1, ()
+        number = auto.choose(self, given, *place)
+        return number, auto_settings.choose(self, given, tune, number, *place) if tune else ()
 
     def evaluate(
         self,

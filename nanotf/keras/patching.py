@@ -10,6 +10,7 @@ It changes these things, and `unpatch_tensorflow()` restores them:
    mean the same as before: see `models.in_place_of`.
 3. Only with `sparse=True`: `__init__` and the names of Keras's `Embedding` and `Adam`. Every new
    object is of nanotf's class, also from `compile("adam")` and `load_model`.
+4. Only with `strategies=True`: `__new__` of `tf.distribute`'s strategies, see `one_replica`.
 
 Existing models are not touched. Models created while patched keep nanotf's class. Saved models
 name Keras's classes.
@@ -35,7 +36,9 @@ _keras_inits: dict[type, Any] = {}  # the replaced `__init__` of each Keras clas
 _policy_before: tuple[Any] | None = None  # the global dtype policy, while nanotf's is set
 
 
-def patch_tensorflow(precision: str = "float32", sparse: bool = False) -> None:
+def patch_tensorflow(
+    precision: str = "float32", sparse: bool = False, strategies: bool = False
+) -> None:
     """Makes every Keras model created from now on take `num_processes`.
 
     A second call only replaces the arguments of the first.
@@ -52,6 +55,11 @@ def patch_tensorflow(precision: str = "float32", sparse: bool = False) -> None:
             `nanotf.keras.layers.Embedding`), and rows of an embedding that a batch does not touch
             are not updated (see `nanotf.optimizers.SparseAdam`). With dense gradients and
             without such a regularizer, results are Keras's.
+        strategies: bool, default False, which leaves `tf.distribute` alone. True makes
+            `MirroredStrategy()`, `MultiWorkerMirroredStrategy()`, `OneDeviceStrategy()` and
+            `CentralStorageStrategy()` return a strategy of one replica whose scope changes
+            nothing, whatever devices and `TF_CONFIG` say. Where TensorFlow sees GPUs, they stay
+            TensorFlow's. `nanotf run -n N` sets it.
 
     Raises:
         InvalidArgumentError: The precision is unknown.
@@ -78,6 +86,7 @@ def patch_tensorflow(precision: str = "float32", sparse: bool = False) -> None:
         _replace(_sparse_replacements())
     elif not sparse:
         _leave_sparse()
+    _set_strategies(strategies)
     _set_policy(precision)
 
 
@@ -95,6 +104,7 @@ def unpatch_tensorflow(precision: str | None = None) -> None:
     if precision is not None:
         check_precision(precision)
     _set_policy("float32")
+    _set_strategies(False)
     _leave_sparse()
     if _keras_new is not None:
         keras_names.model_class().__new__ = _keras_new
@@ -181,6 +191,15 @@ def _public_namespaces() -> Iterator[dict[str, Any]]:
         public = path[0] == keras_module_name() and "src" not in path
         if module is not None and (public or path[:2] == ["tensorflow", "keras"]):
             yield vars(module)
+
+
+def _set_strategies(wanted: bool) -> None:
+    from nanotf.compat import one_replica  # imports TensorFlow
+
+    if wanted:
+        one_replica.replace()
+    else:
+        one_replica.restore()
 
 
 def _set_policy(precision: str) -> None:

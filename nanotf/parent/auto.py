@@ -78,6 +78,7 @@ class Measured:
         note: str.
         stopped: float, seconds after which the trial was stopped, if that is why there is no
             `step`; else 0.
+        setting: str, the settings of `tune` that it was measured with, such as "bf16".
     """
 
     num_processes: int
@@ -85,6 +86,7 @@ class Measured:
     start_up: float = 0.0
     note: str = ""
     stopped: float = 0.0
+    setting: str = ""
 
     def seconds(self, steps: int | None) -> float:
         """Returns the time of a job with `steps` steps, or of one step if the number is unknown."""
@@ -247,12 +249,21 @@ def _with_warm_pool(
     ]
 
 
-def _say(given: Mapping[str, Any], text: str, chosen: int) -> int:
-    """Prints a text, or logs it if `fit` is to be quiet; returns `chosen`."""
+def say_choice(given: Mapping[str, Any], text: str) -> None:
+    """Prints what was chosen, or logs it if `fit` is to be quiet.
+
+    Args:
+        given: mapping of str to object, the arguments of `fit` that were given.
+        text: str.
+    """
     if given.get("verbose", "auto") == 0:
         logger.info('num_processes="auto": %s', text)
     else:
         say(f'num_processes="auto": {text}')
+
+
+def _say(given: Mapping[str, Any], text: str, chosen: int) -> int:
+    say_choice(given, text)
     return chosen
 
 

@@ -19,7 +19,12 @@ from nanotf.console import logger
 from nanotf.errors import NanoError
 
 VERSION = 3  # of the file; other versions are ignored
-_OPTIONAL = {"start_up": 0.0, "note": "", "stopped": 0.0}  # fields of `auto.Measured`
+_OPTIONAL = {
+    "start_up": 0.0,
+    "note": "",
+    "stopped": 0.0,
+    "setting": "",
+}  # fields of `auto.Measured`
 _LONGEST = 1e9  # seconds
 
 
@@ -88,10 +93,16 @@ def _is_entry(entry: Any) -> bool:
 def decides(measured: Sequence[Mapping[str, Any]]) -> bool:
     """Returns True if one process and another number were measured: fewer decide nothing.
 
+    Nor do settings of `tune`, unless one of them and the model as it is were measured.
+
     Args:
         measured: sequence of mappings, the fields of `auto.Measured`.
     """
-    known = {m["num_processes"] for m in measured if m["step"] is not None}
+    steps = [m for m in measured if m["step"] is not None]
+    settings = {m.get("setting", "") for m in steps}
+    if any(settings):
+        return "" in settings
+    known = {m["num_processes"] for m in steps}
     return 1 in known and len(known) > 1
 
 
@@ -109,6 +120,7 @@ def _is_measured(value: Any) -> bool:
         and _is_time(rest["start_up"])
         and _is_time(rest["stopped"])
         and isinstance(rest["note"], str)
+        and isinstance(rest["setting"], str)
     )
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from nanotf.errors import check_choice
+from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, check_choice
 
 # "float32" leaves Keras's global dtype policy as it is; "mixed_bfloat16" computes in bfloat16 and
 # keeps variables in float32.
 PRECISIONS = ("float32", "mixed_bfloat16")
+# What `tune` may name: settings that "auto" tries beside the number of processes.
+TUNE = ("jit_compile", "bf16")
 
 
 @dataclass
@@ -24,11 +26,13 @@ class RunDefault:
         processes: int, `AUTO`, or None for no default.
         check: callable that the first `fit` calls; its exceptions pass through `fit`.
         fits: int, how often `fit` was called.
+        tune: tuple of str, the default of `tune`.
     """
 
     processes: int | str | None
     check: Callable[[], None] = lambda: None
     fits: int = 0
+    tune: tuple[str, ...] = ()
 
 
 # Set by `cli.run`, before the script starts; None in every other process.
@@ -68,6 +72,42 @@ def num_processes(given: int | str | None) -> int | str | None:
     from nanotf.pool import warm  # imports NumPy, which the command line avoids
 
     return None if warm.lent_to() == threading.get_ident() else current.processes
+
+
+def tune(given: Any, processes: int | str | None) -> tuple[str, ...]:
+    """Checks the argument `tune` of `fit`.
+
+    Args:
+        given: None for the default of the run, or a sequence of names of `TUNE`.
+        processes: int, "auto" or None, the number of processes of the call.
+
+    Returns:
+        tuple of str, the settings to try, each once.
+
+    Raises:
+        InvalidArgumentTypeError: It is no sequence of str.
+        InvalidArgumentError: It has an unknown name, or the number is not "auto".
+    """
+    if given is None:
+        return current.tune if current is not None and processes == "auto" else ()
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidArgumentTypeError(
+            f"`tune` must be a sequence of names. Received: tune={given!r}. Pass some of {TUNE}, "
+            'for instance tune=("bf16",).'
+        )
+    names = tuple(dict.fromkeys(given))
+    for name in names:
+        if name not in TUNE:
+            raise InvalidArgumentError(
+                f"`tune` names settings to try: {', '.join(map(repr, TUNE))}. Received: {name!r} "
+                f"in tune={given!r}. Remove it."
+            )
+    if names and processes != "auto":
+        raise InvalidArgumentError(
+            '`tune` needs num_processes="auto", which measures. Received: '
+            f'tune={given!r} and num_processes={processes!r}. Pass num_processes="auto".'
+        )
+    return names
 
 
 def check_precision(precision: Any) -> str:

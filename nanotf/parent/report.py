@@ -72,6 +72,7 @@ class Report:
         workers: tuple of `WorkerReport`, by rank; empty if workers died after training.
         call, times: the recorded times, see `timing`.
         hint: str, what may be faster; "" if nothing is known.
+        tuned: tuple of str, the settings that `fit(tune=...)` has chosen for this call.
     """
 
     method: str
@@ -89,6 +90,7 @@ class Report:
     call: timing.CallTimes = dataclasses.field(repr=False)
     times: tuple[timing.WorkerTimes, ...] = dataclasses.field(repr=False)
     hint: str = ""
+    tuned: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -130,8 +132,10 @@ class Report:
     @property
     def title(self) -> str:
         """The method, and where it ran."""
-        return f"{self.method} " + (
-            "in one process" if self.size == 1 else f"on {self.size} workers"
+        return (
+            f"{self.method} "
+            + ("in one process" if self.size == 1 else f"on {self.size} workers")
+            + (f", tuned: {', '.join(self.tuned)}" if self.tuned else "")
         )
 
     @property

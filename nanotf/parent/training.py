@@ -14,6 +14,7 @@ from nanotf.compat import (
     keras_optimizers,
 )
 from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, ModelError, WorkerDied, WorkerError, WorkerStuck
 from nanotf.parent import calls, gpu, rejections
@@ -79,6 +80,21 @@ def fit(
                 logger.warning("After the end of training: %s", error.message)
                 return call.finish([], ())
             call.prepare_restart(error)
+
+
+def _warn_of_lengths(model: Any, specs: Any) -> None:
+    """Warns of data for which XLA compiles the same step again and again."""
+    shapes = [leaf.shape for leaf in require_tensorflow().nest.flatten(specs)]
+    varying = [shape for shape in shapes if shape.rank and None in shape[1:].as_list()]
+    if varying:
+        logger.warning(
+            "XLA compiles a step anew for each shape of its batches, and those of the model %r, "
+            "compiled with jit_compile=True, have dimensions that vary: %s. Pad all to one "
+            "length, for instance by a tokenizer's padding='max_length' or by padded_shapes of "
+            "`padded_batch`.",
+            model.name,
+            varying[0],
+        )
 
 
 @dataclasses.dataclass
@@ -152,6 +168,8 @@ class _FitCall(ModelCall):
 
     def build(self) -> None:
         model, specs = self.model, self.data.specs
+        if model.jit_compile and not self.quiet:
+            _warn_of_lengths(model, specs)
         rejections.refuse_data(model, specs, "fit")
         super().build()
         self._check_optimizer()

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from nanotf.compat import distribute, functions, keras_names
 from nanotf.errors import NanoError
-from nanotf.region import scope
+from nanotf.region import retracing, scope
 from nanotf.region.regions import divide
 
 
@@ -39,7 +39,8 @@ def calling_functions(stock: Any, _: Any) -> Any:
 
     A graph that it was traced into elsewhere is unaware of the region. Over gRPC this also applies
     in a graph's branches and loops: there TensorFlow does not feed the keys of a function's
-    collectives. If the user compiles the function with XLA, its divided calls are compiled.
+    collectives. If the user compiles the function with XLA, its divided calls are compiled, and
+    what is between them is not.
     """
 
     @functools.wraps(stock)
@@ -47,8 +48,13 @@ def calling_functions(stock: Any, _: Any) -> Any:
         is_apart = scope.exchange is None or scope.exchange.feeds_branches
         is_apart = is_apart or not distribute.in_branch()
         if scope.region is None and scope.trial is None and is_apart:
+            if scope.exchange is not None and not tf.distribute.has_strategy():
+                self = functions.dividing_version(self)
             with scope.compiling() if functions.compiles(self) else contextlib.nullcontext():
-                return stock(self, *args, **kwargs)
+                result = stock(self, *args, **kwargs)
+            if scope.exchange is not None and tf.executing_eagerly():
+                retracing.called(self, args, kwargs)
+            return result
         autograph: Any = tf.__internal__.autograph
         python = autograph.tf_convert(self.python_function, autograph.control_status_ctx())
         return python(*args, **kwargs)

@@ -12,7 +12,7 @@ import functools
 from typing import Any
 
 from nanotf.collectives import lazy
-from nanotf.compat import autograph, keras_names, overrides
+from nanotf.compat import autograph, keras_names, one_replica, overrides
 from nanotf.compat.overrides import KERAS_2, KERAS_3, Override
 from nanotf.region import calls, draws, keras_rules, normalization, once, tapes
 
@@ -52,6 +52,10 @@ TABLE: tuple[Override, ...] = (
     Override("tensorflow:train.Checkpoint._maybe_create_save_counter", "makes a variable, which would be broadcast, while one rank may save alone", _with_known_values),
     Override("tensorflow.python.autograph.core.config:CONVERSION_RULES", "see `autograph.leave_tf_keras_alone`", lambda stock, strategy: autograph.leave_tf_keras_alone(stock), KERAS_2),
     Override("tensorflow.python.autograph.pyct.loader:load_source", "see `autograph.keep_no_files`", lambda stock, strategy: autograph.keep_no_files(stock)),
+    *(
+        Override(f"tensorflow:distribute.{name}.__new__", "the workers divide the work; a strategy of the program's own has one replica", one_replica.making)
+        for name in one_replica.STRATEGIES
+    ),
     # Regions: the divided calls, and the values that their code reads, draws and returns.
     Override("tensorflow:keras.layers.Layer.__call__", "the outermost call is divided", calls.calling_layers),
     Override("tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__", "a graph traced elsewhere is unaware of the region", calls.calling_functions),

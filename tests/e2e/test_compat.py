@@ -6,6 +6,7 @@ If TensorFlow or Keras moves a name, these tests fail first, and name it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import importlib
 import inspect
@@ -30,6 +31,7 @@ from nanotf.compat import (
     keras_callbacks,
     keras_names,
     keras_optimizers,
+    one_replica,
     pipelines,
     versions,
 )
@@ -55,6 +57,14 @@ def test_values_of_checkpoints() -> None:
     value = object.__new__(module.CheckpointInitialValue)
     value.wrapped_value = 1.0
     assert float(distribute.initial_tensor(value, tf.float32)) == 1.0
+
+
+def test_default_strategy() -> None:
+    default = _module("distribute_lib")._get_default_strategy()
+    assert default is tf.distribute.get_strategy()
+    for name in one_replica.STRATEGIES:
+        cls = functools.reduce(getattr, name.split("."), tf.distribute)
+        assert issubclass(cls, tf.distribute.Strategy)
 
 
 DISTRIBUTE = [

@@ -48,7 +48,7 @@ PUBLIC = {
         "whole",
         "worker_pids",
     ],
-    "nanotf.data": ["PipeModeDataset", "PipeModeDatasetException"],
+    "nanotf.data": ["PipeModeDataset", "PipeModeDatasetException", "pad_batches"],
     "nanotf.estimator": ["ShuffleConfig", "TensorFlow", "TrainingInput", "TrainingJob"],
     "nanotf.keras": [
         "Model",

@@ -1,0 +1,105 @@
+"""Strategies of one replica in place of TensorFlow's, for programs that nanotf runs.
+
+A script that makes a `tf.distribute.MirroredStrategy` expects TensorFlow to divide its work between
+devices. Under `nanotf run`, and in a `@nano` function, nanotf divides the work between processes.
+There, the constructors of `STRATEGIES` return a strategy of one replica that works like
+TensorFlow's default one: `scope()` changes nothing, `run(f)` calls `f`, a distributed dataset is
+the dataset. No server starts, whatever `TF_CONFIG` says.
+
+The private name is `distribute_lib._get_default_strategy`: `tf.distribute.get_strategy()` returns
+the default strategy only outside all scopes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute import distribute_lib
+
+# Classes under `tf.distribute` that divide steps between the devices that a process or a cluster
+# has. `ParameterServerStrategy` and `TPUStrategy` need a cluster of their own and are left alone.
+STRATEGIES = (
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "experimental.CentralStorageStrategy",
+    "experimental.MultiWorkerMirroredStrategy",
+)
+
+
+class OneReplica(tf.distribute.Strategy):  # type: ignore[misc]
+    """A strategy of one replica whose scope is transparent.
+
+    Args:
+        *args, **kwargs: those of the class that it replaces. They name devices and clusters, and
+            are ignored.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Variables, datasets and reductions are the default strategy's. Its `extended` also tells
+        # TensorFlow's checks that this is no strategy but the default one.
+        tf.distribute.Strategy.__init__(self, distribute_lib._get_default_strategy().extended)
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context that changes nothing."""
+        return self._transparent()
+
+    @contextlib.contextmanager
+    def _transparent(self) -> Iterator[Any]:
+        yield self
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """A resolver without a cluster; scripts then take this process for the chief."""
+        resolvers = tf.distribute.cluster_resolver
+        nothing = tf.train.ClusterSpec({})
+        return resolvers.SimpleClusterResolver(nothing, task_type=None, task_id=None)
+
+
+def making(stock: Any = None, given: Any = None) -> Callable[..., Any]:
+    """Returns a `__new__` for a class of `STRATEGIES` that makes strategies of one replica.
+
+    Classes derived from it are not affected. Where TensorFlow sees GPUs, neither is the class.
+
+    Args:
+        stock, given: ignored; the signature is that of `overrides.Override.replacement`.
+    """
+
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        wanted = cls in _classes() and not tf.config.list_physical_devices("GPU")
+        return object.__new__(_in_place_of(cls) if wanted else cls)
+
+    return __new__
+
+
+def _stock_new(cls: type, *args: Any, **kwargs: Any) -> Any:
+    return object.__new__(cls)
+
+
+def _classes() -> list[type]:
+    return [functools.reduce(getattr, name.split("."), tf.distribute) for name in STRATEGIES]
+
+
+@functools.cache
+def _in_place_of(cls: type) -> type:
+    """Returns a class of one replica whose objects are instances of `cls`, too."""
+    return type(cls.__name__, (OneReplica, cls), {"__doc__": OneReplica.__doc__})
+
+
+def replace() -> None:
+    """Makes the constructors of `STRATEGIES` return strategies of one replica."""
+    for cls in _classes():
+        cls.__new__ = making()  # type: ignore[method-assign]
+
+
+def restore() -> None:
+    """Undoes `replace`."""
+    for cls in _classes():
+        # Not deleted: CPython would then no longer accept arguments for `__init__`, see
+        # https://github.com/python/cpython/issues/49572.
+        if "__new__" in vars(cls):
+            cls.__new__ = _stock_new  # type: ignore[assignment,method-assign]

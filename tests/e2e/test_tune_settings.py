@@ -1,0 +1,129 @@
+"""`fit(num_processes="auto", tune=...)`: settings that are measured beside the number."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import nanotf
+from nanotf.cli import main
+from nanotf.compat.versions import keras_version
+from nanotf.parent import auto, auto_cache
+from nanotf.parent.auto import Measured
+
+X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    yield
+
+
+def _model(dtype: str = "float32", jit_compile: bool = False) -> Any:
+    tf.keras.utils.set_random_seed(3)
+    layers = [
+        tf.keras.layers.Input((4,)),
+        tf.keras.layers.Dense(8, "tanh", dtype=dtype),
+        tf.keras.layers.Dense(1, dtype=dtype),
+    ]
+    model = nanotf.Sequential(layers)
+    model.compile("sgd", "mse", jit_compile=jit_compile)
+    return model
+
+
+def _fit(model: Any, **arguments: Any) -> Any:
+    return model.fit(X, X[:, :1], batch_size=16, epochs=2, shuffle=False, verbose=0, **arguments)
+
+
+def _with_times(monkeypatch: pytest.MonkeyPatch, times: dict[Any, float]) -> list[Any]:
+    """Replaces the measuring: a step takes `times` by compilation and type. Returns the trials."""
+    tried: list[Any] = []
+
+    def measure(trial: Any, number: int, *_: Any) -> Measured:
+        setting = bool(trial.model.jit_compile), trial.model.layers[-1].compute_dtype
+        tried.append((number, *setting))
+        return Measured(number, times[setting] * number)
+
+    monkeypatch.setattr(auto, "_measure", measure)
+    return tried
+
+
+@pytest.mark.skipif(keras_version() < (3,), reason="bf16 is not tried with Keras 2")
+def test_what_is_faster_is_used_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, fast = (False, "float32"), (True, "bfloat16")
+    times = {plain: 100.0, (True, "float32"): 90.0, fast: 50.0}
+    tried = _with_times(monkeypatch, times)
+    model = _model()
+    history = _fit(model, num_processes="auto", tune=("jit_compile", "bf16"))
+    assert tried[-3:] == [(1, *plain), (1, True, "float32"), (1, *fast)]
+    assert history.nanotf.tuned == ("jit_compile", "bf16")
+    assert str(history.nanotf).startswith("fit in one process, tuned: jit_compile, bf16")
+    expected = _fit(_model("mixed_bfloat16", jit_compile=True)).history["loss"]
+    np.testing.assert_allclose(history.history["loss"], expected, rtol=1e-6)
+    assert not model.jit_compile
+    assert {layer.compute_dtype for layer in (model, *model.layers)} == {"float32"}
+    assert model.predict(X, verbose=0).dtype == np.float32
+    # The second call knows.
+    tried.clear()
+    assert _fit(model, num_processes="auto", tune=("jit_compile", "bf16")).nanotf.tuned
+    assert tried == []
+    settings = [m["setting"] for e in auto_cache.entries().values() for m in e["measured"]]
+    assert "jit_compile=True, bf16" in settings
+
+
+def test_what_is_slower_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {(False, "float32"): 100.0, (True, "float32"): 200.0, (False, "bfloat16"): 98.0}
+    tried = _with_times(monkeypatch, times)
+    history = _fit(_model(), num_processes="auto", tune=("jit_compile", "bf16"))
+    settings = list(times) if keras_version() >= (3,) else list(times)[:2]
+    assert tried[-len(settings) :] == [(1, *setting) for setting in settings]
+    assert history.nanotf.tuned == ()
+    np.testing.assert_allclose(history.history["loss"], _fit(_model()).history["loss"], rtol=1e-5)
+
+
+def test_a_compiled_step_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    _with_times(monkeypatch, {(False, "float32"): 100.0, (True, "float32"): 50.0})
+    model = _model()
+    history = _fit(model, num_processes="auto", tune=("jit_compile",))
+    assert history.nanotf.tuned == ("jit_compile",)
+    expected = _fit(_model(jit_compile=True)).history["loss"]
+    np.testing.assert_allclose(history.history["loss"], expected, rtol=1e-6)
+    assert not model.jit_compile
+
+
+def test_nothing_is_tried_that_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = _with_times(monkeypatch, {(False, "float32"): 100.0})
+    _fit(_model(), num_processes="auto")
+    assert tried
+    assert {tuple(setting) for _, *setting in tried} == {(False, "float32")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"tune": ("fp8",), "num_processes": "auto"}, "Received: 'fp8' in tune=('fp8',)"),
+        ({"tune": "bf16", "num_processes": "auto"}, "Received: tune='bf16'"),
+        ({"tune": 3, "num_processes": "auto"}, "Received: tune=3"),
+        ({"tune": ("bf16",), "num_processes": 2}, "and num_processes=2"),
+        ({"tune": ("bf16",)}, "and num_processes=None"),
+    ],
+)
+def test_refused(arguments: Any, text: str) -> None:
+    with pytest.raises(nanotf.errors.NanoError, match=re.escape(text)):
+        _fit(_model(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [(("-n", "auto", "--tune", "bf16,fp8"), "'fp8'"), (("-n", "2", "--tune", "bf16"), "auto")],
+)
+def test_the_command_refuses(capsys: pytest.CaptureFixture[str], options: Any, text: str) -> None:
+    assert main(["run", *options, "no_such.py"]) == 2
+    assert text in capsys.readouterr().err
