@@ -65,7 +65,7 @@ def _script(directory: pathlib.Path, source: str, *command: str, **environment: 
 def test_a_fit_in_the_scope_of_a_strategy(tmp_path: pathlib.Path) -> None:
     plain = _script(tmp_path, FIT, "script.py", "tf.distribute.get_strategy()")
     expected = last_json(plain)[0]
-    arguments = ("-m", "nanotf", "run", "-n", "2", "script.py")
+    arguments = ("-m", "nanotf", "run", "-n", "2", "--hosts", "localhost", "script.py")
     for made in ("MultiWorkerMirroredStrategy()", "MirroredStrategy(['cpu:0', 'cpu:1'])"):
         done = _script(
             tmp_path, FIT, *arguments, f"strategies.{made}", TF_CONFIG=json.dumps(CLUSTER)
