@@ -25,6 +25,7 @@ from nanotf.pool.ray.crew import RayCrew
 
 # By accepted name.
 BACKENDS = {"local": "local", "multiprocessing": "local", "ray": "ray", "hosts": "hosts"}
+DEFAULT_BACKEND = "local"  # where the run has no other hosts
 
 
 def check_backend(backend: str | None) -> str:
@@ -38,7 +39,7 @@ def check_backend(backend: str | None) -> str:
         UnsupportedVersionError: Its package is not installed.
     """
     if backend is None:
-        return "local" if members.current is None else "hosts"
+        return DEFAULT_BACKEND if members.current is None else "hosts"
     check_choice("backend", backend, tuple(BACKENDS))
     if backend == "hosts" and members.current is None:
         raise InvalidArgumentError(
