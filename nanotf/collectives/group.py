@@ -139,7 +139,8 @@ class Group:
         if self._native:
             with self._translated():
                 run = _ops().nanotf_sum if if_read else _ops().nanotf_all_reduce
-                found = run(tensors=tensors, group=self._handle, key=key, reduction=op)
+                more = {"moment": lazy.moment()} if if_read else {}
+                found = run(tensors=tensors, group=self._handle, key=key, reduction=op, **more)
                 return [lazy.noted(result, if_read) for result in found]
         results = self._in_python(
             lambda *arrays: self._engine.all_reduce(arrays, key, op),
@@ -224,7 +225,8 @@ class Group:
         if self._native:
             with self._translated():
                 op = _ops().nanotf_join if if_read else _ops().nanotf_all_gather
-                return lazy.noted(op(tensor=tensor, group=self._handle, key=key), if_read)
+                more = {"moment": lazy.moment()} if if_read else {}
+                return lazy.noted(op(tensor=tensor, group=self._handle, key=key, **more), if_read)
         results = self._in_python(
             lambda array: [self._engine.all_gather(array, key)],
             [tensor],
@@ -349,7 +351,13 @@ class Group:
             return [
                 tf.constant(result, dtype) for result, dtype in zip(results, dtypes, strict=True)
             ]
-        results = tf.numpy_function(function, tensors, dtypes, stateful=not if_read)
+        if if_read:
+            count, inputs = len(tensors), [*tensors, lazy.moment()]
+            results = tf.numpy_function(
+                lambda *arrays: function(*arrays[:count]), inputs, dtypes, stateful=False
+            )
+        else:
+            results = tf.numpy_function(function, tensors, dtypes)
         return [lazy.noted(result, if_read) for result in results] if dtypes else results
 
 

@@ -3,6 +3,11 @@
 Their ops are stateless, so TensorFlow drops every exchange whose result is not read. It would run
 the rest in any order, and threads that wait for different exchanges would deadlock. So these run
 among the stateful ops of a `tf.function`, in the order of tracing.
+
+TensorFlow would also compute stateless ops with constant inputs before it runs the function. The
+length of a tensor is such an input. Workers do that in different orders, and wait for each other
+forever. So each exchange has another input, `moment`, that is never constant. It is stateful, so
+branches and functions that contain exchanges are stateful, too, and keep their places.
 """
 
 from __future__ import annotations
@@ -17,7 +22,21 @@ import tensorflow as tf
 
 # By traced graph: the names of ops whose exchange is made only if it is read.
 _noted: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+# By traced graph: the name of the input that keeps exchanges from being computed in advance.
+_moments: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _read: dict[Any, set[str]] = {}  # by id of each graph being completed: the exchanges that are read
+
+
+def moment() -> Any:
+    """Returns an int64 scalar that an exchange takes as an input, one per graph."""
+    if tf.executing_eagerly():
+        return tf.constant(0, tf.int64)
+    graph = tf.compat.v1.get_default_graph()
+    if graph not in _moments:
+        with tf.control_dependencies(None):
+            # An integer: a region would trace gradients of a float that it takes from outside.
+            _moments[graph] = tf.cast(tf.timestamp(), tf.int64).name
+    return graph.get_tensor_by_name(_moments[graph])
 
 
 def noted(result: Any, if_read: bool) -> Any:

@@ -70,7 +70,7 @@ def test_unread_results_are_not_exchanged():
 
     @tf.function
     def step(x):
-        join(tensor=x, group=0, key=99)
+        join(tensor=x, group=0, key=99, moment=tf.constant(0, tf.int64))
         return x + 1
 
     assert float(step(tf.constant([1.0]))[0]) == 2.0

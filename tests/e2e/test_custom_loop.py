@@ -1417,3 +1417,41 @@ def test_without_nano_nothing_happens() -> None:
     assert (nanotf.rank(), nanotf.size(), nanotf.is_chief()) == (0, 1, True)
     assert nanotf.get_strategy() is tf.distribute.get_strategy()
     assert step.__name__ == "plain_step"
+
+
+class _Embedded(tf.keras.Model):  # type: ignore[misc]
+    """Looks up words, and positions that are constants of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = L.Embedding(40, 4)
+        self.kinds = L.Embedding(3, 4)
+        self.places = L.Embedding(6, 4)
+
+    def call(self, x: Any) -> Any:
+        return self.words(x) + self.kinds(tf.zeros_like(x)) + self.places(tf.range(6)[tf.newaxis])
+
+
+def test_exchanges_of_constants(run_on: Any) -> None:
+    """TensorFlow must not compute them before the step: workers would wait for each other."""
+
+    def train(batches: list[Any]) -> list[float]:
+        tf.keras.utils.set_random_seed(1)
+        model = _Embedded()
+        model(batches[0])
+        optimizer = tf.keras.optimizers.SGD(0.1)
+
+        @tf.function
+        def step(batch: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(batch) ** 2)
+            variables = model.trainable_variables
+            gradients = tape.gradient(loss, variables)
+            optimizer.apply_gradients(zip(gradients, variables, strict=True))
+            return loss
+
+        return [float(step(batch)) for batch in batches]
+
+    x = np.random.default_rng(0).integers(0, 40, (14, 6))
+    batches = [x[:8], x[8:]]
+    np.testing.assert_allclose(run_on()(train)(batches), train(batches), rtol=1e-5)

@@ -184,7 +184,6 @@ def test_weight_decay(hf: Any, tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.xfail(reason="the workers gather in different orders if the last batch is short")
 def test_custom_loop(float64: None, hf: Any) -> None:
     def run(model: Any, workers: dict[str, int]) -> list[float]:
         x, y = _data(_bert)

@@ -5,7 +5,9 @@
 // They are stateful: TensorFlow then does not drop, merge or precompute them, and keeps them in
 // tf.function's order of tracing. NanotfSum, an all-reduce, and NanotfJoin, an all-gather, are
 // stateless: a graph that does not read their results drops them (collectives/lazy.py keeps the
-// others in order). Kernels block the thread that runs them.
+// others in order). TensorFlow would precompute stateless ops with constant inputs. So these have
+// another input, which is never constant and which nothing reads. Kernels block the thread that
+// runs them.
 
 #include <stdio.h>
 #include <string.h>
@@ -184,11 +186,13 @@ class Execution {
   NanotfFailure failure_ = {};
 };
 
+// kUnread is the number of inputs after the tensors.
+template <int kUnread>
 void ComputeAllReduce(void* kernel, TF_OpKernelContext* context) {
   const Attributes& attributes = *static_cast<Attributes*>(kernel);
   Execution run(context);
   Description description("all_reduce(" + ReductionName(attributes.reduction) + ")");
-  const int count = tf().NumInputs(context);
+  const int count = tf().NumInputs(context) - kUnread;
   std::vector<Tensor> outputs(count);
   std::vector<NanotfFragment> fragments(count);
   int type = kNanotfFloat32;
@@ -358,9 +362,11 @@ struct ShapeDeleter {
 };
 using Shape = std::unique_ptr<TF_ShapeHandle, ShapeDeleter>;
 
+// kUnread is the number of inputs after those that have an output each.
+template <int kUnread>
 void SameShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   const Shape shape(tf().NewShapeHandle());
-  const int count = static_cast<int>(tf().ShapeInferenceContextNumInputs(context));
+  const int count = static_cast<int>(tf().ShapeInferenceContextNumInputs(context)) - kUnread;
   for (int i = 0; i < count && tf().GetCode(status) == kTfOk; ++i) {
     tf().ShapeInferenceContextGetInput(context, i, shape.get(), status);
     if (tf().GetCode(status) != kTfOk) return;
@@ -452,16 +458,16 @@ __attribute__((constructor)) void RegisterAll() {
        {"N: int >= 1", kReducible, "reduction: {'sum', 'min', 'max'}"},
        {"tensors: N * T"},
        "reduced: N * T",
-       SameShapes,
+       SameShapes<0>,
        CreateKernel<kReduction>,
-       ComputeAllReduce},
+       ComputeAllReduce<0>},
       {"NanotfSum",
        {"N: int >= 1", kReducible, "reduction: {'sum', 'min', 'max'}"},
-       {"tensors: N * T"},
+       {"tensors: N * T", "moment: int64"},
        "reduced: N * T",
-       SameShapes,
+       SameShapes<1>,
        CreateKernel<kReduction>,
-       ComputeAllReduce,
+       ComputeAllReduce<1>,
        false},
       {"NanotfReduceScatter",
        {"N: int >= 1", kReducible, "length: int"},
@@ -486,7 +492,7 @@ __attribute__((constructor)) void RegisterAll() {
        ComputeAllGather},
       {"NanotfJoin",
        {kMovable},
-       {"tensor: T"},
+       {"tensor: T", "moment: int64"},
        "gathered: T",
        GatheredShape,
        CreateKernel<kNoExtra>,
@@ -496,7 +502,7 @@ __attribute__((constructor)) void RegisterAll() {
        {kMovable, "root: int"},
        {"tensor: T"},
        "value: T",
-       SameShapes,
+       SameShapes<0>,
        CreateKernel<kRoot>,
        ComputeBroadcast},
       {"NanotfBarrier", {}, {}, nullptr, NoShapes, CreateKernel<kNoExtra>, ComputeBarrier},
