@@ -19,6 +19,8 @@
 # PYTHON=python3.11 chooses the interpreter, ARGS="-k parity -x" goes to pytest.
 
 SHELL := /bin/bash
+# The tests' many processes share the bytecode of nanotf, too.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 NEWEST_TF := 2.21.*
 TF ?=
