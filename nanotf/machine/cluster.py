@@ -24,12 +24,12 @@ import pathlib
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nanotf.errors import InvalidArgumentError
+from nanotf.machine.interpreter import other_command
 
 AUTO = "auto"
 CURRENT_VARIABLE = "NANOTF_CURRENT_HOST"
@@ -344,7 +344,7 @@ def _ask_mpi(size: int) -> tuple[list[str], int]:
     """
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", _ASK_MPI],
+            other_command("-c", _ASK_MPI),
             capture_output=True,
             text=True,
             timeout=_MPI_SECONDS,

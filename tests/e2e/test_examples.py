@@ -43,6 +43,7 @@ def test_example(name: str, tmp_path: pathlib.Path) -> None:
     assert _accuracy(output) > 0.7
 
 
+@pytest.mark.thorough
 def test_unchanged_script(tmp_path: pathlib.Path) -> None:
     """Trains with workers, although it names neither nanotf nor a number of processes."""
     path = EXAMPLES / f"{UNCHANGED}.py"
@@ -51,12 +52,14 @@ def test_unchanged_script(tmp_path: pathlib.Path) -> None:
     assert _accuracy(output) > 0.7
 
 
+@pytest.mark.thorough
 def test_demo(tmp_path: pathlib.Path) -> None:
     """It ends with an error if the workers' model is wrong for more than 5 % of the digits."""
     output = _run(tmp_path, EXAMPLES / f"{DEMO}.py")
     assert re.search(r"2 worker processes +[\d.]+ s +9\d\.\d+%", output)
 
 
+@pytest.mark.thorough
 def test_script_mode(tmp_path: pathlib.Path) -> None:
     """A job with workers, data of a channel and a hyperparameter."""
     path = EXAMPLES / f"{JOB}.py"
