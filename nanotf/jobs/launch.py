@@ -7,13 +7,13 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 
-from nanotf.errors import InvalidArgumentError, JobError
+from nanotf.errors import InvalidArgumentError, JobError, NanoError
 from nanotf.jobs import environment, files, hyperparameters, record, remote
 from nanotf.jobs.record import JobFolder, Owner, Request, State
 from nanotf.machine import topology
+from nanotf.machine.interpreter import python_command
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _START_SECONDS = 120.0  # a new interpreter, on a busy machine
@@ -155,8 +155,8 @@ def _fill(job: JobFolder, request: Request) -> None:
 
 def _start_supervisor(job: JobFolder) -> None:
     """Starts the supervisor, and waits until it owns the job."""
-    command = [sys.executable, "-m", "nanotf.jobs.supervisor", str(job.path)]
     try:
+        command = python_command("nanotf.jobs.supervisor", str(job.path))
         with job.supervisor_log.open("ab") as log:
             subprocess.run(
                 command,
@@ -166,7 +166,7 @@ def _start_supervisor(job: JobFolder) -> None:
                 timeout=_START_SECONDS,
                 check=True,
             )
-    except (OSError, subprocess.SubprocessError) as error:
+    except (NanoError, OSError, subprocess.SubprocessError) as error:
         reason = f"The job's supervisor must start. Received: {error}"
         state = job.read_state()
         if not state.owner.is_supervisor:

@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 import secrets
-import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 
@@ -19,6 +18,7 @@ from nanotf.jobs import environment, processes, source
 from nanotf.jobs.environment import Counts
 from nanotf.jobs.processes import Program
 from nanotf.jobs.record import JobFolder, Request
+from nanotf.machine.interpreter import python_command
 from nanotf.wire.ports import free_port
 
 # In SageMaker's containers, hosts derive their secret and their address from these. The other hosts
@@ -35,13 +35,14 @@ def begin(
         job: `JobFolder`, whose trees are filled.
         request: `Request`.
         python: str, the interpreter of the script.
-        feeders: sequence of arguments of `python`, one for each channel in Pipe mode.
+        feeders: sequence of a module and its arguments, one for each channel in Pipe mode.
     """
     hosts = request.host_names
     first = str(job.tree(hosts[0]).base)
     for feeder in feeders:
-        command = [sys.executable, *feeder]
-        yield processes.begin(command, hosts[0], first, os.environ, feeder=True)
+        program = processes.begin(python_command(*feeder), hosts[0], first, os.environ, feeder=True)
+        program.command = ["python", "-m", *feeder]  # python_command's is too long for a message
+        yield program
     counts, shared = environment.count_processors(), variables_of_hosts(hosts)
     for host in hosts:
         code = job.tree(host).code
