@@ -35,8 +35,8 @@ def check(request: Request) -> None:
     hyperparameters.encode(request.hyperparameters)
     if request.num_processes not in (None, topology.AUTO):
         number = topology.check_num_processes(_number(request.num_processes))
-        if request.hosts is None and request.instances == 1:
-            topology.plan(number)
+        if request.hosts is None:
+            topology.plan(number)  # simulated hosts share cores, but workers of one host do not
     _check_hosts(request)
     for name, seconds in (("max_run", request.max_run), ("stop_seconds", request.stop_seconds)):
         if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
