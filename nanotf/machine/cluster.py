@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanotf.errors import InvalidArgumentError
-from nanotf.machine.interpreter import other_command
+from nanotf.machine.interpreter import python_command
 
 AUTO = "auto"
 CURRENT_VARIABLE = "NANOTF_CURRENT_HOST"
@@ -47,14 +47,7 @@ _LOCAL_RANKS = (
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
 _MPI_SECONDS = 60.0
-
-# Run by every process of `mpirun`: prints the names of all processes' hosts, by rank.
-_ASK_MPI = """
-import json, socket
-from mpi4py import MPI
-names = MPI.COMM_WORLD.allgather(socket.gethostname())
-print(json.dumps([names, MPI.COMM_WORLD.Get_rank()]))
-"""
+_MPI_MODULE = "nanotf.machine.mpi_hosts"
 
 
 @dataclass(frozen=True)
@@ -344,7 +337,7 @@ def _ask_mpi(size: int) -> tuple[list[str], int]:
     """
     try:
         asked = subprocess.run(
-            other_command("-c", _ASK_MPI),
+            python_command(_MPI_MODULE),
             capture_output=True,
             text=True,
             timeout=_MPI_SECONDS,

@@ -131,15 +131,24 @@ def test_mpi_on_one_host() -> None:
     assert found.source == "MPI"
 
 
-def test_mpi_names_no_hosts_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_ASK_MPI", "import nanotf_has_no_such_module")
+def _replace_mpi(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, source: str) -> None:
+    """Makes a module stand for the one that asks MPI, which needs `mpirun`."""
+    (folder / "fake_mpi_hosts.py").write_text(source)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(cluster, "_MPI_MODULE", "fake_mpi_hosts")
+
+
+def test_mpi_names_no_hosts_without_mpi4py(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    _replace_mpi(monkeypatch, tmp_path, "import nanotf_has_no_such_module")
     environ = {"PMI_SIZE": "4", "PMI_RANK": "0", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}
     with pytest.raises(InvalidArgumentError, match=r"4 processes, .*Install mpi4py .* --hosts"):
         find(environ)
 
 
-def test_mpi_asks_for_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_ASK_MPI", 'print(\'[["a", "a", "b", "b"], 2]\')')
+def test_mpi_asks_for_the_names(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    _replace_mpi(monkeypatch, tmp_path, 'print(\'[["a", "a", "b", "b"], 2]\')')
     environ = {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}
     assert find(environ) == Cluster(("a", "b"), "b", "MPI", (2, 2))
 
