@@ -1,4 +1,4 @@
-"""The commands that start another Python. They start all of nanotf's child interpreters."""
+"""The command that starts another Python. It starts all of nanotf's child interpreters."""
 
 from __future__ import annotations
 
@@ -46,33 +46,16 @@ def python_command(module: str, *arguments: str) -> list[str]:
     Raises:
         NanoError: `sys.executable` names no program.
     """
-    code = _BOOT.format(
-        path=[entry for entry in sys.path if isinstance(entry, str)],  # Python, too, ignores others
-        root=str(pathlib.Path(__file__).parents[2]),
-    )
-    # `multiprocessing` does this for its processes, too.
-    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return other_command(*options, "-c", code, module, *arguments)
-
-
-def other_command(*arguments: str) -> list[str]:
-    """Returns the command that runs this interpreter with arguments of its own.
-
-    For the modules of other packages, such as pip, that need none of this process's imports.
-
-    Args:
-        *arguments: str, Python's own.
-
-    Returns:
-        list of str, for `subprocess`.
-
-    Raises:
-        NanoError: `sys.executable` names no program.
-    """
     if not shutil.which(sys.executable or ""):
         raise NanoError(
             "nanotf starts processes with the interpreter that `sys.executable` names. Received: "
             f"sys.executable={sys.executable!r}, which is no program. Set it to the path of this "
             "Python (as an application that embeds Python has to)."
         )
-    return [sys.executable, *arguments]
+    code = _BOOT.format(
+        path=[entry for entry in sys.path if isinstance(entry, str)],  # Python, too, ignores others
+        root=str(pathlib.Path(__file__).parents[2]),
+    )
+    # `multiprocessing` does this for its processes, too.
+    options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [sys.executable, *options, "-c", code, module, *arguments]
