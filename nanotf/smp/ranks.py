@@ -79,6 +79,4 @@ def place(rank: int, size: int, partitions: int, placement_strategy: str = "clus
         mp_rank, dp_rank = divmod(rank, copies)
         mp_group = range(dp_rank, size, copies)
         dp_group = range(mp_rank * copies, (mp_rank + 1) * copies)
-    return Place(
-        rank, size, mp_rank, partitions, dp_rank, copies, tuple(mp_group), tuple(dp_group)
-    )
+    return Place(rank, size, mp_rank, partitions, dp_rank, copies, tuple(mp_group), tuple(dp_group))

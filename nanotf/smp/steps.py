@@ -167,7 +167,9 @@ def gradients(loss: Any, variables: Sequence[Any]) -> list[Any]:
             "outside one. Use a tf.GradientTape there."
         )
     # A variable of Keras 3 wraps TensorFlow's.
-    found: list[Any] = tf.gradients(loss, [getattr(v, "value", v) if _wraps(v) else v for v in variables])
+    found: list[Any] = tf.gradients(
+        loss, [getattr(v, "value", v) if _wraps(v) else v for v in variables]
+    )
     return found
 
 

@@ -29,7 +29,13 @@ def test_before_init() -> None:
 
 def test_one_process() -> None:
     smp.init({"partitions": 1, "microbatches": 4})
-    assert (smp.rank(), smp.size(), smp.local_rank(), smp.mp_rank(), smp.dp_rank()) == (0, 1, 0, 0, 0)
+    assert (smp.rank(), smp.size(), smp.local_rank(), smp.mp_rank(), smp.dp_rank()) == (
+        0,
+        1,
+        0,
+        0,
+        0,
+    )
     assert (smp.get_mp_group(), smp.get_dp_group()) == ([0], [0])
     assert smp.num_microbatches() == 4
     assert smp.allgather("it", smp.CommGroup.DP_GROUP) == ["it"]
@@ -68,7 +74,7 @@ def test_partition_index() -> None:
 @pytest.mark.parametrize("group", ["WORLD", None])
 def test_wrong_group(group: Any) -> None:
     smp.init({"partitions": 1})
-    with pytest.raises(NanoError, match="group must be a smp.CommGroup"):
+    with pytest.raises(NanoError, match=r"group must be a smp\.CommGroup"):
         smp.barrier(group)
 
 
