@@ -48,7 +48,7 @@ def get_gradients(x, y):
 def train_step(x, y):
     gradients, loss, predictions = get_gradients(x, y)
     averaged = [gradient.accumulate() for gradient in gradients]
-    optimizer.apply_gradients(zip(averaged, model.trainable_variables))
+    optimizer.apply_gradients(zip(averaged, model.trainable_variables, strict=True))
     accuracy.update_state(y, predictions.merge())
     return loss.reduce_mean()
 

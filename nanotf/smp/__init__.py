@@ -22,8 +22,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nanotf.smp.checkpoints import CheckpointManager
     from nanotf.smp.models import DistributedModel
-    from nanotf.smp.objects import allgather, barrier, broadcast, dp_barrier, mp_barrier
-    from nanotf.smp.objects import recv_from, send
+    from nanotf.smp.objects import (
+        allgather,
+        barrier,
+        broadcast,
+        dp_barrier,
+        mp_barrier,
+        recv_from,
+        send,
+    )
     from nanotf.smp.outputs import StepOutput
     from nanotf.smp.ranks import CommGroup, RankType
     from nanotf.smp.runtime import (

@@ -137,7 +137,8 @@ def _check_values(given: Mapping[str, Any]) -> None:
     for key in _UNAVAILABLE:
         if given.get(key):
             raise UnavailableError(
-                f"nanotf.smp has no support for {key}. Received: {key}={given[key]!r}. Leave it out."
+                f"nanotf.smp has no support for {key}. Received: {key}={given[key]!r}. "
+                "Leave it out."
             )
 
 

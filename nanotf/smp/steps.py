@@ -114,17 +114,20 @@ class _Step:
         body = tf.function(self._allowed(), **of_body)
         of_all = {n: value for n, value in self._options.items() if n not in _OF_BODY}
 
-        def microbatches(*args: Any, **kwargs: Any) -> list[Any]:
+        def microbatches(*batch: Any, **named: Any) -> list[Any]:
             results: list[Any] = []
             before: list[Any] = []
             count = runtime.num_microbatches()
-            for own_args, own_kwargs in self._slicing.split(args, kwargs, count):
+            for own_args, own_kwargs in self._slicing.split(batch, named, count):
                 with tf.control_dependencies(before):
-                    results.append(body(*own_args, **own_kwargs))
+                    args, kwargs = tf.nest.map_structure(_anew, (own_args, own_kwargs))
+                    results.append(body(*args, **kwargs))
                 with tf.init_scope():
                     runtime.run_hooks()
                 flat = tf.nest.flatten(results[-1], expand_composites=True)
-                before = [part.op for part in flat if part is not None]
+                # TensorFlow may inline the call. What depends on the call's operation then waits
+                # for its side effects alone; what depends on a copy of a result, for the result.
+                before = [tf.identity(part).op for part in flat if part is not None]
             return results
 
         microbatches.__signature__ = self._slicing.signature  # type: ignore[attr-defined]
@@ -140,6 +143,11 @@ class _Step:
                 return function(*args, **kwargs)
 
         return body
+
+
+def _anew(value: Any) -> Any:
+    """Copies a tensor, so that the copy can wait for what the tensor does not wait for."""
+    return tf.identity(value) if isinstance(value, (tf.Tensor, tf.RaggedTensor)) else value
 
 
 def _output(*parts: Any) -> StepOutput | None:
