@@ -1,6 +1,6 @@
 """The hosts of a run: which ones, and which of them is this one.
 
-`find` looks at these places and takes the first that says something:
+`find` takes the first of these sources that describes hosts:
 
 1. the flag `nanotf run --hosts h1:4,h2:4`;
 2. SageMaker: `input/config/resourceconfig.json` under SAGEMAKER_BASE_DIR (default /opt/ml), else
@@ -12,8 +12,8 @@
 5. TF_CONFIG, as `tf.distribute` reads it;
 6. otherwise this machine alone.
 
-Other variables read: NANOTF_CURRENT_HOST (the name of this host in the list, where it cannot be
-told by names and addresses), NANOTF_HOST_ADDRESSES ("algo-1=10.0.0.4,algo-2=10.0.0.5", for names
+Other variables read: NANOTF_CURRENT_HOST (this host's name in the list, if host names and addresses
+do not identify it), NANOTF_HOST_ADDRESSES ("algo-1=10.0.0.4,algo-2=10.0.0.5", for names
 that do not resolve).
 """
 
@@ -61,7 +61,7 @@ class Cluster:
     Args:
         hosts: tuple of str, their names; the first one runs the script.
         current: str, the name of this host.
-        source: str, where they were found, such as "Slurm".
+        source: str, the source that describes them, such as "Slurm".
         workers: tuple of int or None by host, the number of workers that was asked for there.
         local_rank: int, the index of this process among those that a launcher started here.
     """
