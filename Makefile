@@ -107,7 +107,7 @@ clean:
 soak: $(STAMP)
 	$(BIN)/python -m pytest tests/soak -m 'slow or not slow' -s $(ARGS)
 
-# Trains models with plain Keras, nanotf and others, interleaved; some 20 minutes on 2 cores, for a
+# Trains models with plain Keras, nanotf and others, interleaved; some 25 minutes on 2 cores, for a
 # quiet machine. ARGS="--models mlp,cnn --quick" takes under 3; see `python -m benchmarks --help`.
 .PHONY: bench
 bench: $(STAMP)

@@ -34,7 +34,7 @@ def test_one_host_has_all_cores_and_is_not_bound() -> None:
 
 
 def test_a_mask_is_divided() -> None:
-    """The siblings of core 1 are outside it."""
+    """The mask holds core 1 without its sibling."""
     machine = Machine(CPUS, affinity=frozenset({0, 4, 1}))
     assert [part.mask for part in parts.divide(2, 1, machine)] == [{0, 4}, {1}]
 
