@@ -20,6 +20,7 @@ SCRIPTS = ("custom_loop", "custom_loop_strategy", "fashion_mnist")
 UNCHANGED = "unchanged"  # knows nothing of nanotf, so `nanotf run` runs it
 JOB = "script_mode"  # `nanotf train` runs it
 DEMO = "digits"  # `make demo`
+MICROBATCHES = "model_parallel"  # in one process
 IMPORTED = "images"  # by the others
 TRANSFORMERS = "transformers_tiny"  # Keras 2, and a library that need not be here
 
@@ -60,6 +61,14 @@ def test_demo(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.thorough
+def test_microbatches(tmp_path: pathlib.Path) -> None:
+    output = _run(tmp_path, EXAMPLES / f"{MICROBATCHES}.py")
+    accuracy = re.search(r"accuracy ([01]\.\d+)$", output.strip())
+    assert accuracy is not None, output
+    assert float(accuracy[1]) > 0.9
+
+
+@pytest.mark.thorough
 def test_script_mode(tmp_path: pathlib.Path) -> None:
     """A job with workers, data of a channel and a hyperparameter."""
     path = EXAMPLES / f"{JOB}.py"
@@ -86,4 +95,4 @@ def test_transformers(tmp_path: pathlib.Path) -> None:
 
 def test_every_example_is_run() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert found == {*SCRIPTS, UNCHANGED, JOB, DEMO, IMPORTED, TRANSFORMERS}
+    assert found == {*SCRIPTS, UNCHANGED, JOB, DEMO, MICROBATCHES, IMPORTED, TRANSFORMERS}
