@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import report
+from benchmarks.apart import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 FORMATS = ("RecordIO", "TFRecord", "TextLine")
 SIZES = (100_000, 100)  # bytes of a record
 EPOCHS = 4

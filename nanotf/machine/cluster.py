@@ -137,7 +137,7 @@ def find(environ: Mapping[str, str], flag: str | None = None) -> Cluster:
     Raises:
         InvalidArgumentError: A source describes hosts wrongly, or this host is not among them.
     """
-    local = int(next((environ[name] for name in _LOCAL_RANKS if name in environ), 0))
+    local = _first(environ, _LOCAL_RANKS, 0)
     if flag is not None and flag != AUTO:
         names, workers = _parse_flag(flag)
         return Cluster(names, _current(names, environ), "--hosts", workers, local)
@@ -165,7 +165,7 @@ def launched(environ: Mapping[str, str]) -> tuple[str, int]:
     nodes, tasks = _read_slurm(environ)
     if nodes:
         return "srun", sum(tasks)
-    size = _mpi_size(environ)
+    size = _first(environ, _MPI_SIZES, 1)
     return ("mpirun", size) if size > 1 else ("", 1)
 
 
@@ -312,8 +312,8 @@ def _of_slurm(environ: Mapping[str, str]) -> str:
 
 # -------------------------------------------------------------------------------------- MPI
 def _from_mpi(environ: Mapping[str, str], local: int) -> Cluster | None:
-    size = _mpi_size(environ)
-    here = next((int(environ[name]) for name in _MPI_LOCAL_SIZES if name in environ), 1)
+    size = _first(environ, _MPI_SIZES, 1)
+    here = _first(environ, _MPI_LOCAL_SIZES, 1)
     if size == 1:
         return None
     if here == size:
@@ -326,8 +326,9 @@ def _from_mpi(environ: Mapping[str, str], local: int) -> Cluster | None:
     return Cluster(hosts, names[rank], "MPI", workers, local)
 
 
-def _mpi_size(environ: Mapping[str, str]) -> int:
-    return next((int(environ[name]) for name in _MPI_SIZES if name in environ), 1)
+def _first(environ: Mapping[str, str], names: Sequence[str], default: int) -> int:
+    """Returns the number in the first of these variables that is set."""
+    return next((int(environ[name]) for name in names if name in environ), default)
 
 
 def _ask_mpi(size: int) -> tuple[list[str], int]:

@@ -111,7 +111,7 @@ def check(given: Any) -> Config:
 
 def _check_values(given: Mapping[str, Any]) -> None:
     for key in POSITIVE:
-        if key in given and (not _is_int(given[key]) or given[key] < 1):
+        if key in given and (not is_int(given[key]) or given[key] < 1):
             raise InvalidArgumentError(
                 f"The number of {key} must be a positive integer. Received: {key}={given[key]!r}."
             )
@@ -150,12 +150,13 @@ def _check_default_partition(given: Mapping[str, Any]) -> None:
                 "default_partition must be supplied if auto_partition is set to False! "
                 "Received: default_partition=None."
             )
-    elif not _is_int(default) or default < 0 or default >= partitions:
+    elif not is_int(default) or default < 0 or default >= partitions:
         raise InvalidArgumentError(
             "default_partition must be an integer of 0 or more, and must be less than the number "
             f"of partitions! Received: default_partition={default!r}, partitions={partitions}."
         )
 
 
-def _is_int(value: Any) -> bool:
+def is_int(value: Any) -> bool:
+    """Returns True for an int that is no bool."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -30,16 +30,20 @@ class StepOutput:
 
     def reduce_mean(self) -> Any:
         """Returns the mean over microbatches. Means of microbatches give the batch's mean."""
-        return _scaled(self._sum(), len(self.outputs))
+        return _scaled(self.reduce_sum(), len(self.outputs))
 
     def reduce_sum(self) -> Any:
         """Returns the sum over microbatches."""
-        return self._sum()
+        if self._is_sparse():
+            return _joined(self.outputs)
+        total = self.outputs[0]
+        for output in self.outputs[1:]:  # one by one: each can be freed once it is added
+            total = total + output
+        return total
 
     def concat(self) -> Any:
         """Concatenates the tensors along their first axis."""
-        self._check_rows("concat")
-        return tf.concat(self.outputs, axis=0)
+        return self._concatenated("concat")
 
     def stack(self) -> Any:
         """Stacks the tensors along a new first axis."""
@@ -47,16 +51,15 @@ class StepOutput:
 
     def merge(self) -> Any:
         """Restores the batch: concatenates the microbatches' rows."""
-        self._check_rows("merge")
-        return tf.concat(self.outputs, axis=0)
+        return self._concatenated("merge")
 
     def accumulate(self, method: str = "variable", var: Any = None) -> Any:
-        """Returns the mean over microbatches with less memory than `reduce_mean`.
+        """Returns the mean over microbatches, as `reduce_mean` does.
 
         Args:
-            method: str, default "variable", which adds one microbatch after the other, to `var` if
-                it is given; "accumulate_n" does so without a variable; "add_n" adds all at once.
-            var: `tf.Variable` or None, gets the mean.
+            method: str, default "variable"; this and "accumulate_n" add one microbatch after the
+                other; "add_n" adds all at once.
+            var: `tf.Variable` or None, gets the mean, with method "variable".
 
         Raises:
             InvalidArgumentError: The method is unknown.
@@ -78,20 +81,13 @@ class StepOutput:
     def _is_sparse(self) -> bool:
         return any(isinstance(output, tf.IndexedSlices) for output in self.outputs)
 
-    def _sum(self) -> Any:
-        if self._is_sparse():
-            return _joined(self.outputs)
-        total = self.outputs[0]
-        for output in self.outputs[1:]:  # one by one: each can be freed once it is added
-            total = total + output
-        return total
-
-    def _check_rows(self, method: str) -> None:
+    def _concatenated(self, method: str) -> Any:
         if any(output.shape.rank == 0 for output in self.outputs):
             raise InvalidArgumentTypeError(
                 f"{method}() needs tensors with rows. Received: scalars. Use stack(), "
                 "reduce_mean() or reduce_sum()."
             )
+        return tf.concat(self.outputs, axis=0)
 
 
 def _joined(slices: Sequence[Any]) -> Any:

@@ -10,9 +10,10 @@ from typing import Any
 
 from nanotf.errors import InvalidArgumentError, JobError, UnavailableError
 from nanotf.region import context
-from nanotf.smp import config, ranks
+from nanotf.smp import ranks
+from nanotf.smp.config import Config, is_int, load
 
-_config: config.Config | None = None
+_config: Config | None = None
 _hooks: list[Callable[[], Any]] = []
 # Set while the code of a step, or of `save_model`, calls models.
 calling: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_calling", default=False)
@@ -34,7 +35,7 @@ def init(config: dict[str, Any] | None = None) -> None:
             with several workers.
     """
     global _config
-    found = _load(config)
+    found = load(config, os.environ)
     if context.size() > 1:
         raise UnavailableError(
             "nanotf.smp does not run in a @nano function with several workers. Received: "
@@ -50,11 +51,7 @@ def init(config: dict[str, Any] | None = None) -> None:
     _hooks.clear()
 
 
-def _load(given: Any) -> config.Config:
-    return config.load(given, os.environ)
-
-
-def current() -> config.Config:
+def current() -> Config:
     """Returns the configuration. Raises `JobError` before `init`."""
     if _config is None:
         raise JobError("smp must be initialized first. Received: no call of smp.init() so far.")
@@ -135,8 +132,7 @@ def partition(index: int) -> Iterator[None]:
         InvalidArgumentError: There is no such partition.
     """
     found = current()
-    is_int = isinstance(index, int) and not isinstance(index, bool)
-    if not found.auto_partition and not (is_int and 0 <= index < found.partitions):
+    if not found.auto_partition and not (is_int(index) and 0 <= index < found.partitions):
         raise InvalidArgumentError(
             "The index of smp.partition must be less than the number of partitions. Received: "
             f"index={index!r}, partitions={found.partitions}."

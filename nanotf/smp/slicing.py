@@ -97,7 +97,6 @@ def _rows(tensor: Any, name: str, count: int, number: int, axis: int) -> Any:
         with tf.control_dependencies([divisible]):
             length = tf.identity(length)
     each = length // count
-    index = tf.range(number * each, (number + 1) * each)
     if axis == 0:
         return tensor[number * each : (number + 1) * each]
-    return tf.gather(tensor, index, axis=axis)
+    return tf.gather(tensor, tf.range(number * each, (number + 1) * each), axis=axis)

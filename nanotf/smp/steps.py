@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.compat.keras_common import tf_variable
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, ModelError
 from nanotf.smp import runtime
 from nanotf.smp.outputs import StepOutput
@@ -122,12 +123,12 @@ class _Step:
                 with tf.control_dependencies(before):
                     args, kwargs = tf.nest.map_structure(_anew, (own_args, own_kwargs))
                     results.append(body(*args, **kwargs))
-                with tf.init_scope():
-                    runtime.run_hooks()
                 flat = tf.nest.flatten(results[-1], expand_composites=True)
                 # TensorFlow may inline the call. What depends on the call's operation then waits
                 # for its side effects alone; what depends on a copy of a result, for the result.
                 before = [tf.identity(part).op for part in flat if part is not None]
+            with tf.init_scope():
+                runtime.run_hooks()
             return results
 
         microbatches.__signature__ = self._slicing.signature  # type: ignore[attr-defined]
@@ -174,12 +175,5 @@ def gradients(loss: Any, variables: Sequence[Any]) -> list[Any]:
             "smp.gradients is called in a function decorated by smp.step. Received: a call "
             "outside one. Use a tf.GradientTape there."
         )
-    # A variable of Keras 3 wraps TensorFlow's.
-    found: list[Any] = tf.gradients(
-        loss, [getattr(v, "value", v) if _wraps(v) else v for v in variables]
-    )
+    found: list[Any] = tf.gradients(loss, [tf_variable(variable) for variable in variables])
     return found
-
-
-def _wraps(variable: Any) -> bool:
-    return not isinstance(variable, tf.Variable)
