@@ -106,7 +106,12 @@ class Script:
             else:
                 runpy.run_path(str(path), run_name="__main__")
         except SystemExit as end:
-            hosts.end(_exit_code(end))
+            code = _exit_code(end)
+            hosts.end(code)
+            if code:  # a script that failed, such as one with wrong arguments
+                atexit.unregister(note)
+                if default.fits == 0:
+                    late.warn()
             raise
         except BaseException as error:
             atexit.unregister(note)  # the script may have failed before its first `fit`
