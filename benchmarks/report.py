@@ -65,6 +65,17 @@ def render(result: Mapping[str, Any]) -> str:
         ]
         if _with(names, "plain_bf16 shm_bf16"):
             parts.append(bfloat16(result))
+    parts += _separate(result)
+    parts.append("Goals\n" + _goals(result))
+    problems = result.get("problems") or []
+    if problems:
+        parts.append("Did not work\n" + "\n".join(problems))
+    return "\n\n".join(parts)
+
+
+def _separate(result: Mapping[str, Any]) -> list[str]:
+    """Returns the tables of the measurements beside the models."""
+    parts = []
     if result.get("start_up"):
         parts.append("Start-up, s: call to end of the first step\n" + _start_up(result["start_up"]))
     if result.get("collectives"):
@@ -84,11 +95,7 @@ def render(result: Mapping[str, Any]) -> str:
             f"{found['extra_bytes'] / 1e9:.2f} GB beyond the user's own copy, "
             f"{found['seconds']:.1f} s"
         )
-    parts.append("Goals\n" + _goals(result))
-    problems = result.get("problems") or []
-    if problems:
-        parts.append("Did not work\n" + "\n".join(problems))
-    return "\n\n".join(parts)
+    return parts
 
 
 def _heading(result: Mapping[str, Any]) -> str:

@@ -344,8 +344,8 @@ def test_precision(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.thorough
 def test_a_script_that_never_calls_fit_gets_a_note(tmp_path: pathlib.Path) -> None:
-    done = _run(tmp_path, "import os; os.environ['TF_LATE'] = '1'; raise SystemExit(5)")
-    assert done.returncode == 5
+    done = _run(tmp_path, "import os; os.environ['TF_LATE'] = '1'; raise SystemExit")
+    assert done.returncode == 0
     late, note = (line for line in done.stderr.splitlines() if line.startswith("nanotf: "))
     assert "Received: TF_LATE='1', set by sub/script.py." in late
     assert note == (
@@ -353,6 +353,14 @@ def test_a_script_that_never_calls_fit_gets_a_note(tmp_path: pathlib.Path) -> No
         "loops run in one process: to divide one, put it into a function under "
         "`@nanotf.nano(num_processes=2)`."
     )
+
+
+def test_a_script_that_exits_with_an_error_gets_no_note(tmp_path: pathlib.Path) -> None:
+    """It may have failed before its first `fit`, like one that argparse ends."""
+    done = _run(tmp_path, "import os; os.environ['TF_LATE'] = '1'; raise SystemExit(5)")
+    assert done.returncode == 5
+    (late,) = (line for line in done.stderr.splitlines() if line.startswith("nanotf: "))
+    assert "Received: TF_LATE='1', set by sub/script.py." in late
 
 
 LATE = {
