@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import nanotf
-from benchmarks import chart, collectives, memory, options, report, start_up
+from benchmarks import apart, chart, collectives, memory, options, report, start_up
 from benchmarks.contestants import ContestantError, Setting
 from benchmarks.rounds import ModelRun
 from nanotf import errors
@@ -84,6 +84,17 @@ def measure(chosen: options.Options, say: Callable[[str], None]) -> dict[str, An
             if run is not None:
                 found[name] = run
         result["start_up"] = found
+    if "hosts" in chosen.parts:
+        sizes_of_hosts = ("--hosts", report.BENCH_HOSTS, "--ranks", size)
+        result["hosts"] = attempt(
+            "all-reduce between hosts",
+            lambda: apart.run("benchmarks.hosts", "--json", *sizes_of_hosts),
+        )
+    if "records" in chosen.parts:
+        amount = ("--quick",) if chosen.quick else ()
+        result["records"] = attempt(
+            "Pipe mode", lambda: apart.run("benchmarks.records", "--json", *amount)
+        )
     if "memory" in chosen.parts:
         result["memory"] = attempt("memory for a 1 GB array", lambda: memory.measure(size))
     for model in chosen.models if "models" in chosen.parts else ():

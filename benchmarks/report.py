@@ -20,6 +20,7 @@ TITLES = {
     "peer": "BigDL-Nano",
 }
 
+BENCH_HOSTS = 2  # of the comparison of two levels with one
 GAIN = 1.05  # below is noise
 QUIET_SHARE = 0.03  # of all cores; other programs may use this much without disturbing
 
@@ -68,6 +69,14 @@ def render(result: Mapping[str, Any]) -> str:
         parts.append("Start-up, s: call to end of the first step\n" + _start_up(result["start_up"]))
     if result.get("collectives"):
         parts.append("All-reduce through shared memory\n" + _collectives(result["collectives"]))
+    if result.get("hosts"):
+        ranks = result["options"]["num_processes"]
+        parts.append(
+            f"All-reduce of {BENCH_HOSTS} hosts with {ranks} ranks each, on this machine: shared "
+            "memory and TCP (two levels) against TCP alone\n" + levels(result["hosts"])
+        )
+    if result.get("records"):
+        parts.append("Pipe mode, one core\n" + records(result["records"]))
     if result.get("memory"):
         found = result["memory"]
         parts.append(
@@ -222,6 +231,41 @@ def _collectives(rows: Sequence[Mapping[str, float]]) -> str:
                 number(row["seconds"] / row["memcpy_seconds"] if row["memcpy_seconds"] else None),
             ]
             for row in rows
+        ],
+    )
+
+
+def levels(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of all-reduces between hosts: two levels against one."""
+
+    def ratio(row: Mapping[str, Any]) -> str:
+        found = goals.spread(row["ratios"])
+        return "-" if found is None else "{:.2f} ({:.2f}-{:.2f})".format(*found)
+
+    header = ["bytes", "two levels, ms", "one level, ms", "one / two"]
+    return table(
+        header,
+        [
+            [f"{r['bytes']:,}", number(r["two"] * 1e3), number(r["one"] * 1e3), ratio(r)]
+            for r in rows
+        ],
+    )
+
+
+def records(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of readers of Pipe mode."""
+    header = ["format", "reader", "record, bytes", "MB/s", "records/s", "MB per CPU s"]
+    return table(
+        header,
+        [
+            [
+                r["format"],
+                r["reader"],
+                f"{r['bytes']:,}",
+                *(number(r["megabytes"], 1), number(r["records"], 0)),
+                number(r["per_processor"], 1),
+            ]
+            for r in rows
         ],
     )
 

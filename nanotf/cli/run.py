@@ -24,6 +24,7 @@ from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
 from nanotf.parent import defaults
+from nanotf.smp import alias
 
 # These variables choose the Keras that is patched. Once it is, no other one can be used.
 CHOICES_OF_KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
@@ -88,6 +89,7 @@ class Script:
 
     def run(self) -> None:
         """Runs the script in this process. Its exceptions propagate, `SystemExit` included."""
+        alias.install()  # smp by its original name
         late = _LateVariables(self.name)
         default = defaults.current = defaults.RunDefault(
             self.num_processes, late.refuse, tune=self.tune
