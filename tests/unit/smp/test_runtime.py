@@ -90,7 +90,9 @@ def test_hooks_run_once() -> None:
 def test_import_path_of_the_original() -> None:
     code = (
         f"from {alias.__name__} import install; install()\n"
-        "import sys, nanotf.smp\n"
+        "import importlib.util, sys, nanotf.smp\n"
+        "assert importlib.util.find_spec('smdistributed') is not None\n"
+        "assert importlib.util.find_spec('smdistributed.modelparallel') is not None\n"
         "import smdistributed.modelparallel.tensorflow as smp\n"
         "from smdistributed.modelparallel.tensorflow import CommGroup\n"
         "assert smp is nanotf.smp and CommGroup is smp.CommGroup\n"
