@@ -357,7 +357,7 @@ def test_layers_whose_rows_depend_on_each_other(
 
 
 class MoreInGraphs(tf.keras.layers.Layer):  # type: ignore[misc]
-    """A layer that returns one tensor outside of a tf.function, and two inside."""
+    """A layer that returns one tensor outside a tf.function, and two inside."""
 
     def build(self, shape: Any) -> None:
         self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
