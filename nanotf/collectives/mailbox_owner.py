@@ -33,7 +33,8 @@ class MailboxOwner:
         self.size = size
         self.partitions: dict[int, int] = {}
         self._watch = Watch()
-        self._failure: NanoError | None = None
+        self._failing = threading.Lock()
+        self._failure: NanoError | None = None  # guarded by `_failing`, set once
         ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(size + 1)]
         *self._inboxes, own = [above_standard(reader.detach()) for reader, _ in ends]
         self._inbox = socket.socket(fileno=own)
@@ -49,6 +50,11 @@ class MailboxOwner:
         fd, self._inboxes[rank] = self._inboxes[rank], -1
         if fd >= 0:
             os.close(fd)
+
+    @property
+    def failure(self) -> NanoError | None:
+        """The error that all ranks raise, if there is one."""
+        return self._failure
 
     def fileno(self) -> int:
         """Returns a descriptor that can be read when `read` has something to do."""
@@ -75,9 +81,11 @@ class MailboxOwner:
 
     def fail(self, error: NanoError) -> None:
         """Makes all present and later calls of all ranks raise an error; the first one counts."""
-        if self._failure is None:
+        with self._failing:
+            if self._failure is not None:
+                return
             self._failure = error
-            self._tell(pickle.dumps(Failed(error)))
+        self._tell(pickle.dumps(Failed(error)))
 
     def flush(self) -> bool:
         """Sends what was pending. Returns True if nothing is left; call it again otherwise."""
