@@ -48,7 +48,7 @@ class Script(Protocol):
 
 @dataclass(frozen=True)
 class Order:
-    """What a rank's process is to do.
+    """The task of a rank's process.
 
     Args:
         script: `Script`.

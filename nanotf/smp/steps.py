@@ -22,7 +22,7 @@ from nanotf.errors import (
     ModelError,
     UnavailableError,
 )
-from nanotf.smp import runtime
+from nanotf.smp import replicas, runtime
 from nanotf.smp.outputs import StepOutput
 from nanotf.smp.slicing import Slicing
 
@@ -139,6 +139,7 @@ class _Step:
                 # for its side effects alone; what depends on a copy of a result, for the result.
                 before = [tf.identity(part).op for part in flat if part is not None]
             with tf.init_scope():
+                replicas.equalize(runtime.called)
                 runtime.run_hooks()
             return results
 
