@@ -26,6 +26,7 @@ TWO = {"SM_HP_MP_PARAMETERS": '{"partitions": 2}'}
         (True, 2, {}, 2),
         (True, None, TWO, 2),
         (False, None, TWO, 2),
+        (False, "auto", TWO, 2),
         (False, 4, TWO, 4),
         (False, 4, {}, None),
         (False, 4, {"SM_HP_MP_PARAMETERS": '{"partitions": 1}'}, None),
@@ -40,7 +41,7 @@ def test_who_runs_the_script(flag: bool, n: Any, environ: dict[str, str], size: 
     ("flag", "n", "hosts", "environ", "text"),
     [
         (True, None, None, {}, "needs the number of processes. Received: -n None"),
-        (True, "auto", None, TWO, "needs the number of processes. Received: -n auto"),
+        (True, "auto", None, {}, "needs the number of processes. Received: -n auto"),
         (False, 3, None, TWO, "3 processes, partitions=2"),
         (True, 0, None, {}, "must be at least 1"),
         (True, 2, "a:1,b:1", {}, "run on one host"),
