@@ -194,19 +194,19 @@ class LossOfOneOutput(Model):
         out = self.out(inputs)
         return {"largest": tf.reduce_max(out, 1), "out": out}
 
-    def _losses(self, data: Any, training: bool) -> Any:
+    def _loss_of(self, data: Any, training: bool) -> Any:
         x, y = data
         return self.compute_loss(x, y, self(x, training=training)["out"])
 
     def train_step(self, data: Any) -> Any:
         with tf.GradientTape() as tape:
-            loss = self._losses(data, True)
+            loss = self._loss_of(data, True)
         variables = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return {metric.name: metric.result() for metric in self.metrics}
 
     def test_step(self, data: Any) -> Any:
-        self._losses(data, False)
+        self._loss_of(data, False)
         return {metric.name: metric.result() for metric in self.metrics}
 
 
