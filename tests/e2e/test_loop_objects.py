@@ -356,6 +356,18 @@ def test_layers_whose_rows_depend_on_each_other(
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+def test_fit_says_that_a_layer_runs_undivided(capfd: pytest.CaptureFixture[str]) -> None:
+    layers = [tf.keras.layers.Input((loops.rows(7)[0].shape[-1],)), Centred()]
+    model = nanotf.accelerate(tf.keras.Sequential(layers))
+    x = loops.rows(7)[0]
+    expected = model.predict(x, batch_size=7, verbose=0)
+    found = model.predict(x, batch_size=7, verbose=0, num_processes=2)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    said = [line for line in capfd.readouterr().err.splitlines() if "undivided" in line]
+    assert len(said) == 1
+    assert said[0].startswith("nanotf: ")
+
+
 class MoreInGraphs(tf.keras.layers.Layer):  # type: ignore[misc]
     """A layer that returns one tensor outside a tf.function, and two inside."""
 
