@@ -147,6 +147,7 @@ def test_bert(float64: None, hf: Any) -> None:
     _assert_same_results(_both(hf, _bert, _train_and_use(_bert), 0.1))
 
 
+@pytest.mark.thorough
 def test_gpt2(float64: None, hf: Any) -> None:
     """Its loss leaves out labels of -100, and its states have their rows along the second axis."""
     _assert_same_results(_both(hf, _gpt2, _train_and_use(_gpt2), 0.0))
