@@ -45,10 +45,10 @@ from nanotf.parent import (
     auto_key,
     calls,
     defaults,
+    fit_call,
     model_copy,
     report,
     report_timeline,
-    training,
 )
 from nanotf.parent.fit_data import FitArguments
 from nanotf.pool import pool, warm
@@ -434,7 +434,7 @@ class _Budget:
         return self.seconds - self.spent()
 
 
-class _Trial(training._FitCall):
+class _Trial(fit_call.FitCall):
     """A `fit` of a few steps whose results are discarded.
 
     Args:

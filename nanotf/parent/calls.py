@@ -202,6 +202,9 @@ class Call:
         """Decides how all ranks proceed at a hook; `first` is rank 0's message."""
         raise AssertionError(first)
 
+    def answered(self) -> None:
+        """Handles that the workers have been sent the answer to a hook, and continue."""
+
     def failure(self, message: messages.JobFailed) -> BaseException:
         """Returns the exception for a job that raised in a worker."""
         worker = self.workers.workers[message.rank]
@@ -409,6 +412,7 @@ class Call:
                         answer = self.answer(waiting[0])
                     self.workers.send(answer)
                     waiting.clear()
+                    self.answered()
             elif not (isinstance(message, messages.Event) and self._is_over(message.hook)):
                 self.hear(message)
         self.workers.usable = True

@@ -86,7 +86,7 @@ class FitArguments:
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """The position from which a `fit` continues after its workers died.
+    """The position from which a `fit` continues, in new workers or in a new process.
 
     Args:
         first_epoch: int, the epoch at which it began.
@@ -94,12 +94,14 @@ class Resume:
         epoch: int, the epoch to run next.
         random_states: the random states when this process began to read that epoch, see
             `random_states`; None if it did not.
+        step: int, steps of that epoch that are complete.
     """
 
     first_epoch: int
     first_step: int
     epoch: int
     random_states: random_states.States | None = None
+    step: int = 0
 
     @property
     def epochs(self) -> int:
@@ -115,8 +117,9 @@ class Resume:
             at_once: int, steps per execution.
         """
         if generation().EACH_PASS_HAS_AN_ITERATOR and (size % steps or steps % at_once):
-            return self.epochs, 0  # these passes differ in length, and each epoch begins one
-        return divmod(self.epochs * steps - self.first_step, size)
+            # These passes differ in length, and each epoch begins one.
+            return self.epochs, self.step
+        return divmod(self.epochs * steps - self.first_step + self.step, size)
 
 
 class FitData:
@@ -297,11 +300,11 @@ class FitData:
             return {}
         if steps is None:
             each = generation().iterators_per_epoch(cardinality)
-            return {"iterated": resume.epochs * each}
+            return {"iterated": resume.epochs * each, "taken": resume.step}
         if generation().EACH_PASS_HAS_AN_ITERATOR and cardinality > 0:
             # Keras makes one iterator for each pass.
             return {"iterated": resume.epochs // math.ceil(cardinality / steps)}
-        return {"taken": max(0, resume.epochs * steps - resume.first_step)}
+        return {"taken": max(0, resume.epochs * steps - resume.first_step + resume.step)}
 
     def _passes_of_training(self, size: int) -> int | None:
         """Returns how many passes an iterator over arrays makes; None is endless.
@@ -398,6 +401,24 @@ class FitData:
             blocks.append(block)
         self._packings = []  # nothing refers to the user's arrays beyond this point
         return blocks
+
+    def arrays(self) -> list[list[np.ndarray[Any, Any]]]:
+        """Returns the arrays of each input that has some, for use in this process."""
+        return [packing.arrays for packing in self._packings]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what decides the batches of each step and their order, ready for JSON."""
+        a, train = self._arguments, self.train
+        specs = [s for s in require_tensorflow().nest.flatten(self.specs) if s is not None]
+        found: dict[str, Any] = {
+            "inputs": [f"{tuple(spec.shape)} {spec.dtype.name}" for spec in specs],
+            "initial_epoch": a.initial_epoch,
+            "steps_per_epoch": a.steps_per_epoch,
+        }
+        if isinstance(train, inputs.ArrayInput):
+            rows, size = train.rows, train.batch_size
+            return found | {"samples": rows, "batch_size": size, "shuffle": train.shuffle}
+        return found | {"batches": train.cardinality}
 
     def keras_specs(self, source: Input | None) -> Any:
         """Returns Keras's specs of a batch of `train` or `validation`, with known rows."""

@@ -23,6 +23,7 @@ BATCH_HOOKS = (
     "on_predict_batch_begin",
     "on_predict_batch_end",
 )
+TRAIN_BATCH_HOOKS = BATCH_HOOKS[:2]
 PLAIN_HOOKS = ("on_test_begin", "on_test_end", "on_train_end")
 HOOKS = EPOCH_HOOKS + BATCH_HOOKS + PLAIN_HOOKS
 
@@ -121,6 +122,8 @@ class FitJob(ModelJob):
         validation_freq: int or list of int, as `fit` takes it.
         initial_step: int, the first step in that epoch; 0 unless Keras 2's `BackupAndRestore`
             resumes.
+        passed_steps: int, steps of that epoch that were complete before this job.
+        passed_logs: dict of str to float or None, the logs of the last of them.
         shards: `OptimizerShards`, or None if each worker makes the whole update.
         optimizers: dict, the variables that the model's optimizers are built with; see
             `shipping.optimizers.built_optimizers`.
@@ -136,6 +139,8 @@ class FitJob(ModelJob):
     epochs: int
     initial_epoch: int
     initial_step: int
+    passed_steps: int
+    passed_logs: Any
     steps_per_epoch: int | None
     validation_steps: int | None
     validation_freq: Any

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from nanotf.compat import distribute, keras_names, keras_optimizers, random_states
 from nanotf.compat.generation import generation
+from nanotf.compat.values import plain_logs, write
 from nanotf.region import scope
 from nanotf.region.likeness import Likeness
-from nanotf.shipping import inputs, jobs, outputs, pipelines, state, streams
+from nanotf.shipping import inputs, jobs, outputs, passed_steps, pipelines, state, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.worker import output, replica
@@ -160,7 +159,7 @@ class _ModelRun:
             self._send_held()
         if name in self.job.waits:
             with self.session.stopwatch.hook():
-                self._wait(name, index, _plain(logs))
+                self._wait(name, index, plain_logs(logs))
         elif self.session.rank == 0 and name in self.job.events:
             self._report(name, index, logs)
 
@@ -187,7 +186,7 @@ class _ModelRun:
         self._held.clear()
 
     def _send(self, name: str, index: int | None, logs: Any) -> None:
-        self.session.channel.send(messages.Event(self.number, name, index, _plain(logs)))
+        self.session.channel.send(messages.Event(self.number, name, index, plain_logs(logs)))
 
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
         self._ask(name, index, logs)
@@ -236,10 +235,13 @@ class FitRun(_ModelRun):
         self._compared = self._variables_to_compare()
         self.metrics = self._metrics_state()
         self.metrics.load(0)
+        self._metrics_before = [v.numpy() for v in self.metrics.variables]
         generation().begin_at(self.model, job.initial_epoch, job.initial_step)
         keras_names.forget_validation_data(self.model)
-        train, steps = self._passes(job.train, job.steps_per_epoch)
-        validation, validation_steps = self._passes(job.validation, job.validation_steps)
+        train, steps = inputs.passes_for(self.model, job.train, job.steps_per_epoch)
+        validation, validation_steps = inputs.passes_for(
+            self.model, job.validation, job.validation_steps
+        )
         sources = {timing.TRAIN: job.train, timing.TEST: job.validation}
         at_end = replica.at_end_of_data(self.model, lambda kind: self._end_if_broken(sources[kind]))
         with at_end, self._dividing():
@@ -256,17 +258,6 @@ class FitRun(_ModelRun):
                 verbose=0,
             )
 
-    def _passes(self, source: Any, steps: int | None) -> tuple[Any, int | None]:
-        """Returns the source and the number of steps for Keras's `fit`.
-
-        With Keras 3, an execution of several steps ends only where the data end. For one step at a
-        time, an array's dataset is endless, so that Keras keeps one iterator.
-        """
-        several = generation().steps_at_once(self.model) > 1
-        if several and isinstance(source, inputs.ArrayInput) and steps == source.steps:
-            return dataclasses.replace(source, passes=1), None
-        return source, steps
-
     def _metrics_state(self) -> state.State:
         job = self.job
         return state.State(
@@ -279,12 +270,23 @@ class FitRun(_ModelRun):
         if name == "on_train_begin":
             self.model.stop_training = self.job.stop  # Keras has just set it to False
         if name == "on_epoch_begin":
+            self.epoch = arguments[0]
             self.ahead.begin_epoch(*self._steps_ahead(*arguments))
+        if name in jobs.TRAIN_BATCH_HOOKS and arguments[0] < self._passed_steps():
+            return  # the parent's callbacks have heard of it
         if name == "on_epoch_end":
             epoch, logs = jobs.index_and_logs(name, *arguments, **named)
             values = list((logs or {}).values())
             self.likeness.compare(f"epoch {epoch}", values, self._compared)
         super()._hear(name, *arguments, **named)
+        if name == "on_epoch_begin" and self._passed_steps():
+            for variable, value in zip(self.metrics.variables, self._metrics_before, strict=True):
+                write(variable, value)  # Keras has just reset them
+            passed_steps.pass_over(self.model, self._passed_steps(), self.job.passed_logs)
+
+    def _passed_steps(self) -> int:
+        """Returns the number of this epoch's steps that were complete before this job."""
+        return self.job.passed_steps if self.epoch == self.job.initial_epoch else 0
 
     def _variables_to_compare(self) -> list[Any]:
         """Returns the variables that could differ between workers."""
@@ -299,7 +301,7 @@ class FitRun(_ModelRun):
         looked_at = job.stop or not job.waits.isdisjoint(jobs.BATCH_HOOKS)
         if steps is None or looked_at or self.session.group is None:
             return None, None
-        begun = job.initial_step if epoch == job.initial_epoch else 0
+        begun = max(job.initial_step, job.passed_steps) if epoch == job.initial_epoch else 0
         return steps - begun, steps * (job.epochs - epoch - 1)
 
     def _is_ahead(self) -> bool:
@@ -409,19 +411,3 @@ class PredictRun(_ModelRun):
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
         self.writer.flush()  # before a callback gets the batch's outputs
         self._ask(name, index, None)
-
-
-def _plain(logs: Any) -> messages.Logs | None:
-    """Returns logs with plain numbers for tensors and arrays."""
-    if not logs:
-        return None
-    plain = {}
-    for name, value in logs.items():
-        with contextlib.suppress(AttributeError):
-            value = value.numpy()
-        plain[name] = (
-            value.item()
-            if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0
-            else value
-        )
-    return plain

@@ -1,0 +1,179 @@
+"""`fit(resume=...)` without workers: Keras's own loop in this process, with checkpoints.
+
+The batches are those that workers get: shuffled arrays have nanotf's order, which depends on a seed
+in the checkpoint. So a run may continue with workers, or without.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from nanotf.compat import keras_names
+from nanotf.compat.generation import generation
+from nanotf.compat.values import plain_logs
+from nanotf.parent import one_process
+from nanotf.parent.fit_call import FitCall
+from nanotf.parent.fit_data import FitArguments
+from nanotf.parent.moments import Moment, read_all, write_all
+from nanotf.parent.resume import Resumption
+from nanotf.shipping import inputs, passed_steps
+
+
+def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume: Any) -> Any:
+    """Trains a model in this process, or continues to.
+
+    Args:
+        model: a compiled Keras model.
+        keras_fit: its `fit` of Keras.
+        given: mapping of str to object, the arguments of Keras's `fit` that were given.
+        hint: str, the end of the report's text.
+        resume: path, see `Resumption`.
+
+    Returns:
+        The `keras.callbacks.History` of the user's model.
+
+    Raises:
+        NanoError: As in `training.fit`.
+    """
+    call = FitCall(model, FitArguments.of(given), 1, resume=resume)
+    resumption = call.resumption
+    assert resumption is not None
+    if call.is_finished:
+        return call.finished()
+    a, last = call.arguments, call.last
+    call.first = a.initial_epoch, 0
+    epochs, first = a.epochs, a.initial_epoch
+    if last is not None:
+        call.place_data(last, resumption.reading)
+        write_all(call.variables, last.values)
+        first = last.epoch
+        if resumption.stops:
+            epochs = first  # no further epoch, only Keras's work at the end of training
+    arguments = {
+        **_data(call),
+        "epochs": epochs,
+        "initial_epoch": first,
+        "validation_freq": a.validation_freq,
+        "callbacks": _callbacks(call, resumption),
+        "shuffle": False,
+        "verbose": 0,
+    }
+    return one_process.fit(keras_fit, (), arguments, hint)
+
+
+def _data(call: FitCall) -> dict[str, Any]:
+    """Returns Keras's arguments for the data."""
+    data = call.data
+    arrays = iter(data.arrays())
+
+    def dataset(source: Any) -> Any:
+        first = call.arguments.initial_epoch
+        return source.dataset_over(next(arrays), 0, 1, first, extents=False)
+
+    train, steps = inputs.passes_for(call.model, data.train, data.steps_per_epoch)
+    found = {"x": dataset(train), "steps_per_epoch": steps}
+    if data.validation is not None:
+        source, steps = inputs.passes_for(call.model, data.validation, data.validation_steps)
+        found |= {"validation_data": dataset(source), "validation_steps": steps}
+    return found
+
+
+class _Run:
+    """What Keras's loop does for checkpoints; see `_list_class`."""
+
+    def __init__(self, call: FitCall, resumption: Resumption) -> None:
+        self.call, self.resumption = call, resumption
+        self.epoch = 0
+
+    def passed_steps(self) -> int:
+        """Returns the number of this epoch's steps that an earlier run completed."""
+        last = self.resumption.moment
+        return last.step if last is not None and last.epoch == self.epoch else 0
+
+    def begin_epoch(self) -> None:
+        """Restores what Keras and the callbacks have changed in an epoch that had begun."""
+        last, call = self.resumption.moment, self.call
+        if last is not None and self.passed_steps():
+            write_all(call.variables, last.values)
+            write_all(keras_names.metric_state(call.model), last.metrics)
+            self.resumption.restore_callbacks()
+            passed_steps.pass_over(call.model, last.step, last.logs)
+
+    def end_epoch(self, epoch: int, logs: Any) -> None:
+        call = self.call
+        call.last = Moment(epoch + 1, 0, read_all(call.variables), logs=plain_logs(logs))
+        self._write(call.last)
+
+    def end(self, logs: Any) -> None:
+        self.call.has_ended = True
+        self._write(self.call.moment_at_end(plain_logs(logs)))
+
+    def _write(self, moment: Moment) -> None:
+        checkpoint = self.call.checkpoint(moment)
+        if checkpoint is not None:
+            checkpoint.write()
+
+
+@functools.cache
+def _list_class() -> Any:
+    """Returns a class of Keras's callback lists that also writes checkpoints.
+
+    A callback would get the hooks of steps that an earlier run completed, as others would.
+    """
+    base: Any = keras_names.callback_list_class()
+
+    class Checkpointing(base):  # type: ignore[misc]
+        def __init__(self, run: _Run, callbacks: Any, **options: Any) -> None:
+            self._nanotf = run
+            super().__init__(callbacks, add_history=True, **options)
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            super().on_train_begin(logs)
+            self._nanotf.resumption.begin(self.callbacks)
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self._nanotf.epoch = epoch
+            super().on_epoch_begin(epoch, logs)
+            self._nanotf.begin_epoch()
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch >= self._nanotf.passed_steps():
+                super().on_train_batch_begin(batch, logs)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch >= self._nanotf.passed_steps():
+                super().on_train_batch_end(batch, logs)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            super().on_epoch_end(epoch, logs)
+            self._nanotf.end_epoch(epoch, logs)
+
+        def on_train_end(self, logs: Any = None) -> None:
+            last = self._nanotf.call.last
+            if logs is None and last is not None:
+                logs = last.logs  # no epoch was left to run
+            super().on_train_end(logs)
+            self._nanotf.end(logs)
+
+    return Checkpointing
+
+
+def _callbacks(call: FitCall, resumption: Resumption) -> Any:
+    """Returns the callback list for Keras's `fit`."""
+    a, verbose = call.arguments, call.arguments.verbose
+    if verbose == "auto":
+        verbose = generation().auto_verbose()
+    given: Any = a.callbacks
+    if isinstance(given, keras_names.callback_list_class()):
+        given = given.callbacks  # it has a History and a progress bar, or not
+    return _list_class()(
+        _Run(call, resumption),
+        given,
+        add_progbar=verbose != 0,
+        model=call.model,
+        verbose=verbose,
+        epochs=a.epochs,
+        steps=call.data.steps,
+    )
