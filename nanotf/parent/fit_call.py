@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -12,10 +13,11 @@ from nanotf.console import logger
 from nanotf.errors import ModelError, WorkerError
 from nanotf.parent import calls, rejections, report
 from nanotf.parent.callbacks import ParentCallbacks
+from nanotf.parent.checkpointing import Checkpointing
 from nanotf.parent.fit_data import FitArguments, FitData, Resume
 from nanotf.parent.model_call import ModelCall
 from nanotf.parent.moments import Moment, read_all, write_all
-from nanotf.parent.resume import Checkpoint, Resumption
+from nanotf.parent.resume import Resumption
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping import jobs, optimizers
 from nanotf.shipping.state import State, StateLayout
@@ -89,9 +91,12 @@ class FitCall(ModelCall):
         # Where the next workers begin; kept where restarts are allowed or checkpoints written.
         self.last = None if self.resumption is None else self.resumption.moment
         self.continues = self.last is not None  # not from the beginning
-        self._checkpoint: Checkpoint | None = None  # to be written while the workers continue
+        self.checkpoints: Checkpointing | None = None
+        self.epoch = 0
+        self._asked = False  # whether the workers were asked to pause
         if self.resumption is not None:
             self.seed = self.resumption.seed
+            self.checkpoints = Checkpointing(self, self.resumption)
 
     def build(self) -> None:
         model, specs = self.model, self.data.specs
@@ -168,6 +173,7 @@ class FitCall(ModelCall):
             self.first = a.initial_epoch, 0
             self.resumption.begin(self.callbacks.list.callbacks)
             self.model.stop_training = self.resumption.stops
+            self.callbacks.wait_at_validation()
 
     def _begin_again(self, last: Moment | None) -> None:
         """Prepares for new workers, which continue after the last completed epoch."""
@@ -204,6 +210,8 @@ class FitCall(ModelCall):
             raise error
         self.restarts += 1
         self.continues = True
+        if self.checkpoints is not None:
+            self.checkpoints.sigterm.holds = False  # the last moment is on the disk
         logger.warning(
             "%s Training continues with epoch %d of %d and new workers: restart %d of %d.",
             error.what,
@@ -239,6 +247,7 @@ class FitCall(ModelCall):
             asks=self.callbacks.asks,
             metrics_layout=self.metrics_layout,
             metrics_block=self.metrics_block,
+            pauses=self.checkpoints is not None,
             stop=stop,
         )
 
@@ -249,10 +258,28 @@ class FitCall(ModelCall):
 
     def sent(self) -> None:
         self.state.reserve(self.turn + 1)
+        self._asked = False
+        if self.checkpoints is not None:
+            workers = self.workers
+            self.checkpoints.sigterm.wake = lambda: workers.post(messages.Woken())
+            self.checkpoints.sigterm.holds = True
+
+    def attend(self) -> None:
+        """Acts on SIGTERM: a checkpoint of validation's start, or of the next step."""
+        checkpoints = self.checkpoints
+        if checkpoints is None or not checkpoints.sigterm.heard:
+            return
+        if checkpoints.taken is not None:
+            checkpoints.write()
+        elif not self._asked:
+            self._asked = True
+            self.workers.send(messages.Pause(self.number))
 
     # ----------------------------------------------------------------------------- hooks
     def hear(self, message: Any) -> None:
         super().hear(message)
+        if message.hook == "on_epoch_begin":
+            self._begin_epoch(message.index)
         self._tell_data(message.hook, message.index)
 
     def _tell_data(self, hook: str, index: int | None) -> None:
@@ -269,31 +296,37 @@ class FitCall(ModelCall):
 
     def answer(self, first: messages.Waiting) -> messages.Proceed:
         """Calls the hook that all ranks have reached."""
+        if first.hook == jobs.PAUSE:
+            return self._pause(first)
         if not first.state and self.callbacks.needs_state(first.hook, first.index):
             # They must report this hook again, with their state.
             return messages.Proceed(self.number, store=True)
         self._bring_home(first)
         logs = first.logs
-        if first.hook in jobs.BATCH_HOOKS:
+        if first.hook == "on_test_begin":
+            self._begin_validation(logs)
+            logs = None
+        elif first.hook in jobs.BATCH_HOOKS:
             logs = keras_names.all_logs(self.model, logs)
         elif first.hook == "on_train_end" and logs is None and self.last is not None:
             logs = self.last.logs  # no epoch was left to run after a restart
         self.callbacks.call(first.hook, first.index, logs)
+        if first.hook == "on_epoch_begin":
+            self._begin_epoch(first.index)
         self._tell_data(first.hook, first.index)
         answer = self._changes(first)
         self.has_ended = first.hook == "on_train_end"
         if first.hook == "on_epoch_end" and first.index is not None and self._keeps_moments():
             self.last = Moment(first.index + 1, 0, self.state.snapshot(self.turn), logs=logs)
-            self._checkpoint = self.checkpoint(self.last)
-        elif self.has_ended and self._keeps_moments():
-            self._checkpoint = self.checkpoint(self.moment_at_end(logs))
+            self._take(self.last)
+        elif self.has_ended:
+            self._take(self.moment_at_end(logs))
         return answer
 
     def answered(self) -> None:
         """Writes the checkpoint of an epoch's end; the workers train on meanwhile."""
-        if self._checkpoint is not None:
-            self._checkpoint.write()
-            self._checkpoint = None
+        if self.checkpoints is not None and self.checkpoints.is_due:
+            self.checkpoints.write()
 
     def _bring_home(self, first: messages.Waiting) -> None:
         """Gives the user's model the state that a hook needs."""
@@ -341,13 +374,42 @@ class FitCall(ModelCall):
         epoch = self.first[0] if self.last is None else self.last.epoch
         return Moment(epoch, 0, read_all(self.variables), logs=logs)
 
-    def checkpoint(self, moment: Moment) -> Checkpoint | None:
-        """Returns a checkpoint of this moment, None if `fit` writes none."""
-        if self.resumption is None:
-            return None
-        reading = self.data.random_states_of(moment.epoch, self.first[0])
-        stop = bool(self.model.stop_training)
-        return self.resumption.capture(moment, stop, self.has_ended, reading)
+    def _take(self, moment: Moment, is_due: bool = True) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.take(moment, is_due)
+
+    def _begin_epoch(self, epoch: int | None) -> None:
+        """Restores what callbacks have changed at the beginning of an epoch that had begun."""
+        self.epoch = epoch or 0
+        last = self.last
+        if self.continues and last is not None and last.step and last.epoch == epoch:
+            self.state.restore(self.turn, last.values)
+            if self.resumption is not None:
+                self.resumption.restore_callbacks()
+
+    def _moment_within(self, step: int, logs: Any) -> Moment:
+        """Returns the moment after a step whose state the workers have stored."""
+        steps = step if self.data.steps is None else min(step, self.data.steps)
+        values = self.state.snapshot(self.turn)
+        return Moment(self.epoch, steps, values, self.metrics.snapshot(0), logs)
+
+    def _begin_validation(self, logs: Any) -> None:
+        """Takes a checkpoint for SIGTERM during validation; a resumed `fit` validates again."""
+        if self.checkpoints is None or self.data.steps is None or self.model.stop_training:
+            return
+        self._take(self._moment_within(self.data.steps, logs), is_due=False)
+
+    def _pause(self, first: messages.Waiting) -> messages.Proceed:
+        """Writes a checkpoint while the workers wait after a step."""
+        self.turn += 1
+        self._asked = False
+        self.last = self._moment_within(first.index or 0, first.logs)
+        self._take(self.last)
+        return messages.Proceed(self.number)
+
+    def watching(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which SIGTERM makes `fit` write a checkpoint first."""
+        return contextlib.nullcontext() if self.checkpoints is None else self.checkpoints.sigterm
 
     @property
     def is_finished(self) -> bool:

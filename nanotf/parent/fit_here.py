@@ -14,10 +14,10 @@ from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
 from nanotf.compat.values import plain_logs
 from nanotf.parent import one_process
+from nanotf.parent.checkpointing import Checkpointing
 from nanotf.parent.fit_call import FitCall
 from nanotf.parent.fit_data import FitArguments
 from nanotf.parent.moments import Moment, read_all, write_all
-from nanotf.parent.resume import Resumption
 from nanotf.shipping import inputs, passed_steps
 
 
@@ -38,8 +38,9 @@ def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume:
         NanoError: As in `training.fit`.
     """
     call = FitCall(model, FitArguments.of(given), 1, resume=resume)
-    resumption = call.resumption
-    assert resumption is not None
+    checkpoints = call.checkpoints
+    assert checkpoints is not None
+    resumption = checkpoints.resumption
     if call.is_finished:
         return call.finished()
     a, last = call.arguments, call.last
@@ -56,11 +57,12 @@ def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume:
         "epochs": epochs,
         "initial_epoch": first,
         "validation_freq": a.validation_freq,
-        "callbacks": _callbacks(call, resumption),
+        "callbacks": _callbacks(call, checkpoints),
         "shuffle": False,
         "verbose": 0,
     }
-    return one_process.fit(keras_fit, (), arguments, hint)
+    with checkpoints.sigterm:
+        return one_process.fit(keras_fit, (), arguments, hint)
 
 
 def _data(call: FitCall) -> dict[str, Any]:
@@ -83,9 +85,11 @@ def _data(call: FitCall) -> dict[str, Any]:
 class _Run:
     """What Keras's loop does for checkpoints; see `_list_class`."""
 
-    def __init__(self, call: FitCall, resumption: Resumption) -> None:
-        self.call, self.resumption = call, resumption
-        self.epoch = 0
+    def __init__(self, call: FitCall, checkpoints: Checkpointing) -> None:
+        self.call, self.checkpoints = call, checkpoints
+        self.resumption = checkpoints.resumption
+        self.epoch = self.step = 0  # of the step that ended last
+        self.logs: Any = None
 
     def passed_steps(self) -> int:
         """Returns the number of this epoch's steps that an earlier run completed."""
@@ -99,21 +103,48 @@ class _Run:
             write_all(call.variables, last.values)
             write_all(keras_names.metric_state(call.model), last.metrics)
             self.resumption.restore_callbacks()
+            self.step, self.logs = last.step, last.logs
             passed_steps.pass_over(call.model, last.step, last.logs)
 
+    def end_step(self, index: int, logs: Any) -> None:
+        """Writes a checkpoint after a step if SIGTERM has come."""
+        call = self.call
+        self.step = passed_steps.steps_after(call.model, index, call.data.steps)
+        self.logs = logs
+        # A callback that stops training ends the epoch here.
+        if self.checkpoints.sigterm.heard and not call.model.stop_training:
+            self._take_within(is_due=True)
+            self.checkpoints.write()
+
+    def begin_validation(self) -> None:
+        """Takes a checkpoint for SIGTERM during validation; a resumed `fit` validates again."""
+        if not self.call.model.stop_training:
+            self._take_within(is_due=False)
+
+    def _take_within(self, is_due: bool) -> None:
+        call = self.call
+        values = read_all(call.variables)
+        metrics = read_all(keras_names.metric_state(call.model))
+        moment = Moment(self.epoch, self.step, values, metrics, plain_logs(self.logs))
+        self.checkpoints.take(moment, is_due)
+
+    def validate(self) -> None:
+        """Writes the checkpoint of a validation's beginning if SIGTERM has come."""
+        if self.checkpoints.sigterm.heard and self.checkpoints.taken is not None:
+            self.checkpoints.write()
+
     def end_epoch(self, epoch: int, logs: Any) -> None:
+        """Writes a checkpoint."""
         call = self.call
         call.last = Moment(epoch + 1, 0, read_all(call.variables), logs=plain_logs(logs))
-        self._write(call.last)
+        self.checkpoints.take(call.last)
+        self.checkpoints.write()
 
     def end(self, logs: Any) -> None:
+        """Writes the checkpoint of the end of training."""
         self.call.has_ended = True
-        self._write(self.call.moment_at_end(plain_logs(logs)))
-
-    def _write(self, moment: Moment) -> None:
-        checkpoint = self.call.checkpoint(moment)
-        if checkpoint is not None:
-            checkpoint.write()
+        self.checkpoints.take(self.call.moment_at_end(plain_logs(logs)))
+        self.checkpoints.write()
 
 
 @functools.cache
@@ -132,6 +163,7 @@ def _list_class() -> Any:
         def on_train_begin(self, logs: Any = None) -> None:
             super().on_train_begin(logs)
             self._nanotf.resumption.begin(self.callbacks)
+            self._nanotf.checkpoints.sigterm.holds = True
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             self._nanotf.epoch = epoch
@@ -145,6 +177,15 @@ def _list_class() -> Any:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if batch >= self._nanotf.passed_steps():
                 super().on_train_batch_end(batch, logs)
+                self._nanotf.end_step(batch, logs)
+
+        def on_test_begin(self, logs: Any = None) -> None:
+            self._nanotf.begin_validation()
+            super().on_test_begin(logs)
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            super().on_test_batch_end(batch, logs)
+            self._nanotf.validate()
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             super().on_epoch_end(epoch, logs)
@@ -160,7 +201,7 @@ def _list_class() -> Any:
     return Checkpointing
 
 
-def _callbacks(call: FitCall, resumption: Resumption) -> Any:
+def _callbacks(call: FitCall, checkpoints: Checkpointing) -> Any:
     """Returns the callback list for Keras's `fit`."""
     a, verbose = call.arguments, call.arguments.verbose
     if verbose == "auto":
@@ -169,7 +210,7 @@ def _callbacks(call: FitCall, resumption: Resumption) -> Any:
     if isinstance(given, keras_names.callback_list_class()):
         given = given.callbacks  # it has a History and a progress bar, or not
     return _list_class()(
-        _Run(call, resumption),
+        _Run(call, checkpoints),
         given,
         add_progbar=verbose != 0,
         model=call.model,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -103,7 +104,8 @@ class Resumption:
 
     def restore_callbacks(self) -> None:
         """Restores the state of the callbacks at the moment where training continues."""
-        self._states.restore(self._of_callbacks)
+        # A copy: the callbacks change their lists, and may be restored again.
+        self._states.restore(copy.deepcopy(self._of_callbacks))
 
     def capture(self, moment: Moment, stop: bool, finished: bool, reading: Any) -> Checkpoint:
         """Returns a checkpoint of this process now; `Checkpoint.write` may come later.
@@ -136,10 +138,15 @@ class Resumption:
 
 
 class Checkpoint:
-    """A checkpoint that is ready to be written."""
+    """A checkpoint that is ready to be written.
+
+    Attributes:
+        path: `pathlib.Path`, the folder of all checkpoints.
+    """
 
     def __init__(self, folder: Folder, manifest: Mapping[str, Any], arrays: Arrays) -> None:
         self._folder, self._manifest, self._arrays = folder, manifest, arrays
+        self.path = folder.path
 
     def write(self) -> None:
         """Writes it to the folder.

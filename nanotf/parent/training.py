@@ -12,6 +12,7 @@ from nanotf.parent import calls, gpu
 from nanotf.parent.fit_call import FitCall
 from nanotf.parent.fit_data import FitArguments
 from nanotf.pool import warm
+from nanotf.pool.plans import AnyPlan
 from nanotf.pool.transports import check_transport
 from nanotf.shipping.pipelines import check_sharding
 
@@ -59,6 +60,11 @@ def fit(
         return call.finished()
     if plan is None:
         return gpu.fit(call, given, num_processes, gpu.devices())
+    with call.watching():
+        return _run(call, plan, transport)
+
+
+def _run(call: FitCall, plan: AnyPlan, transport: str | None) -> Any:
     while True:
         try:
             with warm.pool_for(plan, check_transport(transport)) as workers:

@@ -24,6 +24,7 @@ BATCH_HOOKS = (
     "on_predict_batch_end",
 )
 TRAIN_BATCH_HOOKS = BATCH_HOOKS[:2]
+PAUSE = "pause"  # no hook of Keras's: all ranks wait after a step, with their state
 PLAIN_HOOKS = ("on_test_begin", "on_test_end", "on_train_end")
 HOOKS = EPOCH_HOOKS + BATCH_HOOKS + PLAIN_HOOKS
 
@@ -131,6 +132,7 @@ class FitJob(ModelJob):
             request.
         metrics_layout: `StateLayout` of the variables in `keras_names.metric_state`.
         metrics_block: int, the number of the job's block that holds them.
+        pauses: bool, whether the parent may ask for a pause.
         stop: bool, whether to stop after one batch, since `on_train_begin` requested it.
     """
 
@@ -149,6 +151,7 @@ class FitJob(ModelJob):
     asks: frozenset[str]
     metrics_layout: StateLayout
     metrics_block: int
+    pauses: bool
     stop: bool
 
 

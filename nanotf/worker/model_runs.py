@@ -19,6 +19,8 @@ from nanotf.shipping import inputs, jobs, outputs, passed_steps, pipelines, stat
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.worker import output, replica
+from nanotf.worker.looks import Looks
+from nanotf.worker.process import leaving_sigterm_to_parent
 
 PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
 
@@ -234,6 +236,11 @@ class FitRun(_ModelRun):
         self.likeness = Likeness(self.session.strategy)
         self._compared = self._variables_to_compare()
         self.metrics = self._metrics_state()
+        self.looks: Looks | None = None
+        self._train_logs: Any = None  # of the last step
+        if job.pauses:
+            self.own_hooks |= {"on_train_batch_end"}
+            self.looks = Looks(self.session.strategy, lambda: self.inbox.pauses == self.number)
         self.metrics.load(0)
         self._metrics_before = [v.numpy() for v in self.metrics.variables]
         generation().begin_at(self.model, job.initial_epoch, job.initial_step)
@@ -244,7 +251,8 @@ class FitRun(_ModelRun):
         )
         sources = {timing.TRAIN: job.train, timing.TEST: job.validation}
         at_end = replica.at_end_of_data(self.model, lambda kind: self._end_if_broken(sources[kind]))
-        with at_end, self._dividing():
+        sigterm = leaving_sigterm_to_parent() if job.pauses else contextlib.nullcontext()
+        with at_end, sigterm, self._dividing():
             self.model.fit(
                 self._dataset(train, job.initial_epoch),
                 epochs=job.epochs,
@@ -272,6 +280,9 @@ class FitRun(_ModelRun):
         if name == "on_epoch_begin":
             self.epoch = arguments[0]
             self.ahead.begin_epoch(*self._steps_ahead(*arguments))
+            if self.looks is not None:
+                self.looks.begin_epoch(self._passed_steps())
+                self.ahead.look_after(1)
         if name in jobs.TRAIN_BATCH_HOOKS and arguments[0] < self._passed_steps():
             return  # the parent's callbacks have heard of it
         if name == "on_epoch_end":
@@ -279,14 +290,31 @@ class FitRun(_ModelRun):
             values = list((logs or {}).values())
             self.likeness.compare(f"epoch {epoch}", values, self._compared)
         super()._hear(name, *arguments, **named)
+        if name == "on_train_batch_end" and self.looks is not None:
+            self._look(self.looks, *arguments, **named)
         if name == "on_epoch_begin" and self._passed_steps():
             for variable, value in zip(self.metrics.variables, self._metrics_before, strict=True):
                 write(variable, value)  # Keras has just reset them
+            self._train_logs = self.job.passed_logs
             passed_steps.pass_over(self.model, self._passed_steps(), self.job.passed_logs)
 
     def _passed_steps(self) -> int:
         """Returns the number of this epoch's steps that were complete before this job."""
         return self.job.passed_steps if self.epoch == self.job.initial_epoch else 0
+
+    def _look(self, looks: Looks, index: int, logs: Any = None) -> None:
+        """Pauses after a step if the parent has asked any rank to."""
+        self._train_logs = logs
+        made = passed_steps.steps_after(self.model, index, None)
+        # The parent gets the state at the end of an epoch, even of one that a callback stops.
+        if self.model.stop_training or not looks.is_due(made):
+            return
+        if looks.agree(made):
+            self.inbox.pauses = None
+            self._send_held()
+            self._last_wait = jobs.PAUSE
+            self._store_and_ask(jobs.PAUSE, made, plain_logs(logs), True)
+        self.ahead.look_after(looks.left(made))
 
     def _variables_to_compare(self) -> list[Any]:
         """Returns the variables that could differ between workers."""
@@ -321,6 +349,8 @@ class FitRun(_ModelRun):
         if name not in jobs.BATCH_HOOKS:
             with_state = not self._is_stored(name)
         self._last_wait = name
+        if name == "on_test_begin" and self.looks is not None:
+            logs = plain_logs(self._train_logs)  # for a checkpoint during validation
         answer = self._store_and_ask(name, index, logs, with_state)
         if answer.store:
             answer = self._store_and_ask(name, index, logs, True)
