@@ -414,6 +414,7 @@ class Call:
                         continue
                     with self.clock.hook(waiting[0].hook):
                         answer = self.answer(waiting[0])
+                    self.attend()
                     self.workers.send(answer)
                     waiting.clear()
                     self.answered()

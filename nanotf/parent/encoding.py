@@ -78,7 +78,7 @@ def mark_of(value: Any) -> str | None:
     except Unencodable:
         return None
     sums = [
-        (name, array.shape, zlib.crc32(np.ascontiguousarray(array).tobytes()))
+        (name, array.shape, zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data))
         for name, array in arrays.items()
         if array.size
     ]

@@ -8,9 +8,8 @@ from typing import Any
 
 from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
-from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
-from nanotf.errors import ModelError, WorkerError
+from nanotf.errors import WorkerError
 from nanotf.parent import calls, rejections, report
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.checkpointing import Checkpointing
@@ -40,21 +39,6 @@ class _Unrecorded:
     epoch: int | None
     logs: Any
     recorded: list[dict[str, int]]
-
-
-def _warn_of_lengths(model: Any, specs: Any) -> None:
-    """Warns of data for which XLA compiles the same step again and again."""
-    shapes = [leaf.shape for leaf in require_tensorflow().nest.flatten(specs)]
-    varying = [shape for shape in shapes if shape.rank and None in shape[1:].as_list()]
-    if varying:
-        logger.warning(
-            "XLA compiles a step anew for each shape of its batches, and those of the model %r, "
-            "compiled with jit_compile=True, have dimensions that vary: %s. Pad all to one "
-            "length, for instance by a tokenizer's padding='max_length' or by padded_shapes of "
-            "`padded_batch`.",
-            model.name,
-            varying[0],
-        )
 
 
 class FitCall(ModelCall):
@@ -101,10 +85,10 @@ class FitCall(ModelCall):
     def build(self) -> None:
         model, specs = self.model, self.data.specs
         if model.jit_compile and not self.quiet:
-            _warn_of_lengths(model, specs)
+            rejections.warn_of_lengths(model, specs)
         rejections.refuse_data(model, specs, "fit")
         super().build()
-        self._check_optimizer()
+        rejections.refuse_optimizer(model, specs)
         keras_optimizers.build_for_training(model, specs)
         rejections.refuse_weights(model, self.data.keras_specs(self.data.train), "fit")
         validation = self.data.validation_specs
@@ -116,23 +100,6 @@ class FitCall(ModelCall):
             rejections.refuse_weights(
                 model, self.data.keras_specs(self.data.validation), "evaluate"
             )
-
-    def _check_optimizer(self) -> None:
-        """Rejects an optimizer whose slots do not match the trainable variables.
-
-        Keras raises, or continues as if nothing had changed, depending on its earlier traces.
-        """
-        model, optimizer = self.model, self.model.optimizer
-        own_step = not keras_names.is_keras_own(type(model).train_step)
-        if own_step or keras_optimizers.is_built_for(optimizer, model.trainable_variables):
-            return
-        rejections.trace_step(model, self.data.specs)
-        raise ModelError(
-            "An optimizer must have been built for the trainable variables. Received: "
-            f"model {model.name!r} with {len(model.trainable_variables)} trainable variables, and "
-            f"an optimizer {type(optimizer).__name__} of others. Call compile(), with a new "
-            "optimizer, after a change of `trainable` or of the layers."
-        )
 
     def variables_to_send(self) -> list[Any]:
         return keras_optimizers.training_variables(self.model)

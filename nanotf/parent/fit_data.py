@@ -94,7 +94,8 @@ class Resume:
         epoch: int, the epoch to run next.
         random_states: the random states when this process began to read that epoch, see
             `random_states`; None if it did not.
-        step: int, steps of that epoch that are complete.
+        step: int, steps of that epoch that are complete. Arrays continue with the next one; the
+            batches of other data are read again and dropped, see `shipping.passed_steps`.
     """
 
     first_epoch: int
@@ -168,7 +169,7 @@ class FitData:
         self._seed = seed
         self._packings: list[Packing] = []
         self.streams: list[Stream] = []
-        self._read: keras_epochs.Epochs | None = None  # training data that have to be read
+        self.read: keras_epochs.Epochs | None = None  # training data that have to be read
         self.is_endless = False
         self.train: Input
         self.validation: Input | None = None
@@ -238,7 +239,7 @@ class FitData:
                     resume.epochs if rewound else 0,
                     resume.random_states if is_read_again else None,
                 )
-            self._read = opened
+            self.read = opened
             self.train, self.specs = self._stream("x", opened, trains=True)
             self.steps, self.steps_per_epoch = opened.steps, steps
             return
@@ -267,13 +268,13 @@ class FitData:
         Returns:
             None if this process does not read the data, or had not begun to.
         """
-        if self._read is None:
+        if self.read is None:
             return None
         resume = self._resume
-        if self._read.begun is None:  # the workers that were to continue the epoch died before it
+        if self.read.begun is None:  # the workers that were to continue the epoch died before it
             return resume.random_states if resume is not None and resume.epoch == epoch else None
         begin = first_epoch if resume is None else resume.epoch
-        number, states = self._read.begun
+        number, states = self.read.begun
         return states if begin + number == epoch else None
 
     def _rewound(self, x: Any) -> Any:
@@ -300,11 +301,11 @@ class FitData:
             return {}
         if steps is None:
             each = generation().iterators_per_epoch(cardinality)
-            return {"iterated": resume.epochs * each, "taken": resume.step}
+            return {"iterated": resume.epochs * each}
         if generation().EACH_PASS_HAS_AN_ITERATOR and cardinality > 0:
             # Keras makes one iterator for each pass.
             return {"iterated": resume.epochs // math.ceil(cardinality / steps)}
-        return {"taken": max(0, resume.epochs * steps - resume.first_step + resume.step)}
+        return {"taken": max(0, resume.epochs * steps - resume.first_step)}
 
     def _passes_of_training(self, size: int) -> int | None:
         """Returns how many passes an iterator over arrays makes; None is endless.

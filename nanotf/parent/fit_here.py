@@ -7,18 +7,19 @@ in the checkpoint. So a run may continue with workers, or without.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
 from nanotf.compat.values import plain_logs
+from nanotf.compat.versions import require_tensorflow
 from nanotf.parent import one_process
 from nanotf.parent.checkpointing import Checkpointing
 from nanotf.parent.fit_call import FitCall
 from nanotf.parent.fit_data import FitArguments
 from nanotf.parent.moments import Moment, read_all, write_all
-from nanotf.shipping import inputs, passed_steps
+from nanotf.shipping import inputs, passed_steps, streams
 
 
 def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume: Any) -> Any:
@@ -74,12 +75,49 @@ def _data(call: FitCall) -> dict[str, Any]:
         first = call.arguments.initial_epoch
         return source.dataset_over(next(arrays), 0, 1, first, extents=False)
 
-    train, steps = inputs.passes_for(call.model, data.train, data.steps_per_epoch)
-    found = {"x": dataset(train), "steps_per_epoch": steps}
-    if data.validation is not None:
+    if data.read is not None:
+        found = {"x": _dataset_of(data.read, data.train), "steps_per_epoch": data.steps_per_epoch}
+    else:
+        train, steps = inputs.passes_for(call.model, data.train, data.steps_per_epoch)
+        found = {"x": dataset(train), "steps_per_epoch": steps}
+    if isinstance(data.validation, streams.StreamInput):  # each pass over them starts over
+        a = call.arguments
+        found |= {"validation_data": a.validation_data, "validation_steps": a.validation_steps}
+        found["validation_batch_size"] = a.validation_batch_size or a.batch_size
+    elif data.validation is not None:
         source, steps = inputs.passes_for(call.model, data.validation, data.validation_steps)
         found |= {"validation_data": dataset(source), "validation_steps": steps}
     return found
+
+
+def _dataset_of(read: Any, train: Any) -> Any:
+    """Returns a dataset of the batches that Keras itself would read, in the same order.
+
+    Args:
+        read: `compat.keras_epochs.Epochs`.
+        train: the `streams.StreamInput` for the same data.
+    """
+    tf = require_tensorflow()
+    epochs = read.training()
+    epoch: Any = iter(())
+
+    def one_pass() -> Iterator[Any]:
+        nonlocal epoch
+        for _ in epoch:  # what Keras does at the end of an epoch
+            pass
+        keeps = True
+        while keeps and (epoch := next(epochs, None)) is not None:
+            last = None
+            for iterator, batch in epoch:
+                last = iterator
+                yield tuple(streams.flat_arrays(batch, train.signature))
+            keeps = last is not None and read.keeps(last)
+        epoch = iter(())
+
+    specs = tuple(tf.nest.flatten(train.signature))
+    dataset = tf.data.Dataset.from_generator(one_pass, output_signature=specs)
+    dataset = dataset.map(lambda *flat: tf.nest.pack_sequence_as(train.signature, flat))
+    return inputs.claiming(dataset, train.cardinality)
 
 
 class _Run:
@@ -104,7 +142,8 @@ class _Run:
             write_all(keras_names.metric_state(call.model), last.metrics)
             self.resumption.restore_callbacks()
             self.step, self.logs = last.step, last.logs
-            passed_steps.pass_over(call.model, last.step, last.logs)
+            reads = call.data.read is not None
+            passed_steps.pass_over(call.model, last.step, last.logs, reads)
 
     def end_step(self, index: int, logs: Any) -> None:
         """Writes a checkpoint after a step if SIGTERM has come."""
@@ -206,8 +245,8 @@ def _callbacks(call: FitCall, checkpoints: Checkpointing) -> Any:
     a, verbose = call.arguments, call.arguments.verbose
     if verbose == "auto":
         verbose = generation().auto_verbose()
-    given: Any = a.callbacks
-    if isinstance(given, keras_names.callback_list_class()):
+    given, list_class = a.callbacks, keras_names.callback_list_class()
+    if isinstance(given, list_class):
         given = given.callbacks  # it has a History and a progress bar, or not
     return _list_class()(
         _Run(call, checkpoints),

@@ -16,6 +16,7 @@ from nanotf.compat.chance import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
+from nanotf.parent import resumable
 from nanotf.parent.callback_states import CallbackStates
 from nanotf.parent.checkpoints import Folder, Stored
 from nanotf.parent.encoding import Arrays, decode, encode, typed
@@ -45,6 +46,7 @@ class Resumption:
     """
 
     def __init__(self, path: Any, call: Any) -> None:
+        resumable.check(call.model, call.arguments, call.data)
         self._folder = Folder(path)
         self._facts = _facts_of(call)
         self._epochs = call.arguments.epochs

@@ -55,6 +55,12 @@ def fit(
     plan = calls.plan_for("fit", num_processes, cores_per_process, cores, backend)
     _check_steps_per_execution(model, check_transport(transport))
     sharding = check_sharding(sharding)
+    if plan is None and resume is not None:
+        raise InvalidArgumentError(
+            "With GPUs, `resume` works in one process. Received: "
+            f"num_processes={num_processes} and {len(gpu.devices())} GPU(s). Leave num_processes "
+            "out."
+        )
     call = FitCall(model, FitArguments.of(given), num_processes, sharding, max_restarts, resume)
     if call.is_finished:
         return call.finished()

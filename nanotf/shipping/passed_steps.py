@@ -20,8 +20,8 @@ def steps_after(model: Any, index: int, steps: int | None) -> int:
     return made if steps is None else min(made, steps)
 
 
-def pass_over(model: Any, steps: int, logs: Any) -> None:
-    """Makes the next calls of Keras's step function return at once, without reading data.
+def pass_over(model: Any, steps: int, logs: Any, reads: bool) -> None:
+    """Makes the next calls of Keras's step function return at once.
 
     Keras's `fit` can begin at an epoch, not at a step. Its loop counts these steps like others.
 
@@ -29,12 +29,16 @@ def pass_over(model: Any, steps: int, logs: Any) -> None:
         model: a model in the middle of `fit`.
         steps: int, how many steps are complete.
         logs: dict, the logs of the last of them.
+        reads: bool, whether to read the steps' batches, since the data begin before them.
     """
     stock = model.train_function
-    left = -(-steps // generation().steps_at_once(model))
+    at_once = generation().steps_at_once(model)
+    left = -(-steps // at_once)
 
-    def passed(_: Any) -> Any:
+    def passed(iterator: Any) -> Any:
         nonlocal left
+        for _ in range(at_once if reads else 0):
+            next(iterator)
         left -= 1
         if left == 0:
             model.train_function = stock

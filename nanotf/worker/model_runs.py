@@ -296,7 +296,9 @@ class FitRun(_ModelRun):
             for variable, value in zip(self.metrics.variables, self._metrics_before, strict=True):
                 write(variable, value)  # Keras has just reset them
             self._train_logs = self.job.passed_logs
-            passed_steps.pass_over(self.model, self._passed_steps(), self.job.passed_logs)
+            reads = not isinstance(self.job.train, inputs.ArrayInput)
+            logs = self.job.passed_logs
+            passed_steps.pass_over(self.model, self._passed_steps(), logs, reads)
 
     def _passed_steps(self) -> int:
         """Returns the number of this epoch's steps that were complete before this job."""
