@@ -1,4 +1,4 @@
-"""When a `fit` writes its checkpoints: at epochs' ends, at its own end, and at SIGTERM."""
+"""Writes the checkpoints of one `fit`: at epochs' ends, at its own end, and at SIGTERM."""
 
 from __future__ import annotations
 

@@ -152,6 +152,8 @@ class FitCall(ModelCall):
             assert self.resumption is not None
             states = self.resumption.reading
         self.place_data(last, states)
+        if self.restarts == 0 and self.resumption is not None:
+            self.resumption.restore_random()
         self.turn = self.loaded = 0  # the turns of a new job
         self.epoch_end = None
 

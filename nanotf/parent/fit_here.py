@@ -121,7 +121,7 @@ def _dataset_of(read: Any, train: Any) -> Any:
 
 
 class _Run:
-    """What Keras's loop does for checkpoints; see `_list_class`."""
+    """The work for checkpoints at the hooks of Keras's loop; see `_list_class`."""
 
     def __init__(self, call: FitCall, checkpoints: Checkpointing) -> None:
         self.call, self.checkpoints = call, checkpoints

@@ -98,11 +98,15 @@ class Resumption:
 
     # --------------------------------------------------------------------- in the run
     def begin(self, callbacks: Sequence[Any]) -> None:
-        """Restores random numbers and callbacks; called after their `on_train_begin`."""
+        """Restores callbacks and random numbers; called after `on_train_begin`."""
         self._states = CallbackStates(callbacks)
+        self.restore_callbacks()
+        self.restore_random()
+
+    def restore_random(self) -> None:
+        """Restores random numbers; again after data were opened, which may draw some."""
         if self._chance is not None:
             self._chance.restore()
-        self.restore_callbacks()
 
     def restore_callbacks(self) -> None:
         """Restores the state of the callbacks at the moment where training continues."""

@@ -7,6 +7,9 @@ import logging
 import os
 import pathlib
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +17,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits
+from processes import ROOT
+from processes import SECONDS as RUN_SECONDS
 
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
@@ -25,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 class _Preempted(Exception):
-    """The user's own handler of SIGTERM raises it, so that this process goes on."""
+    """The user's own handler of SIGTERM raises it, so that this process continues."""
 
 
 class _Preempt(tf.keras.callbacks.Callback):
@@ -196,12 +201,12 @@ def test_a_damaged_checkpoint(tmp_path: pathlib.Path, caplog: pytest.LogCaptureF
 
 
 def test_another_call(tmp_path: pathlib.Path) -> None:
-    """What differs is refused before a worker starts, and nothing is overwritten."""
+    """A call that differs is refused before a worker starts, and nothing is overwritten."""
     data = {**_arrays(), "epochs": 2}
     expected = _fit(tmp_path, **data)
     fewer = {**data, "x": data["x"][:190], "y": data["y"][:190]}
     for message, arguments in {
-        r"variable number 0 'dense.*' of shape \(64, 17\).*\(64, 16\)": {"model": _model(17)},
+        r"variable number 0 '.*dense.*' of shape \(64, 17\).*\(64, 16\)": {"model": _model(17)},
         r"optimizer \['SGD'\], and in .* \['Adam'\]": {"model": _model(16, "sgd")},
         "batch_size 20, and in .* it is 40": {"batch_size": 20},
         "shuffle False, and in .* it is True": {"shuffle": False},
@@ -226,7 +231,116 @@ def test_data_and_folders_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InvalidArgumentTypeError, match="the path of a folder"):
         _model().fit(x, y, resume=3, num_processes=2)
     with pytest.raises(InvalidArgumentError, match="which can be read only once"):
-        _model().fit(iter([(x, y)] * 4), steps_per_epoch=2, resume=tmp_path)
+        _model().fit(((x, y) for _ in range(4)), steps_per_epoch=2, resume=tmp_path)
     if is_keras_3():
         with pytest.raises(InvalidArgumentError, match="must divide the steps of a pass"):
             _model().fit(x, y, batch_size=20, steps_per_epoch=3, resume=tmp_path)
+
+
+_JOB = """
+import os, signal, sys
+import numpy as np
+import tensorflow as tf
+from nanotf.keras import Sequential
+
+folder, processes, epochs, end_at = sys.argv[1], *map(int, sys.argv[2:])
+tf.keras.backend.set_floatx("float64")
+tf.keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(400, 8))
+model = Sequential([tf.keras.layers.Input((8,)), tf.keras.layers.Dense(4, "tanh"),
+                    tf.keras.layers.Dense(1)])
+model.compile("adam", "mse")
+
+class Told(tf.keras.callbacks.Callback):
+    nanotf_needs = "progress"
+    def on_epoch_begin(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+        if epoch == end_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+history = model.fit(x, x.sum(axis=1), batch_size=4, epochs=epochs, verbose=0,
+                    validation_split=0.2, callbacks=[Told()], resume=folder,
+                    num_processes=processes)
+np.savez(folder + ".npz", *model.get_weights(), history.history["val_loss"])
+"""
+
+
+class _Job:
+    """A program that trains, in a process of its own, as a scheduler starts it.
+
+    Args:
+        directory: folder for the program and the checkpoints.
+        name: str, of the folder of checkpoints.
+        epochs: int.
+    """
+
+    def __init__(self, directory: pathlib.Path, name: str, epochs: int) -> None:
+        self._script = directory / "job.py"
+        self._script.write_text(_JOB)
+        self.folder, self._epochs = directory / name, epochs
+
+    def start(self, processes: int, end_at: int = -1) -> subprocess.Popen[str]:
+        """Starts it; it sends itself SIGTERM at the beginning of the epoch `end_at`."""
+        arguments = [str(self.folder), str(processes), str(self._epochs), str(end_at)]
+        return subprocess.Popen(
+            [sys.executable, str(self._script), *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, processes: int, end_at: int = -1) -> int:
+        """Runs it; returns the exit code."""
+        process = self.start(processes, end_at)
+        process.communicate(timeout=RUN_SECONDS)
+        return process.returncode
+
+    def end_at_random(self, processes: int, random: np.random.Generator) -> int:
+        """Runs it, with SIGTERM at a random moment; returns the exit code."""
+        process = self.start(processes)
+        assert process.stdout is not None
+        epochs = 1 + random.integers(2)
+        with process.stdout as lines:
+            for line in lines:
+                epochs -= line.startswith("epoch")
+                if epochs == 0:  # any moment after it; no condition tells which
+                    threading.Timer(random.uniform(0, 0.3), process.terminate).start()
+        return process.wait(RUN_SECONDS)
+
+    def result(self) -> list[Any]:
+        with np.load(f"{self.folder}.npz") as found:
+            return [found[name] for name in found.files]
+
+
+def _assert_same_results(found: _Job, expected: _Job) -> None:
+    for ours, theirs in zip(found.result(), expected.result(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_sigterm_ends_a_job_after_a_checkpoint(tmp_path: pathlib.Path) -> None:
+    undisturbed, job = _Job(tmp_path, "undisturbed", 3), _Job(tmp_path, "parts", 3)
+    assert undisturbed.run(1) == 0
+    assert job.run(2, end_at=1) == -signal.SIGTERM  # 143 in a shell
+    epoch, step = _place(job.folder)
+    assert epoch == 1
+    assert step > 0
+    assert job.run(1) == 0
+    _assert_same_results(job, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_sigterm_at_random_moments(tmp_path: pathlib.Path) -> None:
+    """Twenty of them, with one process and with two in turn."""
+    undisturbed, job = _Job(tmp_path, "undisturbed", 120), _Job(tmp_path, "parts", 120)
+    assert undisturbed.run(1) == 0
+    random = np.random.default_rng(int(os.environ.get("NANOTF_SOAK_SEED", "0")))
+    places = []
+    for number in range(20):
+        assert job.end_at_random(1 + number % 2, random) == -signal.SIGTERM
+        places.append(_place(job.folder))
+    print("stopped at (epoch, step):", places)
+    assert places == sorted(places)
+    assert any(step for _, step in places)
+    assert job.run(2) == 0
+    _assert_same_results(job, undisturbed)
