@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 import nanotf
 from nanotf.compat import keras_optimizers
 from nanotf.compat.chance import Chance
-from nanotf.compat.versions import require_tensorflow
+from nanotf.compat.versions import keras_module_name, require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent import resumable
@@ -164,11 +165,10 @@ class Checkpoint:
 
 
 def _versions() -> dict[str, str]:
-    tf = require_tensorflow()
     return {
-        "nanotf": nanotf.__version__,
+        "nanotf": nanorequire_tensorflow().__version__,
         "tensorflow": tf.__version__,
-        "keras": tf.keras.__version__,
+        "keras": importlib.import_module(keras_module_name()).__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
