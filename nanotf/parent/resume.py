@@ -166,8 +166,8 @@ class Checkpoint:
 
 def _versions() -> dict[str, str]:
     return {
-        "nanotf": nanorequire_tensorflow().__version__,
-        "tensorflow": tf.__version__,
+        "nanotf": nanotf.__version__,
+        "tensorflow": require_tensorflow().__version__,
         "keras": importlib.import_module(keras_module_name()).__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
