@@ -17,7 +17,7 @@ The life of a pool, from top to bottom:
       |  <- Stalled                              |   a rank whose step does not end
       |  <- EpochEnd                             |   every rank, its state in the shared block
       |  Proceed (stop?, new state?) ->          |   every rank, so that all decide the same
-      |  Pause ->                                |   answered by EpochEnd's like, after a step
+      |  Pause ->                                |   every rank, which then waits after a step
       |  <- Outputs                              |   every rank, in predict
       |  <- Printed, Saved, Restored, Returned   |   rank 0, in a @nano function
       |  <- Reached                              |   every rank in such a function, with "grpc"
