@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -65,6 +66,7 @@ class Accelerated:
         max_restarts: int = 0,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
         tune: Sequence[Literal["jit_compile", "bf16"]] | None = None,
+        resume: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Trains the model, on several core-pinned processes if asked.
@@ -96,6 +98,11 @@ class Accelerated:
             tune: sequence of str or None, default None, settings that "auto" also measures, and
                 uses for this call if they are faster. "jit_compile" tries the other value than
                 the model's. "bf16" makes layers compute in bfloat16, which changes the numbers.
+            resume: path or None, default None, a folder for checkpoints, also without workers.
+                `fit` writes one after each epoch, and one at SIGTERM, before the process ends. The
+                same call in a new process, with any number of workers, continues there, in the
+                middle of an epoch too, and ends with the result of an undisturbed run. Shuffled
+                arrays have the order that they have with workers.
             **kwargs: as in Keras's `fit`.
 
         Returns:
@@ -115,7 +122,7 @@ class Accelerated:
                 that ended, or that made no progress for longer than the timeout.
         """
         # The parent's side, not needed in a worker.
-        from nanotf.parent import auto_settings, calls, one_process, training
+        from nanotf.parent import auto_settings, calls, fit_here, one_process, training
         from nanotf.pool import backends
 
         keras_fit = super().fit  # type: ignore[misc]
@@ -131,15 +138,19 @@ class Accelerated:
             wanted, settings = self._fastest(_given(keras_fit, args, kwargs), settings, *place)
         with_workers = calls.needs_workers(wanted, transport, sharding, backend)
         with auto_settings.applied(self, settings):
+            given = _given(keras_fit, args, kwargs) if with_workers or resume is not None else None
             if not with_workers:
                 try:
-                    history = one_process.fit(keras_fit, args, kwargs, hint)
+                    if given is None:
+                        history = one_process.fit(keras_fit, args, kwargs, hint)
+                    else:
+                        history = fit_here.fit(self, keras_fit, given, hint, resume)
                 finally:
                     iterators.let_go(self.train_function, self.test_function)
-            elif (given := _given(keras_fit, args, kwargs)) is None:
+            elif given is None:
                 history = keras_fit(*args, **kwargs)  # raises Keras's own error
             else:
-                size, rest = int(wanted or 1), (sharding, max_restarts, cores, backend)
+                size, rest = int(wanted or 1), (sharding, max_restarts, cores, backend, resume)
                 history = training.fit(self, given, size, transport, cores_per_process, *rest)
         if settings:
             history.nanotf = dataclasses.replace(history.nanotf, tuned=settings)

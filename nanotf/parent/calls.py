@@ -202,6 +202,12 @@ class Call:
         """Decides how all ranks proceed at a hook; `first` is rank 0's message."""
         raise AssertionError(first)
 
+    def attend(self) -> None:
+        """Handles what has happened in this process since the last message."""
+
+    def answered(self) -> None:
+        """Handles that the workers have been sent the answer to a hook, and continue."""
+
     def failure(self, message: messages.JobFailed) -> BaseException:
         """Returns the exception for a job that raised in a worker."""
         worker = self.workers.workers[message.rank]
@@ -368,6 +374,7 @@ class Call:
         times: dict[int, timing.WorkerTimes] = {}
         while len(done) < self.size:
             self._check_abandoned()
+            self.attend()
             try:
                 rank, message = self.workers.receive(LOOK_SECONDS)
             except queue.Empty:
@@ -381,8 +388,8 @@ class Call:
                     self.hear_stream(message)
             elif isinstance(message, messages.JobFailed):
                 raise self.workers.supervisor.explain(message) or self.failure(message)
-            elif isinstance(message, messages.Progress):
-                pass  # the pool has handled it
+            elif isinstance(message, (messages.Progress, messages.Woken)):
+                pass  # the pool has handled it, or `attend` does
             elif isinstance(message, messages.Stalled):
                 if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
                     self.workers.supervisor.note_stalled(rank, message)
@@ -407,8 +414,10 @@ class Call:
                         continue
                     with self.clock.hook(waiting[0].hook):
                         answer = self.answer(waiting[0])
+                    self.attend()
                     self.workers.send(answer)
                     waiting.clear()
+                    self.answered()
             elif not (isinstance(message, messages.Event) and self._is_over(message.hook)):
                 self.hear(message)
         self.workers.usable = True

@@ -51,6 +51,8 @@ class _Zygote:
             os.set_blocking(fd, False)
         # The parent may ignore SIGCHLD, and children inherit that.
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        # Schedulers send it to every process. The zygote's end would end all workers.
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
         signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
 
     def serve(self) -> tuple[messages.Fork, int]:
@@ -106,6 +108,7 @@ class _Zygote:
         """Resets this fork to the state of a newly started process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         process.end_with_parent(self._own_pid)
         os.fchdir(directory)
         os.close(directory)
