@@ -1419,7 +1419,7 @@ def test_without_nano_nothing_happens() -> None:
     assert step.__name__ == "plain_step"
 
 
-class _Embedded(tf.keras.Model):  # type: ignore[misc]
+class Embedded(tf.keras.Model):  # type: ignore[misc]
     """Looks up words, and positions that are constants of the graph."""
 
     def __init__(self) -> None:
@@ -1437,7 +1437,7 @@ def test_exchanges_of_constants(run_on: Any) -> None:
 
     def train(batches: list[Any]) -> list[float]:
         tf.keras.utils.set_random_seed(1)
-        model = _Embedded()
+        model = Embedded()
         model(batches[0])
         optimizer = tf.keras.optimizers.SGD(0.1)
 
