@@ -1,9 +1,9 @@
-"""One `nanotf.map` in the parent: gives items to workers, and collects what becomes of them.
+"""One `nanotf.map` in the parent: gives items to workers, and collects the results.
 
     mapping.map | imap   checks the arguments, ships function and items, hands out the results
       ItemRun.run        a thread that has the pool: one item a worker at a time
 
-A thread, so that the workers go on while the user's code works on a result.
+A thread, so that the workers continue while the user's code works on a result.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Policy:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of an item.
+    """The end of an item.
 
     Args:
         index: int.

@@ -1,4 +1,4 @@
-"""`nanotf.map` and `nanotf.imap`: a function of many items, on warm workers with cores of their own.
+"""`nanotf.map` and `nanotf.imap`: a function of many items, on warm workers with their own cores.
 
 Each worker runs one item at a time, in a process where nothing of Keras is replaced. Folds, seeds
 and hyper-parameters of small models run side by side.
@@ -134,7 +134,7 @@ def imap(
 ) -> Results:
     """Returns an iterator over the results of `map`, each as soon as it is there.
 
-    The workers begin at once, and go on while your program works on a result. Use the iterator in
+    The workers begin at once, and continue while your program works on a result. Use the iterator in
     a `with` statement if you may leave it early: that stops the workers.
 
     Args:
