@@ -134,8 +134,8 @@ def imap(
 ) -> Results:
     """Returns an iterator over the results of `map`, each as soon as it is there.
 
-    The workers begin at once, and continue while your program works on a result. Use the iterator in
-    a `with` statement if you may leave it early: that stops the workers.
+    The workers begin at once, and continue while your program works on a result. Use the iterator
+    in a `with` statement if you may leave it early: that stops the workers.
 
     Args:
         function, items, num_processes, cores_per_process, shared, on_error, cores, seed,
