@@ -1,4 +1,4 @@
-"""Frees the graphs of functions with custom gradients, which TensorFlow keeps for ever.
+"""Frees the graphs of functions with custom gradients, which TensorFlow keeps forever.
 
 `tf.custom_gradient`, in a graph, registers its gradient under a new name in a registry of the
 process, and nothing removes it. The gradient refers to tensors, and so to its graph: every traced
