@@ -84,7 +84,7 @@ def measure_all(processes: int, models: int) -> list[dict[str, Any]]:
     import nanotf
 
     data = _data()
-    job = functools.partial(train, **data)
+    job: Any = functools.partial(train, **data)
     rows = [_measure("loop", lambda seeds: [job(seed) for seed in seeds], models)]
 
     def mapped(seeds: Sequence[int]) -> list[float]:
