@@ -19,6 +19,7 @@ from nanotf.keras import (
 )
 from nanotf.machine.cluster import cluster, set_tf_config
 from nanotf.machine.topology import plan
+from nanotf.parent.mapping import imap, map
 from nanotf.parent.report import last_report
 from nanotf.pool.warm import shutdown, worker_pids
 from nanotf.region.checkpoints import CheckpointManager
@@ -35,10 +36,12 @@ __all__ = [
     "errors",
     "estimator",
     "get_strategy",
+    "imap",
     "is_chief",
     "job",
     "keras",
     "last_report",
+    "map",
     "nano",
     "nano_bf16",
     "nano_multiprocessing",

@@ -31,6 +31,7 @@ from nanotf.machine import topology
 from nanotf.parent import gpu, report
 from nanotf.parent.fit_data import Stream
 from nanotf.pool import backends, interrupts, warm
+from nanotf.pool.handles import Worker
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool, explaining_few_descriptors
 from nanotf.pool.supervision import LOOK_SECONDS
@@ -91,6 +92,52 @@ def check_max_restarts(value: Any) -> int:
     return int(value)
 
 
+def check_may_start(received: str) -> None:
+    """Raises `NanoError` if this process cannot use workers now.
+
+    Args:
+        received: str, the call, as the user wrote it.
+    """
+    check_keras()
+    if "NANOTF_RANK" in os.environ:
+        raise NanoError(
+            f"A worker cannot start workers of its own. Received: {received} inside worker "
+            f"{os.environ['NANOTF_RANK']}. Remove the argument there."
+        )
+    warm.check_not_lent(received)
+
+
+def show(message: messages.Printed) -> None:
+    """Prints what a worker has printed."""
+    # May be from an ended job: a logger keeps the stream that it was created with.
+    stream = getattr(sys, message.stream)
+    if stream is not None:  # as in a daemon, where `print` does nothing
+        stream.write(message.text)
+        stream.flush()
+
+
+def failure_of(
+    worker: Worker, message: messages.JobFailed, where: str = "", index: int | None = None
+) -> WorkerError:
+    """Returns the exception for a job that raised in a worker, of the original's class if possible.
+
+    Args:
+        worker: `Worker`.
+        message: `messages.JobFailed`.
+        where: str, the job, in front of the sentence; empty for a call.
+        index: int or None, of an item.
+    """
+    who = f"{where}Worker {message.rank} ({worker.where()}) raised"
+    error = worker.error(
+        WorkerError, f"{who} {message.summary}", remote_traceback=message.traceback, index=index
+    )
+    try:
+        original = pickle.loads(message.exception) if message.exception else None
+    except Exception:
+        original = None
+    return catchable_as(error, original, f"{original}\n\n{who} {type(original).__name__}.")
+
+
 def plan_for(
     method: str,
     num_processes: int,
@@ -113,14 +160,7 @@ def plan_for(
     Raises:
         NanoError: Workers cannot be used here and now.
     """
-    check_keras()
-    received = f"{method}(num_processes={num_processes})"
-    if "NANOTF_RANK" in os.environ:
-        raise NanoError(
-            f"A worker cannot start workers of its own. Received: {received} inside worker "
-            f"{os.environ['NANOTF_RANK']}. Remove the argument there."
-        )
-    warm.check_not_lent(received)
+    check_may_start(f"{method}(num_processes={num_processes})")
     if gpu.devices():
         return None
     return backends.plan(backend, num_processes, cores_per_process, cores)
@@ -210,16 +250,7 @@ class Call:
 
     def failure(self, message: messages.JobFailed) -> BaseException:
         """Returns the exception for a job that raised in a worker."""
-        worker = self.workers.workers[message.rank]
-        who = f"Worker {message.rank} ({worker.where()}) raised"
-        error = worker.error(
-            WorkerError, f"{who} {message.summary}", remote_traceback=message.traceback
-        )
-        try:
-            original = pickle.loads(message.exception) if message.exception else None
-        except Exception:
-            original = None
-        return catchable_as(error, original, f"{original}\n\n{who} {type(original).__name__}.")
+        return failure_of(self.workers.workers[message.rank], message)
 
     def collect(self) -> None:
         """Handles that all workers have ended the job; its blocks still exist."""
@@ -397,11 +428,7 @@ class Call:
                 if message.job == self.number:
                     self._data_have_failed(message)
             elif isinstance(message, messages.Printed):
-                # May be from an ended job: a logger keeps the stream that it was created with.
-                stream = getattr(sys, message.stream)
-                if stream is not None:  # as in a daemon, where `print` does nothing
-                    stream.write(message.text)
-                    stream.flush()
+                show(message)
             elif isinstance(message, messages.JobDone):
                 done[rank], times[rank] = message.result, message.times
             elif isinstance(message, messages.Waiting):

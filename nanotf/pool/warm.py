@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 
 from nanotf.console import logger
 from nanotf.errors import NanoError
-from nanotf.machine import neighbours
+from nanotf.machine import neighbours, topology
 from nanotf.pool import backends, settings
+from nanotf.pool.independent import IndependentPool
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool, SetupError
-from nanotf.pool.transports import check_transport
+from nanotf.pool.transports import NO_TRANSPORT, check_transport
 
 IDLE_SECONDS = 600.0
 START_TRIES = 3  # a port that was free may be taken before TensorFlow binds it
@@ -105,6 +106,9 @@ def _current(plan: AnyPlan, transport: str) -> Pool:
 def _start(plan: AnyPlan, transport: str) -> Pool:
     for attempt in range(START_TRIES):
         try:
+            if transport == NO_TRANSPORT:
+                assert isinstance(plan, topology.Plan), plan
+                return IndependentPool(plan)
             return Pool(plan, transport)
         except SetupError as error:
             if not error.retry or attempt == START_TRIES - 1:
