@@ -19,6 +19,8 @@
 # PYTHON=python3.11 chooses the interpreter, ARGS="-k parity -x" goes to pytest.
 
 SHELL := /bin/bash
+# The tests' many processes share the bytecode of nanotf, too.
+unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= python3
 NEWEST_TF := 2.21.*
 TF ?=
@@ -105,7 +107,7 @@ clean:
 soak: $(STAMP)
 	$(BIN)/python -m pytest tests/soak -m 'slow or not slow' -s $(ARGS)
 
-# Trains models with plain Keras, nanotf and others, interleaved; some 20 minutes on 2 cores, for a
+# Trains models with plain Keras, nanotf and others, interleaved; some 25 minutes on 2 cores, for a
 # quiet machine. ARGS="--models mlp,cnn --quick" takes under 3; see `python -m benchmarks --help`.
 .PHONY: bench
 bench: $(STAMP)

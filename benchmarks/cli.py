@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import nanotf
-from benchmarks import chart, collectives, memory, options, report, start_up
+from benchmarks import apart, chart, collectives, memory, options, report, start_up
 from benchmarks.contestants import ContestantError, Setting
 from benchmarks.rounds import ModelRun
 from nanotf import errors
@@ -86,6 +87,7 @@ def measure(chosen: options.Options, say: Callable[[str], None]) -> dict[str, An
         result["start_up"] = found
     if "memory" in chosen.parts:
         result["memory"] = attempt("memory for a 1 GB array", lambda: memory.measure(size))
+    result |= _measure_apart(chosen, attempt)
     for model in chosen.models if "models" in chosen.parts else ():
         run = ModelRun(model, setting, chosen.peer_python, say)
         made = run.run(chosen.contestants, chosen.rounds, chosen.epoch_seconds)
@@ -95,6 +97,23 @@ def measure(chosen: options.Options, say: Callable[[str], None]) -> dict[str, An
             for name in ("tensorflow", "keras"):
                 result["machine"].setdefault(name, contestant["ready"][name])
     return result
+
+
+def _measure_apart(
+    chosen: options.Options, attempt: Callable[[str, Callable[[], Any]], Any]
+) -> dict[str, Any]:
+    """Runs the chosen ones of the measurements that have programs of their own."""
+    of_hosts = ("--hosts", report.BENCH_HOSTS, "--ranks", chosen.num_processes)
+    of_records = ("--quick",) if chosen.quick else ()
+    programs = {
+        "hosts": ("all-reduce between hosts", "benchmarks.hosts", of_hosts),
+        "records": ("Pipe mode", "benchmarks.records", of_records),
+    }
+    return {
+        part: attempt(what, functools.partial(apart.run, module, "--json", *arguments))
+        for part, (what, module, arguments) in programs.items()
+        if part in chosen.parts
+    }
 
 
 def machine() -> dict[str, Any]:

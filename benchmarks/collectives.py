@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import os
-import pathlib
 import pickle
 import statistics
 import subprocess
@@ -16,8 +15,8 @@ import sys
 from typing import Any
 
 import nanotf
+from benchmarks.apart import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 SIZES = (4, 1 << 10, 16 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 94 << 20)
 QUICK_SIZES = (1 << 10, 64 << 10, 1 << 20, 94 << 20)
 DEADLINE = 300.0  # seconds

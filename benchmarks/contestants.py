@@ -17,6 +17,7 @@ from typing import Any
 
 import nanotf
 from benchmarks import timeline
+from benchmarks.apart import ROOT
 from nanotf.machine import environment
 
 # One process each; nanotf and the peer start their own workers.
@@ -26,7 +27,6 @@ TOGETHER = ("ideal", "stock")  # N processes, started by the driver
 CONTESTANTS = ("plain", "ideal", "shm", "auto", "grpc", "stock", "plain_bf16", "shm_bf16")
 HEAD_START = 0.05  # seconds between a command and the agreed start, for pipes and wake-ups
 DEADLINE = 600.0  # seconds for one command
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 class ContestantError(Exception):

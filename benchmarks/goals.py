@@ -167,12 +167,19 @@ def goals(result: Mapping[str, Any]) -> list[Goal]:
             False,
             large and large["seconds"] / large["memcpy_seconds"],
         ),
+        Goal("Pipe mode: 100 kB records on one core", 200.0, True, _pipe_mode(result), "MB/s"),
         Goal("1 GB array: memory beyond the parent's copy", 1.1, False, of_memory(), "GB"),
     ]
 
 
 def _all_reduce(result: Mapping[str, Any], nbytes: int) -> Any:
     return next((row for row in result.get("collectives") or () if row["bytes"] == nbytes), None)
+
+
+def _pipe_mode(result: Mapping[str, Any]) -> Maybe:
+    """Returns MB/s of the slowest format with large records, read by the native library."""
+    rows = [r for r in result.get("records") or () if r["reader"] == "native"]
+    return min((r["megabytes"] for r in rows if r["bytes"] == 100_000), default=None)
 
 
 def _times(value: Maybe, factor: float) -> Maybe:

@@ -10,15 +10,18 @@ of one rank per host.
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import socket
 import statistics
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
+from benchmarks import report
 from nanotf.collectives import HostsSpec, create_group
 from nanotf.collectives.engine import Engine
 from nanotf.collectives.hosts_engine import HostsEngine
@@ -99,26 +102,42 @@ def measure(counts: Sequence[int]) -> list[float]:
     return times
 
 
+def compare(hosts: int, ranks: int, rounds: int) -> list[dict[str, Any]]:
+    """Compares two levels with one, interleaved.
+
+    Args:
+        hosts: int, the number of hosts.
+        ranks: int, the ranks of each.
+        rounds: int.
+
+    Returns:
+        list of dict, for each of `SIZES`: `bytes`; `two` and `one`, the median seconds of an
+        all-reduce; `ratios`, one / two of each round.
+    """
+    ways = {"two": (ranks,) * hosts, "one": (1,) * (hosts * ranks)}
+    found = [{way: measure(counts) for way, counts in ways.items()} for _ in range(rounds)]
+    rows = []
+    for place, nbytes in enumerate(SIZES):
+        two, one = ([each[way][place] for each in found] for way in ways)
+        row = {"bytes": nbytes, "two": statistics.median(two), "one": statistics.median(one)}
+        rows.append({**row, "ratios": [o / t for o, t in zip(one, two, strict=True)]})
+    return rows
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts", description=__doc__)
     parser.add_argument("--hosts", type=int, default=2, help="number of hosts, default 2")
     parser.add_argument("--ranks", type=int, default=2, help="ranks of each, default 2")
     parser.add_argument("--rounds", type=int, default=3, help="interleaved runs, default 3")
+    parser.add_argument("--json", action="store_true", help="print JSON instead")
     options = parser.parse_args(arguments)
-    ways = {"two": (options.ranks,) * options.hosts, "one": (1,) * (options.hosts * options.ranks)}
-    rounds = [{way: measure(counts) for way, counts in ways.items()} for _ in range(options.rounds)]
-    print(f"all-reduce of {options.hosts} hosts with {options.ranks} ranks each, ms")
-    print(f"{'bytes':>10} {'two levels':>11} {'one level':>11} {'one / two':>10}  (rounds)")
-    for place, nbytes in enumerate(SIZES):
-        two, one = ([r[way][place] * 1e3 for r in rounds] for way in ways)
-        ratios = sorted(o / t for o, t in zip(one, two, strict=True))
-        spread = f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
-        middle = statistics.median(ratios)
-        print(
-            f"{nbytes:>10} {statistics.median(two):>11.2f} {statistics.median(one):>11.2f} "
-            f"{middle:>10.2f}  {spread}"
-        )
+    rows = compare(options.hosts, options.ranks, options.rounds)
+    if options.json:
+        print(json.dumps(rows))
+    else:
+        print(f"all-reduce of {options.hosts} hosts with {options.ranks} ranks each")
+        print(report.levels(rows))
 
 
 if __name__ == "__main__":

@@ -14,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pathlib
-import subprocess
 import sys
 import threading
 import time
@@ -24,7 +22,8 @@ from typing import Any
 
 import psutil
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from benchmarks import apart
+
 ROW_FLOATS = 1024
 SMALL_BYTES = 16 << 20
 SAMPLING_SECONDS = 0.05
@@ -101,13 +100,7 @@ def measure(num_processes: int, nbytes: int = 1 << 30) -> dict[str, Any]:
     Raises:
         RuntimeError: The process failed.
     """
-    command = [sys.executable, "-m", "benchmarks.memory", str(num_processes), str(nbytes)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"the memory measurement failed: {done.stderr.strip()[-500:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = apart.run("benchmarks.memory", num_processes, nbytes)
     return result
 
 

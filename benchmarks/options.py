@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.models import MODELS, OPTIMIZERS
 
-PARTS = ("models", "start-up", "collectives", "memory")
+PARTS = ("models", "start-up", "collectives", "hosts", "records", "memory")
 QUICK_PARTS = ("models", "collectives", "memory")
 DEFAULT_OUTPUT = pathlib.Path(__file__).resolve().parent / "results"
 
@@ -66,7 +66,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         "--parts",
         type=names(PARTS),
         metavar="A,B",
-        help=f"of {', '.join(PARTS)}; all, quick: without start-up",
+        help=f"of {', '.join(PARTS)}; all, quick: {', '.join(QUICK_PARTS)}",
     )
     add("--num-processes", type=whole(2), default=2, metavar="N", help="default 2")
     add("--optimizer", choices=OPTIMIZERS, help="of all; default: each model's own")

@@ -17,9 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from benchmarks import report
+from benchmarks.apart import ROOT
+
 FORMATS = ("RecordIO", "TFRecord", "TextLine")
 SIZES = (100_000, 100)  # bytes of a record
 EPOCHS = 4
@@ -60,7 +63,7 @@ def _best(dataset: Any, size: int, epochs: int) -> tuple[float, float, int]:
     return min(walls[1:]), min(processors[1:]), records
 
 
-def measure(record_format: str, size: int, count: int, reader: str) -> list[float]:
+def measure(record_format: str, size: int, count: int, reader: str) -> dict[str, Any]:
     """Measures one way to read.
 
     Args:
@@ -70,7 +73,9 @@ def measure(record_format: str, size: int, count: int, reader: str) -> list[floa
         reader: str, "native", "python", or "tf.data" for a `TFRecordDataset`.
 
     Returns:
-        MB/s of payload, records/s, and MB per second of this process's processor time.
+        dict of `format`, `reader`, `bytes` (of a record), `megabytes` (of payload per second),
+        `records` (per second), and `per_processor` (MB per second of this process's processor
+        time).
 
     Raises:
         RuntimeError: A record is missing.
@@ -99,7 +104,14 @@ def measure(record_format: str, size: int, count: int, reader: str) -> list[floa
     if records != count:
         raise RuntimeError(f"{records} of {count} records were read")
     megabytes = size * count / 1e6
-    return [megabytes / wall, count / wall, megabytes / processor]
+    return {
+        "format": record_format,
+        "reader": reader,
+        "bytes": size,
+        "megabytes": megabytes / wall,
+        "records": count / wall,
+        "per_processor": megabytes / processor,
+    }
 
 
 def _feeder(folder: pathlib.Path) -> subprocess.Popen[bytes]:
@@ -118,14 +130,15 @@ def _other_cores() -> list[int]:
     return _CORES[1:]
 
 
-def main() -> None:
-    """Prints a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.records", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less data, rougher figures")
-    quick = parser.parse_args().quick
+def measure_all(quick: bool) -> list[dict[str, Any]]:
+    """Measures all formats, sizes and readers. Pins this process to one core.
+
+    Args:
+        quick: bool, True for less data.
+    """
     os.sched_setaffinity(0, _CORES[:1])  # before TensorFlow makes its threads
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    print(f"{'format':10}{'reader':10}{'record':>12}{'MB/s':>10}{'records/s':>12}{'MB/CPU s':>10}")
+    rows = []
     for size in SIZES:
         for record_format in FORMATS:
             extra = ("tf.data",) if record_format == "TFRecord" else ()
@@ -133,13 +146,18 @@ def main() -> None:
                 amount = QUICK_MB if quick or size < 1000 else MB
                 if reader == "python" and record_format == "TFRecord":
                     amount = PYTHON_MB
-                found = measure(record_format, size, amount * 1_000_000 // size, reader)
-                speed, rate, per_processor = found
-                print(
-                    f"{record_format:10}{reader:10}{size:>10} B{speed:>10.1f}{rate:>12.0f}"
-                    f"{per_processor:>10.1f}",
-                    flush=True,
-                )
+                rows.append(measure(record_format, size, amount * 1_000_000 // size, reader))
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.records", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less data, rougher figures")
+    parser.add_argument("--json", action="store_true", help="print JSON instead")
+    options = parser.parse_args(arguments)
+    rows = measure_all(options.quick)
+    print(json.dumps(rows) if options.json else report.records(rows))
 
 
 if __name__ == "__main__":

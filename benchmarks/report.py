@@ -20,6 +20,7 @@ TITLES = {
     "peer": "BigDL-Nano",
 }
 
+BENCH_HOSTS = 2  # of the comparison of two levels with one
 GAIN = 1.05  # below is noise
 QUIET_SHARE = 0.03  # of all cores; other programs may use this much without disturbing
 
@@ -64,10 +65,29 @@ def render(result: Mapping[str, Any]) -> str:
         ]
         if _with(names, "plain_bf16 shm_bf16"):
             parts.append(bfloat16(result))
+    parts += _separate(result)
+    parts.append("Goals\n" + _goals(result))
+    problems = result.get("problems") or []
+    if problems:
+        parts.append("Did not work\n" + "\n".join(problems))
+    return "\n\n".join(parts)
+
+
+def _separate(result: Mapping[str, Any]) -> list[str]:
+    """Returns the tables of the measurements beside the models."""
+    parts = []
     if result.get("start_up"):
         parts.append("Start-up, s: call to end of the first step\n" + _start_up(result["start_up"]))
     if result.get("collectives"):
         parts.append("All-reduce through shared memory\n" + _collectives(result["collectives"]))
+    if result.get("hosts"):
+        ranks = result["options"]["num_processes"]
+        parts.append(
+            f"All-reduce of {BENCH_HOSTS} hosts with {ranks} ranks each, on this machine: shared "
+            "memory and TCP (two levels) against TCP alone\n" + levels(result["hosts"])
+        )
+    if result.get("records"):
+        parts.append("Pipe mode, one core\n" + records(result["records"]))
     if result.get("memory"):
         found = result["memory"]
         parts.append(
@@ -75,11 +95,7 @@ def render(result: Mapping[str, Any]) -> str:
             f"{found['extra_bytes'] / 1e9:.2f} GB beyond the user's own copy, "
             f"{found['seconds']:.1f} s"
         )
-    parts.append("Goals\n" + _goals(result))
-    problems = result.get("problems") or []
-    if problems:
-        parts.append("Did not work\n" + "\n".join(problems))
-    return "\n\n".join(parts)
+    return parts
 
 
 def _heading(result: Mapping[str, Any]) -> str:
@@ -222,6 +238,41 @@ def _collectives(rows: Sequence[Mapping[str, float]]) -> str:
                 number(row["seconds"] / row["memcpy_seconds"] if row["memcpy_seconds"] else None),
             ]
             for row in rows
+        ],
+    )
+
+
+def levels(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of all-reduces between hosts: two levels against one."""
+
+    def ratio(row: Mapping[str, Any]) -> str:
+        found = goals.spread(row["ratios"])
+        return "-" if found is None else "{:.2f} ({:.2f}-{:.2f})".format(*found)
+
+    header = ["bytes", "two levels, ms", "one level, ms", "one / two"]
+    return table(
+        header,
+        [
+            [f"{r['bytes']:,}", number(r["two"] * 1e3), number(r["one"] * 1e3), ratio(r)]
+            for r in rows
+        ],
+    )
+
+
+def records(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of readers of Pipe mode."""
+    header = ["format", "reader", "record, bytes", "MB/s", "records/s", "MB per CPU s"]
+    return table(
+        header,
+        [
+            [
+                r["format"],
+                r["reader"],
+                f"{r['bytes']:,}",
+                *(number(r["megabytes"], 1), number(r["records"], 0)),
+                number(r["per_processor"], 1),
+            ]
+            for r in rows
         ],
     )
 

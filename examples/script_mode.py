@@ -20,6 +20,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=12)
 parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--train", default=os.environ.get("SM_CHANNEL_TRAIN"))
+parser.add_argument("--model_dir", help="SageMaker's estimators pass it; unused here")
 parser.add_argument("--sm-model-dir", default=os.environ.get("SM_MODEL_DIR"))
 options = parser.parse_args()
 

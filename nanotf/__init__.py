@@ -42,6 +42,7 @@ _HOMES = {
     "estimator": None,
     "keras": None,
     "optimizers": None,
+    "smp": None,
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]

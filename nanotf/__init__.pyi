@@ -7,7 +7,7 @@ tests/packaging/test_types.py the arguments.
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
-from nanotf import data, errors, estimator, keras, optimizers
+from nanotf import data, errors, estimator, keras, optimizers, smp
 from nanotf.jobs.job import job
 from nanotf.keras import (
     Model,
@@ -53,6 +53,7 @@ __all__ = [
     "set_tf_config",
     "shutdown",
     "size",
+    "smp",
     "unpatch_tensorflow",
     "warm_up",
     "whole",

@@ -1,10 +1,10 @@
 """`nanotf run` on several hosts: the first runs the script, the others lend it their workers.
 
 Environment variables read: NANOTF_PORT (the TCP port of the first host, default 18891),
-NANOTF_INTERFACE (the network interface that hosts use, such as "eth0"; else an address in
-NANOTF_HOST_ADDRESSES; else SM_NETWORK_INTERFACE_NAME; else the interface that this host's name, or
-the route to the others, gives),
-NANOTF_SECRET (see `pool.hosts.secret`), NANOTF_JOIN_SECONDS, and those of `machine.cluster`.
+NANOTF_INTERFACE (the network interface that hosts use, such as "eth0"; default: the address in
+NANOTF_HOST_ADDRESSES, else SM_NETWORK_INTERFACE_NAME, else the address of this host's name, else
+the route to the others), NANOTF_SECRET (see `pool.hosts.secret`), NANOTF_JOIN_SECONDS, and those of
+`machine.cluster`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PORT_VARIABLE = "NANOTF_PORT"
 PORT = 18891
 INTERFACE_VARIABLE = "NANOTF_INTERFACE"
-CORES_PER_WORKER = 4  # where nobody says how many workers a host has
+CORES_PER_WORKER = 4  # on a host without a given number of workers
 
 _are_several = False
 _code = 1  # of the script, for the other hosts; 1 until it has ended by itself
@@ -64,7 +64,7 @@ def enter(
 
     Args:
         flag: str, the value of `--hosts`, or None to look at the environment.
-        workers: int, "auto" or None, the workers of a host for which nothing else is said.
+        workers: int, "auto" or None, the workers of a host if its source gives no number.
         environ: mapping, environment variables.
         check: callable that raises if the script cannot run; called where it is to run.
 

@@ -16,6 +16,7 @@ import runpy
 import shlex
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
 from nanotf.parent import defaults
+from nanotf.smp import alias
 
 # These variables choose the Keras that is patched. Once it is, no other one can be used.
 CHOICES_OF_KERAS = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS")
@@ -88,6 +90,7 @@ class Script:
 
     def run(self) -> None:
         """Runs the script in this process. Its exceptions propagate, `SystemExit` included."""
+        alias.install()  # smp by its original name
         late = _LateVariables(self.name)
         default = defaults.current = defaults.RunDefault(
             self.num_processes, late.refuse, tune=self.tune
@@ -106,10 +109,12 @@ class Script:
             else:
                 runpy.run_path(str(path), run_name="__main__")
         except SystemExit as end:
-            hosts.end(_exit_code(end))
+            code = _exit_code(end)
+            hosts.end(code)
+            if code:  # a script that failed, such as one with wrong arguments
+                _replace_note(note, default, late)
             raise
         except BaseException as error:
-            atexit.unregister(note)  # the script may have failed before its first `fit`
             begin = _begin_of_script(error)
             if self.is_module and isinstance(error, ImportError) and begin is None:
                 say(
@@ -118,9 +123,9 @@ class Script:
                     "or a script's path without -m.",
                     sys.stderr,
                 )
+                atexit.unregister(note)
                 raise SystemExit(2) from None
-            if default.fits == 0:
-                late.warn()
+            _replace_note(note, default, late)
             _show_from(error, begin)
             raise
         else:
@@ -134,6 +139,15 @@ class Script:
                 told += f", so -n {self.num_processes} did nothing"
                 told += _cure(self.num_processes)
             say(f"{told}.", sys.stderr)
+
+
+def _replace_note(
+    note: Callable[[], None], default: defaults.RunDefault, late: _LateVariables
+) -> None:
+    """Drops the note on `fit`: the script has failed, perhaps before its first call of it."""
+    atexit.unregister(note)
+    if default.fits == 0:
+        late.warn()
 
 
 def _cure(number: int | str) -> str:

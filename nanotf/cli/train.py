@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import pathlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from nanotf.console import say
+from nanotf.errors import InvalidArgumentError
 from nanotf.jobs import channels, follow, hyperparameters, launch, metrics, record
 from nanotf.jobs.record import JobFolder, Request, State
 from nanotf.jobs.source import Source
+from nanotf.machine import cluster
 
 STOPPED = 3  # the exit code for a job that was stopped
 
@@ -116,7 +120,19 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _check_alone(environ: Mapping[str, str]) -> None:
+    """Raises `InvalidArgumentError` if a launcher runs this command several times."""
+    launcher, count = cluster.launched(environ)
+    if count > 1:
+        raise InvalidArgumentError(
+            "`nanotf train` starts a job, so it must run once. Received: "
+            f"{count} processes that {launcher} has started. Call `nanotf train` without "
+            f"{launcher}, or run the script on all hosts without a job: `{launcher} nanotf run`."
+        )
+
+
 def _train(parsed: argparse.Namespace) -> int:
+    _check_alone(os.environ)
     request = Request(
         name=parsed.name or record.make_name(pathlib.Path(parsed.script).stem),
         source=Source(parsed.script, parsed.source_dir, tuple(parsed.dependency)),

@@ -139,8 +139,8 @@ class Group:
         if self._native:
             with self._translated():
                 run = _ops().nanotf_sum if if_read else _ops().nanotf_all_reduce
-                more = {"moment": lazy.moment()} if if_read else {}
-                found = run(tensors=tensors, group=self._handle, key=key, reduction=op, **more)
+                guard = lazy.guard(if_read)
+                found = run(tensors=tensors, group=self._handle, key=key, reduction=op, **guard)
                 return [lazy.noted(result, if_read) for result in found]
         results = self._in_python(
             lambda *arrays: self._engine.all_reduce(arrays, key, op),
@@ -225,8 +225,8 @@ class Group:
         if self._native:
             with self._translated():
                 op = _ops().nanotf_join if if_read else _ops().nanotf_all_gather
-                more = {"moment": lazy.moment()} if if_read else {}
-                return lazy.noted(op(tensor=tensor, group=self._handle, key=key, **more), if_read)
+                found = op(tensor=tensor, group=self._handle, key=key, **lazy.guard(if_read))
+                return lazy.noted(found, if_read)
         results = self._in_python(
             lambda array: [self._engine.all_gather(array, key)],
             [tensor],
@@ -351,13 +351,13 @@ class Group:
             return [
                 tf.constant(result, dtype) for result, dtype in zip(results, dtypes, strict=True)
             ]
-        if if_read:
-            count, inputs = len(tensors), [*tensors, lazy.moment()]
-            results = tf.numpy_function(
-                lambda *arrays: function(*arrays[:count]), inputs, dtypes, stateful=False
-            )
-        else:
-            results = tf.numpy_function(function, tensors, dtypes)
+        count = len(tensors)
+        results = tf.numpy_function(
+            lambda *arrays: function(*arrays[:count]),
+            [*tensors, *lazy.guard(if_read).values()],
+            dtypes,
+            stateful=not if_read,
+        )
         return [lazy.noted(result, if_read) for result in results] if dtypes else results
 
 

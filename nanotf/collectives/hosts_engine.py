@@ -1,14 +1,14 @@
-"""Collectives over several hosts, in two levels: through shared memory on a host, TCP between them.
+"""Collectives over several hosts, in two levels: shared memory on a host, TCP between hosts.
 
     all ranks of a host      sum through shared memory (the host's own group)
     rank 0 of each host      exchanges one buffer with each other host (`peers`), sums in the order
                              of hosts
     all ranks of a host      get the result from its rank 0 through shared memory
 
-Between hosts a short vector travels whole to every host, and each host sums it: one exchange.
-A long one is divided: each host sums its part and sends it to the others. That is twice the
-latency, but moves `2 (H - 1) / H` times the vector per host instead of `H - 1` times. Every element
-is summed on one host, or in one order, so that all ranks get identical bits.
+Each host sends a short vector whole to every other host, and all hosts sum: one exchange. A long
+vector is divided: each host sums its part and sends it to the others. That takes two exchanges, but
+each host sends `2 (H - 1) / H` times the vector instead of `H - 1` times. One host sums an element,
+or all hosts do so in the same order, so all ranks get identical bits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from nanotf.collectives.spec import write_abort_record
 from nanotf.errors import CollectiveError
 from nanotf.wire.failures import Failure, Kind
 
-ONE_STEP_BYTES = 64 << 10  # a wait for a host takes about as long as sending this much
+ONE_STEP_BYTES = 64 << 10  # sending this much takes about as long as one more wait for a host
 _REDUCE: dict[str, Callable[..., Any]] = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 _SUMMED_WIDE = ("float16", "bfloat16")  # in float32, rounded once
 
@@ -157,7 +157,7 @@ class HostsEngine(Engine):
             self._in_calls += time.monotonic_ns() - began
 
     def _failed(self, failure: Failure) -> CollectiveError:
-        """Tells all ranks of all hosts of a failure; returns the exception."""
+        """Reports a failure to all ranks of all hosts. Returns the exception to raise."""
         with self._lock:
             is_new = self._failures == 0
             self._failures += 1
@@ -171,7 +171,7 @@ class HostsEngine(Engine):
     def _seen_from_all(self, failure: Failure) -> Failure:
         """Returns a failure of the host's group, with ranks counted over all hosts.
 
-        Failures that leaders have passed on, which have no rank, are counted so already.
+        A failure without a rank came from a leader, which has counted so already.
         """
         if failure.rank < 0:
             return failure

@@ -27,8 +27,13 @@ _moments: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _read: dict[Any, set[str]] = {}  # by id of each graph being completed: the exchanges that are read
 
 
-def moment() -> Any:
-    """Returns an int64 scalar that an exchange takes as an input, one per graph."""
+def guard(if_read: bool) -> dict[str, Any]:
+    """Returns the further argument `moment` of an exchange that is made only if it is read."""
+    return {"moment": _moment()} if if_read else {}
+
+
+def _moment() -> Any:
+    """Returns an int64 scalar, one per graph."""
     if tf.executing_eagerly():
         return tf.constant(0, tf.int64)
     graph = tf.compat.v1.get_default_graph()

@@ -8,8 +8,8 @@ A place is (key, number of the call with this key, step in it). Leaders may run 
 different orders, so a frame can arrive before anyone asks for it. Since readers never wait for
 anything but their socket, two leaders that send to each other at once cannot block each other.
 
-A frame is a header, a description of the call for people, and the data. A leader whose collective
-fails sends the failure in place of data; it reaches all later and present calls.
+A frame is a header, a description of the call for messages, and the data. A leader whose collective
+fails sends the failure in place of data. All present and later calls then raise it.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class HostsSpec:
     Args:
         index: int, this host.
         counts: tuple of int, the number of ranks by host; ranks are numbered host by host.
-        names: tuple of str by host, for people.
-        deadline: float, limit of one wait for another host, in seconds. Shorter than that of the
-            host's own group, so that ranks that wait for their leader do not blame it.
+        names: tuple of str by host, for messages.
+        deadline: float, limit of one wait for another host, in seconds. Shorter than the deadline
+            of the host's own group: otherwise ranks would blame their leader for a late host.
     """
 
     index: int
@@ -72,7 +72,7 @@ class HostsSpec:
 
     @property
     def others(self) -> list[int]:
-        """Returns the other hosts, beginning after this one, so that no host gets all at once."""
+        """Returns the other hosts, starting after this one: not all send to one host first."""
         count = len(self.counts)
         return [(self.index + step) % count for step in range(1, count)]
 
@@ -118,7 +118,7 @@ class Peers:
             host: int.
             place: tuple of key, number and step.
             signature: int, equal on all ranks if they make the same call.
-            text: str, the call for people.
+            text: str, describes the call in error messages.
             data: array, contiguous.
 
         Raises:
@@ -135,7 +135,7 @@ class Peers:
             raise PeerFailed(self._failure or self._lost(host)) from error
 
     def tell_all(self, failure: Failure) -> None:
-        """Sends a failure to all other leaders; those that have gone do not matter any more."""
+        """Sends a failure to all other leaders. Skips those that have closed their connection."""
         text = failure.text.encode()
         ranks = b"".join(map(_MISSING.pack, failure.missing))
         header = _HEADER.pack(failure.kind, 0, 0, 0, 0, len(text), len(ranks))
@@ -162,7 +162,7 @@ class Peers:
                     raise PeerFailed(self._failure)
                 self._changed.wait(LOOK_SECONDS)
                 now = time.monotonic()
-                # A late look counts as one second: this process was frozen, and its peers too.
+                # A late look counts as one second: this process was frozen, perhaps all were.
                 looked, left = now, left - min(now - looked, 1.0)
                 if left < 0:
                     raise PeerFailed(self._expired(host, text))

@@ -198,7 +198,7 @@ def build_optimizer(model: Any) -> None:
     if hasattr(optimizer, "_create_all_weights"):  # Keras 2, tf.keras.optimizers.legacy
         optimizer._create_all_weights(model.trainable_variables)
         return
-    if not _is_built(optimizer):
+    if not is_built(optimizer):
         optimizer.build(model.trainable_variables)
 
 
@@ -211,7 +211,7 @@ def is_built_for(optimizer: Any, variables: Sequence[Any]) -> bool:
     """
     while hasattr(optimizer, "inner_optimizer"):  # of a loss-scaling optimizer
         optimizer = optimizer.inner_optimizer
-    if optimizer is None or hasattr(optimizer, "_create_all_weights") or not _is_built(optimizer):
+    if optimizer is None or hasattr(optimizer, "_create_all_weights") or not is_built(optimizer):
         return True  # Keras 2's legacy ones make slots on demand
     known = set(generation().places_by_key(optimizer))
     return {optimizer._var_key(variable) for variable in variables} == known
@@ -241,13 +241,13 @@ def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
     legacy = hasattr(getattr(model, "optimizer", None), "_create_all_weights")
     if legacy or keras_names.builds_optimizer_for_all(model):  # a legacy one may make slots later
         build_optimizer(model)
-    if not all(_is_built(optimizer) for optimizer in optimizers_of(model)):
+    if not all(is_built(optimizer) for optimizer in optimizers_of(model)):
         # Only the user's own step knows which optimizer trains which variables.
         keras_names.trace_step(model, "train_step", specs, strategy)
         build_optimizer(model)  # if no step uses it; in a worker Keras 3 would build it
 
 
-def _is_built(optimizer: Any) -> bool:
+def is_built(optimizer: Any) -> bool:
     if hasattr(optimizer, "_create_all_weights"):  # Keras 2, tf.keras.optimizers.legacy
         return bool(optimizer.weights)
     return bool(getattr(optimizer, "built", False) or getattr(optimizer, "_built", False))

@@ -168,8 +168,8 @@ def provide(channel: Channel, tree: Tree, downloads: pathlib.Path) -> pathlib.Pa
 
 
 def feeder_arguments(channel: Channel, source: pathlib.Path, tree: Tree) -> list[str]:
-    """Returns the arguments of `python` that start a channel's feeder in Pipe mode."""
-    arguments = ["-m", "nanotf.data.feed", "--source", str(source)]
+    """Returns the module that feeds a channel in Pipe mode, and its arguments."""
+    arguments = ["nanotf.data.feed", "--source", str(source)]
     arguments += ["--pipe-dir", str(tree.data), "--channel", channel.name]
     if channel.shuffle is not None:
         arguments += ["--shuffle", str(channel.shuffle)]

@@ -34,10 +34,10 @@ _DISTRIBUTIONS = (
 
 @dataclass(frozen=True)
 class Counts:
-    """Processors of this machine.
+    """Processors of a host.
 
     Args:
-        cpus: int, the cores that this process may use.
+        cpus: int, the cores that its processes may use.
         gpus: int.
     """
 
@@ -47,10 +47,11 @@ class Counts:
 
 def count_processors() -> Counts:
     """Counts the usable cores, and the GPUs that `nvidia-smi` lists."""
-    return Counts(max(1, len(describe_machine().usable_cores())), _count_gpus())
+    return Counts(max(1, len(describe_machine().usable_cores())), count_gpus())
 
 
-def _count_gpus() -> int:
+def count_gpus() -> int:
+    """Counts the GPUs that `nvidia-smi` lists."""
     if shutil.which("nvidia-smi") is None:
         return 0
     command = ["nvidia-smi", "--list-gpus"]
@@ -100,7 +101,7 @@ def variables(tree: Tree, job_name: str, counts: Counts) -> dict[str, str]:
     Args:
         tree: `Tree` of the host, whose three JSON files exist.
         job_name: str.
-        counts: `Counts` of the machine.
+        counts: `Counts` of the host.
     """
     training = _training_environment(tree, job_name, counts)
     arguments = hyperparameters.to_arguments(training["hyperparameters"])

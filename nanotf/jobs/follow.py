@@ -36,10 +36,12 @@ class LogReader:
         if rank is not None:
             host = host or hosts[0]
             if not job.log(host, rank).is_file():
-                known = sorted(path.stem for path in job.worker_logs(host).glob("rank-*.log"))
+                logs = job.worker_logs(host).glob("rank-*.log")
+                known = sorted(int(path.stem.removeprefix("rank-")) for path in logs)
+                ranks = f"the ranks {', '.join(map(str, known))}" if known else "no workers"
                 raise InvalidArgumentError(
-                    f"The rank must be that of a worker of {host}. Received: rank={rank}; there "
-                    f"are {', '.join(known) or 'none'}."
+                    f"The rank must be that of a worker of {host}. Received: rank={rank}; this "
+                    f"host has {ranks}."
                 )
         self._rank = rank
         self._hosts = hosts if host is None else [host]

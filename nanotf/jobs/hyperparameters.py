@@ -123,7 +123,11 @@ def _argument(value: Any) -> str:
 
 def warn_of_booleans(values: Mapping[str, Any]) -> None:
     """Warns about booleans: a script receives the text, and argparse's `bool` misreads "False"."""
-    found = [f"{n}={v}" for n, v in values.items() if isinstance(v, bool) or v in _BOOLEAN_TEXTS]
+    found = [
+        f"{name}={value}"
+        for name, value in of_script(values).items()
+        if isinstance(value, bool) or value in _BOOLEAN_TEXTS
+    ]
     if found:
         logger.warning(
             "A script receives a boolean hyperparameter as the text True or False, and argparse's "

@@ -116,7 +116,7 @@ class Job:
     def num_gpus(self) -> int:
         """The number of GPUs of this host."""
         text = os.environ.get("SM_NUM_GPUS")
-        return int(text) if text else environment.count_processors().gpus
+        return int(text) if text else environment.count_gpus()
 
     def failure(self, text: str) -> None:
         """Says why the job fails; its first 1,024 characters become the failure's reason.

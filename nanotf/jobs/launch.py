@@ -7,13 +7,13 @@ import math
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 
-from nanotf.errors import InvalidArgumentError, JobError
+from nanotf.errors import InvalidArgumentError, JobError, NanoError
 from nanotf.jobs import environment, files, hyperparameters, record, remote
 from nanotf.jobs.record import JobFolder, Owner, Request, State
 from nanotf.machine import topology
+from nanotf.machine.interpreter import python_command
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _START_SECONDS = 120.0  # a new interpreter, on a busy machine
@@ -35,8 +35,8 @@ def check(request: Request) -> None:
     hyperparameters.encode(request.hyperparameters)
     if request.num_processes not in (None, topology.AUTO):
         number = topology.check_num_processes(_number(request.num_processes))
-        if request.hosts is None and request.instances == 1:
-            topology.plan(number)
+        if request.hosts is None:
+            topology.plan(number)  # simulated hosts share cores, but workers of one host do not
     _check_hosts(request)
     for name, seconds in (("max_run", request.max_run), ("stop_seconds", request.stop_seconds)):
         if seconds is not None and not (seconds > 0 and math.isfinite(seconds)):
@@ -155,8 +155,8 @@ def _fill(job: JobFolder, request: Request) -> None:
 
 def _start_supervisor(job: JobFolder) -> None:
     """Starts the supervisor, and waits until it owns the job."""
-    command = [sys.executable, "-m", "nanotf.jobs.supervisor", str(job.path)]
     try:
+        command = python_command("nanotf.jobs.supervisor", str(job.path))
         with job.supervisor_log.open("ab") as log:
             subprocess.run(
                 command,
@@ -166,7 +166,7 @@ def _start_supervisor(job: JobFolder) -> None:
                 timeout=_START_SECONDS,
                 check=True,
             )
-    except (OSError, subprocess.SubprocessError) as error:
+    except (NanoError, OSError, subprocess.SubprocessError) as error:
         reason = f"The job's supervisor must start. Received: {error}"
         state = job.read_state()
         if not state.owner.is_supervisor:

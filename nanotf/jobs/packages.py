@@ -9,9 +9,10 @@ from __future__ import annotations
 import pathlib
 import site
 import subprocess
-import sys
 import sysconfig
 import venv
+
+from nanotf.machine.interpreter import python_command
 
 
 def install(requirements: pathlib.Path, folder: pathlib.Path) -> str:
@@ -36,7 +37,7 @@ def install(requirements: pathlib.Path, folder: pathlib.Path) -> str:
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     lines = [f"import site; site.addsitedir({path!r})" for path in [*outside, *user]]
     (inside / "_packages_of_the_launcher.pth").write_text("\n".join(lines) + "\n")
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-r", str(requirements)]
+    pip = python_command("pip", "--python", str(python), "install", "-r", str(requirements))
     # Relative lines of the file, such as ./wheel.whl, are relative to the code.
     subprocess.run(pip, cwd=requirements.parent, check=True)
     return str(python)

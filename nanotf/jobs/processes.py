@@ -31,7 +31,7 @@ class Program:
 
     Args:
         host: str, the host that it belongs to.
-        command: its words.
+        command: its words, for messages.
         process: `subprocess.Popen`, with pipes for its output.
         is_feeder: bool, True for a process that only writes data for a script.
     """

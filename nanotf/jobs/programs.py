@@ -11,14 +11,16 @@ import json
 import os
 import pathlib
 import secrets
-import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 
 from nanotf.jobs import environment, processes, source
 from nanotf.jobs.environment import Counts
+from nanotf.jobs.parts import Part, bound, divide
 from nanotf.jobs.processes import Program
 from nanotf.jobs.record import JobFolder, Request
+from nanotf.machine import topology
+from nanotf.machine.interpreter import python_command
 from nanotf.wire.ports import free_port
 
 # In SageMaker's containers, hosts derive their secret and their address from these. The other hosts
@@ -35,21 +37,33 @@ def begin(
         job: `JobFolder`, whose trees are filled.
         request: `Request`.
         python: str, the interpreter of the script.
-        feeders: sequence of arguments of `python`, one for each channel in Pipe mode.
+        feeders: sequence of a module and its arguments, one for each channel in Pipe mode.
     """
     hosts = request.host_names
     first = str(job.tree(hosts[0]).base)
     for feeder in feeders:
-        command = [sys.executable, *feeder]
-        yield processes.begin(command, hosts[0], first, os.environ, feeder=True)
-    counts, shared = environment.count_processors(), variables_of_hosts(hosts)
-    for host in hosts:
+        program = processes.begin(python_command(*feeder), hosts[0], first, os.environ, feeder=True)
+        program.command = ["python", "-m", *feeder]  # python_command's is too long for a message
+        yield program
+    parts = host_parts(request)
+    gpus, shared = environment.count_gpus(), variables_of_hosts(hosts)
+    for host, part in zip(hosts, parts, strict=True):
+        counts = Counts(part.cores, gpus)
         code = job.tree(host).code
         environ = {**os.environ, **variables(job, request, host, counts), **shared}
         arguments = json.loads(environ["SM_USER_ARGS"])
         words = source.command(request.source.entry, code, python, arguments, run_options(request))
         program_environ = environ | request.environment
-        yield processes.begin(words, host, str(code), program_environ, feeder=False)
+        with bound(part):
+            program = processes.begin(words, host, str(code), program_environ, feeder=False)
+        yield program
+
+
+def host_parts(request: Request) -> list[Part]:
+    """Returns the cores of each host of a job."""
+    number = request.num_processes
+    workers = 1 if number in (None, topology.AUTO) else int(number or 1)
+    return divide(request.instances, workers, topology.describe_machine())
 
 
 def variables(job: JobFolder, request: Request, host: str, counts: Counts) -> dict[str, str]:

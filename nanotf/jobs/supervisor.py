@@ -72,7 +72,7 @@ class Supervisor:
         self._is_preparing = False
         self._programs: list[Program] = []
         self._failed: Program | None = None  # the first one that failed by itself
-        self._pipes: list[list[str]] = []  # arguments of feeders
+        self._pipes: list[list[str]] = []  # modules that feed, with arguments
         self._logs: dict[str, int] = {}
         self._finder = metrics.Finder(self._request.metrics)
         self._is_log_full = False

@@ -1,18 +1,19 @@
 """The hosts of a run: which ones, and which of them is this one.
 
-`find` looks at these places and takes the first that says something:
+`find` takes the first of these sources that describes hosts:
 
 1. the flag `nanotf run --hosts h1:4,h2:4`;
 2. SageMaker: `input/config/resourceconfig.json` under SAGEMAKER_BASE_DIR (default /opt/ml), else
    SM_HOSTS and SM_CURRENT_HOST;
 3. Slurm: the variables of a step, which `srun` sets (SLURM_STEP_NODELIST, SLURM_NODEID,
-   SLURM_STEP_TASKS_PER_NODE). A batch script that does not use `srun` runs on one host;
+   SLURM_STEP_TASKS_PER_NODE). A batch script that uses neither `srun` nor `mpirun` runs on one
+   host;
 4. MPI: `mpirun` tells its processes their number but no names, so mpi4py asks for them;
 5. TF_CONFIG, as `tf.distribute` reads it;
 6. otherwise this machine alone.
 
-Other variables read: NANOTF_CURRENT_HOST (the name of this host in the list, where it cannot be
-told by names and addresses), NANOTF_HOST_ADDRESSES ("algo-1=10.0.0.4,algo-2=10.0.0.5", for names
+Other variables read: NANOTF_CURRENT_HOST (this host's name in the list, if host names and addresses
+do not identify it), NANOTF_HOST_ADDRESSES ("algo-1=10.0.0.4,algo-2=10.0.0.5", for names
 that do not resolve).
 """
 
@@ -24,12 +25,13 @@ import pathlib
 import re
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nanotf.errors import InvalidArgumentError
+from nanotf.machine import slurm
+from nanotf.machine.interpreter import python_command
 
 AUTO = "auto"
 CURRENT_VARIABLE = "NANOTF_CURRENT_HOST"
@@ -46,15 +48,10 @@ _LOCAL_RANKS = (
 )
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
+# Set by the daemons of `mpirun`, and not by `srun`, whose PMI plugins set PMI_SIZE and others.
+_MPIRUN = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS")
 _MPI_SECONDS = 60.0
-
-# Run by every process of `mpirun`: prints the names of all processes' hosts, by rank.
-_ASK_MPI = """
-import json, socket
-from mpi4py import MPI
-names = MPI.COMM_WORLD.allgather(socket.gethostname())
-print(json.dumps([names, MPI.COMM_WORLD.Get_rank()]))
-"""
+_MPI_MODULE = "nanotf.machine.mpi_hosts"
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Cluster:
     Args:
         hosts: tuple of str, their names; the first one runs the script.
         current: str, the name of this host.
-        source: str, where they were found, such as "Slurm".
+        source: str, the source that describes them, such as "Slurm".
         workers: tuple of int or None by host, the number of workers that was asked for there.
         local_rank: int, the index of this process among those that a launcher started here.
     """
@@ -140,7 +137,7 @@ def find(environ: Mapping[str, str], flag: str | None = None) -> Cluster:
     Raises:
         InvalidArgumentError: A source describes hosts wrongly, or this host is not among them.
     """
-    local = int(next((environ[name] for name in _LOCAL_RANKS if name in environ), 0))
+    local = _first(environ, _LOCAL_RANKS, 0)
     if flag is not None and flag != AUTO:
         names, workers = _parse_flag(flag)
         return Cluster(names, _current(names, environ), "--hosts", workers, local)
@@ -149,6 +146,27 @@ def find(environ: Mapping[str, str], flag: str | None = None) -> Cluster:
         if found is not None:
             return found
     return Cluster((socket.gethostname(),), socket.gethostname(), THIS_MACHINE, (None,))
+
+
+def launched(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Returns the launcher of this process, and how many processes of this program it has started.
+
+    Unlike `find` it asks no other process.
+
+    Args:
+        environ: mapping, environment variables.
+
+    Returns:
+        tuple of the launcher's command and a number: `srun` or `mpirun`; ("", 1) without either.
+
+    Raises:
+        InvalidArgumentError: Slurm's variables have another form.
+    """
+    nodes, tasks = _read_slurm(environ)
+    if nodes:
+        return "srun", sum(tasks)
+    size = _first(environ, _MPI_SIZES, 1)
+    return ("mpirun", size) if size > 1 else ("", 1)
 
 
 # --------------------------------------------------------------------------------- the flag
@@ -260,71 +278,42 @@ def _wrong(source: str, received: str) -> InvalidArgumentError:
 
 # ------------------------------------------------------------------------------------ Slurm
 def _from_slurm(environ: Mapping[str, str], local: int) -> Cluster | None:
-    nodes = environ.get("SLURM_STEP_NODELIST")
-    if nodes is None:
+    hosts, tasks = _read_slurm(environ)
+    if not hosts:
         return None
-    hosts = expand_nodes(nodes)
     try:
-        index = int(environ["SLURM_NODEID"])
-        current = hosts[index]
-        tasks = _tasks(environ.get("SLURM_STEP_TASKS_PER_NODE", "1"), len(hosts))
+        current = hosts[int(environ["SLURM_NODEID"])]
     except (KeyError, ValueError, IndexError) as error:
-        received = {k: v for k, v in environ.items() if k.startswith(("SLURM_STEP", "SLURM_NODE"))}
-        raise _wrong("Slurm's step", f"{received}") from error
+        raise _wrong("Slurm's step", _of_slurm(environ)) from error
     # One task per node, srun's default, says nothing about workers.
     workers = tuple(count if count > 1 else None for count in tasks)
     return Cluster(hosts, current, "Slurm", workers, local)
 
 
-def _tasks(text: str, hosts: int) -> list[int]:
-    """Expands Slurm's SLURM_STEP_TASKS_PER_NODE, such as "4(x2),2"."""
-    counts: list[int] = []
-    for item in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item)
-        if match is None:
-            raise ValueError(text)
-        counts += [int(match[1])] * int(match[2] or 1)
-    if len(counts) != hosts:
-        raise ValueError(text)
-    return counts
+def _read_slurm(environ: Mapping[str, str]) -> tuple[tuple[str, ...], list[int]]:
+    """Returns the nodes of a step of Slurm, and the number of tasks on each; none without one.
 
-
-def expand_nodes(text: str) -> tuple[str, ...]:
-    """Expands a list of Slurm's, such as "rack[1-2]n[08-10],login".
-
-    Raises:
-        InvalidArgumentError: It has another form.
+    `mpirun` in a batch script starts its daemons in a step that misses the node of `mpirun` itself.
     """
-    items = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
-    if ",".join(items) != text:
-        raise _wrong("Slurm's list of nodes", repr(text))
+    text = environ.get("SLURM_STEP_NODELIST")
+    if text is None or any(name in environ for name in _MPIRUN):
+        return (), []
     try:
-        return tuple(name for item in items for name in _expand(item))
+        nodes = slurm.expand_nodes(text)
+        return nodes, slurm.expand_tasks(environ.get("SLURM_STEP_TASKS_PER_NODE"), len(nodes))
     except ValueError as error:
-        raise _wrong("Slurm's list of nodes", repr(text)) from error
+        raise _wrong("Slurm's step", _of_slurm(environ)) from error
 
 
-def _expand(item: str) -> Iterator[str]:
-    before, bracket, rest = item.partition("[")
-    if not bracket:
-        yield item
-        return
-    inside, _, after = rest.partition("]")
-    for part in inside.split(","):
-        low, dash, high = part.partition("-")
-        if not dash:
-            numbers = [low]
-        else:
-            numbers = [str(n).zfill(len(low)) for n in range(int(low), int(high) + 1)]
-        for number in numbers:
-            for end in _expand(after):
-                yield before + number + end
+def _of_slurm(environ: Mapping[str, str]) -> str:
+    names = ("SLURM_STEP_NODELIST", "SLURM_NODEID", "SLURM_STEP_TASKS_PER_NODE")
+    return ", ".join(f"{name}={environ[name]!r}" for name in names if name in environ)
 
 
 # -------------------------------------------------------------------------------------- MPI
 def _from_mpi(environ: Mapping[str, str], local: int) -> Cluster | None:
-    size = next((int(environ[name]) for name in _MPI_SIZES if name in environ), 1)
-    here = next((int(environ[name]) for name in _MPI_LOCAL_SIZES if name in environ), 1)
+    size = _first(environ, _MPI_SIZES, 1)
+    here = _first(environ, _MPI_LOCAL_SIZES, 1)
     if size == 1:
         return None
     if here == size:
@@ -337,6 +326,11 @@ def _from_mpi(environ: Mapping[str, str], local: int) -> Cluster | None:
     return Cluster(hosts, names[rank], "MPI", workers, local)
 
 
+def _first(environ: Mapping[str, str], names: Sequence[str], default: int) -> int:
+    """Returns the number in the first of these variables that is set."""
+    return next((int(environ[name]) for name in names if name in environ), default)
+
+
 def _ask_mpi(size: int) -> tuple[list[str], int]:
     """Returns the host of each process of `mpirun`, and this process's rank.
 
@@ -344,7 +338,7 @@ def _ask_mpi(size: int) -> tuple[list[str], int]:
     """
     try:
         asked = subprocess.run(
-            [sys.executable, "-c", _ASK_MPI],
+            python_command(_MPI_MODULE),
             capture_output=True,
             text=True,
             timeout=_MPI_SECONDS,

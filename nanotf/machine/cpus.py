@@ -92,6 +92,11 @@ class Machine:
             cores = free
         return cores[:limit]
 
+    def with_siblings(self, cores: Collection[int]) -> frozenset[int]:
+        """Returns all logical CPUs that this process may use of the physical cores of some."""
+        keys = {_core_key(cpu) for cpu in self.cpus if cpu.id in cores}
+        return frozenset(cpu.id for cpu in self.allowed_cpus() if _core_key(cpu) in keys)
+
     def quota_cores(self) -> int | None:
         """Returns the whole cores that the quota grants, at least one; None for no limit.
 

@@ -29,11 +29,12 @@ _BOOT = "; ".join(
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """Returns the command that runs a nanotf module as `__main__`, with this process's imports.
+    """Returns the command that runs a module as `__main__`, with this process's imports.
 
-    The child has this process's `sys.path`, element by element, this nanotf, and the options that
-    this interpreter was started with (`-I`, `-E`, `-s`, `-X`, ...). PYTHONPATH is left alone: it is
-    for the user's own processes.
+    The module is nanotf's own, or one of a library that nanotf needs in a process of its own, such
+    as pip. The child has this process's `sys.path`, element by element, this nanotf, and the
+    options that this interpreter was started with (`-I`, `-E`, `-s`, `-X`, ...). PYTHONPATH is left
+    alone: it is for the user's own processes.
 
     Args:
         module: str, its name; a word of the command line, by which `neighbours` finds workers.

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from nanotf.compat import eager_context, keras_build, keras_names
 from nanotf.compat.generation import generation
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.region import compiled, rows, scope, variables
 from nanotf.region.rows import Division
@@ -233,6 +234,13 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if len(factors) != len(flat) and region.graph is not None and not facts.assigned:
         # It leaves other outputs in a graph than in the trial, which is eager. The graph drops what
         # it has made so far.
+        logger.warning(
+            "%s runs undivided, on all rows, in every worker: in a tf.function it returns %d tensors "
+            "(with those it leaves in attributes), and %d outside one, where it was tried.",
+            layer.name,
+            len(flat),
+            len(factors),
+        )
         with scope.dividing(None):
             return stock(layer, *given[0], **given[1])
     if len(factors) != len(flat):

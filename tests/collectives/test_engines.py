@@ -84,7 +84,10 @@ def test_all_reduce_with_other_vector_instructions(vectors):
 
 
 @pytest.mark.skipif(not native_status()[0], reason=native_status()[1])
-@pytest.mark.parametrize(("size", "nodes"), [(4, 2), (6, 2), (6, 3)])
+@pytest.mark.parametrize(
+    ("size", "nodes"),
+    [(4, 2), *(pytest.param(6, count, marks=pytest.mark.thorough) for count in (2, 3))],
+)
 def test_all_reduce_of_several_nodes(size, nodes):
     """Each node first reduces its own ranks' input."""
     with group(size, "native", nodes=nodes) as owner:

@@ -99,6 +99,7 @@ class OwnLoss(Model):
         return dict(logs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cls", [OwnSteps, OwnStepWithoutMetrics, OwnStepAround, OwnLoss])
 @pytest.mark.both_generations
 def test_own_steps(float64: None, cls: Any) -> None:
@@ -306,7 +307,6 @@ def _classifier(jit_compile: Any = None) -> Any:
     return model
 
 
-@pytest.mark.both_generations
 def test_jit_compile() -> None:
     x, y = digits(101)
     model, _ = fit_both(lambda: _classifier(True), x=x, y=y, batch_size=20)
@@ -477,7 +477,6 @@ def test_validation_uses_the_mean_of_moving_statistics(float64: None) -> None:
 
 
 # -------------------------------------------------------------------------------- preprocessing
-@pytest.mark.both_generations
 def test_preprocessing_layers() -> None:
     words = np.array(["red", "green", "blue", "teal"])[np.arange(ROWS) % 4][:, None]
     numbers = (np.arange(ROWS, dtype="int64") % 9)[:, None]

@@ -58,6 +58,7 @@ def test_two_workers_pass_the_test() -> None:
     assert not [finding for finding in told["findings"] if finding["severity"] == "error"]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be taken away here")
 def test_one_core_skips_the_test_with_a_reason() -> None:
     code, told = _doctor("--test", cores=1)
@@ -69,6 +70,7 @@ def test_one_core_skips_the_test_with_a_reason() -> None:
     assert "Two workers need two cores" in error["text"]
 
 
+@pytest.mark.thorough
 def test_the_block_for_an_issue_names_versions_and_hides_private_things(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:

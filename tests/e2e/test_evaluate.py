@@ -54,6 +54,7 @@ def test_arrays(float64: None, rows: int, batch_size: int | None, return_dict: b
     _evaluate_both(small_cnn, x, y, batch_size, return_dict=return_dict)
 
 
+@pytest.mark.thorough
 @pytest.mark.both_generations
 def test_dataset_and_steps(float64: None) -> None:
     x, y = digits(201)

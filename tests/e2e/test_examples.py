@@ -20,6 +20,7 @@ SCRIPTS = ("custom_loop", "custom_loop_strategy", "fashion_mnist")
 UNCHANGED = "unchanged"  # knows nothing of nanotf, so `nanotf run` runs it
 JOB = "script_mode"  # `nanotf train` runs it
 DEMO = "digits"  # `make demo`
+MICROBATCHES = "model_parallel"  # in one process
 IMPORTED = "images"  # by the others
 TRANSFORMERS = "transformers_tiny"  # Keras 2, and a library that need not be here
 
@@ -43,6 +44,7 @@ def test_example(name: str, tmp_path: pathlib.Path) -> None:
     assert _accuracy(output) > 0.7
 
 
+@pytest.mark.thorough
 def test_unchanged_script(tmp_path: pathlib.Path) -> None:
     """Trains with workers, although it names neither nanotf nor a number of processes."""
     path = EXAMPLES / f"{UNCHANGED}.py"
@@ -51,12 +53,22 @@ def test_unchanged_script(tmp_path: pathlib.Path) -> None:
     assert _accuracy(output) > 0.7
 
 
+@pytest.mark.thorough
 def test_demo(tmp_path: pathlib.Path) -> None:
     """It ends with an error if the workers' model is wrong for more than 5 % of the digits."""
     output = _run(tmp_path, EXAMPLES / f"{DEMO}.py")
     assert re.search(r"2 worker processes +[\d.]+ s +9\d\.\d+%", output)
 
 
+@pytest.mark.thorough
+def test_microbatches(tmp_path: pathlib.Path) -> None:
+    output = _run(tmp_path, EXAMPLES / f"{MICROBATCHES}.py")
+    accuracy = re.search(r"accuracy ([01]\.\d+)$", output.strip())
+    assert accuracy is not None, output
+    assert float(accuracy[1]) > 0.9
+
+
+@pytest.mark.thorough
 def test_script_mode(tmp_path: pathlib.Path) -> None:
     """A job with workers, data of a channel and a hyperparameter."""
     path = EXAMPLES / f"{JOB}.py"
@@ -83,4 +95,4 @@ def test_transformers(tmp_path: pathlib.Path) -> None:
 
 def test_every_example_is_run() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert found == {*SCRIPTS, UNCHANGED, JOB, DEMO, IMPORTED, TRANSFORMERS}
+    assert found == {*SCRIPTS, UNCHANGED, JOB, DEMO, MICROBATCHES, IMPORTED, TRANSFORMERS}

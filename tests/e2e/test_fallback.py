@@ -32,6 +32,7 @@ for n in (None, 2):
 """
 
 
+@pytest.mark.thorough
 def test_ops_that_tensorflow_cannot_load(tmp_path: pathlib.Path) -> None:
     package = tmp_path / "nanotf"
     ignored = shutil.ignore_patterns("__pycache__")

@@ -502,6 +502,7 @@ def _weights_of_columns(model: Any, **two: int) -> None:
 SHAPES_DIFFER = r"ncompatible shapes|must be equal|must have|squeeze"
 
 
+@pytest.mark.thorough
 @pytest.mark.both_generations
 def test_batches_of_unequal_rows_are_rejected() -> None:
     model = _linear()

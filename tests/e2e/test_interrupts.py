@@ -160,6 +160,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
+@pytest.mark.thorough
 def test_ctrl_c(scripts: Any) -> None:
     """A terminal sends SIGINT to the process group; workers are not members; training ends."""
     script = scripts(INTERRUPTED)
@@ -274,6 +275,7 @@ def test_model_and_history_agree_whenever_an_interrupt_comes(
     assert len(kept_epochs) == 2 * (len(MOMENTS) - (0 if looks else len(ONLY_WITH_USERS)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_parent_that_is_killed(scripts: Any, number: signal.Signals) -> None:
     script = scripts(TRAINING)
@@ -305,6 +307,7 @@ def test_exit_does_not_wait_for_a_daemon_thread(scripts: Any) -> None:
     wait_until(lambda: _all_gone(pids), "the workers end")
 
 
+@pytest.mark.thorough
 def test_pool_outlives_the_thread_that_started_it(scripts: Any) -> None:
     """On request, the kernel ends a process together with the thread that started it."""
     script = scripts(IN_A_THREAD)

@@ -428,7 +428,7 @@ def test_workers_of_two_hosts(folder: pathlib.Path) -> None:
         assert tar.getnames() == ["model.keras"]
     assert "traced in a worker" in follow.LogReader(job, "algo-2", rank=1).read()
     with pytest.raises(
-        InvalidArgumentError, match=r"worker of algo-1. Received: rank=1; there are"
+        InvalidArgumentError, match=r"worker of algo-1. Received: rank=1; this host has the ranks 0"
     ):
         follow.LogReader(job, "algo-1", rank=1)
 

@@ -91,6 +91,7 @@ def test_layers(float64: None, kind: str) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_layers_with_several_inputs(float64: None) -> None:
     def merged(name: str) -> Callable[[], Any]:
         def layer(x: Any) -> Any:
@@ -216,6 +217,7 @@ def test_ctc() -> None:
     assert_alike(make, values(4).astype("float32"), targets)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(losses, "CTC"), reason="Keras 2 has none for float64")
 @pytest.mark.parametrize("weighted", [False, True])
 def test_metrics(float64: None, weighted: bool) -> None:

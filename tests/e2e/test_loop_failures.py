@@ -416,6 +416,7 @@ def test_restarts_need_rereadable_data(no_workers: None) -> None:
         two(max_restarts=-1)
 
 
+@pytest.mark.thorough
 def test_nested_nano_just_runs() -> None:
     @two()
     def inner(x: Any) -> Any:

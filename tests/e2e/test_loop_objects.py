@@ -356,6 +356,28 @@ def test_layers_whose_rows_depend_on_each_other(
         np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+class MoreInGraphs(tf.keras.layers.Layer):  # type: ignore[misc]
+    """A layer that returns one tensor outside a tf.function, and two inside."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(shape[-1],), initializer="ones", name="scale")
+
+    def call(self, x: Any) -> Any:
+        scaled = self.scale * x
+        return [scaled] if tf.executing_eagerly() else [scaled, 2.0 * scaled]
+
+
+def test_a_layer_with_more_outputs_in_a_graph(
+    float64: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    layer, x = MoreInGraphs(), loops.rows(7)[0]
+    layer(x)
+    one, double = two(tf.function(lambda x: layer(x)))(x)
+    np.testing.assert_allclose(one, x)
+    np.testing.assert_allclose(double, 2.0 * x)
+    assert "in a tf.function it returns 2 tensors" in capfd.readouterr().err
+
+
 def test_whole_takes_layers() -> None:
     with pytest.raises(errors.InvalidArgumentTypeError, match=r"whole\(\) takes a layer"):
         nanotf.whole(3)

@@ -19,7 +19,6 @@ from nanotf.shipping import heap
 L = tf.keras.layers
 
 
-@pytest.mark.both_generations
 def test_accelerate_takes_a_model_of_keras_applications() -> None:
     original = tf.keras.applications.MobileNetV2(weights=None, input_shape=(32, 32, 3), classes=10)
     model = nanotf.accelerate(original)
@@ -437,6 +436,7 @@ def test_variables_frozen_one_by_one(float64: None, optimizer: str) -> None:
     np.testing.assert_array_equal(found.layers[0].kernel, before)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.every_case  # the slots of the two have different names
 @pytest.mark.both_generations

@@ -185,7 +185,6 @@ def test_losses_of_keras_that_are_a_ratio_of_the_batch(float64: None) -> None:
     compare(make, y=[one_hot(), one_hot()])
 
 
-@pytest.mark.both_generations
 def test_outputs_of_one_dimension(float64: None) -> None:
     """Keras's own losses and metrics are then one number for the batch."""
     losses = ["mse", "cosine_similarity", "kl_divergence"]
@@ -260,7 +259,6 @@ def test_metrics_of_two_classes(float64: None) -> None:
     )
 
 
-@pytest.mark.both_generations
 def test_metrics_of_three_classes(float64: None) -> None:
     compare(
         lambda: dense(3, "softmax", loss="categorical_crossentropy", metrics=class_metrics()),
@@ -285,7 +283,6 @@ def test_metrics_that_are_float32() -> None:
     )
 
 
-@pytest.mark.both_generations
 def test_weighted_metrics(float64: None) -> None:
     m = tf.keras.metrics
     weights = np.random.default_rng(1).integers(0, 4, ROWS).astype("float64")
@@ -401,6 +398,7 @@ def test_masked_targets(
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.both_generations
 def test_masked_inputs(float64: None) -> None:
     def make() -> Any:

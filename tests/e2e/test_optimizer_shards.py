@@ -216,6 +216,7 @@ def test_weights_changed_elsewhere_are_read_before_each_update() -> None:
     assert shards is not None and shards.refresh and len(shards.dense.trainable) == 4
 
 
+@pytest.mark.thorough
 @pytest.mark.both_generations
 def test_weights_without_a_gradient_do_not_change(float64: None) -> None:
     """The second time their slots are not zero, and weight decay would change them."""

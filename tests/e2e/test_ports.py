@@ -39,6 +39,7 @@ with socket.socket() as taken:
 """
 
 
+@pytest.mark.thorough
 def test_a_port_that_another_program_takes() -> None:
     run = subprocess.run(
         [sys.executable, "-c", TAKEN], capture_output=True, text=True, timeout=200, check=False

@@ -222,6 +222,7 @@ def test_a_module_runs_as_by_python(tmp_path: pathlib.Path, name: str) -> None:
     _assert_told(done, [x for x in plain.stderr.splitlines() if "<frozen runpy>" not in x])
 
 
+@pytest.mark.thorough
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", ["no_such", "package.empty"])
 def test_a_module_that_cannot_be_run(tmp_path: pathlib.Path, name: str) -> None:
@@ -271,11 +272,13 @@ def test_auto_measures_for_every_fit(tmp_path: pathlib.Path) -> None:
     assert done.stdout.count('nanotf: num_processes="auto": 2, measured in ') == 1
 
 
+@pytest.mark.thorough
 def test_auto_without_effect_is_reported(tmp_path: pathlib.Path) -> None:
     done = _run(tmp_path, "pass", ("-n", "auto"))
     assert "so -n auto did nothing" in done.stderr
 
 
+@pytest.mark.thorough
 def test_keras_is_patched_under_all_its_names(tmp_path: pathlib.Path) -> None:
     source = f"""
     from tensorflow.keras.models import Sequential
@@ -298,6 +301,7 @@ print("continued")
 """
 
 
+@pytest.mark.thorough
 def test_another_keras_cannot_be_chosen_by_the_script(tmp_path: pathlib.Path) -> None:
     other = "0" if os.environ.get("TF_USE_LEGACY_KERAS") == "1" else "1"
     changes = {"TF_USE_LEGACY_KERAS": other}
@@ -308,6 +312,7 @@ def test_another_keras_cannot_be_chosen_by_the_script(tmp_path: pathlib.Path) ->
     assert f"`TF_USE_LEGACY_KERAS={other} nanotf run ...`" in done.stderr
 
 
+@pytest.mark.thorough
 def test_variables_set_too_late_are_named_once(tmp_path: pathlib.Path) -> None:
     changes = {"TF_ENABLE_ONEDNN_OPTS": "0", "KERAS_BACKEND": "tensorflow", "OTHER": "1"}
     done = _run(tmp_path, FITS.replace("CHANGES", repr(changes)), options=())
@@ -337,9 +342,10 @@ def test_precision(tmp_path: pathlib.Path) -> None:
     assert done.stdout.split() == ["mixed_bfloat16"], done.stderr
 
 
+@pytest.mark.thorough
 def test_a_script_that_never_calls_fit_gets_a_note(tmp_path: pathlib.Path) -> None:
-    done = _run(tmp_path, "import os; os.environ['TF_LATE'] = '1'; raise SystemExit(5)")
-    assert done.returncode == 5
+    done = _run(tmp_path, "import os; os.environ['TF_LATE'] = '1'; raise SystemExit")
+    assert done.returncode == 0
     late, note = (line for line in done.stderr.splitlines() if line.startswith("nanotf: "))
     assert "Received: TF_LATE='1', set by sub/script.py." in late
     assert note == (
@@ -349,6 +355,14 @@ def test_a_script_that_never_calls_fit_gets_a_note(tmp_path: pathlib.Path) -> No
     )
 
 
+def test_a_script_that_exits_with_an_error_gets_no_note(tmp_path: pathlib.Path) -> None:
+    """It may have failed before its first `fit`, like one that argparse ends."""
+    done = _run(tmp_path, "import os; os.environ['TF_LATE'] = '1'; raise SystemExit(5)")
+    assert done.returncode == 5
+    (late,) = (line for line in done.stderr.splitlines() if line.startswith("nanotf: "))
+    assert "Received: TF_LATE='1', set by sub/script.py." in late
+
+
 LATE = {
     "a thread": "threading.Thread(target=late).start()",
     "an exit handler": "atexit.register(late)",
@@ -356,6 +370,7 @@ LATE = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", LATE)
 def test_a_note_is_decided_at_the_very_end(tmp_path: pathlib.Path, how: str) -> None:
     source = """
@@ -443,6 +458,7 @@ def test_a_missing_script(tmp_path: pathlib.Path) -> None:
     assert "sub/script.py (a directory)" in _run(tmp_path, None).stderr
 
 
+@pytest.mark.thorough
 def test_an_error_in_training_is_shown_with_the_scripts_traceback(tmp_path: pathlib.Path) -> None:
     source = """
     import numpy as np
@@ -460,6 +476,7 @@ def test_an_error_in_training_is_shown_with_the_scripts_traceback(tmp_path: path
     assert "run_script" not in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_script_with_a_strategy_of_tensorflow_runs_unchanged(tmp_path: pathlib.Path) -> None:
     done = _run(
         tmp_path,

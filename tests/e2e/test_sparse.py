@@ -533,6 +533,7 @@ def test_patched_names_can_be_left_out_and_are_restored() -> None:
     assert not nano_models.in_place_of
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("float64", "patched")
 @pytest.mark.both_generations
 def test_patched_models_train_and_are_saved_as_keras_own(tmp_path: pathlib.Path) -> None:

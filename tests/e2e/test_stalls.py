@@ -177,6 +177,7 @@ def test_workers_that_hang_outside_collectives_are_reported(
     assert "in slow_batches" in text.split("This process reads data for them:")[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("phase", ["start", "job"])
 def test_sending_to_a_worker_that_does_not_read_times_out(
     phase: str, monkeypatch: pytest.MonkeyPatch
@@ -224,6 +225,7 @@ class _Stop(tf.keras.callbacks.Callback):
             os.kill(self.pid, signal.SIGSTOP)
 
 
+@pytest.mark.thorough
 def test_worker_that_is_stopped() -> None:
     x, y = digits(100)
     stop = _Stop()

@@ -318,6 +318,7 @@ def test_two_models_in_turn(float64: None) -> None:
     assert not np.allclose(models[0].get_weights()[0], models[1].get_weights()[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.both_generations
 def test_layers_added_and_removed_between_fits(float64: None) -> None:
     models = []

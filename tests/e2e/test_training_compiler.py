@@ -139,6 +139,57 @@ def test_the_custom_loop_under_nano(float64: None, caplog: pytest.LogCaptureFixt
     assert "no layer that could be divided" not in caplog.text
 
 
+# A script that knows nothing of nanotf, and trains in a loop of its own.
+LOOP = """
+import json
+import numpy as np
+import tensorflow as tf
+
+tf.keras.utils.set_random_seed(1)
+strategy = tf.distribute.MirroredStrategy()
+with strategy.scope():
+    model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(2)])
+    optimizer = tf.keras.optimizers.SGD(0.1)
+batch = 16 * strategy.num_replicas_in_sync
+
+
+@tf.function(jit_compile=True)
+def compiled_step(x, y):
+    with tf.GradientTape() as tape:
+        each = tf.reduce_sum(tf.square(model(x, training=True) - y), axis=-1)
+        loss = tf.nn.compute_average_loss(each, global_batch_size=batch)
+    return loss, tape.gradient(loss, model.trainable_variables)
+
+
+def train_step(x, y):
+    loss, gradients = compiled_step(x, y)
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+    return loss
+
+
+train_step_dist = tf.function(lambda x, y: strategy.run(train_step, args=(x, y)))
+x = np.random.default_rng(0).normal(size=(48, 4)).astype("float32")
+rows = tf.data.Dataset.from_tensor_slices((x, x[:, :2])).batch(batch)
+losses = [
+    float(strategy.reduce("SUM", train_step_dist(*inputs), axis=None))
+    for inputs in strategy.experimental_distribute_dataset(rows)
+]
+print(json.dumps(losses))
+"""
+
+
+@pytest.mark.own_pool
+@pytest.mark.thorough
+def test_a_custom_loop_runs_unchanged(tmp_path: pathlib.Path) -> None:
+    """In one process, which a note says: only `@nano` tells what to divide."""
+    done = _script(tmp_path, LOOP, "-m", "nanotf", "run", "-n", "2", "script.py")
+    expected: dict[str, Any] = {}
+    exec(LOOP, expected)
+    assert len(expected["losses"]) == 3
+    np.testing.assert_allclose(last_json(done), expected["losses"], rtol=1e-5)
+    assert "put it into a function under `@nanotf.nano(num_processes=2)`" in done.stderr
+
+
 def test_advice_for_functions_that_are_traced_again(capfd: pytest.CaptureFixture[str]) -> None:
     model = loops.dense()
 

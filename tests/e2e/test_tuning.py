@@ -109,6 +109,7 @@ def _shuffled(x: Any, y: Any) -> Any:
     return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(100).batch(20)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["arrays", "dataset"])
 def test_one_process_leaves_no_trace(
     float64: None,
@@ -458,6 +459,7 @@ def test_a_stopped_trial_may_be_worth_more_time() -> None:
     assert not auto._Budget(2000).is_worth_more(Measured(1, None, stopped=15.0), {})
 
 
+@pytest.mark.thorough
 def test_the_start_of_workers_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     now, stock = [0.0], warm._start
 
@@ -476,6 +478,7 @@ def test_the_start_of_workers_is_no_measurement(monkeypatch: pytest.MonkeyPatch)
     assert now[0] == 1e6, "workers started once, for the trial"
 
 
+@pytest.mark.thorough
 def test_workers_that_do_not_start_decide_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -489,6 +492,7 @@ def test_workers_that_do_not_start_decide_nothing(
     assert not nanotf.worker_pids()
 
 
+@pytest.mark.thorough
 def test_a_measurement_that_is_cut_short_counts(
     monkeypatch: pytest.MonkeyPatch, tries: list[int]
 ) -> None:

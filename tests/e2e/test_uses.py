@@ -162,6 +162,7 @@ def test_a_layer_that_is_called_twice(float64: None) -> None:
     fit_both(make, x=[table(), table(seed=1)], y=targets(), batch_size=12)
 
 
+@pytest.mark.thorough
 @pytest.mark.both_generations
 def test_masked_words(float64: None) -> None:
     words = np.random.default_rng(0).integers(0, 9, (ROWS, 6))

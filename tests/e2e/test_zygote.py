@@ -39,6 +39,7 @@ def test_later_workers_need_no_import() -> None:
     assert not set(first) & set(nanotf.worker_pids())
 
 
+@pytest.mark.thorough
 def test_variables_that_libraries_read_when_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a user sets TF_ENABLE_ONEDNN_OPTS, workers must see it."""
     _fit()
@@ -52,6 +53,7 @@ def test_variables_that_libraries_read_when_loaded(monkeypatch: pytest.MonkeyPat
     assert zygote.pid() is None
 
 
+@pytest.mark.thorough
 def test_workers_end_with_the_zygote() -> None:
     """The kernel ends them, as it does when the parent is killed."""
 
@@ -65,6 +67,7 @@ def test_workers_end_with_the_zygote() -> None:
     assert _fit().epoch == [0]
 
 
+@pytest.mark.thorough
 def test_it_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     nanotf.shutdown()
     for module in (zygote, local):
@@ -114,6 +117,7 @@ except nanotf.errors.NanoError as error:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.every_case
 @pytest.mark.parametrize(
     ("text", "name", "said"),

@@ -20,7 +20,7 @@ from nanotf.cli import main
 REFERENCE = DOCS / "reference"
 VARIABLE = re.compile(r"NANOTF_[A-Z]+(?:_[A-Z]+)*")
 # Names of modules, and a version: they have separate pages, or none.
-NO_ENTRY = {"__version__", "data", "errors", "estimator", "keras", "optimizers", "layers"}
+NO_ENTRY = {"__version__", "data", "errors", "estimator", "keras", "optimizers", "layers", "smp"}
 
 
 def test_readme_has_at_most_900_words() -> None:

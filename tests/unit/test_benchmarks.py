@@ -126,7 +126,7 @@ def test_a_peer_is_one_more_contestant() -> None:
         (["--models", "mlp,vgg"], r"--models: unknown: vgg. Choose from mlp, mlp128, cnn"),
         (["--models", ","], "no name given"),
         (["--contestants", "horovod"], "Choose from plain, ideal, shm, auto, grpc, stock"),
-        (["--parts", "all"], "Choose from models, start-up, collectives, memory"),
+        (["--parts", "all"], "Choose from models, start-up, collectives, hosts, records, memory"),
         (["--rounds", "0"], "--rounds: must be a whole number of at least 1. Received: '0'"),
         (["--num-processes", "1"], "at least 2. Received: '1'"),
         (["--num-processes", "4", "--batch-size", "2"], "so that every process has a row"),
@@ -237,6 +237,18 @@ def _result() -> dict[str, Any]:
             {"bytes": 94 << 20, "seconds": 0.03, "memcpy_seconds": 0.01},
         ],
         "memory": {"array_bytes": 1 << 30, "extra_bytes": 1_090_000_000, "seconds": 4.0},
+        "hosts": [{"bytes": 4 << 20, "two": 0.01, "one": 0.015, "ratios": [1.2, 1.5, 1.7]}],
+        "records": [
+            {
+                "format": "RecordIO",
+                "reader": reader,
+                "bytes": 100_000,
+                "megabytes": speed,
+                "records": 10 * speed,
+                "per_processor": speed,
+            }
+            for reader, speed in (("native", 900.0), ("python", 90.0))
+        ],
         "problems": ["cnn grpc: ended with exit code -9"],
     }
 
@@ -258,6 +270,7 @@ def test_goals() -> None:
     assert found["steps against ideal, worst model"].where == "cnn"
     assert found["epochs against plain Keras's epochs, geometric mean"].met is True
     assert found["all-reduce of 94 MB, against one memcpy"].met is False
+    assert found["Pipe mode: 100 kB records on one core"].measured == 900.0
     assert found["1 GB array: memory beyond the parent's copy"].met is True
     assert [goal.met for goal in goals.goals({})] == [None] * len(found)
 
@@ -283,6 +296,9 @@ def test_the_report_shows_everything() -> None:
         "Did not work\ncnn grpc: ended with exit code -9",
         "1.09 GB beyond the user's own copy",
         "98,566,144",
+        "All-reduce of 2 hosts with 2 ranks each",
+        "4,194,304           10.00          15.00  1.50 (1.20-1.70)",
+        "RecordIO  native        100,000  900.0      9,000         900.0",
     ):
         assert part in text
 

@@ -23,7 +23,7 @@ from nanotf.pool.hosts.lending import Lending
 from nanotf.wire import network, timing
 from nanotf.wire.channel import Channel, ChannelClosed
 
-LOST_CODE = 1  # exit code if the first host is gone without a word
+LOST_CODE = 1  # exit code if the connection to the first host ends before the script
 
 
 class Agent:
@@ -73,7 +73,7 @@ class Agent:
                     threading.Thread(target=target, name="nanotf-agent", daemon=True).start()
             return self._serve()
         except ChannelClosed:
-            say(f"host {self._cluster.hosts[0]}, which runs the script, has ended without a word.")
+            say(f"lost the connection to host {self._cluster.hosts[0]}, which runs the script.")
             return LOST_CODE
         finally:
             self._ended.set()
@@ -183,7 +183,7 @@ class Agent:
         lending = self._lending
         worker = None if lending is None else lending.worker(asked.rank)
 
-        def answer() -> None:  # a stack takes seconds
+        def answer() -> None:  # in a thread, since a stack takes seconds
             value = ""
             if worker is not None and lending is not None and lending.pool == asked.pool:
                 value = worker.stack() if asked.question == "stack" else worker.log_tail()
@@ -227,15 +227,15 @@ class Agent:
             self._leaders[leader.pool, leader.host] = fd
             self._changed.notify_all()
 
-    def _accepted(self, pool: int, host: int, deadline: float) -> int:
-        """Waits for the connection of another host; returns its descriptor."""
+    def _accepted(self, pool: int, host: int, name: str, deadline: float) -> int:
+        """Waits for the connection of another host. Returns its descriptor."""
         with self._changed:
             while (pool, host) not in self._leaders:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise NanoError(
-                        "The hosts of a run must reach each other. Received: nothing from host "
-                        f"number {host} at {self._cluster.current}."
+                        f"The hosts of a run must reach each other. Received: host {name} has not "
+                        f"connected to {self._cluster.current}. Open all TCP ports between them."
                     )
                 self._changed.wait(left)
             return self._leaders.pop((pool, host))

@@ -1,7 +1,7 @@
 """The pool's connection to its workers on another host, see `pool.remote`.
 
-All workers of a pool get the same messages in the same order. So the bridge sends those of its
-first worker to the host, once for all workers there, and drops the others' copies.
+All workers of a pool get the same messages in the same order. So the bridge sends the messages for
+its first worker to the host, where all workers get them, and drops the copies for the others.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class HostProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Waits for its end. Without a timeout, gives its host up if that takes too long."""
+        """Waits for its end. Without a timeout, counts it as lost after `ANSWER_SECONDS`."""
         if not self._over.wait(ANSWER_SECONDS if timeout is None else timeout):
             if timeout is not None:
                 raise subprocess.TimeoutExpired("worker", timeout)
@@ -175,7 +175,7 @@ class Bridge:
         self.processes[rank].ended(code)
 
     def host_lost(self) -> None:
-        """Takes the news that the host is gone."""
+        """Records that the host is gone, for all its workers."""
         for process in self.processes.values():
             process.host_lost()
         for said in self._said.values():

@@ -21,7 +21,7 @@ from nanotf.pool.remote import RemoteWorker, taken_over
 from nanotf.wire import network, timing
 
 START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
-CLOCK_LOOKS = 5  # the quickest of this many answers gives a host's time most exactly
+CLOCK_LOOKS = 5  # the fastest of this many answers tells a host's time most precisely
 # A host's own group waits longer than hosts wait for each other, see `HostsSpec`.
 MARGIN_SECONDS = 10.0
 
@@ -36,7 +36,7 @@ class HostsCrew:
 
     Raises:
         PlacementError: This host has too few cores.
-        NanoError: There are no hosts any more.
+        NanoError: This process does not run the script of several hosts.
 
     Attributes:
         here: `topology.Plan` of this host.
@@ -45,7 +45,10 @@ class HostsCrew:
 
     def __init__(self, plan: HostsPlan, transport: str, key: bytes) -> None:
         if members.current is None:
-            raise NanoError("The hosts of this run are dismissed. Call fit() before the end.")
+            raise NanoError(
+                "Only the script of `nanotf run` can use the hosts of its run. Received: a call in "
+                "a process without other hosts. Start the script with `nanotf run --hosts`."
+            )
         self._all: Hosts = members.current
         self._key, self._cores = key, plan.cores_per_process
         others = self._all.members()
@@ -67,7 +70,7 @@ class HostsCrew:
         """Starts the workers.
 
         Raises:
-            NanoError: A host failed to start its workers, or is gone.
+            NanoError: A host could not start its workers, or is gone.
         """
         bridges = [self._lend(index, member) for index, member in enumerate(self._others, 1)]
         self._connect()
@@ -137,7 +140,8 @@ class HostsCrew:
 def counts_of(size: int, workers: Sequence[int]) -> list[int]:
     """Returns the number of a pool's workers on each host.
 
-    Fills the hosts in order. What is too many for all, since a host was lost, is added in turn.
+    Fills the hosts in order. If a host was lost, the rest get the workers that no longer fit, one
+    each in turn.
 
     Args:
         size: int, number of the pool's workers.

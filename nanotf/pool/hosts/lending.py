@@ -33,9 +33,9 @@ class Lending:
     Args:
         order: `words.Lend`.
         secret: bytes, the run's.
-        accepted: callable of a pool, a host's index and a deadline; returns the descriptor of the
-            connection that this host has opened for the pool's collectives.
-        tell: callable of a message and bytes, which sends them to the first host.
+        accepted: callable of a pool, a host's index, its name and a deadline. Returns the
+            descriptor of the connection that that host has opened for the pool's collectives.
+        tell: callable of a message and bytes. Sends them to the first host.
 
     Raises:
         NanoError: This host has too few cores, or another host cannot be reached.
@@ -45,7 +45,7 @@ class Lending:
         self,
         order: words.Lend,
         secret: bytes,
-        accepted: Callable[[int, int, float], int],
+        accepted: Callable[[int, int, str, float], int],
         tell: Callable[..., None],
     ) -> None:
         self.pool, self._order, self._tell = order.pool, order, tell
@@ -76,14 +76,17 @@ class Lending:
             self.close()
             raise
 
-    def _connect(self, secret: bytes, accepted: Callable[[int, int, float], int]) -> None:
-        """Connects this host's first worker to those of the others: to later ones from here."""
+    def _connect(self, secret: bytes, accepted: Callable[[int, int, str, float], int]) -> None:
+        """Connects this host's first worker to those of the others.
+
+        Of two hosts, the earlier one opens the connection.
+        """
         hosts, deadline = self._order.hosts, time.monotonic() + CONNECT_SECONDS
         for host, name in enumerate(hosts.names):
             if host == hosts.index:
                 continue
             if host < hosts.index:
-                self._connections.append(accepted(self.pool, host, deadline))
+                self._connections.append(accepted(self.pool, host, name, deadline))
                 continue
             try:
                 channel = network.connect(*self._order.addresses[host], secret, deadline)
@@ -182,7 +185,7 @@ class Lending:
 
     # -------------------------------------------------------------------------- its life
     def look(self) -> tuple[int, ...]:
-        """Reports workers that have ended; returns the ranks that a signal has stopped."""
+        """Reports workers that have ended. Returns the ranks that a signal has stopped."""
         stopped = []
         for worker in self._crew.workers:
             self._report_end(worker)

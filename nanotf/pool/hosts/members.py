@@ -47,7 +47,7 @@ class Listener(Protocol):
         """Takes a worker's exit code."""
 
     def host_lost(self) -> None:
-        """Takes the news that the host is gone."""
+        """Records that the host is gone."""
 
 
 class Member:
@@ -59,8 +59,8 @@ class Member:
         channel: `Channel`, owned from now on.
 
     Attributes:
-        lost: str, why it is gone; empty while it is there.
-        heard: float, when it was last heard, by `time.monotonic`.
+        lost: str, why it is gone; empty while it is connected.
+        heard: float, the time of its last message, by `time.monotonic`.
         stopped: tuple of int, the ranks that a signal has stopped.
     """
 
@@ -134,7 +134,7 @@ class Member:
                 self.heard = time.monotonic()
         except ChannelClosed as error:
             self.lost = self.lost or str(error) or "its connection has ended"
-        except Exception as error:  # no memory, for example: the host is of no more use
+        except Exception as error:  # no memory, for example: the stream cannot be resumed
             self.lost = f"{type(error).__name__}: {error}"
             logger.warning("Host %s is lost.", self.name, exc_info=error)
         self._channel.shut_down()
@@ -191,16 +191,12 @@ class Hosts:
 
     Raises:
         OSError: The port is taken, or the address is not this host's.
-
-    Attributes:
-        code: int, the exit code that the agents get at the end.
     """
 
     def __init__(
         self, cluster: Cluster, workers: int, secret: bytes, address: str, port: int
     ) -> None:
         self.cluster, self.workers, self.secret = cluster, workers, secret
-        self.code = 1
         self._pools = itertools.count(1)
         self._changed = threading.Condition()
         # Guarded by `_changed`.
@@ -217,19 +213,19 @@ class Hosts:
         return next(self._pools)
 
     def members(self) -> list[Member]:
-        """Returns the other hosts that are there, in order."""
+        """Returns the other hosts that have joined and are not lost, in order."""
         with self._changed:
             return [m for _, m in sorted(self._members.items()) if not m.lost]
 
     def total(self) -> int:
-        """Returns the number of workers on all hosts that are there."""
+        """Returns the number of workers on this host and on `members`."""
         return self.workers + sum(member.workers for member in self.members())
 
     def wait_for_all(self, seconds: float) -> None:
         """Waits until all hosts have joined.
 
         Raises:
-            NanoError: Some have not after `seconds`.
+            NanoError: Some have not joined after `seconds`.
         """
         missing = set(range(1, self.cluster.size))
         deadline = time.monotonic() + seconds

@@ -46,3 +46,24 @@ def test_no_jobs(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> 
     assert capsys.readouterr().out == f"No jobs in {tmp_path}/jobs.\n"
     assert main(["jobs", "list", "--json"]) == 0
     assert capsys.readouterr().out == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"SLURM_STEP_NODELIST": "n[1-2]"}, "2 processes that srun has started"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "4 processes that mpirun has started"),
+    ],
+)
+def test_a_launcher_that_would_start_the_job_several_times(
+    variables: dict[str, str],
+    text: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "train.py"]) == 2
+    assert text in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

@@ -94,7 +94,7 @@ def test_pipes_get_a_feeder_instead_of_a_link(tmp_path: pathlib.Path) -> None:
     source = channels.provide(channel, tree, tmp_path / "downloads")
     assert list(tree.data.iterdir()) == []
     assert channels.feeder_arguments(channel, source, tree) == [
-        *("-m", "nanotf.data.feed", "--source", str(tmp_path), "--pipe-dir", str(tree.data)),
+        *("nanotf.data.feed", "--source", str(tmp_path), "--pipe-dir", str(tree.data)),
         *("--channel", "a", "--shuffle", "7", "--compression", "Gzip"),
     ]
 

@@ -10,7 +10,8 @@ import pytest
 
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import cluster
-from nanotf.machine.cluster import Cluster, expand_nodes, find
+from nanotf.machine.cluster import Cluster, find
+from nanotf.machine.slurm import expand_nodes
 
 SLURM = {
     "SLURM_STEP_NODELIST": "n[1-2]",
@@ -103,7 +104,24 @@ def test_batch_script_of_slurm_without_srun_runs_on_one_host() -> None:
     assert find(environ).size == 1
 
 
-@pytest.mark.parametrize("broken", [{"SLURM_NODEID": "2"}, {"SLURM_STEP_TASKS_PER_NODE": "1"}])
+def test_mpirun_in_a_batch_script_of_slurm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    """The step of its daemons misses the node on which it runs itself."""
+    _replace_mpi(monkeypatch, tmp_path, 'print(\'[["n0", "n1"], 1]\')')
+    step = {"SLURM_STEP_NODELIST": "n1", "SLURM_NODEID": "0"}
+    found = find({**step, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+    assert (found.hosts, found.current, found.source) == (("n0", "n1"), "n1", "MPI")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"SLURM_NODEID": "2"},
+        {"SLURM_STEP_TASKS_PER_NODE": "1"},
+        {"SLURM_STEP_NODELIST": "n[1-"},
+    ],
+)
 def test_wrong_step_of_slurm(broken: dict[str, str]) -> None:
     with pytest.raises(InvalidArgumentError, match="Slurm's step must name the hosts"):
         find({**SLURM, **broken})
@@ -116,7 +134,7 @@ def test_lists_of_slurm() -> None:
         "login",
     )
     assert expand_nodes("n[1,3-4]-ib") == ("n1-ib", "n3-ib", "n4-ib")
-    with pytest.raises(InvalidArgumentError, match="Slurm's list of nodes"):
+    with pytest.raises(ValueError, match=r"n\[1-"):
         expand_nodes("n[1-")
 
 
@@ -131,15 +149,24 @@ def test_mpi_on_one_host() -> None:
     assert found.source == "MPI"
 
 
-def test_mpi_names_no_hosts_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_ASK_MPI", "import nanotf_has_no_such_module")
+def _replace_mpi(monkeypatch: pytest.MonkeyPatch, folder: pathlib.Path, source: str) -> None:
+    """Makes a module stand for the one that asks MPI, which needs `mpirun`."""
+    (folder / "fake_mpi_hosts.py").write_text(source)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(cluster, "_MPI_MODULE", "fake_mpi_hosts")
+
+
+def test_mpi_names_no_hosts_without_mpi4py(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    _replace_mpi(monkeypatch, tmp_path, "import nanotf_has_no_such_module")
     environ = {"PMI_SIZE": "4", "PMI_RANK": "0", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}
     with pytest.raises(InvalidArgumentError, match=r"4 processes, .*Install mpi4py .* --hosts"):
         find(environ)
 
 
-def test_mpi_asks_for_the_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_ASK_MPI", 'print(\'[["a", "a", "b", "b"], 2]\')')
+def test_mpi_asks_for_the_names(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    _replace_mpi(monkeypatch, tmp_path, 'print(\'[["a", "a", "b", "b"], 2]\')')
     environ = {"PMI_SIZE": "4", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "0"}
     assert find(environ) == Cluster(("a", "b"), "b", "MPI", (2, 2))
 
@@ -175,3 +202,28 @@ def test_set_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
         "cluster": {"worker": ["a:99", "b:99"]},
         "task": {"type": "worker", "index": 1},
     }
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ("", 1)),
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "4(x2)"}, ("", 1)),  # a batch script
+        ({"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1"}, ("srun", 1)),
+        ({"SLURM_STEP_NODELIST": "n[1-2]"}, ("srun", 2)),
+        ({"SLURM_STEP_NODELIST": "n[1-3]", "SLURM_STEP_TASKS_PER_NODE": "4(x2),2"}, ("srun", 10)),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, ("", 1)),
+        ({"PMI_SIZE": "4"}, ("mpirun", 4)),
+        ({"SLURM_STEP_NODELIST": "n[1-2]", "PMI_SIZE": "2"}, ("srun", 2)),
+        # mpirun's daemons are tasks of Slurm.
+        ({"SLURM_STEP_NODELIST": "n[1-2]", "OMPI_COMM_WORLD_SIZE": "8"}, ("mpirun", 8)),
+    ],
+)
+def test_processes_of_a_launcher(environ: dict[str, str], expected: tuple[str, int]) -> None:
+    assert cluster.launched(environ) == expected
+
+
+def test_wrong_variables_of_slurm() -> None:
+    environ = {"SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "4"}
+    with pytest.raises(InvalidArgumentError, match="SLURM_STEP_TASKS_PER_NODE='4'"):
+        cluster.launched(environ)

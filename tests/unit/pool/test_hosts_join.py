@@ -72,7 +72,7 @@ def test_an_agent_notices_that_the_first_host_is_gone(capsys: pytest.CaptureFixt
     hosts.members()[0]._channel.shut_down()
     thread.join(10)
     assert codes == [agent.LOST_CODE]
-    assert "host first, which runs the script, has ended without a word" in capsys.readouterr().out
+    assert "lost the connection to host first, which runs the script" in capsys.readouterr().out
     hosts.dismiss(0)
 
 

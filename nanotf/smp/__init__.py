@@ -1,0 +1,126 @@
+"""A model-parallel API in the shape of SageMaker's smp v1 for TensorFlow.
+
+    smp.init(config)         `runtime`: the configuration (`config`), this process's rank (`ranks`)
+    @smp.step                `steps`: splits a batch (`slicing`), runs the body once per
+                             microbatch, one after the other, and returns `StepOutput`s (`outputs`)
+    smp.DistributedModel     `models`
+    smp.CheckpointManager    `checkpoints`
+
+Microbatches work with one partition: the step needs the activations of one microbatch only, and
+gives the whole batch's gradients. Two or more partitions are refused by `init`. The ranks and
+groups of several processes are pure functions of the configuration already.
+
+Called by users' scripts; `cli` makes it importable under its original name (`alias`). May import
+everything below `keras`. TensorFlow is imported with the first name that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nanotf.smp.checkpoints import CheckpointManager
+    from nanotf.smp.models import DistributedModel
+    from nanotf.smp.objects import (
+        allgather,
+        barrier,
+        broadcast,
+        dp_barrier,
+        mp_barrier,
+        recv_from,
+        send,
+    )
+    from nanotf.smp.outputs import StepOutput
+    from nanotf.smp.ranks import CommGroup, RankType
+    from nanotf.smp.runtime import (
+        dp_rank,
+        dp_size,
+        get_dp_group,
+        get_mp_group,
+        init,
+        local_rank,
+        local_size,
+        mp_rank,
+        mp_size,
+        num_microbatches,
+        partition,
+        rank,
+        register_post_partition_hook,
+        size,
+    )
+    from nanotf.smp.steps import gradients, step
+
+_HOMES = {
+    "CheckpointManager": "checkpoints",
+    "CommGroup": "ranks",
+    "DistributedModel": "models",
+    "RankType": "ranks",
+    "StepOutput": "outputs",
+    "allgather": "objects",
+    "barrier": "objects",
+    "broadcast": "objects",
+    "dp_barrier": "objects",
+    "dp_rank": "runtime",
+    "dp_size": "runtime",
+    "get_dp_group": "runtime",
+    "get_mp_group": "runtime",
+    "gradients": "steps",
+    "init": "runtime",
+    "local_rank": "runtime",
+    "local_size": "runtime",
+    "mp_barrier": "objects",
+    "mp_rank": "runtime",
+    "mp_size": "runtime",
+    "num_microbatches": "runtime",
+    "partition": "runtime",
+    "rank": "runtime",
+    "recv_from": "objects",
+    "register_post_partition_hook": "runtime",
+    "send": "objects",
+    "size": "runtime",
+    "step": "steps",
+}
+
+__all__ = [
+    "CheckpointManager",
+    "CommGroup",
+    "DistributedModel",
+    "RankType",
+    "StepOutput",
+    "allgather",
+    "barrier",
+    "broadcast",
+    "dp_barrier",
+    "dp_rank",
+    "dp_size",
+    "get_dp_group",
+    "get_mp_group",
+    "gradients",
+    "init",
+    "local_rank",
+    "local_size",
+    "mp_barrier",
+    "mp_rank",
+    "mp_size",
+    "num_microbatches",
+    "partition",
+    "rank",
+    "recv_from",
+    "register_post_partition_hook",
+    "send",
+    "size",
+    "step",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,77 @@
+"""`smp.DistributedModel`: a model that steps may call, saved as a whole."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.compat.versions import is_keras_3
+from nanotf.errors import JobError, ModelError
+from nanotf.smp import runtime
+
+SAVE_PATH = "/opt/ml/model"
+
+
+class DistributedModel(tf.keras.Model):  # type: ignore[misc]
+    """A `tf.keras.Model` for `smp.step`. Derive from it, and implement `call`.
+
+    Args:
+        *args, **kwargs: as for `tf.keras.Model`.
+
+    Raises:
+        JobError: The model is called outside a function decorated by `smp.step`.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not runtime.calling.get():
+            raise JobError(
+                "A smp.DistributedModel is called in a function decorated by smp.step. Received: "
+                f"a call of {self.name!r} outside one. Put the call into such a function; for "
+                "fit(), evaluate() and predict(), derive the model from tf.keras.Model."
+            )
+        if getattr(self, "_nanotf_spec", None) is None and args:
+            self._nanotf_spec = tf.nest.map_structure(_spec, args[0])
+        return super().__call__(*args, **kwargs)
+
+    def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
+        """Saves the whole model.
+
+        Args:
+            save_path: str or path-like, default "/opt/ml/model", the folder of a SavedModel. Its
+                endpoint `serve` computes without training. A path that ends in ".keras" or ".h5"
+                gets a file of Keras; in ".weights.h5", the weights alone.
+
+        Raises:
+            ModelError: No step has called the model yet, so it has no variables.
+        """
+        path = os.fspath(save_path)
+        spec = getattr(self, "_nanotf_spec", None)
+        if spec is None:
+            raise ModelError(
+                "A model is saved after a step has called it. Received: save_model() of "
+                f"{self.name!r}, which no step has called."
+            )
+        with runtime.allowed():
+            if path.endswith(".weights.h5"):
+                self.save_weights(path)
+            elif path.endswith((".keras", ".h5")):
+                self.save(path)
+            elif is_keras_3():
+                self._export(path, spec)
+            else:
+                self.save(path, save_format="tf")
+
+    def _export(self, path: str, spec: Any) -> None:
+        # `export` of Keras 3 describes the inputs by what it recorded when it built the model,
+        # which is a microbatch with a fixed number of rows.
+        archive = tf.keras.export.ExportArchive()
+        archive.track(self)
+        archive.add_endpoint("serve", lambda x: self(x, training=False), [spec])
+        archive.write_out(path, verbose=False)
+
+
+def _spec(tensor: Any) -> Any:
+    tensor = tf.convert_to_tensor(tensor)
+    return tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype)

@@ -1,0 +1,167 @@
+"""This process's configuration and place, set by `init`."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nanotf.errors import InvalidArgumentError, JobError, UnavailableError
+from nanotf.region import context
+from nanotf.smp import ranks
+from nanotf.smp.config import Config, is_int, load
+
+_config: Config | None = None
+_hooks: list[Callable[[], Any]] = []
+# Set while the code of a step, or of `save_model`, calls models.
+calling: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_calling", default=False)
+
+
+def init(config: dict[str, Any] | None = None) -> None:
+    """Begins smp in this process. Call it before any other function of smp.
+
+    A later call begins anew with another configuration; functions decorated by `smp.step` are
+    traced again.
+
+    Args:
+        config: dict, default None, which reads the environment variable `SM_HP_MP_PARAMETERS`
+            (JSON). The keys and defaults are those of SageMaker's smp; "partitions" is required.
+
+    Raises:
+        InvalidArgumentError, InvalidArgumentTypeError: The configuration breaks a rule.
+        UnavailableError: It asks for more than one partition, or the call is in a `@nano` function
+            with several workers.
+    """
+    global _config
+    found = load(config, os.environ)
+    if context.size() > 1:
+        raise UnavailableError(
+            "nanotf.smp does not run in a @nano function with several workers. Received: "
+            f"smp.init() in one with {context.size()} workers. Call it in your own process."
+        )
+    if found.partitions > 1:
+        raise UnavailableError(
+            "nanotf.smp runs a model in one partition; it cannot cut a model into several yet. "
+            f"Received: partitions={found.partitions}. Use partitions=1: microbatches reduce the "
+            "memory for activations."
+        )
+    _config = found
+    _hooks.clear()
+
+
+def current() -> Config:
+    """Returns the configuration. Raises `JobError` before `init`."""
+    if _config is None:
+        raise JobError("smp must be initialized first. Received: no call of smp.init() so far.")
+    return _config
+
+
+def place() -> ranks.Place:
+    """Returns this process's place."""
+    found = current()
+    return ranks.place(0, 1, found.partitions, found.placement_strategy)
+
+
+def rank() -> int:
+    """Returns this process's rank, 0 to `size() - 1`."""
+    return place().rank
+
+
+def size() -> int:
+    """Returns the number of processes: `mp_size() * dp_size()`."""
+    return place().size
+
+
+def local_rank() -> int:
+    """Returns this process's rank on its host."""
+    return place().rank
+
+
+def local_size() -> int:
+    """Returns the number of processes on this host."""
+    return place().size
+
+
+def mp_rank() -> int:
+    """Returns the partition that this process holds."""
+    return place().mp_rank
+
+
+def mp_size() -> int:
+    """Returns the number of partitions."""
+    return place().mp_size
+
+
+def dp_rank() -> int:
+    """Returns the copy of the model to which this process belongs; use it to choose data."""
+    return place().dp_rank
+
+
+def dp_size() -> int:
+    """Returns the number of copies of the model."""
+    return place().dp_size
+
+
+def get_mp_group() -> list[int]:
+    """Returns the ranks of the processes that hold this copy of the model."""
+    return list(place().mp_group)
+
+
+def get_dp_group() -> list[int]:
+    """Returns the ranks of the processes that hold this partition."""
+    return list(place().dp_group)
+
+
+def num_microbatches() -> int:
+    """Returns the number of microbatches of a step."""
+    return current().microbatches
+
+
+@contextlib.contextmanager
+def partition(index: int) -> Iterator[None]:
+    """Assigns the operations in this context to a partition; the innermost context wins.
+
+    Ignored with `auto_partition`, which is the default.
+
+    Args:
+        index: int, less than `partitions`.
+
+    Raises:
+        InvalidArgumentError: There is no such partition.
+    """
+    found = current()
+    if not found.auto_partition and not (is_int(index) and 0 <= index < found.partitions):
+        raise InvalidArgumentError(
+            "The index of smp.partition must be less than the number of partitions. Received: "
+            f"index={index!r}, partitions={found.partitions}."
+        )
+    yield
+
+
+def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
+    """Registers a function of no arguments that runs once, eagerly, in the first step.
+
+    It runs after the model is built and before the step computes. Returns the function, so that it
+    can be used as a decorator.
+    """
+    current()
+    _hooks.append(hook)
+    return hook
+
+
+def run_hooks() -> None:
+    """Runs and forgets the registered functions."""
+    while _hooks:
+        _hooks.pop(0)()
+
+
+@contextlib.contextmanager
+def allowed() -> Iterator[None]:
+    """Lets models be called in this context."""
+    before = calling.set(True)
+    try:
+        yield
+    finally:
+        calling.reset(before)
