@@ -8,6 +8,7 @@ keeps catching them.
 from __future__ import annotations
 
 import contextlib
+import operator
 import signal as signals
 import sys
 import types
@@ -231,3 +232,38 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise InvalidArgumentError(
             f"`{name}` must be one of {', '.join(map(repr, choices))}. Received: {name}={value!r}."
         )
+
+
+def check_integer(name: str, value: Any, remedy: str, *, least: int = 1, more: str = "") -> int:
+    """Rejects a value that is not an integer, or too small.
+
+    Args:
+        name: str, the argument's name.
+        value: the argument's value.
+        remedy: str, an imperative; an example follows it.
+        least: int, default 1, the smallest accepted value.
+        more: str, what else to say of a value of another type.
+
+    Returns:
+        The value as an int.
+
+    Raises:
+        InvalidArgumentTypeError: It is not an integer (bool and float are not).
+        InvalidArgumentError: It is below `least`.
+    """
+    try:
+        # NumPy's integers are accepted like Python's. True is an int, but never meant as one.
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise InvalidArgumentTypeError(
+            f"`{name}` must be an integer. Received: {name}={value!r} "
+            f"({type(value).__name__}). {remedy}, such as {name}=2.{more}"
+        )
+    if number < least:
+        raise InvalidArgumentError(
+            f"`{name}` must be at least {least}. Received: {name}={value!r}. {remedy}, such as "
+            f"{name}=2."
+        )
+    return number

@@ -11,10 +11,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import queue
-import reprlib
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -32,6 +30,11 @@ from nanotf.shipping.packing import Packer
 from nanotf.shipping.whole import Whole
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
+
+# Bytes by which a worker may grow after its first item. TensorFlow keeps some megabytes of every
+# model that a process has trained, whatever is deleted (keras-team/keras#17458), and a new worker
+# takes a fraction of a second.
+GROWTH_LIMIT = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,13 +91,14 @@ class Policy:
         plan: `topology.Plan`.
         max_restarts: int, how often an item whose worker died is run again.
         recycle_after: int or None, items after which a worker is replaced.
-        memory_limit: int or None, bytes above which a worker is replaced.
+        memory_limit: int, bytes above which a worker is replaced; None for no limit;
+            `topology.AUTO` for a growth above `GROWTH_LIMIT`.
     """
 
     plan: AnyPlan
     max_restarts: int
     recycle_after: int | None
-    memory_limit: int | None
+    memory_limit: int | str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,25 +107,19 @@ class Outcome:
 
     Args:
         index: int.
-        result: `Delivery` of the result; None if the item failed.
+        result: `whole.Whole`; None if the item failed.
+        block: `Block` with the arrays of the result, or None.
         error: `WorkerError` or None.
     """
 
     index: int
-    result: Delivery | None = None
+    result: Whole | None = None
+    block: Block | None = None
     error: WorkerError | None = None
 
 
 class _Stopped(Exception):
     """The user wants no more results."""
-
-
-def label_of(item: Any) -> str:
-    """Returns a short description of an item for people."""
-    try:
-        return reprlib.repr(item)
-    except Exception:  # a broken `__repr__` must not end the call
-        return f"an object of class {type(item).__qualname__}"
 
 
 def seed_of(base: int, index: int) -> int:
@@ -151,7 +149,7 @@ class ItemRun:
         self._left = len(task.items)
         self._restarts: collections.Counter[int] = collections.Counter()  # by item
         self._running: dict[int, int] = {}  # by rank, the item
-        self._results: dict[int, Delivery] = {}  # by rank, until the worker has finished
+        self._results: dict[int, Delivery] = {}  # by rank, those with arrays, until `JobDone`
         self._given: collections.Counter[int] = collections.Counter()  # by rank, of one process
         self._absent: set[int] = set()  # ranks without a worker that could take an item
         self._informed: set[int] = set()  # ranks whose worker has the function
@@ -222,13 +220,19 @@ class ItemRun:
         elif isinstance(found, Delivery):
             self._results[rank] = found
         elif isinstance(found, messages.JobDone):
-            self._end_item(rank, Outcome(self._running[rank], self._results.pop(rank)))
+            self._end_item(rank, self._succeeded(rank, found))
         elif isinstance(found, messages.JobFailed):
             index = self._running[rank]
             error = calls.failure_of(pool.workers[rank], found, f"{self._name(index)}: ", index)
             self._end_item(rank, Outcome(index, error=error))
         else:
             assert isinstance(found, Cancelled), found  # `_give_all` stops, if it is for this call
+
+    def _succeeded(self, rank: int, done: messages.JobDone) -> Outcome:
+        index, arrived = self._running[rank], self._results.pop(rank, None)
+        if arrived is None:
+            return Outcome(index, done.result)
+        return Outcome(index, arrived.message.value, arrived.block)
 
     def _end_item(self, rank: int, outcome: Outcome) -> None:
         del self._running[rank]
@@ -258,8 +262,11 @@ class ItemRun:
         if not pool.has_worked(rank):
             return False
         after, limit = self.policy.recycle_after, self.policy.memory_limit
-        worn = after is not None and self._given[rank] >= after
-        return worn or (limit is not None and pool.memory_of(rank) > limit)
+        if after is not None and self._given[rank] >= after:
+            return True
+        if isinstance(limit, str):
+            return pool.growth_of(rank) > GROWTH_LIMIT
+        return limit is not None and pool.memory_of(rank) > limit
 
     def _give(self, pool: IndependentPool, rank: int, index: int) -> None:
         item, task = self.task.items[index], None

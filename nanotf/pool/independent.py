@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.05  # between looks at a thread that starts a worker, while th
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """An event: a worker has ended. It may be reported twice."""
+    """An event: a worker has ended, and all that it has sent was reported before."""
 
     worker: Worker
 
@@ -65,6 +65,7 @@ class IndependentPool(Pool):
         self._ending = False
         self._starting: dict[int, threading.Thread] = {}  # by rank; the job's thread writes it
         self._used: set[int] = set()  # ranks whose worker has had a message; likewise
+        self._first_memory: dict[int, int] = {}  # by rank, bytes; likewise
         # One fork at a time: the zygote's channel is shared. Also guards `_ending`.
         self._forking = threading.Lock()
         super().__init__(plan, NO_TRANSPORT)
@@ -100,10 +101,7 @@ class IndependentPool(Pool):
             try:
                 rank, found = self._inbox.get(timeout=timeout)
             except queue.Empty:
-                # A fork of this process may hold a dead worker's channel open.
-                for worker in self.workers:
-                    if worker.rank not in self._starting and worker.process.poll() is not None:
-                        return worker.rank, Ended(worker)
+                self._end_channels_of_dead_workers()
                 raise
             if isinstance(found, Joined):
                 self._starting.pop(rank).join(END_SECONDS)
@@ -112,6 +110,15 @@ class IndependentPool(Pool):
                     continue  # it was replaced
                 found = Ended(found.worker)
             return rank, found
+
+    def _end_channels_of_dead_workers(self) -> None:
+        """Lets their readers come to the end, though a fork of this process may hold the channel.
+
+        A reader first reports what the worker had sent, so that no result is lost or counted twice.
+        """
+        for worker in self.workers:
+            if worker.rank not in self._starting and worker.process.poll() is not None:
+                worker.channel.shut_down()
 
     def has_worked(self, rank: int) -> bool:
         """Returns True if a worker has had an item, in this call or an earlier one."""
@@ -129,6 +136,11 @@ class IndependentPool(Pool):
             return 0  # its end is the next event
         return int(found.rss - getattr(found, "shared", 0))
 
+    def growth_of(self, rank: int) -> int:
+        """Returns by how many bytes a worker's memory has grown since the first call of this."""
+        now = self.memory_of(rank)
+        return now - self._first_memory.setdefault(rank, now)
+
     # ---------------------------------------------------------------------------- replacing
     def replace(self, rank: int) -> None:
         """Ends a worker if it runs, and starts another on its cores; `Joined` tells when.
@@ -137,6 +149,7 @@ class IndependentPool(Pool):
             rank: int, of a worker that has no item.
         """
         self._used.discard(rank)
+        self._first_memory.pop(rank, None)
         thread = threading.Thread(
             target=self._replace,
             args=(self.workers[rank],),

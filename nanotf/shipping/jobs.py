@@ -315,7 +315,10 @@ class TaskShipment:
 
 @dataclasses.dataclass(frozen=True)
 class ItemJob:
-    """One item of `nanotf.map`, for one worker. `messages.Returned` brings the result.
+    """One item of `nanotf.map`, for one worker.
+
+    `messages.Returned` brings a result with large arrays. The worker's result is `whole.Whole` for
+    any other, and None for such.
 
     Args:
         task: `TaskShipment`, or None if the worker has it from an earlier item.

@@ -46,8 +46,8 @@ class ItemSession:
             _clean()
             return
         try:
-            self._run_item(message.job, job, blocks)
-            answer: messages.Message = messages.JobDone(message.job, self.rank)
+            small = self._run_item(message.job, job, blocks)
+            answer: messages.Message = messages.JobDone(message.job, self.rank, small)
         except ChannelClosed:
             raise
         except BaseException as error:
@@ -56,7 +56,7 @@ class ItemSession:
         _clean()  # before the answer, so that the parent sees how much memory is left in use
         self.channel.send(answer)
 
-    def _run_item(self, number: int, job: jobs.ItemJob, blocks: list[Block]) -> None:
+    def _run_item(self, number: int, job: jobs.ItemJob, blocks: list[Block]) -> whole.Whole | None:
         if job.task is not None:
             shared = blocks[0] if job.task.has_block else None
             function, *values = whole.load(job.task.whole, shared, in_place=True)
@@ -67,7 +67,7 @@ class ItemSession:
         with output.relayed(self._printing(number), terminal):
             _begin(job)
             result = function(item, **arguments)
-        self._send_result(number, result)
+        return self._send_arrays(number, result)
 
     def _printing(self, number: int) -> Any:
         def send(stream: str, text: str) -> None:
@@ -75,15 +75,19 @@ class ItemSession:
 
         return send
 
-    def _send_result(self, number: int, result: Any) -> None:
+    def _send_arrays(self, number: int, result: Any) -> whole.Whole | None:
+        """Sends a result with large arrays; returns one without, which needs no shared block."""
         packer = Packer()
         found = whole.dump("The result", result, packer)
+        if not packer.nbytes:
+            return found
         block = Block(packer.nbytes)
         packer.write(block)
         assert block.fd is not None
         returned = messages.Returned(number, found, None, block.nbytes)
         self.channel.send(returned, [block.fd])
         block.close_fd()
+        return None
 
 
 def _begin(job: jobs.ItemJob) -> None:
