@@ -7,12 +7,15 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, check_choice
+from nanotf.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    check_choice,
+    check_integer,
+)
 from nanotf.machine import topology
-from nanotf.parent import calls, mapping
+from nanotf.parent import item_arguments
 from nanotf.tuning.requirement import require_optuna
 from nanotf.tuning.sampling import SeededSampler, default_sampler
 from nanotf.tuning.space import distributions
@@ -75,28 +78,27 @@ def check(
         )
     found = distributions(space)
     fit, source = _data(data, other["fit"])
-    _check_verbose(other["verbose"])
+    item_arguments.check_verbose(other["verbose"])
     _check_parameters({"build": build, "data": source}, set(found))
     return Request(
         Recipe(build, source, metric),
         found,
         fit,
         _direction(metric, other["direction"]),
-        _count("trials", trials),
-        parallel if parallel == topology.AUTO else _count("parallel", parallel, " or 'auto'"),
+        check_integer("trials", trials, "Pass how many trials the study shall have"),
+        _parallel(parallel),
         topology.check_cores_per_process(other["cores_per_process"]),
         other["cores"],
         _catch(other["catch"]),
-        calls.check_max_restarts(other["max_restarts"]),
+        item_arguments.check_max_restarts(other["max_restarts"]),
     )
 
 
-def _check_verbose(verbose: Any) -> None:
-    if isinstance(verbose, bool) or verbose not in mapping.VERBOSE:
-        raise InvalidArgumentError(
-            f"`verbose` must be one of {', '.join(map(repr, mapping.VERBOSE))}. Received: "
-            f"verbose={verbose!r}. Pass one of these."
-        )
+def _parallel(parallel: Any) -> int | str:
+    if isinstance(parallel, str):
+        check_choice("parallel", parallel, (topology.AUTO,))
+        return parallel
+    return check_integer("parallel", parallel, "Pass how many trials run at a time, or 'auto'")
 
 
 def _direction(metric: str, direction: Any) -> str:
@@ -110,16 +112,6 @@ def _direction(metric: str, direction: Any) -> str:
         )
     check_choice("direction", direction, DIRECTIONS)
     return str(direction)
-
-
-def _count(name: str, value: Any, more: str = "") -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        kind = InvalidArgumentError if isinstance(value, int) else InvalidArgumentTypeError
-        raise kind(
-            f"`{name}` must be an integer above 0{more}. Received: {name}={value!r}. Pass such a "
-            "number."
-        )
-    return int(value)
 
 
 def _catch(catch: Any) -> tuple[type[Exception], ...]:
@@ -261,10 +253,4 @@ def check_seed(seed: Any) -> int | None:
     """Checks a seed."""
     if seed is None:
         return None
-    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        kind = InvalidArgumentError if isinstance(seed, int) else InvalidArgumentTypeError
-        raise kind(
-            f"`seed` must be an integer that is not negative, or None. Received: seed={seed!r}. "
-            "Pass a number such as seed=1."
-        )
-    return int(seed)
+    return check_integer("seed", seed, "Pass a number, or None", least=0)

@@ -17,7 +17,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import say
 from nanotf.errors import WorkerError
 from nanotf.machine import topology
-from nanotf.parent import auto, mapping
+from nanotf.parent import auto_candidates, auto_trials, mapping
 from nanotf.tuning import studies
 from nanotf.tuning.arguments import Request
 from nanotf.tuning.requirement import require_optuna
@@ -80,8 +80,8 @@ def _clock() -> Any:
             counted = self.steps if self.steps <= WARM_UP else self.steps - WARM_UP
             elapsed = time.perf_counter() - self.began
             self.seconds = elapsed / counted
-            measured = self.steps > WARM_UP and elapsed > auto.MEASURED_SECONDS
-            if measured or self.steps == WARM_UP + auto.MOST_STEPS:
+            measured = self.steps > WARM_UP and elapsed > auto_trials.MEASURED_SECONDS
+            if measured or self.steps == WARM_UP + auto_trials.MOST_STEPS:
                 raise _Measured
 
     return Clock()
@@ -106,7 +106,7 @@ def choose(request: Request, study: Any, trials: int, verbose: Any) -> int:
         trials: int, the trials that are left.
         verbose: as in `search`; unless 0, a line tells the choice.
     """
-    plans = auto.candidates(request.cores_per_process, request.cores)
+    plans = auto_candidates.candidates(request.cores_per_process, request.cores)
     numbers = [n for n in plans if n <= trials]
     if len(numbers) == 1:
         return numbers[0]
@@ -137,8 +137,8 @@ def _measure(request: Request, numbers: list[int]) -> dict[str, float]:
                 function,
                 range(number),
                 number,
-                request.cores_per_process if number > 1 else None,
-                {"fit": request.fit},
+                cores_per_process=request.cores_per_process if number > 1 else None,
+                shared={"fit": request.fit},
                 cores=request.cores,
                 seed=0,
                 verbose=0,

@@ -213,9 +213,9 @@ class _Search:
             self._function(workers),
             range(first, first + count),
             workers,
-            request.cores_per_process,
-            {"fit": request.fit},
-            "return",
+            cores_per_process=request.cores_per_process,
+            shared={"fit": request.fit},
+            on_error="return",
             cores=request.cores,
             seed=self._seed,
             max_restarts=request.max_restarts,
@@ -267,10 +267,16 @@ class _Search:
         request = self._request
         seed = studies.training_seed(self._seed, trial)
         function = BestModel(request.recipe, dict(trial.params), seed)
-        items, shared = [trial.number], {"fit": request.fit}
-        return mapping.map(
-            function, items, 1, request.cores_per_process, shared, cores=request.cores, verbose=0
-        )[0]
+        [model] = mapping.map(
+            function,
+            [trial.number],
+            1,
+            cores_per_process=request.cores_per_process,
+            shared={"fit": request.fit},
+            cores=request.cores,
+            verbose=0,
+        )
+        return model
 
 
 def _pickled(opened: dict[str, Any]) -> bytes:
