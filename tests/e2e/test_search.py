@@ -89,7 +89,7 @@ def test_a_study_survives_dead_workers_and_continues(tmp_path: pathlib.Path) -> 
 
 def test_exceptions_of_trials() -> None:
     def fails(units: int) -> Any:
-        if units < 5:
+        if units < 6:
             raise ZeroDivisionError(f"{units} units")
         return build(units)
 
@@ -101,7 +101,7 @@ def test_exceptions_of_trials() -> None:
     with pytest.raises(ZeroDivisionError, match="units"):
         call()
     result = call(catch=ZeroDivisionError)
-    errors = {row["error"] for row in result.table if row["params"]["units"] < 5}
+    errors = {row["error"] for row in result.table if row["params"]["units"] < 6}
     assert errors == {
         f"ZeroDivisionError: {row['params']['units']} units"
         for row in result.table
