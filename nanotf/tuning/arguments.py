@@ -66,7 +66,8 @@ def check(
     Raises:
         NanoError: One of them cannot be used.
     """
-    if not callable(build):
+    # A model can be called, too.
+    if not callable(build) or isinstance(build, require_tensorflow().keras.Model):
         raise InvalidArgumentTypeError(
             "`build` must be a function that returns a compiled Keras model. Received: an object "
             f"of class {type(build).__qualname__}. Pass the function itself, without parentheses."

@@ -1,8 +1,8 @@
 """The study of a search: where it is stored, which trials have ended, and those that died.
 
 A worker notes its process in each trial that it begins. So any process of the same host can tell a
-trial that runs from one whose worker, or whose whole program, was killed. It marks the latter
-failed and enqueues its parameters again.
+trial that runs from one whose worker, or whose whole program, was killed. It marks a killed
+worker's trial failed and enqueues its parameters again.
 """
 
 from __future__ import annotations

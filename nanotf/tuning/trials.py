@@ -1,4 +1,4 @@
-"""What a worker does in a search: it takes a trial, trains the model and reports its epochs.
+"""Runs the trials of a search in a worker: trains their models and reports their epochs.
 
 A trial is Optuna's own: `Study.optimize` with one trial, on a study in a storage that all workers
 open. So samplers, pruners, enqueued trials and the log are those of Optuna's parallel studies.
@@ -23,7 +23,7 @@ from nanotf.tuning.space import suggest
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a model is made and trained from parameters.
+    """Makes a model from parameters and trains it.
 
     Args:
         build: callable, returns a compiled model.

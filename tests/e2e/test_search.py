@@ -73,7 +73,7 @@ def test_a_study_survives_dead_workers_and_continues(tmp_path: pathlib.Path) -> 
     assert retry.params == lost.params
     # The best model is the trained one.
     scale = first.best_params["scale"]
-    history = first.best_model.fit(X, Y, epochs=1, verbose=0).history  # goes on training
+    history = first.best_model.fit(X, Y, epochs=1, verbose=0).history  # continues
     assert history["loss"][0] < first.best_value
     assert first.best_model.layers[0].units == first.best_params["units"]
     assert scale == 1e-3
