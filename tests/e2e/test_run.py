@@ -210,7 +210,6 @@ def _assert_told(done: subprocess.CompletedProcess[str], expected: list[str]) ->
     assert "".join(told).count("Traceback") == "".join(expected).count("Traceback")
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_runs_as_by_python(tmp_path: pathlib.Path, name: str) -> None:
     module, source = MODULES[name]
