@@ -76,7 +76,7 @@ except ImportError as error:
     print(f"No plot: {error}. pip install 'nanotf[plot]'")
 else:
     plot_optimization_history(result.study)
-    pyplot.savefig("search.png")
+    pyplot.savefig("search.png", bbox_inches="tight")
     print(f"The study's history is drawn in {pathlib.Path('search.png').resolve()}")
 
 _, accuracy = result.best_model.evaluate(x_test, y_test, verbose=0)

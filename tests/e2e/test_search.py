@@ -12,6 +12,7 @@ import numpy as np
 import optuna
 import pytest
 import tensorflow as tf
+from processes import run_script
 
 import nanotf
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
@@ -133,6 +134,46 @@ def test_the_number_of_workers_changes_no_trial() -> None:
         )
     other = call(2, sampler=optuna.samplers.RandomSampler())
     assert len({row["params"]["units"] for row in other.table}) > 1
+
+
+KILLED = """
+import os, pathlib, signal
+import nanotf
+import numpy as np
+
+PROGRAM = os.getpid()
+
+
+def build(units):
+    import tensorflow as tf
+
+    began = pathlib.Path(f"began-{os.getpid()}-{units}")
+    if not pathlib.Path("again").exists() and len(list(pathlib.Path(".").glob("began-*"))) >= 3:
+        os.kill(PROGRAM, signal.SIGKILL)
+    began.touch()
+    model = tf.keras.Sequential([tf.keras.layers.Dense(units), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+x = np.ones((32, 4), "float32")
+result = nanotf.search(
+    build, {"units": (2, 64)}, (x, x[:, :1]), "loss", 5, 2,
+    storage="sqlite:///study.db", study_name="a", verbose=0,
+)
+print(" ".join(row["state"] for row in result.table))
+"""
+
+
+@pytest.mark.thorough
+def test_the_program_is_killed(tmp_path: pathlib.Path) -> None:
+    """The same script then completes the study; trials that ran are tried again."""
+    killed = run_script(tmp_path, KILLED, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    (tmp_path / "again").touch()
+    states = run_script(tmp_path, KILLED).stdout.split()
+    assert states.count("complete") == 5
+    assert set(states) == {"complete", "fail"}
 
 
 @pytest.mark.parametrize(
