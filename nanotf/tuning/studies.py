@@ -35,6 +35,23 @@ SQLITE_SECONDS = 60.0  # a worker waits that long while others write
 
 
 @contextlib.contextmanager
+def log_level(verbose: Any) -> Iterator[None]:
+    """Hides Optuna's line for each trial meanwhile, unless it was asked for.
+
+    Args:
+        verbose: as in `search`.
+    """
+    logging = require_optuna().logging
+    level = logging.get_verbosity()
+    try:
+        if verbose != 2:
+            logging.set_verbosity(max(level, logging.WARNING))
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextlib.contextmanager
 def storage_for(given: Any) -> Iterator[Any]:
     """Opens a storage that worker processes can open, too.
 
