@@ -88,6 +88,8 @@ def _separate(result: Mapping[str, Any]) -> list[str]:
         )
     if result.get("records"):
         parts.append("Pipe mode, one core\n" + records(result["records"]))
+    if result.get("items"):
+        parts.append("Small models, all of a call\n" + items(result["items"]))
     if result.get("memory"):
         found = result["memory"]
         parts.append(
@@ -271,6 +273,23 @@ def records(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{r['bytes']:,}",
                 *(number(r["megabytes"], 1), number(r["records"], 0)),
                 number(r["per_processor"], 1),
+            ]
+            for r in rows
+        ],
+    )
+
+
+def items(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of ways to train many small models."""
+    loop = next(r["warm"] for r in rows if r["name"] == "loop")
+    header = ["", "cold, s", "warm, s", "loop / warm", "others"]
+    return table(
+        header,
+        [
+            [
+                r["name"],
+                *(number(r["cold"]), number(r["warm"]), f"{loop / r['warm']:.2f}"),
+                f"{r['others']:.0%}",
             ]
             for r in rows
         ],

@@ -31,9 +31,8 @@ from nanotf.shipping.whole import Whole
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 
-# Bytes by which a worker may grow after its first item. TensorFlow keeps some megabytes of every
-# model that a process has trained, whatever is deleted (keras-team/keras#17458), and a new worker
-# takes a fraction of a second.
+# Bytes by which a worker may grow after its first item: what libraries and the user's code keep
+# from item to item. To replace the worker takes a fraction of a second.
 GROWTH_LIMIT = 256 << 20
 
 

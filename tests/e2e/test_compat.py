@@ -24,6 +24,7 @@ from nanotf.compat import (
     autograph,
     build_facts,
     containers,
+    custom_gradients,
     distribute,
     eager_context,
     functions,
@@ -757,7 +758,7 @@ def test_compiled_parts_can_be_moved() -> None:
     assert found == pytest.approx(expected)
 
 
-REPLACED = [row for row in overrides.TABLE if row.applies()]
+REPLACED = [row for row in (*overrides.TABLE, *custom_gradients.TABLE) if row.applies()]
 
 
 @pytest.mark.every_case
@@ -811,6 +812,13 @@ def test_workers_have_replaced_them() -> None:
         return [row.target for row in overrides.TABLE if row.applies() and not row.is_installed()]
 
     assert missing(tf.data.Dataset.range(2).batch(2), tf.Variable(0.0)) == []
+
+
+def test_registry_of_gradients() -> None:
+    ops = importlib.import_module("tensorflow.python.framework.ops")
+    assert ops.gradient_registry.lookup("MatMul") is not None
+    assert "MatMul" in ops.gradient_registry._registry
+    assert ops.RegisterGradient("A")._op_type == "A"
 
 
 def test_functions_are_sent_with_the_features_of_their_module() -> None:

@@ -22,6 +22,7 @@ JOB = "script_mode"  # `nanotf train` runs it
 DEMO = "digits"  # `make demo`
 MICROBATCHES = "model_parallel"  # in one process
 SEARCH = "search"  # needs Optuna
+FOLDS = "k_fold"  # items of `nanotf.map`
 IMPORTED = "images"  # by the others
 TRANSFORMERS = "transformers_tiny"  # Keras 2, and a library that need not be here
 
@@ -78,6 +79,11 @@ def test_search(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.thorough
+def test_folds(tmp_path: pathlib.Path) -> None:
+    assert _accuracy(_run(tmp_path, EXAMPLES / f"{FOLDS}.py", "--folds", "3")) > 0.9
+
+
+@pytest.mark.thorough
 def test_script_mode(tmp_path: pathlib.Path) -> None:
     """A job with workers, data of a channel and a hyperparameter."""
     path = EXAMPLES / f"{JOB}.py"
@@ -104,4 +110,5 @@ def test_transformers(tmp_path: pathlib.Path) -> None:
 
 def test_every_example_is_run() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert found == {*SCRIPTS, UNCHANGED, JOB, DEMO, MICROBATCHES, SEARCH, IMPORTED, TRANSFORMERS}
+    other = {UNCHANGED, JOB, DEMO, MICROBATCHES, FOLDS, SEARCH, IMPORTED, TRANSFORMERS}
+    assert found == {*SCRIPTS, *other}
