@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -95,6 +96,7 @@ def main() -> None:
             started = time.monotonic()
             way()
             seconds[name].append(time.monotonic() - started)
+            print(f"{name}: {seconds[name][-1]:.1f} s", file=sys.stderr, flush=True)
     print(f"{options.trials} trials; s, first run and median of {options.rounds} later ones")
     for name, (cold, *warm) in seconds.items():
         print(f"{name:<32} {cold:8.1f} {float(np.median(warm)):8.1f}")
