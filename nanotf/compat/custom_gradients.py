@@ -35,12 +35,12 @@ def _generate_name(stock: Callable[[], str], _: Any) -> Callable[[], str]:
 
 
 def _call(stock: Callable[[Any, Any], Any], _: Any) -> Callable[[Any, Any], Any]:
-    def __call__(self: Any, gradient: Any) -> Any:
+    def __call__(self: Any, f: Any) -> Any:
         if self._op_type not in _names:
-            return stock(self, gradient)  # a gradient of the user's, for any graph
+            return stock(self, f)  # a gradient of the user's, for any graph
         _names.discard(self._op_type)
-        _register(self._op_type, gradient)
-        return gradient
+        _register(self._op_type, f)
+        return f
 
     return __call__
 
