@@ -74,6 +74,7 @@ class WorkerError(NanoError, RuntimeError):
         log_tail: str, the last lines of the worker's log.
         what: str, the event without its consequences; if empty, `message` is used.
         index: int or None, the item of `nanotf.map` that failed.
+        partition: int or None, the part of a model that it held (`nanotf.smp`).
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class WorkerError(NanoError, RuntimeError):
         log_tail: str = "",
         what: str = "",
         index: int | None = None,
+        partition: int | None = None,
     ) -> None:
         Exception.__init__(self, message)  # not that of a class mixed in by `catchable_as`
         self.message = message
@@ -100,6 +102,7 @@ class WorkerError(NanoError, RuntimeError):
         self.log_tail = log_tail
         self.what = what or message
         self.index = index
+        self.partition = partition
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # Exception's own __reduce__ would keep only the message.
@@ -117,6 +120,7 @@ class WorkerError(NanoError, RuntimeError):
             self.log_tail,
             self.what,
             self.index,
+            self.partition,
         )
 
     def __str__(self) -> str:

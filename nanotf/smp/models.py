@@ -33,6 +33,7 @@ class DistributedModel(tf.keras.Model):  # type: ignore[misc]
             )
         if getattr(self, "_nanotf_spec", None) is None and args:
             self._nanotf_spec = tf.nest.map_structure(_spec, args[0])
+        runtime.called.setdefault(self)
         return super().__call__(*args, **kwargs)
 
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
