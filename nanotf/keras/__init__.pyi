@@ -105,6 +105,7 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         max_restarts: int = 0,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
         tune: Sequence[Literal["jit_compile", "bf16"]] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
     ) -> _History: ...
     def evaluate(
         self,

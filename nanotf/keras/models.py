@@ -65,6 +65,7 @@ class Accelerated:
         max_restarts: int = 0,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
         tune: Sequence[Literal["jit_compile", "bf16"]] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Trains the model, on several core-pinned processes if asked.
@@ -96,6 +97,10 @@ class Accelerated:
             tune: sequence of str or None, default None, settings that "auto" also measures, and
                 uses for this call if they are faster. "jit_compile" tries the other value than
                 the model's. "bf16" makes layers compute in bfloat16, which changes the numbers.
+            read_processes: int, "auto" or None, default None, with or without `num_processes`. None
+                reads a `PyDataset` or `Sequence` in this process. K > 0 calls its `__getitem__` in
+                K processes, ahead of its use, with the same order of batches. "auto" starts with
+                one, and adds others while training waits for data.
             **kwargs: as in Keras's `fit`.
 
         Returns:
@@ -115,11 +120,12 @@ class Accelerated:
                 that ended, or that made no progress for longer than the timeout.
         """
         # The parent's side, not needed in a worker.
-        from nanotf.parent import auto_settings, calls, one_process, training
+        from nanotf.parent import auto_settings, calls, one_process, readers, training
         from nanotf.pool import backends
 
         keras_fit = super().fit  # type: ignore[misc]
         calls.check_max_restarts(max_restarts)
+        reads = readers.check(read_processes)
         wanted = defaults.num_processes(num_processes)
         settings = defaults.tune(tune, wanted)
         hint = 'num_processes="auto" measures whether they would be faster.'
@@ -130,19 +136,27 @@ class Accelerated:
             hint = 'num_processes="auto" has chosen one process.'
             wanted, settings = self._fastest(_given(keras_fit, args, kwargs), settings, *place)
         with_workers = calls.needs_workers(wanted, transport, sharding, backend)
-        with auto_settings.applied(self, settings):
-            if not with_workers:
+        given, size = _given(keras_fit, args, kwargs), int(wanted or 1)
+        if given is None and (with_workers or reads is not None):
+            return keras_fit(*args, **kwargs)  # raises Keras's own error
+        beside = readers.Workers(size, cores_per_process, cores, backend)
+        with (
+            auto_settings.applied(self, settings),
+            readers.attached(reads, self, given or {}, beside, max_restarts, True) as read,
+        ):
+            if with_workers:
+                rest = (sharding, max_restarts, cores, backend, read.cores)
+                history = training.fit(self, read.given, size, transport, cores_per_process, *rest)
+            else:
+                call = (args, kwargs) if reads is None else ((), read.given)
                 try:
-                    history = one_process.fit(keras_fit, args, kwargs, hint)
+                    history = one_process.fit(keras_fit, *call, hint)
                 finally:
                     iterators.let_go(self.train_function, self.test_function)
-            elif (given := _given(keras_fit, args, kwargs)) is None:
-                history = keras_fit(*args, **kwargs)  # raises Keras's own error
-            else:
-                size, rest = int(wanted or 1), (sharding, max_restarts, cores, backend)
-                history = training.fit(self, given, size, transport, cores_per_process, *rest)
-        if settings:
-            history.nanotf = dataclasses.replace(history.nanotf, tuned=settings)
+        if settings or reads is not None:
+            history.nanotf = dataclasses.replace(
+                history.nanotf, tuned=settings, read_processes=read.number
+            )
         return history
 
     def _fastest(

@@ -130,6 +130,11 @@ def check_cores_per_process(value: Any) -> int | None:
     return _positive_integer("cores_per_process", value, "Pass the cores of each worker")
 
 
+def usable_count() -> int:
+    """Returns the number of cores of this machine that workers may use; see `plan`."""
+    return len(describe_machine().usable_cores()[: shell_state.cores_cap(os.environ)])
+
+
 def plan(
     num_processes: int,
     cores_per_process: int | None = None,

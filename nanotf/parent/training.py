@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ def fit(
     max_restarts: int = 0,
     cores: Sequence[int] | None = None,
     backend: str | None = None,
+    avoid: Collection[int] = (),
 ) -> Any:
     """Trains a model on `num_processes` workers.
 
@@ -55,6 +56,7 @@ def fit(
             workers, after a worker died or got stuck.
         cores: sequence of int or None, the logical CPUs to share out between the workers.
         backend: str or None for the default, one of `backends.BACKENDS`.
+        avoid: collection of int, the logical CPUs of this process's readers.
 
     Returns:
         The `keras.callbacks.History` of the user's model.
@@ -64,7 +66,7 @@ def fit(
         ShippingError: An argument cannot be used. No process was started.
         WorkerError: A worker raised or died.
     """
-    plan = calls.plan_for("fit", num_processes, cores_per_process, cores, backend)
+    plan = calls.plan_for("fit", num_processes, cores_per_process, cores, backend, avoid)
     _check_steps_per_execution(model, check_transport(transport))
     call = _FitCall(
         model, FitArguments.of(given), num_processes, check_sharding(sharding), max_restarts
