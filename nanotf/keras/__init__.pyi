@@ -126,6 +126,7 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
     ) -> Any: ...
     def predict(
         self,
@@ -143,6 +144,7 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
     ) -> Any: ...
 
 class Sequential(Model, keras.Sequential):  # type: ignore[misc]

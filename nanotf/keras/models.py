@@ -136,23 +136,22 @@ class Accelerated:
             hint = 'num_processes="auto" has chosen one process.'
             wanted, settings = self._fastest(_given(keras_fit, args, kwargs), settings, *place)
         with_workers = calls.needs_workers(wanted, transport, sharding, backend)
-        given, size = _given(keras_fit, args, kwargs), int(wanted or 1)
-        if given is None and (with_workers or reads is not None):
-            return keras_fit(*args, **kwargs)  # raises Keras's own error
-        beside = readers.Workers(size, cores_per_process, cores, backend)
+        beside = readers.Workers(int(wanted or 1), cores_per_process, cores, backend)
+        call = readers.Call(keras_fit, args, kwargs, _given(keras_fit, args, kwargs))
         with (
             auto_settings.applied(self, settings),
-            readers.attached(reads, self, given or {}, beside, max_restarts, True) as read,
+            readers.attached(reads, self, call, beside, max_restarts) as read,
         ):
-            if with_workers:
-                rest = (sharding, max_restarts, cores, backend, read.cores)
-                history = training.fit(self, read.given, size, transport, cores_per_process, *rest)
-            else:
-                call = (args, kwargs) if reads is None else ((), read.given)
+            if not with_workers:
                 try:
-                    history = one_process.fit(keras_fit, *call, hint)
+                    history = one_process.fit(keras_fit, read.args, read.kwargs, hint)
                 finally:
                     iterators.let_go(self.train_function, self.test_function)
+            elif read.given is None:
+                history = keras_fit(*args, **kwargs)  # raises Keras's own error
+            else:
+                size, rest = beside.number, (sharding, max_restarts, cores, backend, read.cores)
+                history = training.fit(self, read.given, size, transport, cores_per_process, *rest)
         if settings or reads is not None:
             history.nanotf = dataclasses.replace(
                 history.nanotf, tuned=settings, read_processes=read.number
@@ -178,13 +177,15 @@ class Accelerated:
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes loss and metrics, on several core-pinned processes if asked.
 
         Args:
             *args: as in Keras's `evaluate`.
-            num_processes, transport, cores_per_process, cores, backend: as in `fit`.
+            num_processes, transport, cores_per_process, cores, backend, read_processes: as in
+                `fit`.
             **kwargs: as in Keras's `evaluate`.
 
         Returns:
@@ -193,22 +194,23 @@ class Accelerated:
         Raises:
             nanotf.errors.NanoError: As in `fit`.
         """
-        from nanotf.parent import calls, inference
+        from nanotf.parent import calls, inference, readers
 
         keras_evaluate = super().evaluate  # type: ignore[misc]
-        if not calls.needs_workers(num_processes, transport, None, backend):
+        reads = readers.check(read_processes)
+        with_workers = calls.needs_workers(num_processes, transport, None, backend)
+        beside = readers.Workers(num_processes or 1, cores_per_process, cores, backend)
+        call = readers.Call(keras_evaluate, args, kwargs, _given(keras_evaluate, args, kwargs))
+        with readers.attached(reads, self, call, beside) as read:
+            if with_workers and read.given is not None:
+                place = (beside.number, transport, cores_per_process, cores, backend)
+                return inference.evaluate(self, read.given, *place, read.cores)
             try:
-                return keras_evaluate(*args, **kwargs)
+                return keras_evaluate(*read.args, **read.kwargs)  # or raises Keras's own error
             finally:
                 # Inside `fit`, Keras may use the iterator again in the next epoch.
                 if "_use_cached_eval_dataset" not in kwargs:
                     iterators.let_go(self.test_function)
-        given = _given(keras_evaluate, args, kwargs)
-        if given is None:
-            return keras_evaluate(*args, **kwargs)  # raises Keras's own error
-        return inference.evaluate(
-            self, given, num_processes or 1, transport, cores_per_process, cores, backend
-        )
 
     def predict(
         self,
@@ -218,13 +220,15 @@ class Accelerated:
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes the model's outputs, on several core-pinned processes if asked.
 
         Args:
             *args: as in Keras's `predict`.
-            num_processes, transport, cores_per_process, cores, backend: as in `fit`.
+            num_processes, transport, cores_per_process, cores, backend, read_processes: as in
+                `fit`.
             **kwargs: as in Keras's `predict`.
 
         Returns:
@@ -233,17 +237,18 @@ class Accelerated:
         Raises:
             nanotf.errors.NanoError: As in `fit`.
         """
-        from nanotf.parent import calls, inference
+        from nanotf.parent import calls, inference, readers
 
         keras_predict = super().predict  # type: ignore[misc]
-        if not calls.needs_workers(num_processes, transport, None, backend):
-            return keras_predict(*args, **kwargs)
-        given = _given(keras_predict, args, kwargs)
-        if given is None:
-            return keras_predict(*args, **kwargs)  # raises Keras's own error
-        return inference.predict(
-            self, given, num_processes or 1, transport, cores_per_process, cores, backend
-        )
+        reads = readers.check(read_processes)
+        with_workers = calls.needs_workers(num_processes, transport, None, backend)
+        beside = readers.Workers(num_processes or 1, cores_per_process, cores, backend)
+        call = readers.Call(keras_predict, args, kwargs, _given(keras_predict, args, kwargs))
+        with readers.attached(reads, self, call, beside) as read:
+            if with_workers and read.given is not None:
+                place = (beside.number, transport, cores_per_process, cores, backend)
+                return inference.predict(self, read.given, *place, read.cores)
+            return keras_predict(*read.args, **read.kwargs)  # or raises Keras's own error
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes Keras's function, but no epoch waits for the end of its iterator."""

@@ -86,6 +86,13 @@ class Source:
         number = getattr(self.dataset, "num_batches", None)  # Keras 3
         return number if hasattr(type(self.dataset), "num_batches") else len(self.dataset)
 
+    def close(self) -> None:
+        """Frees the memory; called when the readers have ended."""
+        with self._lock:
+            self._window.clear()
+            self._snapshot = None
+            self._may_differ = False
+
     # ------------------------------------------------------------------------------- hooks
     def epoch_began(self) -> None:
         """Calls the dataset's hook."""

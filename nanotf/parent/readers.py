@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import inspect
 import operator
 import threading
 import types
@@ -18,7 +19,7 @@ from nanotf.machine import neighbours, topology
 from nanotf.machine.reading import ReaderPlan
 from nanotf.parent import calls, read_ahead
 from nanotf.pool import backends, warm
-from nanotf.pool.readers import ReaderPool
+from nanotf.pool.readers import ReaderPool, ended
 
 AUTO = "auto"
 # "auto" adds a reader when somebody has waited for this share of the time, over this many batches.
@@ -73,42 +74,52 @@ def check(value: Any) -> int | str | None:
     return number
 
 
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call of one of Keras's methods.
+
+    Args:
+        method: the bound method.
+        args, kwargs: its arguments.
+        given: dict of str to object, its arguments by name; None if the method rejects them.
+    """
+
+    method: Any
+    args: Any
+    kwargs: Any
+    given: dict[str, Any] | None
+
+
 @contextlib.contextmanager
 def attached(
-    wanted: int | str | None,
-    model: Any,
-    given: Mapping[str, Any],
-    workers: Workers,
-    max_restarts: int = 0,
-    shuffles: bool = False,
+    wanted: int | str | None, model: Any, call: Call, workers: Workers, max_restarts: int = 0
 ) -> Iterator[Readers]:
     """Gives a call's datasets to readers, which run until the end of this context.
 
     Args:
         wanted: int, "auto" or None for no readers, the checked `read_processes`.
         model: the user's model.
-        given: mapping of str to object, the arguments of Keras's method.
+        call: `Call`.
         workers: `Workers`.
         max_restarts: int, how many readers that end are replaced.
-        shuffles: bool, whether the method shuffles by default, as `fit` does.
 
     Yields:
-        `Readers`, whose `given` replaces the arguments.
+        `Readers`, with the arguments to use instead of the call's.
 
     Raises:
         InvalidArgumentError: There is nothing that readers can read.
     """
-    if wanted is None:
-        yield Readers({}, given, workers)
+    if wanted is None or call.given is None:
+        yield Readers(call)
         return
-    found = _datasets(given)
+    found = _datasets(call.given)
     kind = type(next(iter(found.values())))
     number = most = int(wanted) if wanted != AUTO else 0
     if wanted == AUTO:
         most = max(1, topology.usable_count() - workers.number)  # as many as there are cores
         number = min(most, _arrived.get(kind, 1))
-    settings = Settings(number, most, max_restarts, _seed(model), shuffles)
-    readers = Readers(found, _without_keras_readers(found, given), workers, settings)
+    readers = Readers(call)
+    readers.prepare(found, workers, Settings(number, most, max_restarts, _seed(model)))
     with warm.keeping_zygote():
         try:
             yield readers
@@ -192,68 +203,71 @@ class Settings:
         most: int, the number up to which readers are added.
         max_restarts: int, how many readers that end are replaced.
         seed: int, for random numbers in `__getitem__`.
-        shuffles: bool, whether the method shuffles by default.
     """
 
     number: int = 0
     most: int = 0
     max_restarts: int = 0
     seed: int = 0
-    shuffles: bool = False
 
 
 class Readers:
     """The readers of one call. They start when the first batch is needed.
 
     Args:
-        found: dict of str to the user's datasets, by argument.
-        given: mapping of str to object, the arguments of Keras's method.
-        workers: `Workers`.
-        settings: `Settings`.
+        call: `Call`.
 
     Attributes:
-        given: dict of str to object, the arguments with the datasets that readers read.
+        args, kwargs: the arguments, with the datasets that readers read.
+        given: dict of str to object, the same by name; None if the method rejects them.
         cores: tuple of int, the logical CPUs that workers leave free.
         number: int, of readers at present.
     """
 
-    cores: tuple[int, ...] = ()
-
-    def __init__(
-        self,
-        found: Mapping[str, Any],
-        given: Mapping[str, Any],
-        workers: Workers,
-        settings: Settings = Settings(),
-    ) -> None:
-        self.number, self._settings = settings.number, settings
+    def __init__(self, call: Call) -> None:
+        self._method = call.method
+        self.args, self.kwargs, self.given = call.args, call.kwargs, call.given
+        self.cores: tuple[int, ...] = ()
+        self.number = 0
+        self._settings = Settings()
         self._pool: ReaderPool | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.Lock()  # guards the next two
+        self._has_ended = False
         self._sources: list[read_ahead.Source] = []
-        self.given = dict(given)
         self._recent: collections.deque[tuple[float, float]] = collections.deque(maxlen=LOOKED_AT)
-        if not found:
-            return
+
+    def prepare(self, found: Mapping[str, Any], workers: Workers, settings: Settings) -> None:
+        """Replaces datasets in the arguments, and plans where their readers run.
+
+        Args:
+            found: mapping of str to the user's datasets, by argument.
+            workers: `Workers`.
+            settings: `Settings`.
+        """
+        self.number, self._settings = settings.number, settings
         self._plan = _plan(self.number, workers)
         self.cores = self._plan.cores()
-        if workers.number > 1 and not self.cores:
+        if workers.number > 1 and not self._plan.own:
             logger.warning(
                 "%d readers have no cores of their own beside %d workers: they share the "
                 "workers' cores. Pass fewer of either.",
                 self.number,
                 workers.number,
             )
-        for name, dataset in found.items():
-            self._replace(name, dataset)
+        given = _without_keras_readers(found, self.given or {})
+        for number, (name, dataset) in enumerate(found.items()):
+            shuffles = name == "x" and self._shuffles(given)
+            if shuffles:
+                given["shuffle"] = False  # the source draws the order
+            read = (number, settings.seed, shuffles, self._started, self._note)
+            self._sources.append(read_ahead.Source(dataset, *read))
+            given[name] = read_ahead.read_ahead(self._sources[-1])
+        self.args, self.kwargs, self.given = (), given, given
 
-    def _replace(self, name: str, dataset: Any) -> None:
-        shuffles = name == "x" and bool(self.given.get("shuffle", self._settings.shuffles))
-        if shuffles:
-            self.given["shuffle"] = False  # the order is drawn by the source
-        number, seed = len(self._sources), self._settings.seed
-        source = read_ahead.Source(dataset, number, seed, shuffles, self._started, self._note)
-        self._sources.append(source)
-        self.given[name] = read_ahead.read_ahead(source)
+    def _shuffles(self, given: Mapping[str, Any]) -> bool:
+        """Returns True if Keras's method would shuffle the batches."""
+        parameter = inspect.signature(self._method).parameters.get("shuffle")
+        return parameter is not None and bool(given.get("shuffle", parameter.default))
 
     @property
     def failure(self) -> BaseException | None:
@@ -262,6 +276,8 @@ class Readers:
 
     def _started(self) -> ReaderPool:
         with self._starting:
+            if self._has_ended:
+                raise ended()
             if self._pool is None:
                 self._pool = ReaderPool(self._plan.placements, self._settings.max_restarts)
             return self._pool
@@ -283,5 +299,10 @@ class Readers:
 
     def close(self) -> None:
         """Ends the readers."""
-        if self._pool is not None:
-            self._pool.close()
+        with self._starting:
+            self._has_ended = True
+            pool = self._pool
+        if pool is not None:
+            pool.close()
+        for source in self._sources:
+            source.close()

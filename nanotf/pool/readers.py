@@ -174,7 +174,7 @@ class ReaderPool:
             if self._failure is not None:
                 task.future.set_exception(self._failure)
             elif self._closed:
-                task.future.set_exception(_ended())
+                task.future.set_exception(ended())
             else:
                 self._pending.append(task)
                 self._hand_out()
@@ -310,26 +310,24 @@ class ReaderPool:
             seat.vacate()
             tasks = list(seat.running)
             seat.running.clear()
+            self._pending.extendleft(reversed(tasks))
             if self._closed:
-                self._pending.extendleft(reversed(tasks))
                 return
+            self._hand_out()
             self._restarts += 1
             restarts = self._restarts
         doing = f"it read batch {tasks[0].read.index}" if tasks else "it waited"
         died = self._died(process, doing)
         if restarts > self._max_restarts:
-            with self._lock:
-                self._pending.extendleft(reversed(tasks))
             raise died
         logger.warning(
-            "%s Its batches are read again by a new one: restart %d of %d.",
+            "%s Its batches are read again: restart %d of %d.",
             died.what,
             restarts,
             self._max_restarts,
         )
         with self._lock:
             seat.process = None
-            self._pending.extendleft(reversed(tasks))
         process.close()
 
     def _died(self, process: ReaderProcess, doing: str) -> ReaderDied:
@@ -376,10 +374,11 @@ class ReaderPool:
             seat.thread.join(END_SECONDS)
             if seat.process is not None:
                 seat.process.close()
+            seat.vacate()  # TensorFlow keeps what it has read from for a while
         for zygote in self._zygotes:
             zygote.close()
         for task in [*self._pending, *itertools.chain(*(seat.running for seat in seats))]:
-            _finish(task, _ended())
+            _finish(task, ended())
         self._published.clear()
 
 
@@ -391,7 +390,8 @@ def _finish(task: _Task, result: Batch | BaseException) -> None:
             task.future.set_result(result)
 
 
-def _ended() -> NanoError:
+def ended() -> NanoError:
+    """Returns the error for a read after a call."""
     return NanoError(
         "A dataset is read by reader processes only during its call. Received: a read after the "
         "call has ended. Read the dataset itself instead."
