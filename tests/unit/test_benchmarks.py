@@ -126,7 +126,10 @@ def test_a_peer_is_one_more_contestant() -> None:
         (["--models", "mlp,vgg"], r"--models: unknown: vgg. Choose from mlp, mlp128, cnn"),
         (["--models", ","], "no name given"),
         (["--contestants", "horovod"], "Choose from plain, ideal, shm, auto, grpc, stock"),
-        (["--parts", "all"], "Choose from models, start-up, collectives, hosts, records, memory"),
+        (
+            ["--parts", "all"],
+            "Choose from models, start-up, collectives, hosts, records, readers, memory",
+        ),
         (["--rounds", "0"], "--rounds: must be a whole number of at least 1. Received: '0'"),
         (["--num-processes", "1"], "at least 2. Received: '1'"),
         (["--num-processes", "4", "--batch-size", "2"], "so that every process has a row"),
