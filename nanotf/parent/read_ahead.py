@@ -87,8 +87,9 @@ class Source:
         return number if hasattr(type(self.dataset), "num_batches") else len(self.dataset)
 
     def close(self) -> None:
-        """Frees the memory; called when the readers have ended."""
+        """Frees the memory; called when the readers have ended. TensorFlow keeps this object."""
         with self._lock:
+            self.failure = None  # its traceback holds what has read the data
             self._window.clear()
             self._snapshot = None
             self._may_differ = False

@@ -171,10 +171,10 @@ class ReaderPool:
         """Requests a batch of a published dataset; returns its future."""
         with self._lock:
             task = _Task(reading.Read(next(self._counter), dataset, index, moment))
-            if self._failure is not None:
-                task.future.set_exception(self._failure)
-            elif self._closed:
+            if self._closed:
                 task.future.set_exception(ended())
+            elif self._failure is not None:
+                task.future.set_exception(self._failure)
             else:
                 self._pending.append(task)
                 self._hand_out()
@@ -380,6 +380,7 @@ class ReaderPool:
         for task in [*self._pending, *itertools.chain(*(seat.running for seat in seats))]:
             _finish(task, ended())
         self._published.clear()
+        self._failure = None
 
 
 def _finish(task: _Task, result: Batch | BaseException) -> None:
