@@ -27,7 +27,7 @@ import pytest
 from waiting import wait_until
 
 # Folders of tests with real workers, and how many cases of a test count as one of `--cases`.
-_REAL = {"e2e": 1, "programs": 8}
+_REAL = {"e2e": 1, "programs": 5}
 # The pool's own threads live from one test to the next, like the pool. `Timer` is its idle timer.
 _POOL_THREADS = ("nanotf-", "Thread-")
 
@@ -36,7 +36,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Set by libraries on import, which may happen inside any test.
-_LIBRARY_VARIABLES = ("KMP_", "TF2_BEHAVIOR", "TF_", "PYTEST_", "CUDA_MODULE_LOADING", "TPU_")
+_LIBRARY_VARIABLES = (
+    *("KMP_", "TF2_BEHAVIOR", "TF_", "PYTEST_", "CUDA_MODULE_LOADING", "TPU_"),
+    *("ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH"),
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
