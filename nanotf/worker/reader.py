@@ -6,6 +6,7 @@ moment and the index, so that a batch is the same whichever reader reads it.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import os
@@ -64,6 +65,25 @@ class _Opened:
     seed: int
 
 
+@dataclasses.dataclass
+class _Done:
+    """The batches of a dataset that this process has read in the present pass.
+
+    One is read again if training continues in the middle of an epoch, after a worker has died.
+    """
+
+    moment: Moment | None = None
+    indices: set[int] = dataclasses.field(default_factory=set)
+
+    def add(self, moment: Moment, index: int) -> bool:
+        """Adds a batch; returns True if it is new."""
+        if moment != self.moment:
+            self.moment, self.indices = moment, set()
+        is_new = index not in self.indices
+        self.indices.add(index)
+        return is_new
+
+
 class _Reader:
     def __init__(self, channel: Channel) -> None:
         from nanotf.shipping import datasets
@@ -73,6 +93,7 @@ class _Reader:
         self._fds: dict[int, tuple[int, int]] = {}  # of blocks by number: descriptor, size
         self._used: dict[int, set[int]] = {}  # the blocks of each dataset
         self._datasets: dict[int, _Opened] = {}
+        self._done: collections.defaultdict[int, _Done] = collections.defaultdict(_Done)
 
     def serve(self) -> NoReturn:
         """Reads one batch after another; ends only by `ChannelClosed`."""
@@ -117,7 +138,8 @@ class _Reader:
         try:
             if isinstance(opened.dataset, Exception):
                 raise opened.dataset
-            _seed(opened, message.dataset, message.moment, message.index)
+            is_new = self._done[message.dataset].add(message.moment, message.index)
+            _seed(opened, message, is_new)
             body, packer = datasets.pack_batch(opened.dataset[message.index])
         except Exception as error:
             self._channel.send(_failed(message.number, error))
@@ -133,13 +155,13 @@ class _Reader:
             block.close_fd()
 
 
-def _seed(opened: _Opened, dataset: int, moment: Moment, index: int) -> None:
+def _seed(opened: _Opened, read: Read, is_new: bool) -> None:
     from nanotf.compat import eager_context, random_states
 
-    place = (opened.seed, dataset, moment.epoch, moment.turn, index)
+    place = (opened.seed, read.dataset, read.moment.epoch, read.moment.turn, read.index)
     key = hashlib.sha256(repr(place).encode()).digest()
     random_states.seed(key)
-    eager_context.seed(int.from_bytes(key[:8], "big") >> 1)
+    eager_context.seed(int.from_bytes(key[:8], "big") >> 1, is_new)
     for held in opened.held:
         held.seed(key)
 
