@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from nanotf.wire import messages
 from nanotf.wire.blocks import private_view
 from nanotf.wire.channel import Channel, ChannelClosed
-from nanotf.wire.reading import BatchFailed, BatchRead, Dataset, Moment, Read
+from nanotf.wire.reading import BEFORE, BatchFailed, BatchRead, Dataset, Moment, Read
 from nanotf.worker import process
 
 
@@ -77,6 +77,8 @@ class _Done:
 
     def add(self, moment: Moment, index: int) -> bool:
         """Adds a batch; returns True if it is new."""
+        if moment == BEFORE:  # Keras opens the data, maybe once more
+            return False
         if moment != self.moment:
             self.moment, self.indices = moment, set()
         is_new = index not in self.indices
