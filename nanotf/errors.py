@@ -190,6 +190,10 @@ class WorkerStuck(WorkerError):
     """A worker made no progress for longer than the timeout, while others waited for it."""
 
 
+class ReaderDied(WorkerError):
+    """A process that reads a dataset (`read_processes`) has ended too often."""
+
+
 class DivergedError(WorkerError):
     """Workers that run the same program have computed different numbers."""
 

@@ -107,6 +107,7 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
         tune: Sequence[Literal["jit_compile", "bf16"]] | None = None,
         resume: str | os.PathLike[str] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
     ) -> _History: ...
     def evaluate(
         self,
@@ -127,6 +128,7 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
     ) -> Any: ...
     def predict(
         self,
@@ -144,6 +146,7 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
     ) -> Any: ...
 
 class Sequential(Model, keras.Sequential):  # type: ignore[misc]

@@ -14,7 +14,7 @@ import queue
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -144,6 +144,7 @@ def plan_for(
     cores_per_process: int | None,
     cores: Sequence[int] | None = None,
     backend: str | None = None,
+    avoid: Collection[int] = (),
 ) -> AnyPlan | None:
     """Plans where the workers of a call run.
 
@@ -153,6 +154,7 @@ def plan_for(
         cores_per_process: int or None for equal shares of all usable cores.
         cores: sequence of int or None, the logical CPUs to divide.
         backend: str or None for the default, one of `backends.BACKENDS`.
+        avoid: collection of int, the logical CPUs of this process's readers.
 
     Returns:
         A `topology.Plan` or `plans.RayPlan`; None if there are GPUs, which replace workers.
@@ -163,7 +165,7 @@ def plan_for(
     check_may_start(f"{method}(num_processes={num_processes})")
     if gpu.devices():
         return None
-    return backends.plan(backend, num_processes, cores_per_process, cores)
+    return backends.plan(backend, num_processes, cores_per_process, cores, avoid)
 
 
 def seed_of_user(number: int) -> int:

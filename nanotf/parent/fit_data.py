@@ -18,6 +18,7 @@ from nanotf.compat import keras_epochs, keras_names, random_states
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
+from nanotf.parent import read_ahead
 from nanotf.shipping import inputs, pipelines, streams
 from nanotf.shipping.arrays import Packing
 from nanotf.wire.blocks import Block
@@ -176,6 +177,7 @@ class FitData:
         self.validation_specs: Any = None
         self.validation_steps: int | None = None
         self._cut: list[bool] = []  # by epoch, whether it ends before its last step
+        read_ahead.reopen(a.x, a.validation_data)
         data, validation = (a.x, a.y, a.sample_weight), None
         if a.validation_split and a.validation_data is None:
             data, validation = generation().split_for_validation(data, a.validation_split)

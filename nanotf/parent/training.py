@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from nanotf.compat.generation import generation
@@ -28,6 +28,7 @@ def fit(
     cores: Sequence[int] | None = None,
     backend: str | None = None,
     resume: Any = None,
+    avoid: Collection[int] = (),
 ) -> Any:
     """Trains a model on `num_processes` workers.
 
@@ -43,6 +44,7 @@ def fit(
         cores: sequence of int or None, the logical CPUs to share out between the workers.
         backend: str or None for the default, one of `backends.BACKENDS`.
         resume: path or None, see `Resumption`.
+        avoid: collection of int, the logical CPUs of this process's readers.
 
     Returns:
         The `keras.callbacks.History` of the user's model.
@@ -52,7 +54,7 @@ def fit(
         ShippingError: An argument cannot be used. No process was started.
         WorkerError: A worker raised or died.
     """
-    plan = calls.plan_for("fit", num_processes, cores_per_process, cores, backend)
+    plan = calls.plan_for("fit", num_processes, cores_per_process, cores, backend, avoid)
     _check_steps_per_execution(model, check_transport(transport))
     sharding = check_sharding(sharding)
     if plan is None and resume is not None:

@@ -29,7 +29,8 @@ from typing import Any
 from nanotf.wire import messages
 from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
 from nanotf.wire.memory_files import STANDARD
-from nanotf.worker import life, process
+from nanotf.wire.reading import READS
+from nanotf.worker import life, process, reader
 
 LOOK_SECONDS = 1.0  # between checks that the parent still exists
 
@@ -153,6 +154,8 @@ def main(arguments: list[str]) -> int:
     os.environ.update(order.environ)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order.usable)
+    if order.transport == READS:
+        return reader.run(sock, order.key, order.rank, order.cores, order.numa_node)
     return life.run(sock, order.key, order.rank, order.cores, order.numa_node, order.transport)
 
 

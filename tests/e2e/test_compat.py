@@ -38,6 +38,7 @@ from nanotf.compat import (
 )
 from nanotf.compat import overrides as replacing
 from nanotf.compat.generation import generation
+from nanotf.compat.keras_epochs import DataArguments
 from nanotf.compat.overrides import Override
 from nanotf.keras import nano
 from nanotf.region import overrides
@@ -367,11 +368,22 @@ def test_data_adapters_of_keras_3() -> None:
         assert hasattr(adapters.GeneratorDataAdapter, name)
 
 
+def test_batches_that_keras_looks_at() -> None:
+    data = _Batches()
+    generation().open_data(_compiled(), DataArguments(data))
+    assert data.read == list(range(generation().batches_looked_at()))
+
+
 class _Batches(getattr(tf.keras.utils, "PyDataset", tf.keras.utils.Sequence)):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
     def __len__(self) -> int:
         return 2
 
     def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
         return np.zeros((3, 2)), np.zeros(3)
 
 
