@@ -1,0 +1,68 @@
+"""The variables of a model of which each process holds a part.
+
+While the model's call is traced, variables are made without values (`Variables.create`). Once the
+call is cut, `Variables.keep` gives values to those of this process's partition and takes those of
+others that the model had before. All processes run all initializers, in the order in which one
+process does, since initializers without a seed may draw theirs from a common generator. Only one
+value that is not kept exists at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.compat import graphs
+from nanotf.compat.keras_common import tf_variable
+
+
+class Variables:
+    """The variables of one model."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[int, int] = {}  # by the id of the handle
+        self._initializers: list[tuple[Any, Any]] = []  # variables without values, and their values
+        self._kept: list[Any] = []  # keeps the handles, and so their ids
+
+    def create(self, next_creator: Callable[..., Any], **arguments: Any) -> Any:
+        """Makes a variable without a value; a variable creator of `tf.variable_creator_scope`."""
+        value = arguments["initial_value"]
+        with tf.init_scope():
+            if callable(value):
+                # Traced, not computed. An initializer of Keras 2 draws its seed in its first call.
+                spec = tf.function(value, autograph=False).get_concrete_function()
+                shape, dtype = spec.output_shapes, spec.output_dtypes
+            else:
+                value = tf.convert_to_tensor(value, dtype=arguments.get("dtype"))
+                shape, dtype = value.shape, value.dtype
+            made = graphs.uninitialized_variable(tf.TensorSpec(shape, dtype), arguments)
+        self._initializers.append((made, value))
+        return made
+
+    def keep(self, partitions: Mapping[int, int], stage: int, existing: Iterable[Any]) -> None:
+        """Gives values to the variables of this process's partition, and frees all others.
+
+        Args:
+            partitions: mapping from the id of a variable's handle to its partition, for those that
+                the call uses. A variable that it does not use belongs to the first partition.
+            stage: int, this process's partition.
+            existing: iterable of the model's variables.
+        """
+        self.partitions.update(partitions)
+        for variable, value in self._initializers:
+            initial = value() if callable(value) else value
+            if self.partition_of(variable) == stage:
+                variable.assign(initial)
+        without_value = {id(variable) for variable, _ in self._initializers}
+        self._initializers = []
+        for variable in map(tf_variable, existing):
+            self._kept.append(variable.handle)
+            first = self.partitions.setdefault(id(variable.handle), 0)
+            if first != stage and id(variable) not in without_value:
+                graphs.release(variable)
+
+    def partition_of(self, variable: Any) -> int:
+        """Returns the partition of a variable of either generation of Keras."""
+        return self.partitions.get(id(tf_variable(variable).handle), 0)
