@@ -72,6 +72,7 @@ class WorkerError(NanoError, RuntimeError):
         remote_traceback: str, the traceback in the worker, empty if there is none.
         log_tail: str, the last lines of the worker's log.
         what: str, the event without its consequences; if empty, `message` is used.
+        partition: int or None, the part of a model that it held (`nanotf.smp`).
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class WorkerError(NanoError, RuntimeError):
         remote_traceback: str = "",
         log_tail: str = "",
         what: str = "",
+        partition: int | None = None,
     ) -> None:
         Exception.__init__(self, message)  # not that of a class mixed in by `catchable_as`
         self.message = message
@@ -96,6 +98,7 @@ class WorkerError(NanoError, RuntimeError):
         self.remote_traceback = remote_traceback
         self.log_tail = log_tail
         self.what = what or message
+        self.partition = partition
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # Exception's own __reduce__ would keep only the message.
@@ -112,6 +115,7 @@ class WorkerError(NanoError, RuntimeError):
             self.remote_traceback,
             self.log_tail,
             self.what,
+            self.partition,
         )
 
     def __str__(self) -> str:

@@ -258,7 +258,7 @@ class Supervisor:
             script.terminate()
         return self._request.stop_seconds
 
-    def _write_line(self, program: Program, line: bytes) -> None:
+    def _write_line(self, program: Program, line: bytes, _is_error: bool) -> None:
         """Writes a line to the log of its host, and the metrics in it."""
         try:
             if program.host not in self._logs:

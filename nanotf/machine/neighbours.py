@@ -52,7 +52,8 @@ def taken_cores(proc: pathlib.Path = pathlib.Path("/proc")) -> dict[int, tuple[i
                 for line in (process / "status").read_text(errors="replace").splitlines()
             )
             cores = parse_cpu_list(status["Cpus_allowed_list"])
-            # The last words FD PARENT IMPORTS of the zygote's command line, which forks inherit.
+            # The last words FD PARENT IMPORTS of the zygote's command line, which forks inherit;
+            # FD PARENT RANK of a process of `nanotf run --smp`.
             owner = int((process / "cmdline").read_bytes().split(b"\0")[-3])
         except (OSError, LookupError, ValueError):  # it has exited, or only shares the name
             continue

@@ -1,22 +1,54 @@
-"""This process's configuration and place, set by `init`."""
+"""This process's configuration, place and mailbox; sums over the copies of the model.
+
+`nanotf run --smp` starts the ranks (`cli.ranks`), and gives each its mailbox by `enter`, before the
+script begins. Without it, this process is the only one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import os
-from collections.abc import Callable, Iterator
+import pathlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from nanotf.errors import InvalidArgumentError, JobError, UnavailableError
+import numpy as np
+
+from nanotf.collectives.mailbox import Mailbox
+from nanotf.errors import CollectiveError, InvalidArgumentError, JobError, UnavailableError
 from nanotf.region import context
 from nanotf.smp import ranks
 from nanotf.smp.config import Config, is_int, load
 
+Array = np.ndarray[Any, Any]
+
 _config: Config | None = None
+_mailbox: Mailbox | None = None  # of a rank; `enter` sets it
 _hooks: list[Callable[[], Any]] = []
 # Set while the code of a step, or of `save_model`, calls models.
 calling: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_calling", default=False)
+
+
+def enter(mailbox: Mailbox | None) -> None:
+    """Makes this process a rank. Called before the user's script begins.
+
+    Args:
+        mailbox: `Mailbox`, or None, which makes this process the only one again.
+    """
+    global _mailbox
+    _mailbox = mailbox
+
+
+def mailbox() -> Mailbox:
+    """Returns this rank's mailbox. Raises `JobError` in a process that is the only one."""
+    if _mailbox is None:
+        raise JobError(
+            "Only ranks that `nanotf run --smp` starts have mailboxes. Received: a single process."
+        )
+    return _mailbox
 
 
 def init(config: dict[str, Any] | None = None) -> None:
@@ -28,11 +60,13 @@ def init(config: dict[str, Any] | None = None) -> None:
     Args:
         config: dict, default None, which reads the environment variable `SM_HP_MP_PARAMETERS`
             (JSON). The keys and defaults are those of SageMaker's smp; "partitions" is required.
+            Equal on all ranks.
 
     Raises:
-        InvalidArgumentError, InvalidArgumentTypeError: The configuration breaks a rule.
-        UnavailableError: It asks for more than one partition, or the call is in a `@nano` function
-            with several workers.
+        InvalidArgumentError, InvalidArgumentTypeError: The configuration breaks a rule, or the
+            number of processes is not divisible by the number of partitions.
+        JobError: It asks for more than one partition in a process that is the only one.
+        UnavailableError: The call is in a `@nano` function with several workers.
     """
     global _config
     found = load(config, os.environ)
@@ -41,14 +75,24 @@ def init(config: dict[str, Any] | None = None) -> None:
             "nanotf.smp does not run in a @nano function with several workers. Received: "
             f"smp.init() in one with {context.size()} workers. Call it in your own process."
         )
-    if found.partitions > 1:
-        raise UnavailableError(
-            "nanotf.smp runs a model in one partition; it cannot cut a model into several yet. "
-            f"Received: partitions={found.partitions}. Use partitions=1: microbatches reduce the "
-            "memory for activations."
+    if _mailbox is not None:
+        _mailbox.introduce(_place(found).mp_rank)
+    elif found.partitions > 1:
+        raise JobError(
+            "Each partition of a model needs a process. Received: partitions="
+            f"{found.partitions}, in the only process. Start the script with\n"
+            f"    {_command(found.partitions)}\n"
+            "A larger number, divisible by that of partitions, trains several copies."
         )
     _config = found
     _hooks.clear()
+
+
+def _command(partitions: int) -> str:
+    """Returns the command that starts this script as ranks."""
+    is_script = pathlib.Path(sys.argv[0]).is_file()
+    words = sys.argv if is_script else ["train.py", *sys.argv[1:]]
+    return f"nanotf run --smp -n {partitions} {shlex.join(words)}"
 
 
 def current() -> Config:
@@ -60,8 +104,12 @@ def current() -> Config:
 
 def place() -> ranks.Place:
     """Returns this process's place."""
-    found = current()
-    return ranks.place(0, 1, found.partitions, found.placement_strategy)
+    return _place(current())
+
+
+def _place(config: Config) -> ranks.Place:
+    rank, size = (0, 1) if _mailbox is None else (_mailbox.rank, _mailbox.size)
+    return ranks.place(rank, size, config.partitions, config.placement_strategy)
 
 
 def rank() -> int:
@@ -112,6 +160,60 @@ def get_mp_group() -> list[int]:
 def get_dp_group() -> list[int]:
     """Returns the ranks of the processes that hold this partition."""
     return list(place().dp_group)
+
+
+def average_over_replicas(arrays: Sequence[Array]) -> list[Array]:
+    """Averages arrays over the copies of the model: over the processes of this dp_group.
+
+    All of them call this in the same order. The sum is formed in the order of ranks, so all get
+    the same bits. Usable in `tf.numpy_function`.
+
+    Args:
+        arrays: sequence of arrays of floating-point numbers, of the same shapes on all ranks.
+
+    Returns:
+        list of arrays; with one copy, the arguments.
+
+    Raises:
+        CollectiveError: Another rank averages arrays of other types or shapes, or does not call.
+        WorkerDied: A rank has died.
+    """
+    parts = gather_over_replicas(arrays)
+    for other, theirs in zip(place().dp_group, parts, strict=True):
+        if [(a.dtype, a.shape) for a in theirs] != [(a.dtype, a.shape) for a in arrays]:
+            raise CollectiveError(
+                "All copies of the model must average the same arrays. Received: "
+                f"{_like(arrays)} on rank {rank()}, {_like(theirs)} on rank {other}."
+            )
+    if len(parts) == 1:
+        return parts[0]
+    return [_mean(copies) for copies in zip(*parts, strict=True)]
+
+
+def _like(arrays: Sequence[Array]) -> str:
+    return ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
+
+
+def _mean(copies: Sequence[Array]) -> Array:
+    # 16-bit floats are summed with 32 bits and rounded once, as in `Group.all_reduce`.
+    wide = np.float32 if copies[0].dtype.itemsize == 2 else copies[0].dtype
+    total = copies[0].astype(wide)
+    for copy in copies[1:]:
+        total += copy
+    total /= len(copies)
+    return total.astype(copies[0].dtype, copy=False)
+
+
+def gather_over_replicas(arrays: Sequence[Array]) -> list[list[Array]]:
+    """Returns each copy's arrays, in the order of ranks. Shapes may differ. Otherwise as above."""
+    own, group = list(arrays), place().dp_group
+    others = [other for other in group if other != rank()]
+    if not others:
+        return [own]
+    box, tag = mailbox(), "smp: copies of the model"
+    box.send_to_all(others, tag, own)
+    what = f"an average over the dp_group {list(group)}"
+    return [own if other == rank() else box.receive(other, tag, what) for other in group]
 
 
 def num_microbatches() -> int:

@@ -16,7 +16,12 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat.keras_common import tf_variable
-from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, ModelError
+from nanotf.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    ModelError,
+    UnavailableError,
+)
 from nanotf.smp import runtime
 from nanotf.smp.outputs import StepOutput
 from nanotf.smp.slicing import Slicing
@@ -100,6 +105,12 @@ class _Step:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         found = runtime.current()
+        if found.partitions > 1:
+            raise UnavailableError(
+                "A step of nanotf.smp runs a model in one partition; it cannot cut a model into "
+                f"several yet. Received: partitions={found.partitions}. Use partitions=1: "
+                "microbatches reduce the memory for activations."
+            )
         if self._config is not found:
             self._graphs, self._config = self._make(), found
         results = self._graphs(*args, **kwargs)
