@@ -9,9 +9,20 @@ import tensorflow as tf
 
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import JobError, ModelError
-from nanotf.smp import runtime
+from nanotf.smp import partitioned, pipeline, runtime
 
 SAVE_PATH = "/opt/ml/model"
+
+
+def _of_this_partition(name: str) -> property:
+    """Returns a property of `tf.keras.Model`, limited to the variables that this process holds."""
+    inherited = getattr(tf.keras.Model, name)
+
+    def held(self: Any) -> list[Any]:
+        found, known = inherited.fget(self), partitioned.of(self)
+        return list(found) if known is None else known.held(found)
+
+    return property(held)
 
 
 class DistributedModel(tf.keras.Model):  # type: ignore[misc]
@@ -33,7 +44,16 @@ class DistributedModel(tf.keras.Model):  # type: ignore[misc]
             )
         if getattr(self, "_nanotf_spec", None) is None and args:
             self._nanotf_spec = tf.nest.map_structure(_spec, args[0])
-        return super().__call__(*args, **kwargs)
+        if runtime.mp_size() == 1:
+            return super().__call__(*args, **kwargs)
+        return pipeline.call(self, super().__call__, args, kwargs)
+
+    variables = _of_this_partition("variables")
+    trainable_variables = _of_this_partition("trainable_variables")
+    non_trainable_variables = _of_this_partition("non_trainable_variables")
+    weights = _of_this_partition("weights")
+    trainable_weights = _of_this_partition("trainable_weights")
+    non_trainable_weights = _of_this_partition("non_trainable_weights")
 
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
         """Saves the whole model.

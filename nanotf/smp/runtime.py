@@ -28,6 +28,8 @@ Array = np.ndarray[Any, Any]
 _config: Config | None = None
 _mailbox: Mailbox | None = None  # of a rank; `enter` sets it
 _hooks: list[Callable[[], Any]] = []
+# The `trace.Notes` of the model's call that is traced.
+_notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
 # Set while the code of a step, or of `save_model`, calls models.
 calling: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_calling", default=False)
 
@@ -239,7 +241,26 @@ def partition(index: int) -> Iterator[None]:
             "The index of smp.partition must be less than the number of partitions. Received: "
             f"index={index!r}, partitions={found.partitions}."
         )
-    yield
+    notes = _notes.get()
+    if notes is None or found.auto_partition:
+        yield
+        return
+    with notes.assigned(index):
+        yield
+
+
+@contextlib.contextmanager
+def noted(notes: Any) -> Iterator[None]:
+    """Makes `partition` note operations in this context.
+
+    Args:
+        notes: `trace.Notes`.
+    """
+    before = _notes.set(notes)
+    try:
+        yield
+    finally:
+        _notes.reset(before)
 
 
 def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
