@@ -1,9 +1,9 @@
 """Microbatches' bodies: the user's function, traced in one thread for each microbatch.
 
-A pipeline's schedule starts the forward pass of a microbatch before the gradients of an earlier one.
-The user's function does both, one after the other. So each microbatch's trace of it is a thread,
-which stops where it calls the model. Only one thread runs at a time: the others wait in a queue.
-All add operations to one graph.
+A pipeline's schedule starts the forward pass of a microbatch before the gradients of an earlier
+one. The user's function does both, one after the other. So a thread traces it for each microbatch,
+and stops where it calls the model. Only one thread runs at a time: the others wait in a queue. All
+add operations to one graph.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class Body:
         graph: `tf.Graph`, gets the operations.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], args: Any, kwargs: Any, graph: Any
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any, graph: Any) -> None:
         self._function, self._args, self._kwargs = function, args, kwargs
         self._graph = graph
         self._requests: queue.SimpleQueue[Call | None] = queue.SimpleQueue()

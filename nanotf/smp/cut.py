@@ -113,7 +113,7 @@ def assign(traced: Traced, default: int) -> dict[str, int | None]:
 
     Args:
         traced: `Traced`.
-        default: int, for operations outside of any `smp.partition`.
+        default: int, for operations outside any `smp.partition`.
     """
     free = everywhere(traced)
     return {
@@ -126,7 +126,7 @@ def everywhere(traced: Traced) -> set[str]:
     """Returns the names of operations that each stage computes for itself, if it needs them.
 
     These are the call's inputs, captured resources and constants, and what is computed from inputs
-    and constants alone, outside of any `smp.partition` and without side effects.
+    and constants alone, outside any `smp.partition` and without side effects.
     """
     found: set[str] = set()
     inputs = {part.op.name for part in traced.inputs}

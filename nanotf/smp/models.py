@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import JobError, ModelError
-from nanotf.smp import partitioned, pipeline, runtime
+from nanotf.smp import objects, partitioned, pipeline, runtime
 
 SAVE_PATH = "/opt/ml/model"
 
@@ -44,7 +44,8 @@ class DistributedModel(tf.keras.Model):  # type: ignore[misc]
             )
         if getattr(self, "_nanotf_spec", None) is None and args:
             self._nanotf_spec = tf.nest.map_structure(_spec, args[0])
-        if runtime.mp_size() == 1:
+        known = partitioned.of(self)
+        if runtime.mp_size() == 1 or (known is not None and known.is_whole):
             return super().__call__(*args, **kwargs)
         return pipeline.call(self, super().__call__, args, kwargs)
 
@@ -56,7 +57,7 @@ class DistributedModel(tf.keras.Model):  # type: ignore[misc]
     non_trainable_weights = _of_this_partition("non_trainable_weights")
 
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
-        """Saves the whole model.
+        """Saves the whole model. Call it in all ranks; rank 0 writes.
 
         Args:
             save_path: str or path-like, default "/opt/ml/model", the folder of a SavedModel. Its
@@ -73,6 +74,15 @@ class DistributedModel(tf.keras.Model):  # type: ignore[misc]
                 "A model is saved after a step has called it. Received: save_model() of "
                 f"{self.name!r}, which no step has called."
             )
+        if runtime.mp_size() == 1:
+            self._save(path, spec)
+            return
+        with partitioned.begun(self).whole() as is_first:
+            if is_first:
+                self._save(path, spec)
+        objects.barrier()  # no rank continues before the file is complete
+
+    def _save(self, path: str, spec: Any) -> None:
         with runtime.allowed():
             if path.endswith(".weights.h5"):
                 self.save_weights(path)

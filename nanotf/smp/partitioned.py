@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from nanotf.compat.keras_common import tf_variable
-from nanotf.smp import cut, runtime
+from nanotf.smp import auto, cut, runtime
 from nanotf.smp.bodies import Call
+from nanotf.smp.cut import Cut
 from nanotf.smp.trace import trace
 from nanotf.smp.variables import Variables
 
@@ -25,10 +27,11 @@ class Partitioned:
 
     def __init__(self, model: Any) -> None:
         self._variables = Variables()
-        self._cuts: dict[Any, cut.Cut] = {}
+        self._cuts: dict[Any, Cut] = {}
         self.trainable: list[Any] = []  # of this partition, set by each call
+        self.is_whole = False  # while this process has the values of all variables
 
-    def cut(self, call: Call) -> tuple[cut.Cut, list[Any]]:
+    def cut(self, call: Call) -> tuple[Cut, list[Any]]:
         """Returns the cut of a call, and the tensors among its arguments."""
         flat = [_tensor(leaf) for leaf in tf.nest.flatten((call.args, call.kwargs))]
         tensors = [leaf for leaf in flat if tf.is_tensor(leaf)]
@@ -40,14 +43,46 @@ class Partitioned:
         self.trainable = [tf_variable(v) for v in call.model.trainable_variables]
         return self._cuts[key], tensors
 
+    @property
+    def is_cut(self) -> bool:
+        """True once a step has called the model."""
+        return bool(self._cuts)
+
     def held(self, variables: Iterable[Any]) -> list[Any]:
         """Returns those of a model's variables that this process holds."""
-        if not self._cuts:
+        if not self.is_cut or self.is_whole:
             return list(variables)
         here = runtime.mp_rank()
         return [v for v in variables if self._variables.partition_of(v) == here]
 
-    def _make(self, call: Call, flat: Sequence[Any], specs: Sequence[Any]) -> cut.Cut:
+    def numbered(self) -> dict[str, Any]:
+        """Returns the variables that this process holds, by names that differ in no other run."""
+        here = runtime.mp_rank()
+        return {
+            f"variable_{number}": variable
+            for number, variable in enumerate(self._variables.all)
+            if self._variables.partition_of(variable) == here
+        }
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[bool]:
+        """Makes the model whole in rank 0, in this context, which all ranks enter.
+
+        Yields:
+            bool, whether this is rank 0.
+        """
+        place = runtime.place()
+        if place.dp_rank > 0:  # another copy of the same model
+            yield False
+            return
+        with self._variables.gathered(runtime.mailbox(), place.mp_group, place.mp_rank):
+            self.is_whole = place.mp_rank == 0
+            try:
+                yield self.is_whole
+            finally:
+                self.is_whole = False
+
+    def _make(self, call: Call, flat: Sequence[Any], specs: Sequence[Any]) -> Cut:
         def whole(*tensors: Any) -> Any:
             given = iter(tensors)
             leaves = [next(given) if tf.is_tensor(leaf) else leaf for leaf in flat]
@@ -56,9 +91,11 @@ class Partitioned:
 
         config = runtime.current()
         traced = trace(whole, specs, self._variables.create)
-        default = config.default_partition
-        assert default is not None
-        partitions = cut.assign(traced, default)
+        if config.auto_partition:
+            partitions = auto.assign(traced, config, self._variables.partitions)
+        else:
+            assert config.default_partition is not None  # `config.check` requires it
+            partitions = cut.assign(traced, config.default_partition)
         made = cut.cut(traced, partitions, runtime.mp_rank(), config.partitions)
         self._variables.keep(made.variables, runtime.mp_rank(), call.model.variables)
         return made
@@ -70,6 +107,12 @@ _models: weakref.WeakKeyDictionary[Any, Partitioned] = weakref.WeakKeyDictionary
 def of(model: Any) -> Partitioned | None:
     """Returns what is known of a model's partitions; None before its first call."""
     return _models.get(model)
+
+
+def is_cut(model: Any) -> bool:
+    """Returns True once a step has cut the model."""
+    known = _models.get(model)
+    return known is not None and known.is_cut
 
 
 def begun(model: Any) -> Partitioned:

@@ -213,7 +213,7 @@ def _consumers(crossings: Sequence[Crossing]) -> list[int]:
     return sorted({consumer for crossing in crossings for consumer in crossing.consumers})
 
 
-@tf.custom_gradient  # type: ignore[untyped-decorator]
+@tf.custom_gradient
 def _without_gradient(tensor: Any) -> Any:
     def gradient(_: Any) -> Any:
         raise UnavailableError(

@@ -1,10 +1,10 @@
 """Traces a step of several partitions, in the order of its schedule.
 
-    step (`run`)         actions of this partition in order (`schedule`)
-      F of a microbatch  starts the microbatch's body (`bodies`), which runs until it calls the model;
-                         makes the stage's operations (`passes`), the model being cut in the first
-                         call (`partitioned`, `trace`, `cut`)
-      B of a microbatch  receives the model's results, and lets the body continue: loss, gradients
+step (`run`)         actions of this partition in order (`schedule`)
+  F of a microbatch  starts the microbatch's body (`bodies`), which runs until it calls the model;
+                     makes the stage's operations (`passes`), the model being cut in the first
+                     call (`partitioned`, `trace`, `cut`)
+  B of a microbatch  receives the model's results, and lets the body continue: loss, gradients
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ With 2 partitions and 4 microbatches, F forward and B backward:
                     partition 1     F0 B0 F1 B1 F2 B2 F3 B3
 
 A partition sends without waiting for the receiver, and every partition handles microbatches in
-ascending order, so no order can deadlock: F of a microbatch waits for F of earlier partitions alone,
-and B for the last F and for B of later partitions.
+ascending order, so no order can deadlock: F of a microbatch waits for F of earlier partitions
+alone, and B for the last F and for B of later partitions.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat.graphs import SideEffects
+from nanotf.compat.keras_common import around_layers, flat_layers, is_keras_own
 from nanotf.errors import ModelError
 from nanotf.smp import runtime
 
@@ -24,6 +25,7 @@ class Notes:
     def __init__(self, graph: Any) -> None:
         self._graph = graph
         self.partitions: dict[str, int] = {}  # by the operation's name
+        self.layers: list[list[str]] = []
 
     @contextlib.contextmanager
     def assigned(self, partition: int) -> Iterator[None]:
@@ -32,6 +34,20 @@ class Notes:
         yield
         for operation in self._graph.get_operations()[before:]:
             self.partitions.setdefault(operation.name, partition)
+
+    @contextlib.contextmanager
+    def of_layer(self, layer: Any) -> Iterator[None]:
+        """Notes the operations made in this context as those of a layer.
+
+        A model, and a layer of the user's that has others in it, can be cut inside.
+        """
+        tf_model, inside = tf.keras.Model, len(flat_layers(layer)) > 1
+        if isinstance(layer, tf_model) or (inside and not is_keras_own(type(layer))):
+            yield
+            return
+        before = len(self._graph.get_operations())
+        yield
+        self.layers.append([op.name for op in self._graph.get_operations()[before:]])
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,7 @@ class Traced:
         partitions: dict from an operation's name to its partition, for operations inside a
             `smp.partition`.
         effects: set of operations that must run although no result depends on them.
+        layers: list of lists of str, the names of the operations that each layer makes.
     """
 
     function: Any
@@ -54,6 +71,7 @@ class Traced:
     structure: Any
     partitions: dict[str, int]
     effects: set[Any]
+    layers: list[list[str]]
 
     @property
     def operations(self) -> list[Any]:
@@ -83,12 +101,14 @@ def trace(call: Callable[..., Any], specs: Sequence[Any], creator: Callable[...,
 
     def traced(*inputs: Any) -> Any:
         notes = Notes(tf.compat.v1.get_default_graph())
-        # This scope is inside of one that keeps variables by name, which Keras 3 uses twice.
-        with tf.variable_creator_scope(creator), effects.ordered(), runtime.noted(notes):
+        # This scope is inside one that keeps variables by name, which Keras 3 uses twice.
+        scopes = (runtime.noted(notes), around_layers(notes.of_layer))
+        with tf.variable_creator_scope(creator), effects.ordered(), scopes[0], scopes[1]:
             results = call(*inputs)
         flat = tf.nest.flatten(results, expand_composites=True)
         _check_results(flat)
         found.update(inputs=list(inputs), structure=results, partitions=notes.partitions)
+        found["layers"] = notes.layers
         found["outputs"] = [tf.convert_to_tensor(part) for part in flat]
         return found["outputs"]
 

@@ -9,7 +9,9 @@ value that is not kept exists at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -23,8 +25,8 @@ class Variables:
 
     def __init__(self) -> None:
         self.partitions: dict[int, int] = {}  # by the id of the handle
+        self.all: list[Any] = []  # in the same order in all partitions
         self._initializers: list[tuple[Any, Any]] = []  # variables without values, and their values
-        self._kept: list[Any] = []  # keeps the handles, and so their ids
 
     def create(self, next_creator: Callable[..., Any], **arguments: Any) -> Any:
         """Makes a variable without a value; a variable creator of `tf.variable_creator_scope`."""
@@ -39,6 +41,7 @@ class Variables:
                 shape, dtype = value.shape, value.dtype
             made = graphs.uninitialized_variable(tf.TensorSpec(shape, dtype), arguments)
         self._initializers.append((made, value))
+        self.all.append(made)
         return made
 
     def keep(self, partitions: Mapping[int, int], stage: int, existing: Iterable[Any]) -> None:
@@ -52,17 +55,45 @@ class Variables:
         """
         self.partitions.update(partitions)
         for variable, value in self._initializers:
-            initial = value() if callable(value) else value
+            with warnings.catch_warnings():
+                # Keras 2 warns of an initializer that gives the same values twice, as it must here.
+                warnings.filterwarnings("ignore", ".*called multiple times", UserWarning)
+                initial = value() if callable(value) else value
             if self.partition_of(variable) == stage:
                 variable.assign(initial)
-        without_value = {id(variable) for variable, _ in self._initializers}
         self._initializers = []
+        known = {id(variable) for variable in self.all}
         for variable in map(tf_variable, existing):
-            self._kept.append(variable.handle)
-            first = self.partitions.setdefault(id(variable.handle), 0)
-            if first != stage and id(variable) not in without_value:
-                graphs.release(variable)
+            if id(variable) not in known:
+                self.all.append(variable)
+                if self.partition_of(variable) != stage:
+                    graphs.release(variable)
 
     def partition_of(self, variable: Any) -> int:
-        """Returns the partition of a variable of either generation of Keras."""
+        """Returns the partition of a variable, of either generation of Keras."""
         return self.partitions.get(id(tf_variable(variable).handle), 0)
+
+    @contextlib.contextmanager
+    def gathered(self, box: Any, ranks: Sequence[int], stage: int) -> Iterator[None]:
+        """Gives the first partition's process the values of all variables, in this context.
+
+        All processes of one copy of the model call this.
+
+        Args:
+            box: `Mailbox`.
+            ranks: sequence of int, by partition.
+            stage: int, this process's partition.
+        """
+        elsewhere = [v for v in self.all if self.partition_of(v) > 0]
+        for variable in elsewhere:  # one by one: a process sends no copy of all at once
+            owner = self.partition_of(variable)
+            if stage == owner:
+                box.send(ranks[0], "smp: variable", [variable.numpy()])
+            elif stage == 0:
+                (value,) = box.receive(ranks[owner], "smp: variable", "smp: a model that is saved")
+                variable.assign(value)
+        try:
+            yield
+        finally:
+            for variable in elsewhere if stage == 0 else []:
+                graphs.release(variable)
