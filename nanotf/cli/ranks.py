@@ -48,7 +48,7 @@ class Script(Protocol):
 
 @dataclass(frozen=True)
 class Order:
-    """What a rank's process is to do.
+    """The task of a rank's process.
 
     Args:
         script: `Script`.
@@ -70,7 +70,8 @@ def number(
 
     Args:
         flag: bool, whether `--smp` is given.
-        num_processes: int, "auto" or None, the value of `-n`; default the number of partitions.
+        num_processes: int, "auto" or None, the value of `-n`; the last two mean the number of
+            partitions of `SM_HP_MP_PARAMETERS`.
         hosts: str or None, the value of `--hosts`.
         environ: mapping, environment variables.
 
@@ -82,7 +83,7 @@ def number(
     wanted = config.load(None, environ) if config.VARIABLE in environ else None
     if not flag and (wanted is None or wanted.partitions == 1):
         return None
-    if num_processes is None and wanted is not None:
+    if num_processes in (None, topology.AUTO) and wanted is not None:
         num_processes = wanted.partitions
     if not isinstance(num_processes, int):
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""What processes send each other through mailboxes: datagrams, and blocks of shared memory.
+"""Messages that processes send each other through mailboxes: datagrams, and shared blocks.
 
 A datagram is a pickled object of a class below. Small arrays travel in it. Larger ones, and long
 descriptions of many arrays, travel in a block, whose descriptor goes with a `Parcel`:
@@ -73,7 +73,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Report:
-    """What a rank tells its supervisor about once a second while it waits.
+    """The state of a rank that waits, sent to its supervisor about once a second.
 
     Args:
         rank: int.

@@ -103,6 +103,7 @@ class Mailbox:
         self._received = [0] * self.size
         self._ended: set[int] = set()
         self._failure: NanoError | None = None
+        self._raised: NanoError | None = None
         self._is_closing = False
         self._thread = threading.Thread(
             target=self._run, name=f"nanotf-mailbox-{self.rank}", daemon=True
@@ -181,8 +182,7 @@ class Mailbox:
                     self._changed.wait(_LOOK_SECONDS)
             finally:
                 self._waits.pop(wait.number, None)
-            if self._failure is not None:
-                raise copy.copy(self._failure)
+            self._check_failure()
             arrays = box.popleft()
             if not box:
                 del self._boxes[key]
@@ -200,6 +200,14 @@ class Mailbox:
             outbox.close()
         self._inbox.close()
 
+    @property
+    def error(self) -> NanoError | None:
+        """The last error of a send or receive, of any thread.
+
+        TensorFlow carries only an error's text out of a `tf.function`.
+        """
+        return self._raised
+
     # ------------------------------------------------------------------------- failures
     def _check_rank(self, name: str, value: Any) -> None:
         if not isinstance(value, int) or not 0 <= value < self.size:
@@ -209,17 +217,22 @@ class Mailbox:
 
     def _check_alive(self, other: int, what: str) -> None:
         """Raises if there is nothing to wait for. The caller holds `_changed`."""
-        if self._failure is not None:
-            raise copy.copy(self._failure)
+        self._check_failure()
         if self._is_closing:
             raise CollectiveError(f"rank {self.rank} has closed its mailbox. Received: {what}.")
         if other in self._ended:
             there = [tag for source, tag in self._boxes if source == other]
             hint = f"; it has sent letters with the tags {there}, which nobody took" * bool(there)
-            raise CollectiveError(
+            self._raised = CollectiveError(
                 f"Sends and receives must match. Received: {what} on rank {self.rank}, but rank "
                 f"{other} has ended{hint}. Check that both ranks take the same path."
             )
+            raise self._raised
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            self._raised = copy.copy(self._failure)
+            raise self._raised
 
     def _news_of(self, rank: int, tag: str) -> NanoError:
         """Returns the error for a rank that has ended; the supervisor tells more in a moment."""

@@ -1,4 +1,4 @@
-"""Finds ranks that wait for each other for ever, in the reports of what each waits for.
+"""Finds ranks that wait for each other forever, in the reports of what each waits for.
 
 A rank is stuck if each of its waits is for a stuck rank, and no letter of that rank is under way.
 That is the largest such set. It takes care of threads: a rank with two waits, one of which can end,

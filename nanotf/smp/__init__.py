@@ -5,13 +5,15 @@
                              microbatch, one after the other, and returns `StepOutput`s (`outputs`)
     smp.DistributedModel     `models`
     smp.CheckpointManager    `checkpoints`
+    smp.send, smp.barrier    `objects`, through mailboxes (`collectives.mailbox`)
+    StepOutput.accumulate    `replicas`: averages over the copies of the model
 
 Microbatches work with one partition: the step needs the activations of one microbatch only, and
-gives the whole batch's gradients. Two or more partitions are refused by `init`. The ranks and
-groups of several processes are pure functions of the configuration already.
+gives the whole batch's gradients. A step with more partitions is refused.
 
-Called by users' scripts; `cli` makes it importable under its original name (`alias`). May import
-everything below `keras`. TensorFlow is imported with the first name that needs it.
+Called by users' scripts; `cli` starts their processes (`cli.ranks`), and makes this package
+importable under its original name (`alias`). May import everything below `keras`. TensorFlow is
+imported with the first name that needs it.
 """
 
 from __future__ import annotations

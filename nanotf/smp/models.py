@@ -44,6 +44,7 @@ class DistributedModel(tf.keras.Model):  # type: ignore[misc]
             )
         if getattr(self, "_nanotf_spec", None) is None and args:
             self._nanotf_spec = tf.nest.map_structure(_spec, args[0])
+        runtime.called.setdefault(self)
         known = partitioned.of(self)
         if runtime.mp_size() == 1 or (known is not None and known.is_whole):
             return super().__call__(*args, **kwargs)

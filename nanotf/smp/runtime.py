@@ -1,4 +1,4 @@
-"""This process's configuration, place and mailbox; sums over the copies of the model.
+"""This process's configuration, place and mailbox.
 
 `nanotf run --smp` starts the ranks (`cli.ranks`), and gives each its mailbox by `enter`, before the
 script begins. Without it, this process is the only one.
@@ -12,24 +12,23 @@ import os
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from nanotf.collectives.mailbox import Mailbox
-from nanotf.errors import CollectiveError, InvalidArgumentError, JobError, UnavailableError
+from nanotf.errors import InvalidArgumentError, JobError, UnavailableError
 from nanotf.region import context
 from nanotf.smp import ranks
 from nanotf.smp.config import Config, is_int, load
-
-Array = np.ndarray[Any, Any]
 
 _config: Config | None = None
 _mailbox: Mailbox | None = None  # of a rank; `enter` sets it
 _hooks: list[Callable[[], Any]] = []
 # The `trace.Notes` of the model's call that is traced.
 _notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
+# The models that steps have called, in the order of their first calls.
+called: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 # Set while the code of a step, or of `save_model`, calls models.
 calling: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_calling", default=False)
 
@@ -164,58 +163,9 @@ def get_dp_group() -> list[int]:
     return list(place().dp_group)
 
 
-def average_over_replicas(arrays: Sequence[Array]) -> list[Array]:
-    """Averages arrays over the copies of the model: over the processes of this dp_group.
-
-    All of them call this in the same order. The sum is formed in the order of ranks, so all get
-    the same bits. Usable in `tf.numpy_function`.
-
-    Args:
-        arrays: sequence of arrays of floating-point numbers, of the same shapes on all ranks.
-
-    Returns:
-        list of arrays; with one copy, the arguments.
-
-    Raises:
-        CollectiveError: Another rank averages arrays of other types or shapes, or does not call.
-        WorkerDied: A rank has died.
-    """
-    parts = gather_over_replicas(arrays)
-    for other, theirs in zip(place().dp_group, parts, strict=True):
-        if [(a.dtype, a.shape) for a in theirs] != [(a.dtype, a.shape) for a in arrays]:
-            raise CollectiveError(
-                "All copies of the model must average the same arrays. Received: "
-                f"{_like(arrays)} on rank {rank()}, {_like(theirs)} on rank {other}."
-            )
-    if len(parts) == 1:
-        return parts[0]
-    return [_mean(copies) for copies in zip(*parts, strict=True)]
-
-
-def _like(arrays: Sequence[Array]) -> str:
-    return ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
-
-
-def _mean(copies: Sequence[Array]) -> Array:
-    # 16-bit floats are summed with 32 bits and rounded once, as in `Group.all_reduce`.
-    wide = np.float32 if copies[0].dtype.itemsize == 2 else copies[0].dtype
-    total = copies[0].astype(wide)
-    for copy in copies[1:]:
-        total += copy
-    total /= len(copies)
-    return total.astype(copies[0].dtype, copy=False)
-
-
-def gather_over_replicas(arrays: Sequence[Array]) -> list[list[Array]]:
-    """Returns each copy's arrays, in the order of ranks. Shapes may differ. Otherwise as above."""
-    own, group = list(arrays), place().dp_group
-    others = [other for other in group if other != rank()]
-    if not others:
-        return [own]
-    box, tag = mailbox(), "smp: copies of the model"
-    box.send_to_all(others, tag, own)
-    what = f"an average over the dp_group {list(group)}"
-    return [own if other == rank() else box.receive(other, tag, what) for other in group]
+def has_replicas() -> bool:
+    """Returns True if there are several copies of the model."""
+    return _mailbox is not None and dp_size() > 1
 
 
 def num_microbatches() -> int:

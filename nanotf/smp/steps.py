@@ -22,7 +22,7 @@ from nanotf.errors import (
     InvalidArgumentTypeError,
     ModelError,
 )
-from nanotf.smp import pipeline, runtime
+from nanotf.smp import pipeline, replicas, runtime
 from nanotf.smp.outputs import StepOutput
 from nanotf.smp.slicing import Slicing
 
@@ -129,6 +129,7 @@ class _Step:
             parts = self._slicing.split(batch, named, runtime.num_microbatches())
             results = _one_by_one(body, parts) if whole else pipeline.run(body, parts)
             with tf.init_scope():
+                replicas.equalize(runtime.called)
                 runtime.run_hooks()
             return results
 

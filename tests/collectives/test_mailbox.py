@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from forked_ranks import end_well, forked
 
 from nanotf.collectives.letters import Report, Wait
 from nanotf.collectives.mailbox import Mailbox
-from nanotf.collectives.mailbox_owner import MailboxOwner, mailboxes, supervised
+from nanotf.collectives.mailbox_owner import mailboxes
 from nanotf.collectives.waits import Watch, stuck
 from nanotf.errors import (
     CollectiveError,
@@ -31,38 +31,6 @@ MANY = 400  # letters; far more than any system's queue of datagrams holds
 def on_all(boxes: list[Mailbox], function: Callable[[Mailbox], Any]) -> list[Any]:
     with futures.ThreadPoolExecutor(len(boxes)) as pool:
         return [future.result() for future in [pool.submit(function, box) for box in boxes]]
-
-
-@contextlib.contextmanager
-def forked(
-    size: int, function: Callable[[Mailbox], None]
-) -> Iterator[tuple[MailboxOwner, list[int]]]:
-    """Runs a function of a mailbox in processes; an exception ends one with code 1."""
-    owner = MailboxOwner(size)
-    pids = []
-    for rank in range(size):
-        pid = os.fork()
-        if pid == 0:
-            code = 1
-            try:
-                mailbox = Mailbox(owner.spec(rank))
-                function(mailbox)
-                mailbox.close()
-                code = 0
-            finally:
-                os._exit(code)
-        pids.append(pid)
-    for rank in range(size):
-        owner.release(rank)
-    try:
-        with supervised(owner):
-            yield owner, pids
-    finally:
-        for pid in pids:
-            with contextlib.suppress(ChildProcessError, ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-        owner.close()
 
 
 def test_arrays_of_all_kinds() -> None:
@@ -140,7 +108,7 @@ def test_between_processes() -> None:
         assert total[0] == total[-1] == 20 * ((box.rank - 1) % 3) + 190
 
     with forked(3, run) as (_, pids):
-        assert [os.waitpid(pid, 0)[1] for pid in pids] == [0, 0, 0]
+        assert end_well(pids)
 
 
 def test_what_cannot_be_sent() -> None:
