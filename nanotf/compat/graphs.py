@@ -55,11 +55,17 @@ def uninitialized_variable(spec: Any, arguments: dict[str, Any]) -> Any:
 
 
 def release(variable: Any) -> None:
-    """Frees a variable's memory. Reading the variable then gives an array of no elements."""
-    tf = require_tensorflow()
-    # Assigning checks the dtype but not the shape. Destroying the resource has no effect in eager
-    # execution, whose resources are counted references.
-    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
+    """Frees a variable's memory. Reading it then gives an array of no elements; see `refill`."""
+    # Destroying the resource has no effect in eager execution, where it is a counted reference.
+    refill(variable, require_tensorflow().zeros([0], variable.dtype))
+
+
+def refill(variable: Any, value: Any) -> None:
+    """Assigns a value to a variable that `release` has freed, or that never had one."""
+    # `assign` compares the shape of the value with that of the one before.
+    require_tensorflow().raw_ops.AssignVariableOp(
+        resource=variable.handle, value=value, validate_shape=False
+    )
 
 
 def converted(function: Callable[..., Any], features: Any = None) -> Callable[..., Any]:

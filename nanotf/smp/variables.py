@@ -91,7 +91,7 @@ class Variables:
                 box.send(ranks[0], "smp: variable", [variable.numpy()])
             elif stage == 0:
                 (value,) = box.receive(ranks[owner], "smp: variable", "smp: a model that is saved")
-                variable.assign(value)
+                graphs.refill(variable, value)
         try:
             yield
         finally:
