@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nanotf.errors import JobError
+from nanotf.errors import JobError, NanoError
 
 _local = threading.local()  # `body`: the body that runs in this thread
 
@@ -54,7 +54,7 @@ class Body:
         self._graph = graph
         self._requests: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
-        self._error: BaseException | None = None
+        self._error: BaseException | None = None  # raised in the thread that waits for this one
         context = contextvars.copy_context()
         self._thread = threading.Thread(
             target=context.run, args=(self._run,), name="nanotf-smp-body", daemon=True
@@ -103,7 +103,9 @@ class Body:
         except _Stopped:
             pass
         except BaseException as error:
-            self._error = error  # raised in the thread that waits for this one
+            # AutoGraph replaces the classes that it does not know.
+            is_ours = isinstance(error.__context__, NanoError)
+            self._error = error.__context__ if is_ours else error
         finally:
             self._requests.put(None)
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat.versions import is_keras_3
-from nanotf.errors import JobError, ModelError
+from nanotf.errors import JobError, ModelError, UnavailableError
 from nanotf.smp import objects, partitioned, pipeline, runtime
 
 SAVE_PATH = "/opt/ml/model"
@@ -56,6 +56,23 @@ class DistributedModel(tf.keras.Model):  # type: ignore[misc]
     weights = _of_this_partition("weights")
     trainable_weights = _of_this_partition("trainable_weights")
     non_trainable_weights = _of_this_partition("non_trainable_weights")
+
+    @property
+    def losses(self) -> list[Any]:
+        """The losses of regularizers and `add_loss`, with one partition."""
+        known = partitioned.of(self)
+        if known is None or not known.is_cut or known.is_whole:
+            return list(super().losses)
+        with known.unlimited():
+            found = super().losses
+        if found:
+            raise UnavailableError(
+                "A model in several partitions has no losses of its own: each process knows those "
+                f"of its own part alone. Received: {self.name!r} with {len(found)} losses of "
+                "regularizers or add_loss. Return them from the model's call, or use "
+                "partitions=1."
+            )
+        return []
 
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
         """Saves the whole model. Call it in all ranks; rank 0 writes.

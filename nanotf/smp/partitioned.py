@@ -29,7 +29,7 @@ class Partitioned:
         self._variables = Variables()
         self._cuts: dict[Any, Cut] = {}
         self.trainable: list[Any] = []  # of this partition, set by each call
-        self.is_whole = False  # while this process has the values of all variables
+        self.is_whole = False  # while `held` returns all variables
 
     def cut(self, call: Call) -> tuple[Cut, list[Any]]:
         """Returns the cut of a call, and the tensors among its arguments."""
@@ -65,6 +65,15 @@ class Partitioned:
         }
 
     @contextlib.contextmanager
+    def unlimited(self) -> Iterator[None]:
+        """Makes `held` return all variables, with values or without, in this context."""
+        self.is_whole = True
+        try:
+            yield
+        finally:
+            self.is_whole = False
+
+    @contextlib.contextmanager
     def whole(self) -> Iterator[bool]:
         """Makes the model whole in rank 0, in this context, which all ranks enter.
 
@@ -76,11 +85,11 @@ class Partitioned:
             yield False
             return
         with self._variables.gathered(runtime.mailbox(), place.mp_group, place.mp_rank):
-            self.is_whole = place.mp_rank == 0
-            try:
-                yield self.is_whole
-            finally:
-                self.is_whole = False
+            if place.mp_rank > 0:
+                yield False
+                return
+            with self.unlimited():
+                yield True
 
     def _make(self, call: Call, flat: Sequence[Any], specs: Sequence[Any]) -> Cut:
         def whole(*tensors: Any) -> Any:
