@@ -44,8 +44,8 @@ demo: $(STAMP)
 
 # TensorFlow 2.15 has one Keras generation; later versions have Keras 3 and, as tf_keras, Keras 2.
 # Importing TensorFlow fixes the generation, hence a run for each. No run keeps two cores busy, so
-# three run in parallel; each prints at its end. Exit code 5: ARGS selects no test. `loadgroup`: one
-# process runs all tests of a group, which share a fixture that is slow to make.
+# three run in parallel; each prints at its end. Exit code 5: ARGS selects no test. `loadfile`: the
+# tests of a file share fixtures that are slow to make. (pytest 9.2 ignores the groups of xdist 3.8.)
 test test-all: lint
 	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target newest-1 newest-2 \
 		$(if $(filter 2.15%,$(TF)),,legacy) units SAMPLE="$(SAMPLE)" LEGACY="$(LEGACY)"
@@ -54,7 +54,7 @@ test test-all: lint
 newest-1 newest-2: newest-%:
 	$(PYTEST) tests/e2e tests/programs --part $*/2 $(SAMPLE) $(ARGS) || test $$? = 5
 units:
-	$(PYTEST) -n auto --dist loadgroup --ignore tests/e2e --ignore tests/programs tests $(SAMPLE) $(ARGS) || test $$? = 5
+	$(PYTEST) -n auto --dist loadfile --ignore tests/e2e --ignore tests/programs tests $(SAMPLE) $(ARGS) || test $$? = 5
 legacy:
 	TF_USE_LEGACY_KERAS=1 $(PYTEST) tests/e2e tests/programs $(SAMPLE) $(LEGACY) $(ARGS) || test $$? = 5
 

@@ -27,7 +27,7 @@ import pytest
 from waiting import wait_until
 
 # Folders of tests with real workers, and how many cases of a test count as one of `--cases`.
-_REAL = {"e2e": 1, "programs": 8}
+_REAL = {"e2e": 1, "programs": 5}
 # The pool's own threads live from one test to the next, like the pool. `Timer` is its idle timer.
 _POOL_THREADS = ("nanotf-", "Thread-")
 

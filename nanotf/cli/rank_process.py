@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import pickle
 import sys
@@ -32,14 +33,19 @@ def main(arguments: Sequence[str]) -> None:
         logger.warning("Rank %s %s", placement.rank, warning)
     process.bind_memory(placement.numa_node)
     process.write_stacks()
-    if placement.rank > 0:  # a pipe, which would hold lines back
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    _write_whole_lines()
     mailbox = Mailbox(order.spec)
     # Registered before the script's handlers, it runs after them.
     atexit.register(mailbox.close)
     runtime.enter(mailbox)
     order.script.run_as_rank()
+
+
+def _write_whole_lines() -> None:
+    """Makes `print` write each line at once, and in one piece: other ranks print, too."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None if it is closed
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 if __name__ == "__main__":

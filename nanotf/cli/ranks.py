@@ -6,7 +6,8 @@
       +-- rank 1   pinned; its lines have the prefix "[1] "
 
 A rank that fails fails all: the others raise `WorkerDied` in their next call that communicates, and
-are stopped if they make none. `rank_process` is the code of a rank's process.
+are stopped if they make none. A rank that waits for longer than NANOTF_STALL_SECONDS is named in a
+warning. `rank_process` is the code of a rank's process.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from nanotf.jobs.processes import Output, Program
 from nanotf.machine import cluster, neighbours, topology
 from nanotf.machine.interpreter import python_command
 from nanotf.pool.local import worker_variables
+from nanotf.pool.stalls import stall_seconds
 from nanotf.smp import config
 from nanotf.smp import ranks as places
 from nanotf.wire.memory_files import anonymous_file
@@ -119,7 +121,7 @@ def run(script: Script, size: int) -> int:
     """
     plan = neighbours.plan(size)
     with ExitStack() as stack:
-        owner = MailboxOwner(size)
+        owner = MailboxOwner(size, stall_seconds())
         stack.callback(owner.close)
         output = Output(_write)
         stack.callback(output.close)
@@ -223,6 +225,7 @@ class _Ranks:
             self._terminating_at = time.monotonic() + _NEWS_SECONDS
 
     def _died(self, rank: int, program: Program) -> WorkerDied:
+        self._owner.read()  # its partition may have come just before its end
         phrase, code, number = describe_exit(program.process.returncode)
         partition = self._owner.partitions.get(rank)
         of = f"partition {partition}, " if partition is not None else ""

@@ -113,7 +113,7 @@ class Script:
         self._set_arguments()
         try:
             self._execute()
-        except Exception as error:
+        except BaseException as error:
             _show_from(error, _begin_of_script(error))
             raise
 

@@ -92,10 +92,17 @@ class Report:
 
 @dataclass(frozen=True)
 class Introduction:
-    """A rank tells its supervisor the part of the work that it has: `partition`, int."""
+    """A rank begins, and tells its supervisor its part of the work.
+
+    Args:
+        rank: int.
+        partition: int, the part of a model that it has.
+        about: str, equal on all ranks that fit together.
+    """
 
     rank: int
     partition: int
+    about: str
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ from nanotf.errors import CollectiveError, InvalidArgumentError, NanoError
 REPORT_SECONDS = 1.0  # between two reports of a rank that waits
 _FULL_SECONDS = 0.005  # until the next try, where the system has no room for a datagram
 _LOOK_SECONDS = 0.5  # a wait without a limit would not notice Ctrl-C on every system
-_FLUSH_SECONDS = 30.0  # for pending datagrams when the mailbox closes
+_FLUSH_SECONDS = 10.0  # for pending datagrams when the mailbox closes
 _NEWS_SECONDS = 10.0  # for the supervisor to tell how a rank has ended
 
 
@@ -110,13 +110,15 @@ class Mailbox:
         )
         self._thread.start()
 
-    def introduce(self, partition: int) -> None:
-        """Tells the supervisor which part of the model this rank has, for its messages.
+    def introduce(self, partition: int, about: str) -> None:
+        """Tells the supervisor this rank's part of the work. All ranks fail if they do not fit.
 
         Args:
-            partition: int.
+            partition: int, the part of a model that this rank has, for messages.
+            about: str, such as the configuration; the n-th call says the same on all ranks.
         """
-        self._post(self._supervisor, pickle.dumps(Introduction(self.rank, partition)), None)
+        introduction = Introduction(self.rank, partition, about)
+        self._post(self._supervisor, pickle.dumps(introduction), None)
 
     # ------------------------------------------------------------------------- for callers
     def send(self, destination: int, tag: str, arrays: Sequence[Array]) -> None:

@@ -14,7 +14,8 @@ from nanotf.collectives.letters import DATAGRAM_BYTES, Ended, Failed, Introducti
 from nanotf.collectives.mailbox import Mailbox, MailboxSpec
 from nanotf.collectives.outboxes import Outbox
 from nanotf.collectives.waits import Watch, describe
-from nanotf.errors import NanoError
+from nanotf.console import logger
+from nanotf.errors import CollectiveError, NanoError
 from nanotf.wire.memory_files import above_standard
 
 
@@ -23,16 +24,20 @@ class MailboxOwner:
 
     Args:
         size: int, number of ranks.
+        patience: float, seconds after which a rank that still waits is named in a warning.
 
     Attributes:
         size: int.
         partitions: dict of a rank to the partition that it has introduced itself with.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, patience: float = 600.0) -> None:
         self.size = size
+        self._patience = patience
+        self._introductions: dict[int, list[str]] = {}  # by rank
         self.partitions: dict[int, int] = {}
-        self._watch = Watch()
+        self._reading = threading.Lock()
+        self._watch = Watch()  # guarded by `_reading`, like the above
         self._failing = threading.Lock()
         self._failure: NanoError | None = None  # guarded by `_failing`, set once
         ends = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(size + 1)]
@@ -61,19 +66,39 @@ class MailboxOwner:
         return self._inbox.fileno()
 
     def read(self) -> None:
-        """Reads what the ranks report. If some wait for each other, all ranks fail."""
-        while True:
-            try:
-                message = pickle.loads(self._inbox.recv(DATAGRAM_BYTES, socket.MSG_DONTWAIT))
-            except BlockingIOError:
-                break
-            if isinstance(message, Introduction):
-                self.partitions[message.rank] = message.partition
-            elif isinstance(message, Report):
-                self._watch.note(message)
-        stuck = self._watch.stuck()
-        if stuck and self._failure is None:
-            self.fail(describe(stuck))
+        """Reads what the ranks report. If some wait for each other, all ranks fail.
+
+        Any thread may call it.
+        """
+        with self._reading:
+            while True:
+                try:
+                    message = pickle.loads(self._inbox.recv(DATAGRAM_BYTES, socket.MSG_DONTWAIT))
+                except BlockingIOError:
+                    break
+                if isinstance(message, Introduction):
+                    self._meet(message)
+                elif isinstance(message, Report):
+                    self._watch.note(message)
+            for text in self._watch.long_waits(self._patience):
+                logger.warning("%s", text)
+            stuck = self._watch.stuck()
+            if stuck and self._failure is None:
+                self.fail(describe(stuck))
+
+    def _meet(self, new: Introduction) -> None:
+        self.partitions[new.rank] = new.partition
+        own = self._introductions.setdefault(new.rank, [])
+        own.append(new.about)
+        for rank, abouts in self._introductions.items():
+            if len(abouts) >= len(own) and abouts[len(own) - 1] != new.about:
+                other = abouts[len(own) - 1]
+                self.fail(
+                    CollectiveError(
+                        f"All ranks must have the same configuration. Received: {other} on rank "
+                        f"{rank}, {new.about} on rank {new.rank}."
+                    )
+                )
 
     def tell_ended(self, rank: int) -> None:
         """Tells the ranks that one has ended as it should. Who waits for it raises."""

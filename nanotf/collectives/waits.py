@@ -44,6 +44,8 @@ class Watch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._seen: dict[int, _Seen] = {}
+        self._begins: dict[int, dict[int, float]] = {}  # of waits, by rank and number
+        self._named: set[tuple[int, int]] = set()  # by `long_waits`
 
     def note(self, report: Report) -> None:
         """Takes a rank's report."""
@@ -54,6 +56,27 @@ class Watch:
             if used <= IDLE_SHARE * (now - last.at) and now - last.at <= FRESH_SECONDS:
                 since = last.since
         self._seen[report.rank] = _Seen(report, now, since)
+
+    def long_waits(self, seconds: float) -> list[str]:
+        """Describes each wait that has lasted for some time, once. It may be as it should.
+
+        Args:
+            seconds: float, the time.
+        """
+        now, texts = self._clock(), []
+        for rank, seen in self._seen.items():
+            current = {wait.number: wait for wait in seen.report.waits}
+            begins = self._begins.get(rank, {})
+            self._begins[rank] = {number: begins.get(number, seen.at) for number in current}
+            for number, begin in self._begins[rank].items():
+                is_fresh = now - seen.at <= FRESH_SECONDS
+                if is_fresh and now - begin > seconds and (rank, number) not in self._named:
+                    self._named.add((rank, number))
+                    texts.append(
+                        f"Rank {rank} has waited {seconds:g} s for rank {current[number].source}, "
+                        f"in {current[number].what}."
+                    )
+        return texts
 
     def stuck(self) -> list[Report]:
         """Returns the reports of the ranks that wait for each other; empty if there are none."""

@@ -26,7 +26,8 @@ from nanotf.compat.versions import is_keras_3
 from nanotf.console import logger
 from nanotf.errors import ModelError, ShippingError
 from nanotf.machine import topology
-from nanotf.parent import auto, auto_cache, auto_key
+from nanotf.parent import auto, auto_cache, auto_candidates, auto_key, auto_trials
+from nanotf.parent.auto_trials import Measured
 from nanotf.parent.fit_data import FitArguments
 from nanotf.pool import warm
 from nanotf.pool.transports import check_transport
@@ -121,22 +122,22 @@ def choose(
         NanoError: An argument cannot be used.
         Exception: What Keras raises for the arguments.
     """
-    plan = auto.candidates(cores_per_process, cores)[number]
-    why_not = auto._why_no_trial(given.get("x"))
+    plan = auto_candidates.candidates(cores_per_process, cores)[number]
+    why_not = auto_trials.why_no_trial(given.get("x"))
     if why_not:
         return _say(given, f"no trial: {why_not}", ())
     transport = check_transport(transport)
-    with auto._unchanged(model):
+    with auto_trials.unchanged(model):
         try:
-            trial = auto._Trial(model, auto._shortened(FitArguments.of(given)), number)
+            trial = auto_trials.Trial(model, auto_trials.shortened(FitArguments.of(given)), number)
         except (ModelError, ShippingError) as error:  # one process trains whatever Keras can
             return _say(given, f"no trial: {error}", ())
-        key = auto_key.digest_of(auto._key(trial, {number: plan}, transport), tuple(tune))
+        key = auto_key.digest_of(auto.key_of(trial, {number: plan}, transport), tuple(tune))
         entry = auto_cache.entries().get(key)
         if entry is None:
             measured = _tried(trial, tune, number, plan, transport)
         else:
-            measured = [auto.Measured(**m) for m in entry["measured"]]
+            measured = [Measured(**m) for m in entry["measured"]]
     chosen = _decide(model, tune, measured)
     if entry is None:
         found = [dataclasses.asdict(m) for m in measured if m.step is not None]
@@ -146,7 +147,7 @@ def choose(
     return _say(given, _text(model, chosen, measured, entry), chosen)
 
 
-def _decide(model: Any, tune: Sequence[str], measured: Sequence[auto.Measured]) -> tuple[str, ...]:
+def _decide(model: Any, tune: Sequence[str], measured: Sequence[Measured]) -> tuple[str, ...]:
     """Returns the settings that were kept: each must be clearly faster than those before it."""
     steps = {m.setting: m.step for m in measured if m.step is not None}
     chosen: tuple[str, ...] = ()
@@ -159,12 +160,12 @@ def _decide(model: Any, tune: Sequence[str], measured: Sequence[auto.Measured]) 
 
 
 def _tried(
-    trial: auto._Trial, tune: Sequence[str], number: int, plan: topology.Plan, transport: str
-) -> list[auto.Measured]:
+    trial: auto_trials.Trial, tune: Sequence[str], number: int, plan: topology.Plan, transport: str
+) -> list[Measured]:
     """Measures the model as it is, and each setting on top of those kept before it."""
     model, arguments = trial.model, trial.arguments
-    budget = auto._Budget(None)
-    measured: list[auto.Measured] = []
+    budget = auto_trials.Budget(None)
+    measured: list[Measured] = []
     try:
         for place in range(len(tune) + 1):
             kept = _decide(model, tune[: place - 1], measured) if place else ()
@@ -172,25 +173,25 @@ def _tried(
             label = _label(model, settings)
             if "bf16" in settings and not is_keras_3():
                 note = "not tried: layers of Keras 2 keep their precision; use run --precision"
-                measured.append(auto.Measured(number, None, note=note, setting=label))
+                measured.append(Measured(number, None, note=note, setting=label))
                 continue
             if place > 1 and budget.left() < 0:
-                measured.append(auto.Measured(number, None, note="no time left", setting=label))
+                measured.append(Measured(number, None, note="no time left", setting=label))
                 continue
             try:
                 with applied(model, settings):
-                    one = auto._Trial(model, arguments, number, budget)
-                    found = auto._measure(one, number, plan, transport, budget)
+                    one = auto_trials.Trial(model, arguments, number, budget)
+                    found = auto_trials.measure(one, number, plan, transport, budget)
             # A setting may break the user's code, such as float32 constants in a bfloat16 model.
             except Exception as error:
                 logger.info("The trial with %s failed: %s", label or "no setting", error)
-                found = auto.Measured(number, None, note=f"failed: {type(error).__name__}")
+                found = Measured(number, None, note=f"failed: {type(error).__name__}")
             measured.append(dataclasses.replace(found, setting=label))
             if place == 0:
                 if found.step is None:  # there is nothing to compare with
                     break
                 # Compiling takes long, and steps of XLA or bfloat16 may be many times as slow.
-                budget.grant(auto.TRIAL_SECONDS)
+                budget.grant(auto_trials.TRIAL_SECONDS)
     finally:
         if number > 1:
             warm.shutdown()  # these workers have drawn random numbers
@@ -200,7 +201,7 @@ def _tried(
 def _text(
     model: Any,
     chosen: Sequence[str],
-    measured: Sequence[auto.Measured],
+    measured: Sequence[Measured],
     entry: Mapping[str, Any] | None,
 ) -> str:
     when = "measured" if entry is None else f"as measured on {entry['date']}"

@@ -67,6 +67,7 @@ def init(config: dict[str, Any] | None = None) -> None:
         InvalidArgumentError, InvalidArgumentTypeError: The configuration breaks a rule, or the
             number of processes is not divisible by the number of partitions.
         JobError: It asks for more than one partition in a process that is the only one.
+        CollectiveError: In a later call: ranks have different configurations.
         UnavailableError: The call is in a `@nano` function with several workers.
     """
     global _config
@@ -77,7 +78,7 @@ def init(config: dict[str, Any] | None = None) -> None:
             f"smp.init() in one with {context.size()} workers. Call it in your own process."
         )
     if _mailbox is not None:
-        _mailbox.introduce(_place(found).mp_rank)
+        _mailbox.introduce(_place(found).mp_rank, repr(found))
     elif found.partitions > 1:
         raise JobError(
             "Each partition of a model needs a process. Received: partitions="

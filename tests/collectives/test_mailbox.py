@@ -228,3 +228,25 @@ def test_a_rank_with_a_wait_that_can_end_is_not_stuck() -> None:
     one = Report(0, (Wait(0, 1, "z"),), (0, 0, 0), (0, 0, 0), 0.0)
     assert stuck({0: one, 1: two}) == {}  # rank 2 computes
     assert list(stuck({0: one, 1: replace(two, waits=two.waits[:1])})) == [0, 1]
+
+
+def test_a_long_wait_is_named_once() -> None:
+    now, texts = 0.0, []
+    watch = Watch(lambda: now)
+    for second in range(15):
+        now = float(second)
+        watch.note(_report(0, 1))
+        texts += watch.long_waits(10.0)
+    assert texts == ["Rank 0 has waited 10 s for rank 1, in receive."]
+
+
+def test_ranks_that_do_not_fit_together() -> None:
+    with mailboxes(2) as boxes:
+        for box in boxes:
+            box.introduce(box.rank, "equal")
+        for box in boxes:
+            box.introduce(box.rank, f"of {box.rank}")
+        match = r"the same configuration. Received: of \d on rank \d, of \d on rank \d"
+        for box in boxes:
+            with pytest.raises(CollectiveError, match=match):
+                box.receive(1 - box.rank, "x")

@@ -26,7 +26,10 @@ class InStrategy(Lazily):
 
 @pytest.mark.parametrize(
     ("implementation", "size"),
-    [pytest.param("native", 2, marks=needs_native), ("python", 3)],
+    [
+        pytest.param("native", 2, marks=needs_native),
+        pytest.param("python", 3, marks=pytest.mark.thorough),
+    ],
 )
 def test_everything(implementation, size):
     with create_group(size, implementation=implementation, deadline=120) as owner:
@@ -35,6 +38,7 @@ def test_everything(implementation, size):
         assert other == per_rank[0], "ranks agree to the last bit"
 
 
+@pytest.mark.thorough
 def test_tensorflows_own_collectives_sum_16_bit_floats_in_float32():
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(3)]

@@ -29,7 +29,10 @@ class Lazily:
 # Fewer combinations than test_engines.py: each process imports TensorFlow, which takes seconds.
 @pytest.mark.parametrize(
     ("implementation", "size"),
-    [pytest.param("native", 3, marks=needs_native), ("python", 2)],
+    [
+        pytest.param("native", 3, marks=needs_native),
+        pytest.param("python", 2, marks=pytest.mark.thorough),
+    ],
 )
 def test_everything(implementation, size):
     with create_group(size, implementation=implementation, deadline=120) as owner:

@@ -49,6 +49,7 @@ def test_arrays_and_datasets(kind: str) -> None:
     assert executions < steps / 2
 
 
+@pytest.mark.thorough
 def test_dropout() -> None:
     """Its random numbers continue; in Keras 2 the graph keeps their state."""
     fit_both(lambda: _example(L.Dropout(0.2)), x=X, y=Y, batch_size=2, epochs=EPOCHS)

@@ -47,11 +47,15 @@ def own_ray() -> Iterator[dict[str, str]]:
 
 @pytest.mark.timeout(GROUP_SECONDS + 60)
 @pytest.mark.parametrize("module", ["ray_one_node", "ray_two_nodes"])
-def test_group(module: str, tmp_path: pathlib.Path, own_ray: dict[str, str]) -> None:
+def test_group(
+    module: str, tmp_path: pathlib.Path, own_ray: dict[str, str], request: pytest.FixtureRequest
+) -> None:
     """Ray's workers behave like those of the local backend."""
     path = pathlib.Path(__file__).with_name(f"{module}.py")
     command = [sys.executable, "-m", "pytest", str(path), "-q", "-x", "--tb=short"]
     command += ["-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}"]
+    if (number := request.config.getoption("--cases")) is not None:
+        command += ["--cases", str(number)]
     done = subprocess.run(
         command,
         cwd=ROOT,

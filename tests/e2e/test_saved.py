@@ -7,6 +7,7 @@ equal those of a plain Keras model trained throughout in one process.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import json
 import pathlib
@@ -141,24 +142,39 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
-def trained() -> dict[str, Any]:
+class _Trained(dict[str, Any]):
     """Maps a kind to the model that two processes trained, and its losses."""
-    models = {}
-    for kind, (make, _) in KINDS.items():
-        model = _compiled(make)
-        models[kind] = model, model.fit(X, Y, **FIT, num_processes=2).history["loss"]
-    return models
+
+    def __missing__(self, kind: str) -> Any:
+        model = _compiled(KINDS[kind][0])
+        self[kind] = model, model.fit(X, Y, **FIT, num_processes=2).history["loss"]
+        return self[kind]
 
 
 @pytest.fixture(scope="module")
-def loaded(trained: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Maps kind and format to the results of a script that cannot import nanotf."""
+def trained() -> _Trained:
+    return _Trained()
+
+
+@pytest.fixture(scope="module")
+def loaded(
+    trained: _Trained, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    """Maps kind and format to the results of a script that cannot import nanotf.
+
+    One script loads all that the selected tests need.
+    """
+    wanted = {
+        (item.callspec.params["kind"], item.callspec.params["form"])
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == "test_loads_without_nanotf"
+    }
     directory = tmp_path_factory.mktemp("saved")
     np.savez(directory / "data.npz", x=X, y=Y)
     paths = {
         f"{kind}-{form}": _save(trained[kind][0], form, directory / f"{kind}_{form}")
         for kind, form in CASES
+        if (kind, form) in wanted
     }
     (directory / "paths.json").write_text(json.dumps(paths))
     source = textwrap.dedent(inspect.getsource(subclass))
@@ -167,29 +183,27 @@ def loaded(trained: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, tuple[list[float], list[float]]]:
-    """Maps a kind to plain Keras's losses in the first epoch, and in a second fit's two epochs."""
-    losses = {}
-    for kind, (_, make) in KINDS.items():
-        if not kind.startswith("accelerated"):
-            model = _compiled(make)
-            first = model.fit(X, Y, **FIT).history["loss"]
-            losses[kind] = (first, model.fit(X, Y, **FIT, epochs=2).history["loss"])
-    losses["accelerated"] = losses["functional"]
-    losses["accelerated_subclass"] = losses["subclassed"]
+def expected() -> Callable[[str], tuple[list[float], list[float]]]:
+    """Gives plain Keras's losses in the first epoch, and in a second fit's two epochs, by kind."""
+
+    @functools.cache
+    def losses(kind: str) -> tuple[list[float], list[float]]:
+        model = _compiled(KINDS[kind][1])
+        first = model.fit(X, Y, **FIT).history["loss"]
+        return first, model.fit(X, Y, **FIT, epochs=2).history["loss"]
+
     return losses
 
 
-@pytest.mark.every_case  # the fixtures train and load them all anyway
 @pytest.mark.parametrize(("kind", "form"), CASES)
 @pytest.mark.both_generations
 def test_loads_without_nanotf(
-    trained: Any, loaded: Any, expected: Any, kind: str, form: str
+    trained: _Trained, loaded: Any, expected: Any, kind: str, form: str
 ) -> None:
     (model, losses), found = trained[kind], loaded[f"{kind}-{form}"]
     predicted = model.predict(X, verbose=0)
     np.testing.assert_allclose(found["predicted"], predicted, rtol=1e-5, atol=1e-6)
-    first, more = expected[kind]
+    first, more = expected(kind)
     np.testing.assert_allclose(losses, first, rtol=1e-4)
     if "losses" in found:
         assert found["steps"] == 4
@@ -253,7 +267,7 @@ COPIES = {"pickle": lambda model: pickle.loads(pickle.dumps(model)), "deepcopy":
 
 
 @pytest.mark.parametrize("how", COPIES)
-def test_copies_take_num_processes(trained: Any, how: str) -> None:
+def test_copies_take_num_processes(trained: _Trained, how: str) -> None:
     for kind in ("functional", "sequential", "accelerated"):
         model, _ = trained[kind]
         made = COPIES[how](model)
@@ -262,7 +276,7 @@ def test_copies_take_num_processes(trained: Any, how: str) -> None:
 
 
 @pytest.mark.both_generations
-def test_clones_and_configurations_are_plain_keras(trained: Any) -> None:
+def test_clones_and_configurations_are_plain_keras(trained: _Trained) -> None:
     for kind in ("functional", "sequential", "accelerated"):
         model, _ = trained[kind]
         assert "nanotf" not in json.dumps(model.get_config(), default=str), kind

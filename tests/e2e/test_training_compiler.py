@@ -179,7 +179,6 @@ print(json.dumps(losses))
 
 
 @pytest.mark.own_pool
-@pytest.mark.thorough
 def test_a_custom_loop_runs_unchanged(tmp_path: pathlib.Path) -> None:
     """In one process, which a note says: only `@nano` tells what to divide."""
     done = _script(tmp_path, LOOP, "-m", "nanotf", "run", "-n", "2", "script.py")

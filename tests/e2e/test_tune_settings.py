@@ -14,8 +14,8 @@ import tensorflow as tf
 import nanotf
 from nanotf.cli import main
 from nanotf.compat.versions import keras_version
-from nanotf.parent import auto, auto_cache
-from nanotf.parent.auto import Measured
+from nanotf.parent import auto_cache, auto_trials
+from nanotf.parent.auto_trials import Measured
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 
@@ -51,7 +51,7 @@ def _with_times(monkeypatch: pytest.MonkeyPatch, times: dict[Any, float]) -> lis
         tried.append((number, *setting))
         return Measured(number, times[setting] * number)
 
-    monkeypatch.setattr(auto, "_measure", measure)
+    monkeypatch.setattr(auto_trials, "measure", measure)
     return tried
 
 

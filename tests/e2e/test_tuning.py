@@ -19,8 +19,9 @@ from parity import assert_same_history, assert_same_state, digits, small_cnn
 import nanotf
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.keras import Model, Sequential
-from nanotf.parent import auto, auto_cache
-from nanotf.parent.auto import Measured, decide
+from nanotf.parent import auto, auto_cache, auto_candidates, auto_trials
+from nanotf.parent.auto import decide
+from nanotf.parent.auto_trials import Measured
 from nanotf.pool import pool, warm
 
 pytestmark = pytest.mark.own_pool
@@ -36,7 +37,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the tried numbers; leaves time for all, however busy the machine is."""
     found: list[int] = []
-    stock = auto._measure
+    stock = auto_trials.measure
 
     def measure(trial: Any, number: int, *args: Any) -> Measured:
         found.append(number)
@@ -44,10 +45,10 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         assert measured.step is not None and measured.step > 0
         return Measured(number, measured.step, start_up=0.0)
 
-    monkeypatch.setattr(auto, "_measure", measure)
-    monkeypatch.setattr(auto, "TRIAL_SECONDS", 1000.0)
-    monkeypatch.setattr(auto, "MEASURED_SECONDS", 0.1)
-    monkeypatch.setattr(auto, "START_UP", 0.0)  # the jobs here are short
+    monkeypatch.setattr(auto_trials, "measure", measure)
+    monkeypatch.setattr(auto_trials, "TRIAL_SECONDS", 1000.0)
+    monkeypatch.setattr(auto_trials, "MEASURED_SECONDS", 0.1)
+    monkeypatch.setattr(auto_trials, "START_UP", 0.0)  # the jobs here are short
     return found
 
 
@@ -69,7 +70,7 @@ def test_the_fastest_is_chosen_if_worth_its_start() -> None:
 
 def test_one_core(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plans = {1: nanotf.plan(1)}
-    monkeypatch.setattr(auto, "candidates", lambda *_: plans)
+    monkeypatch.setattr(auto_candidates, "candidates", lambda *_: plans)
     x, y = digits(20)
     history = small_cnn().fit(x, y, verbose=2, num_processes="auto")
     assert history.nanotf.size == 1
@@ -204,7 +205,7 @@ def test_a_rebuilt_model_is_remembered(monkeypatch: pytest.MonkeyPatch, make: An
         tried.append(number)
         return Measured(number, 100.0)
 
-    monkeypatch.setattr(auto, "_measure", measure)
+    monkeypatch.setattr(auto_trials, "measure", measure)
     _choose(monkeypatch, 1)
     x, y = np.zeros((8, 4), "float32"), np.zeros((8, 1), "float32")
 
@@ -285,7 +286,7 @@ def test_a_trial_that_fails(
             raise nanotf.errors.WorkerError("no memory")
         return Measured(1, 100.0)
 
-    monkeypatch.setattr(auto, "_measure", measure)
+    monkeypatch.setattr(auto_trials, "measure", measure)
     x, y = digits(40)
     small_cnn().fit(x, y, verbose=2, num_processes="auto")
     assert "failed: WorkerError: no memory" in capsys.readouterr().out
@@ -302,20 +303,20 @@ def test_a_trial_skipped_for_lack_of_time_runs_later(
         return Measured(number, 100.0)
 
     plans = dict.fromkeys((1, 2, 4), nanotf.plan(1))
-    monkeypatch.setattr(auto, "candidates", lambda *_: plans)
-    monkeypatch.setattr(auto.warm, "is_warm", lambda *_: False)
-    monkeypatch.setattr(auto, "_measure", measure)
-    monkeypatch.setattr(auto, "TRIAL_SECONDS", -1.0)
-    monkeypatch.setattr(auto, "TRIAL_SHARE", 0.0)
-    monkeypatch.setattr(auto, "PATIENCE", 0.0)
-    monkeypatch.setattr(auto, "START_UP", 0.0)
+    monkeypatch.setattr(auto_candidates, "candidates", lambda *_: plans)
+    monkeypatch.setattr(warm, "is_warm", lambda *_: False)
+    monkeypatch.setattr(auto_trials, "measure", measure)
+    monkeypatch.setattr(auto_trials, "TRIAL_SECONDS", -1.0)
+    monkeypatch.setattr(auto_trials, "TRIAL_SHARE", 0.0)
+    monkeypatch.setattr(auto_trials, "PATIENCE", 0.0)
+    monkeypatch.setattr(auto_trials, "START_UP", 0.0)
     _choose(monkeypatch, 1)
     x, y = digits(40)
     model = small_cnn()
     model.fit(x, y, verbose=2, num_processes="auto")
     assert tried == [1, 2], "fewer decide nothing"
     assert "(4: not tried: no time left)" in capsys.readouterr().out
-    monkeypatch.setattr(auto, "TRIAL_SECONDS", 1000.0)
+    monkeypatch.setattr(auto_trials, "TRIAL_SECONDS", 1000.0)
     model.fit(x, y, verbose=0, num_processes="auto")
     assert tried == [1, 2, 4]
     assert capsys.readouterr().out == ""  # verbose=0
@@ -332,10 +333,10 @@ def test_warm_workers_need_no_start(
         tried.append(number)
         return Measured(number, 1.0 / number, start_up=0.0)  # workers that are already warm
 
-    monkeypatch.setattr(auto, "candidates", lambda *_: plans)
-    monkeypatch.setattr(auto, "_measure", measure)
-    monkeypatch.setattr(auto, "START_UP", 100.0)
-    monkeypatch.setattr(auto.warm, "is_warm", lambda plan, _: is_there and plan == plans[2])
+    monkeypatch.setattr(auto_candidates, "candidates", lambda *_: plans)
+    monkeypatch.setattr(auto_trials, "measure", measure)
+    monkeypatch.setattr(auto_trials, "START_UP", 100.0)
+    monkeypatch.setattr(warm, "is_warm", lambda plan, _: is_there and plan == plans[2])
     x, y = digits(40)
     model, given = small_cnn(), {"x": x, "y": y, "batch_size": 1, "verbose": 2}  # a job of 40 s
     assert auto.choose(model, given) == 1
@@ -403,12 +404,12 @@ def test_a_trial_that_is_too_slow_is_stopped(
         now[0] += 40.0
         self._check_time()
 
-    monkeypatch.setattr(auto, "_now", lambda: now[0])
-    monkeypatch.setattr(auto._Trial, "look", look)
-    monkeypatch.setattr(auto, "TRIAL_SECONDS", 100.0)
-    monkeypatch.setattr(auto, "START_UP", 0.0)
+    monkeypatch.setattr(auto_trials, "_now", lambda: now[0])
+    monkeypatch.setattr(auto_trials.Trial, "look", look)
+    monkeypatch.setattr(auto_trials, "TRIAL_SECONDS", 100.0)
+    monkeypatch.setattr(auto_trials, "START_UP", 0.0)
     tried: list[int] = []
-    stock = auto._measure
+    stock = auto_trials.measure
 
     def measure(trial: Any, number: int, *args: Any) -> Measured:
         tried.append(number)
@@ -416,7 +417,7 @@ def test_a_trial_that_is_too_slow_is_stopped(
         # Whatever the trial took, the job is worth two processes, and 5 % of it is little.
         return found if found.step is None else Measured(1, 0.1)
 
-    monkeypatch.setattr(auto, "_measure", measure)
+    monkeypatch.setattr(auto_trials, "measure", measure)
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(5)
@@ -454,9 +455,9 @@ def test_a_stopped_trial_may_be_worth_more_time() -> None:
     one, two = Measured(1, 0.5), Measured(2, None, 3.0, "too slow", stopped=15.0)
     known = {1: one, 2: two}
     for steps, is_worth in ((None, False), (1000, False), (2000, True)):  # 25 s, 50 s
-        assert auto._Budget(steps).is_worth_more(two, known) == is_worth
-        assert not auto._Budget(steps).is_worth_more(one, known)
-    assert not auto._Budget(2000).is_worth_more(Measured(1, None, stopped=15.0), {})
+        assert auto_trials.Budget(steps).is_worth_more(two, known) == is_worth
+        assert not auto_trials.Budget(steps).is_worth_more(one, known)
+    assert not auto_trials.Budget(2000).is_worth_more(Measured(1, None, stopped=15.0), {})
 
 
 @pytest.mark.thorough
@@ -468,8 +469,8 @@ def test_the_start_of_workers_is_no_measurement(monkeypatch: pytest.MonkeyPatch)
         return stock(*args)
 
     monkeypatch.setattr(warm, "_start", start)
-    monkeypatch.setattr(auto, "_now", lambda: now[0])
-    monkeypatch.setattr(auto, "START_UP", 0.0)  # the job is short
+    monkeypatch.setattr(auto_trials, "_now", lambda: now[0])
+    monkeypatch.setattr(auto_trials, "START_UP", 0.0)  # the job is short
     nanotf.shutdown()
     x, y = digits(40)
     small_cnn().fit(x, y, verbose=0, num_processes="auto")
@@ -483,7 +484,7 @@ def test_workers_that_do_not_start_decide_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pool, "START_SECONDS", 0.0)
-    monkeypatch.setattr(auto, "START_UP", 0.0)
+    monkeypatch.setattr(auto_trials, "START_UP", 0.0)
     nanotf.shutdown()
     x, y = digits(40)
     assert len(small_cnn().fit(x, y, verbose=2, num_processes="auto").history["loss"]) == 1
@@ -498,12 +499,12 @@ def test_a_measurement_that_is_cut_short_counts(
 ) -> None:
     def run(self: Any, workers: Any) -> Any:
         if self.epochs == 1:  # the second part of a trial
-            raise auto._OutOfTime("enough")
+            raise auto_trials.OutOfTime("enough")
         return stock(self, workers)
 
-    stock = auto._Trial.run
-    monkeypatch.setattr(auto._Trial, "run", run)
-    monkeypatch.setattr(auto, "MEASURED_SECONDS", 1000.0)
+    stock = auto_trials.Trial.run
+    monkeypatch.setattr(auto_trials.Trial, "run", run)
+    monkeypatch.setattr(auto_trials, "MEASURED_SECONDS", 1000.0)
     _choose(monkeypatch, 1)
     x, y = digits(40)
     small_cnn().fit(x, y, verbose=0, num_processes="auto")

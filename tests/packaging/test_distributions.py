@@ -1,14 +1,16 @@
-"""The archives of a release are complete, and their metadata agree."""
+"""The archives of a release are complete and agree; the wheel installs what the README promises."""
 
 from __future__ import annotations
 
 import email.message
 import email.parser
 import json
+import os
 import pathlib
 import re
 import shlex
 import sys
+import sysconfig
 import tarfile
 import zipfile
 
@@ -27,10 +29,43 @@ from release import (
 
 import nanotf
 
-pytestmark = pytest.mark.xdist_group("distributions")
 LIBRARIES = {"nanotf/collectives/_shm.so", "nanotf/collectives/_ops.so"}
 DOCKERFILE = ROOT / "packaging/docker/Dockerfile"
 RECIPE = ROOT / "packaging/conda/recipe.yaml"
+SCRIPTS = ("nanotf", "nanotf-init", "nanotf-unset")
+
+TRAINING = """
+import json
+import numpy as np
+import nanotf
+import tensorflow as tf
+
+model = nanotf.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+history = model.fit(x, x.sum(1), epochs=3, num_processes=2, verbose=0)
+print(json.dumps([nanotf.__file__, nanotf.worker_pids(), history.history["loss"]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
+    """The source distribution, built from a copy of this clone, and the wheel, built from it."""
+    source = tmp_path_factory.mktemp("source")
+    copy(tracked(), source)
+    out = tmp_path_factory.mktemp("distributions")
+    run(sys.executable, "-m", "build", "--outdir", out, source, env=build_environment())
+    (sources,) = out.glob("nanotf-*.tar.gz")
+    (wheel,) = out.glob("nanotf-*.whl")
+    return Distributions(sources, wheel)
+
+
+@pytest.fixture(scope="module")
+def installed(
+    distributions: Distributions, tmp_path_factory: pytest.TempPathFactory
+) -> Installation:
+    """A clean environment with the wheel, its requirements, and no TensorFlow."""
+    return install(distributions.wheel, tmp_path_factory.mktemp("clean") / "venv")
 
 
 def _metadata(wheel: pathlib.Path) -> email.message.Message:
@@ -205,3 +240,54 @@ def _bounds(requirement: str) -> tuple[str, frozenset[str]]:
     """Splits "psutil >=5.9" into the name and the bounds of its version."""
     name, versions = re.fullmatch(r"([\w-]+)\s*(.*?)\s*", requirement).groups()
     return name, frozenset(filter(None, versions.split(",")))
+
+
+# ---------------------------------------------------------------------------- installed
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script_is_on_the_path(
+    installed: Installation, script: str, tmp_path: pathlib.Path
+) -> None:
+    found = run("bash", "-c", f"command -v {script}", env=installed.environment, cwd=tmp_path)
+    assert found.strip() == str(installed.python.with_name(script))
+    assert os.access(found.strip(), os.X_OK)
+
+
+def test_command_runs_without_tensorflow(installed: Installation, tmp_path: pathlib.Path) -> None:
+    run("nanotf", "--help", env=installed.environment, cwd=tmp_path)
+
+
+def test_keras_says_which_extra_to_install(installed: Installation, tmp_path: pathlib.Path) -> None:
+    code = "import nanotf\ntry:\n    import nanotf.keras\nexcept ImportError as e:\n    print(e)"
+    said = run(installed.python, "-c", code, cwd=tmp_path, env=installed.environment)
+    assert "nanotf[cpu]" in said
+    assert "Received: no module" in said
+
+
+def test_native_library_is_installed_without_a_compiler(
+    installed: Installation, tmp_path: pathlib.Path
+) -> None:
+    code = (
+        "from nanotf.collectives.native_library import native_status\n"
+        "import json\nprint(json.dumps(native_status()))"
+    )
+    said = run(installed.python, "-c", code, cwd=tmp_path, env=installed.environment)
+    usable, why = json.loads(said)
+    assert usable, why
+
+
+@pytest.mark.thorough
+def test_two_workers_train_with_the_wheel(installed: Installation, tmp_path: pathlib.Path) -> None:
+    """With this environment's TensorFlow, and the wheel's nanotf before the one installed here."""
+    (packages,) = (installed.python.parents[1] / "lib").glob("python*/site-packages")
+    borrowed = packages / "borrowed.pth"
+    borrowed.write_text(f"{sysconfig.get_path('purelib')}\n")
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    try:
+        said = run(installed.python, script, cwd=tmp_path, env=installed.environment)
+    finally:
+        borrowed.unlink()
+    where, pids, losses = json.loads(said.splitlines()[-1])
+    assert pathlib.Path(where).is_relative_to(packages)
+    assert len(set(pids)) == 2
+    assert losses[-1] < losses[0]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import textwrap
 from typing import Any
 
+import psutil
 import pytest
 
 import nanotf
@@ -55,22 +57,30 @@ def test_wrong_requests(
         ranks.number(flag, n, hosts, {**environ, "NANOTF_CURRENT_HOST": "a"})
 
 
-def _run(
+def _started(
     directory: pathlib.Path, source: str, *options: str, **environ: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs a script as two ranks."""
+) -> subprocess.Popen[str]:
+    """Starts a script as two ranks."""
     if len(topology.describe_machine().usable_cores()) < 2:
         pytest.skip("two ranks need two cores")
     (directory / "script.py").write_text(textwrap.dedent(source))
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "nanotf", "run", *options, "script.py", "an argument"],
         cwd=directory,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
-        check=False,
     )
+
+
+def _run(
+    directory: pathlib.Path, source: str, *options: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a script as two ranks to its end."""
+    with _started(directory, source, *options, **environ) as process:
+        out, err = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def test_ranks_run_the_script(tmp_path: pathlib.Path) -> None:
@@ -142,3 +152,32 @@ def test_a_rank_that_raises(tmp_path: pathlib.Path) -> None:
     assert [line for line in lines if line.startswith("[1] ")][1].endswith("line 5, in <module>")
     assert lines[-1].startswith("nanotf: rank 1 (partition 1, process ")
     assert lines[-1].endswith("exited with code 1")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signals_end_all_ranks(number: signal.Signals, tmp_path: pathlib.Path) -> None:
+    """Ctrl-C reaches the scripts, which clean up; if `nanotf run` is killed, they are, too."""
+    source = """
+        import time
+        from nanotf import smp
+        smp.init({"partitions": 2})
+        smp.barrier()
+        print("ready")
+        try:
+            while True:
+                time.sleep(0.1)
+        finally:
+            print("cleaned up")
+        """
+    with _started(tmp_path, source, "--smp", "-n", "2") as process:
+        assert process.stdout is not None
+        lines = sorted(process.stdout.readline() for _ in range(2))
+        assert lines == ["[1] ready\n", "ready\n"]
+        ranks_of_run = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        text, _ = process.communicate(timeout=60)
+        assert ("cleaned up\n" in text) == ("[1] cleaned up\n" in text) == (number == signal.SIGINT)
+        gone, left = psutil.wait_procs(ranks_of_run, timeout=60)
+        assert len(gone) == 2 and not left
+    expected = -number if number == signal.SIGKILL else 128 + number
+    assert process.returncode == expected

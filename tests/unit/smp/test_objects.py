@@ -120,7 +120,6 @@ def test_a_dead_rank_has_a_partition() -> None:
     def run(mailbox: Mailbox) -> None:
         runtime.enter(mailbox)
         smp.init({"partitions": 2})
-        smp.barrier()
         if smp.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(WorkerDied) as caught:
@@ -129,5 +128,6 @@ def test_a_dead_rank_has_a_partition() -> None:
 
     with forked(2, run) as (owner, pids):
         assert os.waitpid(pids[1], 0)[1] == signal.SIGKILL
+        owner.read()
         owner.fail(WorkerDied("rank 1 is gone", rank=1, partition=owner.partitions[1]))
         assert end_well(pids[:1])

@@ -1,0 +1,415 @@
+"""Measures how long a model's steps take: the trials of `num_processes="auto"` and of `tune`.
+
+    tried                   1, 2, 4, ... processes, while there is time (`Budget`)
+      measure
+        _measure_here       one: a copy of the user's model in this process
+        _measure_workers    several: the user's model and data in workers
+
+A trial traces one step, then runs a few more. Its results are discarded: the user's model,
+optimizer, metrics, callbacks and this process's random states stay unchanged. Workers end
+afterwards. A trial reads arrays by index, and a copy of a `tf.data.Dataset`; workers read its
+graph. Data that only this process can read (a generator, a `PyDataset`, a dataset with Python
+functions) would lose the batches that a trial reads. They get no trial.
+
+When the time budget of all trials is spent, workers that still run are killed. Worker start-up does
+not count: it says nothing about steps, and a busy machine may multiply it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat import keras_names
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
+from nanotf.console import logger
+from nanotf.errors import NanoError, ShippingError
+from nanotf.machine import topology
+from nanotf.parent import defaults, model_copy, report, report_timeline, training
+from nanotf.parent.fit_data import FitArguments
+from nanotf.pool import pool, warm
+from nanotf.shipping import inputs, jobs
+from nanotf.wire import messages, timing
+
+TRIAL_SECONDS = 20.0  # budget of all trials together or, if that is more,
+TRIAL_SHARE = 0.05  # this share of the job's time in one process
+MEASURED_SECONDS = 1.0  # of steps after the first two, in each trial
+MOST_STEPS = 50
+PATIENCE = 3.0  # the first workers may always take this many times one process's time
+START_UP = 5.0  # seconds, assumed worker start-up until one is measured
+
+_now = time.monotonic  # clock of the budget
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Result of a trial.
+
+    Args:
+        num_processes: int.
+        step: float or None, seconds per step; None if it was not measured, see `note`.
+        start_up: float, seconds until workers are ready.
+        note: str.
+        stopped: float, seconds after which the trial was stopped, if that is why there is no
+            `step`; else 0.
+        setting: str, the settings of `tune` that it was measured with, such as "bf16".
+    """
+
+    num_processes: int
+    step: float | None
+    start_up: float = 0.0
+    note: str = ""
+    stopped: float = 0.0
+    setting: str = ""
+
+    def seconds(self, steps: int | None) -> float:
+        """Returns the time of a job with `steps` steps, or of one step if the number is unknown."""
+        assert self.step is not None
+        if steps is None:
+            return self.step
+        return self.step * steps + (self.start_up if self.num_processes > 1 else 0.0)
+
+
+def why_no_trial(x: Any) -> str:
+    """Returns why a trial would lose some of these data; "" if it would not."""
+    tf = require_tensorflow()
+    if isinstance(x, tf.data.Dataset):
+        return ""
+    if x is None:
+        return "there are no data."
+    plain = (bool, int, float, str, bytes, np.generic)
+    if all(hasattr(v, "__array__") or isinstance(v, plain) for v in tf.nest.flatten(x)):
+        return ""
+    return (
+        f"data of class {type(x).__name__} are read in this process, and a trial would consume "
+        "some of them. Pass a number of processes, arrays or a tf.data.Dataset."
+    )
+
+
+def shortened(arguments: FitArguments) -> FitArguments:
+    """Returns the arguments of a trial: only training, without the user's callbacks."""
+    return dataclasses.replace(
+        arguments,
+        callbacks=None,
+        verbose=0,
+        validation_data=None,
+        validation_split=0.0,
+        validation_steps=None,
+        initial_epoch=0,
+        epochs=2,
+        # Makes arrays endless.
+        steps_per_epoch=None,
+    )
+
+
+@contextlib.contextmanager
+def unchanged(model: Any) -> Iterator[None]:
+    """Restores the last report, and the user's attributes that preparing a `fit` sets."""
+    names = ("history", "stop_training")
+    before = {name: vars(model)[name] for name in names if name in vars(model)}
+    last = report.last_report()
+    try:
+        yield
+    finally:
+        for name in names:
+            if name in before:
+                setattr(model, name, before[name])
+            elif name in vars(model):
+                delattr(model, name)
+        report.remember(last)
+
+
+class OutOfTime(NanoError):
+    """A trial was stopped because the time budget of all trials is spent."""
+
+
+class Budget:
+    """Time budget of all trials together: `TRIAL_SECONDS`, or `TRIAL_SHARE` of the job.
+
+    Args:
+        steps: int or None, steps of the job, if known.
+    """
+
+    def __init__(self, steps: int | None) -> None:
+        self.steps = steps
+        self.seconds = TRIAL_SECONDS
+        self._began = _now()
+
+    def step_takes(self, seconds: float) -> None:
+        """Raises the budget to `TRIAL_SHARE` of a job whose steps take at least `seconds`."""
+        if self.steps is not None:
+            self.seconds = max(self.seconds, TRIAL_SHARE * seconds * self.steps)
+
+    def is_worth_more(self, stopped: Measured, known: Mapping[int, Measured]) -> bool:
+        """Returns True if a stopped trial may now take more than twice as long as it did."""
+        one = known.get(1)
+        if one is not None and one.step is not None:
+            self.step_takes(one.step)
+        return 0 < 2 * stopped.stopped < self.seconds
+
+    def grant(self, seconds: float) -> None:
+        """Makes sure that at least `seconds` are left."""
+        self.seconds = max(self.seconds, self.spent() + seconds)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stops the budget's clock in this context."""
+        began = _now()
+        try:
+            yield
+        finally:
+            self._began += _now() - began
+
+    def spent(self) -> float:
+        """Returns the seconds since trials began, without worker start-up."""
+        return _now() - self._began
+
+    def left(self) -> float:
+        """Returns the seconds left; below 0 if the budget is spent."""
+        return self.seconds - self.spent()
+
+
+class Trial(training._FitCall):
+    """A `fit` of a few steps whose results are discarded.
+
+    Args:
+        model: the user's model.
+        arguments: `FitArguments`, see `shortened`.
+        size: int, number of workers.
+        budget: `Budget`, or None if nothing is run.
+    """
+
+    quiet = True
+
+    def __init__(
+        self,
+        model: Any,
+        arguments: FitArguments,
+        size: int,
+        budget: Budget | None = None,
+    ) -> None:
+        super().__init__(model, arguments, size, "trial", 0)
+        self.steps_per_execution = generation().steps_per_execution(model)
+        self.executions = self.epochs = 1
+        self.budget = budget
+
+    def again(self, size: int, executions: int, epochs: int, budget: Budget) -> Trial:
+        """Returns another trial of the same model and data."""
+        made = Trial(self.model, self.arguments, size, budget)
+        made.executions, made.epochs = executions, epochs
+        return made
+
+    def job(self) -> jobs.FitJob:
+        steps = self.executions * self.steps_per_execution
+        if self.data.steps is not None and not isinstance(self.data.train, inputs.ArrayInput):
+            steps = min(steps, self.data.steps)
+        return dataclasses.replace(
+            super().job(), epochs=self.epochs, steps_per_epoch=steps, stop=False
+        )
+
+    def look(self, ended: set[int]) -> None:
+        super().look(ended)
+        self._check_time()
+
+    def hear(self, message: Any) -> None:
+        super().hear(message)
+        self._check_time()
+
+    def _check_time(self) -> None:
+        """Raises `OutOfTime` if the budget is spent."""
+        assert self.budget is not None
+        if self.budget.left() < 0:
+            raise OutOfTime(f"a trial with {self.size} processes was stopped")
+
+    def _bring_home(self, first: messages.Waiting) -> None:
+        pass
+
+    def _changes(self, first: messages.Waiting) -> messages.Proceed:
+        return messages.Proceed(self.number)
+
+    def reported(self) -> None:
+        pass
+
+    def step_times(self) -> list[tuple[int, int, int]]:
+        """Returns begin, end and number of Keras's calls of each execution on rank 0."""
+        rows = report_timeline.rows_of_steps(self.times[0])
+        return [(began, ended, calls) for _, began, ended, _, _, _, calls in rows]
+
+
+def tried(
+    trial: Trial,
+    plans: Mapping[int, topology.Plan],
+    transport: str,
+    budget: Budget,
+    known: Mapping[int, Measured],
+) -> list[Measured]:
+    """Measures one candidate after the other while there is time; keeps known measurements.
+
+    The next call tries the candidates that there was no time for.
+    """
+    measured: list[Measured] = []
+    steps, cost = budget.steps, 0.0
+    for number, plan in plans.items():
+        if number in known:
+            measured.append(known[number])
+            continue
+        one = measured[0] if measured else None
+        # The trial ends a warm pool, but its measurement counts once the pool is warm again.
+        is_warm = warm.is_warm(plan, transport)
+        short = one is not None and steps is not None and one.seconds(steps) < START_UP
+        if short and not is_warm:
+            note = (
+                f"not tried: this job takes less time than starting workers, about {START_UP:g} s"
+            )
+            measured.append(Measured(number, None, note=note))
+            continue
+        if len(measured) == 1:  # no decision is possible without it, now or in the next call
+            budget.grant(PATIENCE * cost)
+        elif cost > budget.left() and one is not None:
+            measured.append(Measured(number, None, note="not tried: no time left"))
+            continue
+        start = budget.spent()
+        try:
+            found = measure(trial, number, plan, transport, budget)
+        except NanoError as error:
+            logger.info("The trial with %d processes failed: %s", number, error)
+            note = f"failed: {type(error).__name__}: {str(error).splitlines()[0][:60]}"
+            found = Measured(number, None, note=note)
+        finally:
+            # The next number needs other workers, and these have drawn random numbers.
+            if number > 1:
+                warm.shutdown()
+        if is_warm:  # start-up was not measured, but later workers have to start
+            found = dataclasses.replace(found, start_up=START_UP)
+        measured.append(found)
+        cost = budget.spent() - start
+        if number == 1 and found.step is not None:
+            budget.step_takes(found.step)
+    return measured
+
+
+def measure(
+    trial: Trial, number: int, plan: topology.Plan, transport: str, budget: Budget
+) -> Measured:
+    if number == 1:
+        return _measure_here(trial, budget)
+    return _measure_workers(trial, number, plan, transport, budget)
+
+
+def _measure_workers(
+    trial: Trial, number: int, plan: topology.Plan, transport: str, budget: Budget
+) -> Measured:
+    # The first step is traced; the second tells how many fit into the time.
+    first = trial.again(number, 1, 2, budget)
+    start = timing.now()
+    with contextlib.ExitStack() as stack:
+        with budget.paused():
+            workers = stack.enter_context(warm.pool_for(plan, transport))
+        start_up, spent = report_timeline.NS * (timing.now() - start), budget.spent()
+        try:
+            first.run(workers)
+        except OutOfTime:
+            spent = budget.spent() - spent
+            note = f"too slow: stopped after {spent:.1f} s"
+            return Measured(number, None, start_up, note, stopped=spent)
+        seconds = _seconds_per_execution(first, workers, budget)
+    return Measured(number, seconds / trial.steps_per_execution, start_up)
+
+
+def _measure_here(trial: Trial, budget: Budget) -> Measured:
+    """Measures one process by training a copy of the model in this process.
+
+    A step cannot be stopped here, but it takes as long in a plain `fit`.
+    """
+    a, each = trial.arguments, trial.steps_per_execution
+    x, most = a.x, trial.data.steps
+    if not isinstance(trial.data.train, inputs.ArrayInput):
+        x, most = _endless_copy(x), None
+    stopwatch = timing.Stopwatch(0, None)
+    # The user's step may print while it is traced; a trial must not show that.
+    quiet = contextlib.redirect_stdout(_Quiet(sys.stdout))
+    with keras_names.kept_random_states(), defaults.no_default(), quiet:
+        theirs = model_copy.copy_of(trial)
+        model_copy.copy_state((trial.model, trial.held), theirs)
+        copy = theirs[0]
+        copy.make_train_function()
+        copy.train_function = stopwatch.timed(timing.TRAIN, copy.train_function)
+
+        def seconds(executions: int, epochs: int) -> float:
+            """Trains; returns seconds per execution, ignoring the first of several."""
+            steps = executions * each if most is None else min(executions * each, most)
+            stopwatch.begin()
+            copy.fit(
+                x,
+                a.y,
+                batch_size=a.batch_size,
+                class_weight=a.class_weight,
+                sample_weight=a.sample_weight,
+                shuffle=False,
+                epochs=epochs,
+                steps_per_epoch=steps,
+                verbose=0,
+            )
+            rows = list(report_timeline.rows_of_steps(stopwatch.finish()))
+            began, ended = rows[min(1, len(rows) - 1)][1], rows[-1][2]
+            return report_timeline.NS * (ended - began) / max(1, len(rows) - 1)
+
+        found = seconds(1, 2)  # the first step is traced; the second tells how many fit
+        count = int(min(MOST_STEPS, MEASURED_SECONDS / max(found, 1e-6)))
+        if count >= 2 and budget.left() > 0:
+            found = seconds(count + 1, 1)
+    return Measured(1, found / each)
+
+
+class _Quiet:
+    """A stream that drops what the thread that created it writes."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Writes what other threads print."""
+        ours = threading.get_ident() == self._thread
+        return len(text) if ours else int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _endless_copy(dataset: Any) -> Any:
+    """Returns an endless copy for a trial here; the user's dataset loses no rows or orders."""
+    from nanotf.compat import pipelines
+
+    copy = pipelines.copy_of(dataset)
+    if copy is None:
+        raise ShippingError(
+            "A trial reads a copy of the dataset. Received: a dataset whose graph TensorFlow "
+            "cannot write. Pass a number of processes."
+        )
+    return copy.repeat()
+
+
+def _seconds_per_execution(first: Trial, workers: pool.Pool, budget: Budget) -> float:
+    """Measures more executions if there is time for them; otherwise uses the second one."""
+    began, ended, calls = first.step_times()[-1]
+    seconds = report_timeline.NS * (ended - began) / calls
+    count = int(min(MOST_STEPS, MEASURED_SECONDS / max(seconds, 1e-6)))
+    if count < 2:
+        return seconds
+    more = first.again(first.size, count + 1, 1, budget)
+    try:
+        more.run(workers)
+    except OutOfTime:
+        return seconds
+    (_, begin, _), *others = more.step_times()
+    calls = sum(calls for _, _, calls in others)
+    return report_timeline.NS * (others[-1][1] - begin) / calls if others else seconds
