@@ -65,7 +65,7 @@ def _spans(traced: Traced, places: Mapping[str, int]) -> list[tuple[int, int]]:
 
 
 def _bounds(count: int, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns the begins and ends of pieces such that no span has parts in two."""
+    """Returns the begins and ends of pieces; no span has parts in two."""
     joined = [False] * (count + 1)  # whether a place is in one piece with the one before it
     for first, last in spans:
         for place in range(first + 1, last + 1):

@@ -142,12 +142,7 @@ class Pass:
                 partition computes them from the same results; only the one that computed a result
                 uses its gradient.
         """
-        if self.has_gradients or runtime.current().pipeline == "_only_forward":
-            raise UnavailableError(
-                "A step with several partitions computes gradients once for each microbatch, and "
-                'none with pipeline="_only_forward". Received: a further call of '
-                "tape.gradient or smp.gradients. Add up the losses first."
-            )
+        self._check_gradients()
         self.has_gradients = True
         targets, cotangents = self._cotangents(of_results)
         arrived = _floating(self._arrived)
@@ -162,6 +157,19 @@ class Pass:
         self._line.ends_with([*of_arrived, *gradients])
         self._send_backward(of_arrived)
         return gradients
+
+    def _check_gradients(self) -> None:
+        if runtime.current().pipeline == "_only_forward":
+            raise UnavailableError(
+                'A step with pipeline="_only_forward" computes no gradients. Received: a call of '
+                'tape.gradient or smp.gradients. Use "interleaved" or "simple".'
+            )
+        if self.has_gradients:
+            raise UnavailableError(
+                "A step with several partitions computes gradients once for each microbatch. "
+                "Received: a second call of tape.gradient or smp.gradients. Add up the losses, and "
+                "ask for all gradients in one call."
+            )
 
     def _cotangents(self, of_results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         departures = self._stage.departures
