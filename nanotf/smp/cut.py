@@ -99,6 +99,12 @@ def cut(traced: Traced, partitions: Mapping[str, int | None], stage: int, count:
             "fewer partitions, or smp.partition to assign operations to each."
         )
     owners = tuple(partitions[part.op.name] for part in traced.outputs)
+    needed = {crossing.source for crossing in crossings} | {*owners}
+    if EVERYWHERE not in owners and not needed >= set(range(count)):
+        raise ModelError(
+            "Each partition must compute what a later one, or the caller, needs. Received: "
+            f"partition {min(set(range(count)) - needed)}, which computes neither."
+        )
     return Cut(
         stage=_stage(traced, partitions, crossings, owners, stage),
         outputs=tuple(tf.TensorSpec(part.shape, part.dtype) for part in traced.outputs),

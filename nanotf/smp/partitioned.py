@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from nanotf.compat.keras_common import tf_variable
+from nanotf.errors import UnavailableError
 from nanotf.smp import auto, cut, runtime
 from nanotf.smp.bodies import Call
-from nanotf.smp.cut import Cut
+from nanotf.smp.cut import EVERYWHERE, Cut
 from nanotf.smp.trace import trace
 from nanotf.smp.variables import Variables
 
@@ -35,6 +36,12 @@ class Partitioned:
         """Returns the cut of a call, and the tensors among its arguments."""
         flat = [_tensor(leaf) for leaf in tf.nest.flatten((call.args, call.kwargs))]
         tensors = [leaf for leaf in flat if tf.is_tensor(leaf)]
+        for tensor in tensors:
+            if not isinstance(tensor, (tf.Tensor, tf.Variable)):
+                raise UnavailableError(
+                    "A model in several partitions takes dense tensors. Received: "
+                    f"{type(tensor).__name__}. Pass its parts, or use partitions=1."
+                )
         key = _key(call, flat)
         if key is None or key not in self._cuts:
             with tf.init_scope():
@@ -52,16 +59,14 @@ class Partitioned:
         """Returns those of a model's variables that this process holds."""
         if not self.is_cut or self.is_whole:
             return list(variables)
-        here = runtime.mp_rank()
-        return [v for v in variables if self._variables.partition_of(v) == here]
+        places = (runtime.mp_rank(), EVERYWHERE)
+        return [v for v in variables if self._variables.partition_of(v) in places]
 
     def numbered(self) -> dict[str, Any]:
         """Returns the variables that this process holds, by names that differ in no other run."""
-        here = runtime.mp_rank()
         return {
             f"variable_{number}": variable
-            for number, variable in enumerate(self._variables.all)
-            if self._variables.partition_of(variable) == here
+            for number, variable in enumerate(self._variables.held_by(runtime.mp_rank()))
         }
 
     @contextlib.contextmanager

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from nanotf.compat import graphs
 from nanotf.compat.keras_common import tf_variable
+from nanotf.smp.cut import EVERYWHERE
 
 
 class Variables:
@@ -49,7 +50,7 @@ class Variables:
 
         Args:
             partitions: mapping from the id of a variable's handle to its partition, for those that
-                the call uses. A variable that it does not use belongs to the first partition.
+                the call uses. All processes hold the others, such as those of metrics.
             stage: int, this process's partition.
             existing: iterable of the model's variables.
         """
@@ -59,19 +60,23 @@ class Variables:
                 # Keras 2 warns of an initializer that gives the same values twice, as it must here.
                 warnings.filterwarnings("ignore", ".*called multiple times", UserWarning)
                 initial = value() if callable(value) else value
-            if self.partition_of(variable) == stage:
+            if self.partition_of(variable) in (stage, EVERYWHERE):
                 variable.assign(initial)
         self._initializers = []
         known = {id(variable) for variable in self.all}
         for variable in map(tf_variable, existing):
             if id(variable) not in known:
                 self.all.append(variable)
-                if self.partition_of(variable) != stage:
+                if self.partition_of(variable) not in (stage, EVERYWHERE):
                     graphs.release(variable)
 
-    def partition_of(self, variable: Any) -> int:
+    def partition_of(self, variable: Any) -> int | None:
         """Returns the partition of a variable, of either generation of Keras."""
-        return self.partitions.get(id(tf_variable(variable).handle), 0)
+        return self.partitions.get(id(tf_variable(variable).handle), EVERYWHERE)
+
+    def held_by(self, stage: int) -> list[Any]:
+        """Returns the variables that a partition's process holds."""
+        return [v for v in self.all if self.partition_of(v) in (stage, EVERYWHERE)]
 
     @contextlib.contextmanager
     def gathered(self, box: Any, ranks: Sequence[int], stage: int) -> Iterator[None]:
@@ -84,9 +89,9 @@ class Variables:
             ranks: sequence of int, by partition.
             stage: int, this process's partition.
         """
-        elsewhere = [v for v in self.all if self.partition_of(v) > 0]
-        for variable in elsewhere:  # one by one: a process sends no copy of all at once
-            owner = self.partition_of(variable)
+        owners = [(v, self.partition_of(v)) for v in self.all]
+        elsewhere = [(v, owner) for v, owner in owners if owner]
+        for variable, owner in elsewhere:  # one by one: a process sends no copy of all at once
             if stage == owner:
                 box.send(ranks[0], "smp: variable", [variable.numpy()])
             elif stage == 0:
@@ -95,5 +100,5 @@ class Variables:
         try:
             yield
         finally:
-            for variable in elsewhere if stage == 0 else []:
+            for variable, _ in elsewhere if stage == 0 else []:
                 graphs.release(variable)
