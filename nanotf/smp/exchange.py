@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from nanotf.errors import CollectiveError
 from nanotf.smp import runtime
 
+CHECKED_STEPS = 3  # data that differ between processes differ in the first steps
 
-def send(partition: int, tag: str, tensors: Sequence[Any]) -> Any:
-    """Makes an operation that sends tensors to another partition of this copy of the model.
+
+def send(partitions: Sequence[int], tag: str, tensors: Sequence[Any]) -> Any:
+    """Makes an operation that sends tensors to other partitions of this copy of the model.
 
     Args:
-        partition: int, the receiver's.
+        partitions: sequence of int, the receivers'.
         tag: str, which the receiver names, too.
         tensors: sequence of tensors.
 
     Returns:
         The `tf.Operation`; it ends once the tensors are sent, received or not.
     """
-    mailbox, destination = runtime.mailbox(), runtime.place().mp_group[partition]
+    mailbox, group = runtime.mailbox(), runtime.place().mp_group
+    destinations = [group[partition] for partition in partitions]
 
     def put(*arrays: Any) -> Any:
-        mailbox.send(destination, tag, list(arrays))
+        mailbox.send_to_all(destinations, tag, list(arrays))
         return np.int64(len(arrays))
 
     return tf.numpy_function(put, list(tensors), tf.int64, name=f"send_{tag}").op
@@ -54,7 +61,7 @@ def receive(partition: int, tag: str, specs: Sequence[Any]) -> list[Any]:
     return list(found)
 
 
-def same_everywhere(tag: str, value: Any) -> dict[int, Any]:
+def known_everywhere(tag: str, value: int) -> dict[int, int]:
     """Tells all partitions of this copy of the model a number, now.
 
     Args:
@@ -65,8 +72,34 @@ def same_everywhere(tag: str, value: Any) -> dict[int, Any]:
         dict from a partition to its number.
     """
     mailbox, place = runtime.mailbox(), runtime.place()
-    others = [n for n, rank in enumerate(place.mp_group) if rank != place.rank]
-    for other in others:
-        mailbox.send(place.mp_group[other], tag, [np.array(value)])
+    others = [n for n in range(place.mp_size) if n != place.mp_rank]
+    mailbox.send_to_all([place.mp_group[n] for n in others], tag, [np.array(value)])
     heard = {n: int(mailbox.receive(place.mp_group[n], tag)[0]) for n in others}
     return {place.mp_rank: value, **heard}
+
+
+def same_data(tag: str, tensors: Sequence[Any]) -> Any:
+    """Makes an operation that fails if the partitions get different data in the first steps.
+
+    Args:
+        tag: str.
+        tensors: sequence of tensors of numbers, equal in all processes of this copy of the model.
+
+    Returns:
+        The `tf.Operation`.
+    """
+    steps = itertools.count()
+
+    def compare(*arrays: Any) -> Any:
+        if next(steps) < CHECKED_STEPS:
+            total = functools.reduce(lambda sum_, a: zlib.crc32(a.tobytes(), sum_), arrays, 0)
+            found = known_everywhere(tag, total)
+            if len(set(found.values())) > 1:
+                raise CollectiveError(
+                    "All processes of one copy of a model must read the same data. Received: "
+                    f"batches that differ between partitions {sorted(found)}. Use smp.dp_rank() "
+                    "as the seed of a shuffle, and to choose files; not smp.rank()."
+                )
+        return np.int64(0)
+
+    return tf.numpy_function(compare, list(tensors), tf.int64, name="same_data").op

@@ -85,7 +85,7 @@ class Pass:
         departures = self._stage.departures
         for consumer in _consumers(departures):
             places = [i for i, c in enumerate(departures) if consumer in c.consumers]
-            self._send(consumer, "forward", [self._values[i] for i in places])
+            self._send([consumer], "forward", [self._values[i] for i in places])
         own = [
             value
             for value, result in zip(
@@ -94,8 +94,8 @@ class Pass:
             if self._cut.owners[result] is not EVERYWHERE
         ]
         others = [n for n in range(runtime.mp_size()) if n != runtime.mp_rank()]
-        for other in others if own else []:
-            self._send(other, "results", own)
+        if own:
+            self._send(others, "results", own)
 
     # ---------------------------------------------------------------------------- results
     def results(self) -> list[Any]:
@@ -195,12 +195,12 @@ class Pass:
         floating = [c for c in self._stage.arrivals if c.tensor.dtype.is_floating]
         for source in sorted({c.source for c in floating}):
             pairs = zip(floating, of_arrived, strict=True)
-            self._send(source, "backward", [g for c, g in pairs if c.source == source])
+            self._send([source], "backward", [g for c, g in pairs if c.source == source])
 
     # ----------------------------------------------------------------------------- mailbox
-    def _send(self, partition: int, what: str, tensors: Sequence[Any]) -> None:
+    def _send(self, partitions: Sequence[int], what: str, tensors: Sequence[Any]) -> None:
         with self._line.following():
-            self._line.last = [exchange.send(partition, f"{self._tag}.{what}", tensors)]
+            self._line.last = [exchange.send(partitions, f"{self._tag}.{what}", tensors)]
 
     def _receive(self, partition: int, what: str, specs: Sequence[Any]) -> list[Any]:
         with self._line.following():

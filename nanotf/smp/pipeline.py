@@ -39,6 +39,8 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
     graph, number = tf.compat.v1.get_default_graph(), next(_steps)
     found = [bodies.Body(function, args, kwargs, graph) for args, kwargs in parts]
     line, passes = Line(), {}
+    numbers = [leaf for leaf in tf.nest.flatten(list(parts)) if _is_of_numbers(leaf)]
+    line.last = [exchange.same_data(f"step{number}.data", numbers)]
     try:
         for action in schedule.actions(runtime.current(), runtime.mp_rank()):
             body = found[action.microbatch]
@@ -100,7 +102,7 @@ def _continue(body: bodies.Body, made: _Call) -> None:
 def _check_gradients(number: int, passes: Sequence[Pass]) -> None:
     """Compares the partitions: one that computes no gradient would leave others waiting for it."""
     own = sum(made.has_gradients for made in passes)
-    counts = exchange.same_everywhere(f"step{number}.gradients", own)
+    counts = exchange.known_everywhere(f"step{number}.gradients", own)
     if len(set(counts.values())) > 1:
         without = min(counts, key=lambda partition: counts[partition])
         raise ModelError(
@@ -108,6 +110,11 @@ def _check_gradients(number: int, passes: Sequence[Pass]) -> None:
             f"{without} computes {counts[without]}, partition {max(counts, key=counts.__getitem__)}"
             f" {max(counts.values())}. Does it have no trainable variable? Give each partition one."
         )
+
+
+def _is_of_numbers(leaf: Any) -> bool:
+    kinds = (tf.string, tf.resource, tf.variant)
+    return isinstance(leaf, tf.Tensor) and leaf.dtype not in kinds
 
 
 def _tensors(result: Any) -> Any:

@@ -211,6 +211,17 @@ def check_errors() -> None:
             raise AssertionError(text)
 
 
+def check_data() -> None:
+    smp.init({"partitions": 2})
+    predict = smp.step(digits(smp.DistributedModel).__call__)
+    try:
+        predict(tf.fill((4, 64), float(smp.rank())))
+    except tf.errors.OpError as error:
+        assert "must read the same data" in str(error), error
+    else:
+        raise AssertionError
+
+
 def main() -> None:
     smp.init({"partitions": 2})
     expected, _, losses = plain()
@@ -233,6 +244,7 @@ def main() -> None:
     check_whole_model(model, expected)
     check_checkpoints(model, update)
     check_errors()
+    check_data()
     print(f"rank {smp.rank()}: done", flush=True)
 
 
