@@ -81,6 +81,7 @@ class Report:
         sent: tuple of int, the letters sent so far, by destination.
         received: tuple of int, the letters received so far, by source.
         seconds: float, processor time that its process has used.
+        is_busy: bool, whether another thread runs, or would run if it had a core.
     """
 
     rank: int
@@ -88,6 +89,7 @@ class Report:
     sent: tuple[int, ...]
     received: tuple[int, ...]
     seconds: float
+    is_busy: bool = False
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,11 @@ from nanotf.collectives.letters import (
 )
 from nanotf.collectives.outboxes import Outbox
 from nanotf.errors import CollectiveError, InvalidArgumentError, NanoError
+from nanotf.machine import threads
 
 REPORT_SECONDS = 1.0  # between two reports of a rank that waits
 _FULL_SECONDS = 0.005  # until the next try, where the system has no room for a datagram
-_LOOK_SECONDS = 0.5  # a wait without a limit would not notice Ctrl-C on every system
+_LOOK_SECONDS = 5.0  # a wait without a limit would not notice Ctrl-C on every system
 _FLUSH_SECONDS = 10.0  # for pending datagrams when the mailbox closes
 _NEWS_SECONDS = 10.0  # for the supervisor to tell how a rank has ended
 
@@ -267,11 +268,12 @@ class Mailbox:
     def _run(self) -> None:
         reported = time.monotonic()
         try:
-            while not (self._is_closing and not self._pending()):
-                self._wait_for_io(reported + REPORT_SECONDS)
-                if time.monotonic() - reported >= REPORT_SECONDS:
-                    reported = time.monotonic()
-                    self._report()
+            with threads.as_service():
+                while not self._is_closing or (self._pending() and self._failure is None):
+                    self._wait_for_io(reported + REPORT_SECONDS)
+                    if time.monotonic() - reported >= REPORT_SECONDS:
+                        reported = time.monotonic()
+                        self._report()
         except Exception as error:
             self._fail(CollectiveError(f"The mailbox of rank {self.rank} has failed: {error!r}."))
 
@@ -319,6 +321,7 @@ class Mailbox:
         elif isinstance(message, Failed):
             self._fail(message.error)
         elif isinstance(message, Ended):
+            self._outboxes[message.rank].abandon()
             with self._changed:
                 self._ended.add(message.rank)
                 self._changed.notify_all()
@@ -332,8 +335,8 @@ class Mailbox:
             received = tuple(self._received)
         if waits:
             sent = tuple(outbox.sent for outbox in self._outboxes)
-            seconds = time.process_time()
-            report = Report(self.rank, waits, sent, received, seconds)
+            is_busy = threads.others_run()
+            report = Report(self.rank, waits, sent, received, time.process_time(), is_busy)
             try:
                 self._supervisor.offer(pickle.dumps(report))
             except OSError as error:

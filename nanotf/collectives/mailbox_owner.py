@@ -16,6 +16,7 @@ from nanotf.collectives.outboxes import Outbox
 from nanotf.collectives.waits import Watch, describe
 from nanotf.console import logger
 from nanotf.errors import CollectiveError, NanoError
+from nanotf.machine import threads
 from nanotf.wire.memory_files import above_standard
 
 
@@ -143,12 +144,10 @@ def supervised(owner: MailboxOwner) -> Iterator[None]:
         poll = select.poll()
         poll.register(owner, select.POLLIN)
         poll.register(reader, select.POLLIN)
-        while True:
-            ready = {fd for fd, _ in poll.poll(200)}
-            if reader in ready:
-                return
-            owner.read()
-            owner.flush()
+        with threads.as_service():
+            while reader not in {fd for fd, _ in poll.poll(200)}:
+                owner.read()
+                owner.flush()
 
     thread = threading.Thread(target=run, name="nanotf-mailboxes", daemon=True)
     thread.start()

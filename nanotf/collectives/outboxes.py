@@ -65,6 +65,11 @@ class Outbox:
         with self._lock:
             return self._flush()
 
+    def abandon(self) -> None:
+        """Drops pending datagrams: the receiver has ended. A fork may hold its inbox open."""
+        with self._lock:
+            self._pending.clear()
+
     def offer(self, data: bytes) -> None:
         """Sends a datagram, if there is room now, that does not count: the next one replaces it."""
         with self._lock:

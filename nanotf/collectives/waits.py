@@ -4,8 +4,9 @@ A rank is stuck if each of its waits is for a stuck rank, and no letter of that 
 That is the largest such set. It takes care of threads: a rank with two waits, one of which can end,
 is not stuck; and of ranks that wait for a cycle without being in it.
 
-A rank may compute in one thread while another one waits, and then send. So only ranks count that
-have reported the same for some time, and used next to no processor time in it.
+A rank may compute in one thread while another one waits, and then send: a pipeline's stage does so
+all the time. So only ranks count that have reported the same for some time, with no thread that
+ran, or waited for a core or a disk, and with next to no processor time used.
 
 Reports are of different moments. Each rank's waits and counts have been the same for
 `STILL_SECONDS`, with the last report at most `FRESH_SECONDS` old, so there is a moment at which all
@@ -23,7 +24,7 @@ from nanotf.errors import CollectiveError
 
 STILL_SECONDS = 3.0
 FRESH_SECONDS = 2.5  # more than two of `mailbox.REPORT_SECONDS`
-IDLE_SHARE = 0.2  # of one core: below it, a process does nothing but wait
+IDLE_SHARE = 0.05  # of one core: below it, a process does nothing but wait
 _SHOWN = 8  # ranks in a message, and waits of one
 
 
@@ -53,7 +54,8 @@ class Watch:
         since = now
         if last is not None and _same(last.report, report):
             used = report.seconds - last.report.seconds
-            if used <= IDLE_SHARE * (now - last.at) and now - last.at <= FRESH_SECONDS:
+            is_idle = not (last.report.is_busy or report.is_busy)
+            if is_idle and used <= IDLE_SHARE * (now - last.at) and now - last.at <= FRESH_SECONDS:
                 since = last.since
         self._seen[report.rank] = _Seen(report, now, since)
 

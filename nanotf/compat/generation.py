@@ -141,6 +141,12 @@ class Generation(Protocol):
             specs: nested structure of `tf.TensorSpec`, of one batch as `evaluate` sees it.
         """
 
+    def step_builds_losses(self, model: Any) -> bool:
+        """Returns True if the losses of `compile` take the form of what a step passes to them first.
+
+        Then each of these outputs gets a metric, and only the user's own step knows them.
+        """
+
     def unused_losses(self, model: Any) -> set[str]:
         """Returns the names of loss metrics of `compile` that no step has used.
 

@@ -223,6 +223,10 @@ def build_compiled_metrics(model: Any, specs: Any) -> None:
             optimizer.built = False
 
 
+def step_builds_losses(model: Any) -> bool:
+    return False  # `fit` builds them before, from the model's outputs
+
+
 def unused_losses(model: Any) -> set[str]:
     return set()
 

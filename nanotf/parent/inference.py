@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -171,10 +170,7 @@ class _EvaluateCall(_Inference):
         specs = inputs.without_lists(self.data.specs)
         rejections.refuse_data(self.model, specs, self.method)
         super().build()
-        own = keras_names.has_own_step(self.model, "test_step")
-        given = (self.model, "test_step", specs)
-        trace = functools.partial(keras_names.trace_step, *given) if own else None
-        keras_names.build_metrics(self.model, specs, trace)
+        keras_names.build_metrics_for(self.model, "test_step", specs)
         keras_specs = self.data.keras_specs(self.data.train)
         rejections.refuse_weights(self.model, keras_specs, self.method)
 

@@ -88,7 +88,10 @@ class Forked:
     def send_signal(self, sig: int) -> None:
         """Sends a signal, if it runs."""
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            # The zygote reaps a worker before it reports the exit code, and the worker may end at
+            # any moment: its process id may be gone already.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
 
     def kill(self) -> None:
         """Kills it at once."""

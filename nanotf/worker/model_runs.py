@@ -122,7 +122,8 @@ class _ModelRun:
     def _dividing(self) -> Iterator[None]:
         """Divides calls of layers, and relays the steps' prints to the user, in this context.
 
-        Does not relay the error stream: the parent's Keras has already printed the same warnings.
+        Relays nanotf's own warnings, but not the error stream: the parent's Keras has already
+        printed the same warnings.
         """
         job, session = self.job, self.session
         prints = output.to_parent(session, self.number, job.terminal, ("stdout",), job.quiet)

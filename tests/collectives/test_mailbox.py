@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent import futures
 from dataclasses import replace
@@ -197,9 +198,16 @@ def test_a_rank_that_has_died() -> None:
         assert [os.waitpid(pids[rank], 0)[1] for rank in (0, 2)] == [0, 0]
 
 
-def _report(rank: int, source: int, sent: int = 0, received: int = 0, cpu: float = 0.0) -> Report:
+def _report(
+    rank: int,
+    source: int,
+    sent: int = 0,
+    received: int = 0,
+    cpu: float = 0.0,
+    is_busy: bool = False,
+) -> Report:
     wait = Wait(rank, source, "receive")
-    return Report(rank, (wait,), (sent, sent), (received, received), cpu)
+    return Report(rank, (wait,), (sent, sent), (received, received), cpu, is_busy)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +217,7 @@ def _report(rank: int, source: int, sent: int = 0, received: int = 0, cpu: float
         (lambda t: {"sent": 1}, False),  # a letter is under way
         (lambda t: {"sent": t, "received": t}, False),  # it sends
         (lambda t: {"cpu": float(t)}, False),  # it computes in another thread
+        (lambda t: {"is_busy": t == 4}, False),  # or waits for a core to do so
     ],
 )
 def test_who_is_stuck(change: Callable[[int], dict[str, Any]], is_stuck: bool) -> None:
@@ -250,3 +259,26 @@ def test_ranks_that_do_not_fit_together() -> None:
         for box in boxes:
             with pytest.raises(CollectiveError, match=match):
                 box.receive(1 - box.rank, "x")
+
+
+def test_a_rank_that_computes_in_another_thread_is_not_stuck() -> None:
+    """Both wait for each other, but one sends once it has computed."""
+
+    def compute(box: Mailbox) -> None:
+        end = time.monotonic() + 5  # longer than it takes to find ranks that are stuck
+        while time.monotonic() < end:
+            sum(range(10_000))
+        box.send(1, "result", [])
+
+    def run(box: Mailbox) -> None:
+        if box.rank == 0:
+            thread = threading.Thread(target=compute, args=(box,))
+            thread.start()
+            box.receive(1, "thanks")
+            thread.join()
+        else:
+            box.receive(0, "result")
+            box.send(0, "thanks", [])
+
+    with mailboxes(2) as boxes:
+        on_all(boxes, run)
