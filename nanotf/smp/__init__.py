@@ -8,8 +8,17 @@
     smp.send, smp.barrier    `objects`, through mailboxes (`collectives.mailbox`)
     StepOutput.accumulate    `replicas`: averages over the copies of the model
 
-Microbatches work with one partition: the step needs the activations of one microbatch only, and
-gives the whole batch's gradients. A step with more partitions is refused.
+With one partition, a step needs the activations of one microbatch only, and gives the whole batch's
+gradients. With several, `pipeline` makes the step:
+
+    bodies       the step's function, traced in a thread for each microbatch
+    schedule     what this partition does, in order
+    partitioned  a model's cuts and variables
+      trace        the model's call, with the partition of each operation
+      auto         chooses partitions (`balance`)
+      cut          one stage for each partition
+      variables    without values, but for those of this partition
+    passes       a microbatch's way through this partition's stage (`exchange`: its messages)
 
 Called by users' scripts; `cli` starts their processes (`cli.ranks`), and makes this package
 importable under its original name (`alias`). May import everything below `keras`. TensorFlow is

@@ -25,6 +25,8 @@ from nanotf.smp.config import Config, is_int, load
 _config: Config | None = None
 _mailbox: Mailbox | None = None  # of a rank; `enter` sets it
 _hooks: list[Callable[[], Any]] = []
+# The `trace.Notes` of the model's call that is traced.
+_notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
 # The models that steps have called, in the order of their first calls.
 called: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 # Set while the code of a step, or of `save_model`, calls models.
@@ -190,7 +192,26 @@ def partition(index: int) -> Iterator[None]:
             "The index of smp.partition must be less than the number of partitions. Received: "
             f"index={index!r}, partitions={found.partitions}."
         )
-    yield
+    notes = _notes.get()
+    if notes is None or found.auto_partition:
+        yield
+        return
+    with notes.assigned(index):
+        yield
+
+
+@contextlib.contextmanager
+def noted(notes: Any) -> Iterator[None]:
+    """Makes `partition` note operations in this context.
+
+    Args:
+        notes: `trace.Notes`.
+    """
+    before = _notes.set(notes)
+    try:
+        yield
+    finally:
+        _notes.reset(before)
 
 
 def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:
