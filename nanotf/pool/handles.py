@@ -103,7 +103,7 @@ class Worker:
         )
 
     def died(self, doing: str) -> WorkerError:
-        """Returns the error that reports how the worker ended."""
+        """Returns the error that reports how the worker ended, a `WorkerDied` by default."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=DEATH_SECONDS)
         how, exit_code, signal = self.how_it_ended()

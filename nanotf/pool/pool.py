@@ -34,7 +34,7 @@ from typing import Any
 
 from nanotf import collectives
 from nanotf.console import logger
-from nanotf.errors import NanoError, WorkerDied, WorkerError
+from nanotf.errors import NanoError, WorkerError
 from nanotf.pool import backends, interrupts, stalls
 from nanotf.pool.handles import Worker
 from nanotf.pool.handshake import START_SECONDS, greet
@@ -291,7 +291,7 @@ class Pool:
                 "nanotf.shutdown() during that call, in a callback or a signal handler. Call it "
                 "later."
             )
-        died: WorkerDied = worker.died("a job ran")
+        died: WorkerError = worker.died("a job ran")
         return died
 
     def _trim_logs(self) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from nanotf.console import logger
-from nanotf.errors import WorkerDied, WorkerError, WorkerStuck
+from nanotf.errors import WorkerError, WorkerStuck
 from nanotf.pool import silence, stalls
 from nanotf.pool.handles import OTHERS_STOPPED, Worker, stacks
 from nanotf.wire import messages
