@@ -90,6 +90,10 @@ def _separate(result: Mapping[str, Any]) -> list[str]:
         parts.append("Pipe mode, one core\n" + records(result["records"]))
     if result.get("items"):
         parts.append("Small models, all of a call\n" + items(result["items"]))
+    if result.get("readers"):
+        parts.append(
+            "A PyDataset that Python decodes, a call of fit\n" + reading(result["readers"])
+        )
     if result.get("memory"):
         found = result["memory"]
         parts.append(
@@ -256,6 +260,23 @@ def levels(rows: Sequence[Mapping[str, Any]]) -> str:
         header,
         [
             [f"{r['bytes']:,}", number(r["two"] * 1e3), number(r["one"] * 1e3), ratio(r)]
+            for r in rows
+        ],
+    )
+
+
+def reading(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of ways to read a dataset that Python decodes."""
+    header = ["read by", "batches", "s", "Keras's processes / this"]
+    return table(
+        header,
+        [
+            [
+                r["reader"],
+                str(r["batches"]),
+                number(r["seconds"]),
+                "{:.2f} ({:.2f}-{:.2f})".format(*(goals.spread(r["ratios"]) or (0.0, 0.0, 0.0))),
+            ]
             for r in rows
         ],
     )

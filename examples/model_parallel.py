@@ -2,16 +2,23 @@
 
     python examples/model_parallel.py
 
+In two processes, each with a part of the model:
+
+    SM_HP_MP_PARAMETERS='{"partitions": 2, "microbatches": 4}' nanotf run examples/model_parallel.py
+
 Under `nanotf run` a script may import smp by its original name,
 `smdistributed.modelparallel.tensorflow`.
 """
+
+import os
 
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from nanotf import smp
 
-smp.init({"partitions": 1, "microbatches": 4})
+configured = "SM_HP_MP_PARAMETERS" in os.environ
+smp.init(None if configured else {"partitions": 1, "microbatches": 4})
 tf.keras.utils.set_random_seed(smp.dp_rank())
 x, y = load_digits(return_X_y=True)
 batches = (

@@ -30,6 +30,7 @@ _HOMES = {
     "patch_tensorflow": "nanotf.keras.patching",
     "plan": "nanotf.machine.topology",
     "rank": "nanotf.region.context",
+    "search": "nanotf.tuning.search",
     "set_tf_config": "nanotf.machine.cluster",
     "shutdown": "nanotf.pool.warm",
     "size": "nanotf.region.context",

@@ -24,6 +24,7 @@ from nanotf.parent.report import last_report
 from nanotf.pool.warm import shutdown, worker_pids
 from nanotf.region.checkpoints import CheckpointManager
 from nanotf.region.context import get_strategy, is_chief, rank, size
+from nanotf.tuning.search import search
 
 __all__ = [
     "CheckpointManager",
@@ -50,6 +51,7 @@ __all__ = [
     "patch_tensorflow",
     "plan",
     "rank",
+    "search",
     "set_tf_config",
     "shutdown",
     "size",

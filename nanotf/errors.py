@@ -73,6 +73,7 @@ class WorkerError(NanoError, RuntimeError):
         remote_traceback: str, the traceback in the worker, empty if there is none.
         log_tail: str, the last lines of the worker's log.
         what: str, the event without its consequences; if empty, `message` is used.
+        partition: int or None, the part of a model that it held (`nanotf.smp`).
         index: int or None, the item of `nanotf.map` that failed.
     """
 
@@ -87,6 +88,7 @@ class WorkerError(NanoError, RuntimeError):
         remote_traceback: str = "",
         log_tail: str = "",
         what: str = "",
+        partition: int | None = None,
         index: int | None = None,
     ) -> None:
         Exception.__init__(self, message)  # not that of a class mixed in by `catchable_as`
@@ -99,6 +101,7 @@ class WorkerError(NanoError, RuntimeError):
         self.remote_traceback = remote_traceback
         self.log_tail = log_tail
         self.what = what or message
+        self.partition = partition
         self.index = index
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
@@ -116,6 +119,7 @@ class WorkerError(NanoError, RuntimeError):
             self.remote_traceback,
             self.log_tail,
             self.what,
+            self.partition,
             self.index,
         )
 
@@ -184,6 +188,10 @@ class WorkerDied(WorkerError):
 
 class WorkerStuck(WorkerError):
     """A worker made no progress for longer than the timeout, while others waited for it."""
+
+
+class ReaderDied(WorkerError):
+    """A process that reads a dataset (`read_processes`) has ended too often."""
 
 
 class DivergedError(WorkerError):

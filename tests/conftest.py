@@ -36,7 +36,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Set by libraries on import, which may happen inside any test.
-_LIBRARY_VARIABLES = ("KMP_", "TF2_BEHAVIOR", "TF_", "PYTEST_", "CUDA_MODULE_LOADING", "TPU_")
+_LIBRARY_VARIABLES = (
+    *("KMP_", "TF2_BEHAVIOR", "TF_", "PYTEST_", "CUDA_MODULE_LOADING", "TPU_"),
+    *("ENABLE_RUNTIME_UPTIME_TELEMETRY", "HDF5_PLUGIN_PATH"),
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

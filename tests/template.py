@@ -6,6 +6,7 @@ long as TensorFlow has run no operation (seen with 2.15 to 2.21, both Keras gene
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import faulthandler
 import importlib
@@ -66,7 +67,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # reaped, but not reported yet
+                os.kill(self.pid, number)
 
 
 class Template:

@@ -177,7 +177,7 @@ def _add_run(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run an unchanged script or module; every fit uses several processes",
-        usage="nanotf run [-h] [-n N] [--hosts HOSTS] [--tune SETTINGS] "
+        usage="nanotf run [-h] [-n N] [--smp] [--hosts HOSTS] [--tune SETTINGS] "
         "[--precision PRECISION] [--sparse] "
         "{script.py | -m MODULE} [arguments ...]",
         description="Calls nanotf.patch_tensorflow(), then runs a script as "
@@ -195,6 +195,12 @@ def _add_run(commands: Any) -> None:
         metavar="N",
         help='run every fit that names no number with N workers; "auto" measures for each fit '
         "which number is fastest",
+    )
+    run.add_argument(
+        "--smp",
+        action="store_true",
+        help="model parallelism: N processes run the script, each as a rank of nanotf.smp; also "
+        "without this flag if SM_HP_MP_PARAMETERS asks for several partitions",
     )
     run.add_argument(
         "--hosts",
@@ -255,6 +261,7 @@ def _run(parsed: argparse.Namespace) -> int | Script:
         precision=parsed.precision,
         sparse=parsed.sparse,
         hosts=parsed.hosts,
+        smp=parsed.smp,
         tune=() if parsed.tune is None else tune(parsed.tune, parsed.num_processes),
     )
     return script.prepare()

@@ -103,4 +103,4 @@ def _stop(parsed: argparse.Namespace) -> int:
 
 def _wait(parsed: argparse.Namespace) -> int:
     job = _job(parsed)
-    return report_end(job, wait_for(job, logs=parsed.logs))
+    return report_end(job, wait_for(job, logs=parsed.logs), logs=parsed.logs)

@@ -4,6 +4,8 @@ The script runs as `python /path/to/script.py args...` would run it: as `__main_
 `sys.argv`, `sys.path`, exit code and traceback. A module runs as with `python -m module args...`.
 TensorFlow is imported and Keras patched before the script begins, so their environment variables
 must be set before that, too. The first `fit` names the variables that were set too late.
+
+With `--smp`, several processes run the script, as ranks of `nanotf.smp` (`ranks`).
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nanotf.cli import hosts
+from nanotf.cli import hosts, ranks
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError
 from nanotf.machine import topology
 from nanotf.parent import defaults
+from nanotf.parent.defaults import PRECISIONS
 from nanotf.smp import alias
 
 # These variables choose the Keras that is patched. Once it is, no other one can be used.
@@ -42,6 +45,7 @@ class Script:
             `num_processes` in one process.
         precision, sparse: str and bool, as in `patch_tensorflow`.
         tune: tuple of str, the default of `tune` of each `fit`.
+        smp: bool, the flag `--smp`: `num_processes` counts ranks.
         is_module: bool, whether `name` is a module or a package.
         hosts: str or None, the flag `--hosts`.
     """
@@ -54,17 +58,22 @@ class Script:
     is_module: bool = False
     hosts: str | None = None
     tune: tuple[str, ...] = ()
+    smp: bool = False
 
     def prepare(self) -> int | Script:
         """Imports and patches TensorFlow, and waits for the other hosts.
 
         Returns:
-            The script as it is to run here; or an exit code, if it has run on another host, to
-            which this one has lent its workers.
+            The script as it is to run here; or an exit code, if it has run in ranks, or on another
+            host, to which this one has lent its workers.
 
         Raises:
             NanoError: It cannot run here.
         """
+        size = ranks.number(self.smp, self.num_processes, self.hosts, os.environ)
+        if size is not None:
+            self._check_file()
+            return ranks.run(self, size)
         found = hosts.enter(self.hosts, self.num_processes, os.environ, self._check)
         if isinstance(found, int):
             return found
@@ -79,14 +88,34 @@ class Script:
         return dataclasses.replace(self, num_processes=found.total())
 
     def _check(self) -> None:
+        self._check_file()
+        if isinstance(self.num_processes, int):
+            topology.plan(self.num_processes)
+
+    def _check_file(self) -> None:
         path = pathlib.Path(self.name)
         if not self.is_module and not path.is_file():
             kind = "a directory" if path.is_dir() else "no such file"
             raise InvalidArgumentError(
                 f"The script must be a Python file. Received: {self.name} ({kind})."
             )
-        if isinstance(self.num_processes, int):
-            topology.plan(self.num_processes)
+
+    def run_as_rank(self) -> None:
+        """Runs the script in this process, a rank. Imports TensorFlow only if an option needs it.
+
+        Its exceptions propagate.
+        """
+        if self.precision != PRECISIONS[0] or self.sparse:
+            from nanotf.keras.patching import patch_tensorflow
+
+            patch_tensorflow(self.precision, self.sparse)
+        alias.install()
+        self._set_arguments()
+        try:
+            self._execute()
+        except BaseException as error:
+            _show_from(error, _begin_of_script(error))
+            raise
 
     def run(self) -> None:
         """Runs the script in this process. Its exceptions propagate, `SystemExit` included."""
@@ -95,19 +124,13 @@ class Script:
         default = defaults.current = defaults.RunDefault(
             self.num_processes, late.refuse, tune=self.tune
         )
-        path = pathlib.Path(self.name).absolute()
-        sys.argv = ["-m" if self.is_module else str(path), *self.arguments]
-        if not getattr(sys.flags, "safe_path", False):  # Python 3.11 on; -P, PYTHONSAFEPATH
-            sys.path[0] = str(pathlib.Path.cwd() if self.is_module else path.resolve().parent)
+        self._set_arguments()
         # Registered before the script's own handlers, it runs after them, and after all threads
         # that Python waits for. Handlers and threads may also call `fit`.
         process = os.getpid()
         note = atexit.register(lambda: self._note(default, late, process))
         try:
-            if self.is_module:
-                runpy.run_module(self.name, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(str(path), run_name="__main__")
+            self._execute()
         except SystemExit as end:
             code = _exit_code(end)
             hosts.end(code)
@@ -130,6 +153,18 @@ class Script:
             raise
         else:
             hosts.end(0)
+
+    def _set_arguments(self) -> None:
+        path = pathlib.Path(self.name).absolute()
+        sys.argv = ["-m" if self.is_module else str(path), *self.arguments]
+        if not getattr(sys.flags, "safe_path", False):  # Python 3.11 on; -P, PYTHONSAFEPATH
+            sys.path[0] = str(pathlib.Path.cwd() if self.is_module else path.resolve().parent)
+
+    def _execute(self) -> None:
+        if self.is_module:
+            runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(pathlib.Path(self.name).absolute()), run_name="__main__")
 
     def _note(self, default: defaults.RunDefault, late: _LateVariables, process: int) -> None:
         if default.fits == 0 and os.getpid() == process:  # not in a fork

@@ -150,7 +150,7 @@ def _train(parsed: argparse.Namespace) -> int:
         print(job.name)
         return 0
     say(f"job {job.name} in {job.path}", sys.stderr)
-    return report_end(job, wait_for(job, logs=True))
+    return report_end(job, wait_for(job, logs=True), logs=True)
 
 
 def wait_for(
@@ -168,8 +168,14 @@ def wait_for(
         raise SystemExit(130) from None
 
 
-def report_end(job: JobFolder, state: State) -> int:
-    """Says how a job has ended. Returns the exit code of the command."""
+def report_end(job: JobFolder, state: State, *, logs: bool) -> int:
+    """Says how a job has ended. Returns the exit code of the command.
+
+    Args:
+        job: `JobFolder`.
+        state: its final `State`.
+        logs: bool, whether the terminal shows the job's log, which is not repeated then.
+    """
     if state.status == record.COMPLETED:
         model = follow.model_data(job)
         say(f"job {job.name} completed" + (f"; model: {model}" if model else ""), sys.stderr)
@@ -177,5 +183,6 @@ def report_end(job: JobFolder, state: State) -> int:
     if state.status == record.STOPPED:
         say(f"job {job.name} was stopped ({state.phase})", sys.stderr)
         return STOPPED
-    say(f"job {job.name} failed: {state.failure_reason}", sys.stderr)
+    reason = (state.failure_beside_log if logs else None) or state.failure_reason
+    say(f"job {job.name} failed: {reason}", sys.stderr)
     return next((code for code in state.exit_codes.values() if code), 1)

@@ -141,6 +141,12 @@ class Generation(Protocol):
             specs: nested structure of `tf.TensorSpec`, of one batch as `evaluate` sees it.
         """
 
+    def step_builds_losses(self, model: Any) -> bool:
+        """Returns True if the losses of `compile` take the form of what a step passes to them first.
+
+        Then each of these outputs gets a metric, and only the user's own step knows them.
+        """
+
     def unused_losses(self, model: Any) -> set[str]:
         """Returns the names of loss metrics of `compile` that no step has used.
 
@@ -240,6 +246,12 @@ class Generation(Protocol):
         Raises:
             ShippingError: An array is sparse or ragged. Keras accepts such arrays; workers cannot.
             Exception: Any exception that Keras raises.
+        """
+
+    def batches_looked_at(self) -> int:
+        """Returns how many batches of a `PyDataset` or `Sequence` Keras reads for their types.
+
+        It reads the first ones, in order, when it opens the data, and reads them again later.
         """
 
     def iterators_per_epoch(self, cardinality: int) -> int:

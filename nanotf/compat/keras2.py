@@ -249,6 +249,11 @@ def build_compiled_metrics(model: Any, specs: Any) -> None:
             tf.function(lambda *args: run(update, args)).get_concrete_function(y, outputs)
 
 
+def step_builds_losses(model: Any) -> bool:
+    container = model.compiled_loss
+    return not container.built and container._user_losses is not None
+
+
 def unused_losses(model: Any) -> set[str]:
     # nanotf makes the loss metrics before the first step, since that step may use them.
     container = getattr(model, "compiled_loss", None)
@@ -362,6 +367,10 @@ def check_compiled(model: Any, method: str) -> None:
 def check_validation(model: Any, validation_data: Any, validation_freq: Any) -> None:
     if validation_data:
         model._should_eval(0, validation_freq)
+
+
+def batches_looked_at() -> int:
+    return 1
 
 
 def iterators_per_epoch(cardinality: int) -> int:

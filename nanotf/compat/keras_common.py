@@ -8,8 +8,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from nanotf.compat.versions import keras_module_name, require_tensorflow
@@ -34,6 +37,28 @@ def is_keras_own(value: Any) -> bool:
 def flat_layers(obj: Any) -> list[Any]:
     """Returns a layer or model with all layers inside it; any other object alone."""
     return list(obj._flatten_layers()) if hasattr(obj, "_flatten_layers") else [obj]
+
+
+@contextlib.contextmanager
+def around_layers(scope: Callable[[Any], AbstractContextManager[None]]) -> Iterator[None]:
+    """Enters a context around each call of a layer, while this context lasts.
+
+    Args:
+        scope: callable, takes a layer, returns a context manager.
+    """
+    kind = require_tensorflow().keras.layers.Layer
+    original = kind.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with scope(self):
+            return original(self, *args, **kwargs)
+
+    kind.__call__ = call
+    try:
+        yield
+    finally:
+        kind.__call__ = original
 
 
 def leaving_behind(attributes: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -216,7 +216,7 @@ def computes_in_bfloat16(obj: Any) -> bool:
 WHOLE = "_nanotf_whole"  # marks a layer whose calls are not divided
 
 
-def callback_list_class() -> type:
+def callback_list_class() -> Any:
     """Returns Keras's own callback container, public in both generations."""
     cls: type = require_tensorflow().keras.callbacks.CallbackList
     return cls
@@ -327,6 +327,26 @@ def build_metrics(model: Any, specs: Any, trace: Callable[[], None] | None = Non
             if trace is None:
                 raise
             trace()
+
+
+def build_metrics_for(model: Any, step: str, specs: Any) -> None:
+    """Creates the variables of metrics that the first step in a single process would create.
+
+    Args:
+        model: a built and compiled model.
+        step: str, "train_step" or "test_step".
+        specs: nested structure of `tf.TensorSpec`, the step's argument.
+    """
+    if not has_own_step(model, step):
+        build_metrics(model, specs)
+        return
+    trace = functools.partial(trace_step, model, step, specs)
+    # A step that runs eagerly may read values, which a trace lacks.
+    is_traced = has_call(model) and not model.run_eagerly
+    if is_traced and generation().step_builds_losses(model):
+        with kept_random_states():
+            trace()
+    build_metrics(model, specs, trace)  # those that the step does not use
 
 
 def builds_optimizer_for_all(model: Any) -> bool:

@@ -224,9 +224,7 @@ def build_for_training(model: Any, specs: Any) -> None:
         model: a built and compiled model.
         specs: nested structure of `tf.TensorSpec`, of one batch as `fit` sees it.
     """
-    own = keras_names.has_own_step(model)
-    trace = functools.partial(keras_names.trace_step, model, "train_step", specs)
-    keras_names.build_metrics(model, specs, trace if own else None)
+    keras_names.build_metrics_for(model, "train_step", specs)
     build_optimizers(model, specs)
 
 

@@ -45,9 +45,9 @@ class Counts:
     gpus: int
 
 
-def count_processors() -> Counts:
-    """Counts the usable cores, and the GPUs that `nvidia-smi` lists."""
-    return Counts(max(1, len(describe_machine().usable_cores())), count_gpus())
+def count_cpus() -> int:
+    """Counts the usable cores."""
+    return max(1, len(describe_machine().usable_cores()))
 
 
 def count_gpus() -> int:

@@ -12,16 +12,20 @@ _KILLED = 128 + signal.SIGKILL
 _OUT_OF_MEMORY = "OutOfMemory: Process killed by SIGKILL (signal 9)"
 
 
-def of_script(exit_code: int, errors: str, command: Sequence[str], host: str | None = None) -> str:
+def of_script(
+    exit_code: int, errors: str | None, command: Sequence[str], host: str | None = None
+) -> str:
     """Returns the text for a script that ended with an exit code other than 0.
 
     Args:
         exit_code: int.
-        errors: str, the end of its standard error.
+        errors: str, the end of its standard error; None leaves it out.
         command: its words.
         host: str or None, the host that it ran on, for jobs with several.
     """
-    lines = ["ExecuteUserScriptError:", f"ExitCode {exit_code}", f'ErrorMessage "{errors}"']
+    lines = ["ExecuteUserScriptError:", f"ExitCode {exit_code}"]
+    if errors is not None:
+        lines.append(f'ErrorMessage "{errors}"')
     if exit_code == _KILLED:
         lines.append(f'ExtraInfo "{_OUT_OF_MEMORY}"')
     if host is not None:

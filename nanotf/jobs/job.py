@@ -110,7 +110,7 @@ class Job:
     @property
     def num_cpus(self) -> int:
         """The number of cores that the job may use on this host."""
-        return int(os.environ.get("SM_NUM_CPUS") or environment.count_processors().cpus)
+        return int(os.environ.get("SM_NUM_CPUS") or environment.count_cpus())
 
     @property
     def num_gpus(self) -> int:

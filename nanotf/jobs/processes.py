@@ -119,10 +119,11 @@ class Output:
     """Reads the output of programs, as it comes.
 
     Args:
-        write: callable of a program and a line with its line end; called for each whole line.
+        write: callable of a program, a line with its line end, and a bool, True for a line of
+            standard error; called for each whole line.
     """
 
-    def __init__(self, write: Callable[[Program, bytes], None]) -> None:
+    def __init__(self, write: Callable[[Program, bytes, bool], None]) -> None:
         self._write = write
         self._selector = selectors.DefaultSelector()
         self._rests: dict[IO[bytes], bytes] = {}
@@ -158,14 +159,15 @@ class Output:
             data = os.read(stream.fileno(), _CHUNK)
         except BlockingIOError:
             return
-        if stream is program.process.stderr:
+        is_error = stream is program.process.stderr
+        if is_error:
             program.note_error(data)
         *lines, rest = (self._rests[stream] + data).split(b"\n")
         for line in lines:
-            self._write(program, line + b"\n")
+            self._write(program, line + b"\n", is_error)
         # A progress bar may write megabytes without a line end.
         if rest and (not data or len(rest) > _CHUNK):
-            self._write(program, rest + b"\n")
+            self._write(program, rest + b"\n", is_error)
             rest = b""
         self._rests[stream] = rest
         if not data:

@@ -165,6 +165,8 @@ class State:
         created, started, ended: str or None, UTC as ISO 8601: of the job, of the script, of both.
         exit_codes: dict of host and its script's exit code; 128 + n after signal n.
         failure_reason: str or None, at most 1,024 characters.
+        failure_beside_log: str or None, the reason without what the script's log ends with; None if
+            the log says nothing of it.
     """
 
     status: str
@@ -175,6 +177,7 @@ class State:
     ended: str | None = None
     exit_codes: dict[str, int] = field(default_factory=dict)
     failure_reason: str | None = None
+    failure_beside_log: str | None = None
 
     @property
     def is_final(self) -> bool:

@@ -158,12 +158,20 @@ class Supervisor:
                 say(f"the job's final state cannot be written now: {error}", sys.stderr)
                 time.sleep(_PAUSE)
 
-    def _fail(self, text: str) -> None:
+    def _fail(self, text: str, beside_log: str | None = None) -> None:
+        """Ends the job as failed, by this text unless the script has said why it fails.
+
+        Args:
+            text: str.
+            beside_log: str or None, the text without what the script's log ends with.
+        """
         first = self._job.tree(self._request.host_names[0])
         try:
             reason = failure.write(first.failure, text)
         except OSError as error:
             reason = f"{text[: record.REASON_LENGTH - 200]}\n(output/failure: {error})"
+        if text.startswith(reason):  # else the script's own, which the log need not have
+            self._state = replace(self._state, failure_beside_log=beside_log)
         self._end_as(record.FAILED, record.FAILED, reason)
 
     # ------------------------------------------------------------------------- Downloading
@@ -258,7 +266,7 @@ class Supervisor:
             script.terminate()
         return self._request.stop_seconds
 
-    def _write_line(self, program: Program, line: bytes) -> None:
+    def _write_line(self, program: Program, line: bytes, _is_error: bool) -> None:
         """Writes a line to the log of its host, and the metrics in it."""
         try:
             if program.host not in self._logs:
@@ -290,9 +298,12 @@ class Supervisor:
             return
         failed = self._failed
         if failed is not None:
-            code, errors = failed.exit_code, failed.last_errors()
             host = failed.host if len(scripts) > 1 else None
-            self._fail(failure.of_script(code, errors, failed.command, host))
+            text, beside_log = (
+                failure.of_script(failed.exit_code, errors, failed.command, host)
+                for errors in (failed.last_errors(), None)
+            )
+            self._fail(text, beside_log)
             return
         with contextlib.suppress(OSError):  # a full disk; nothing depends on it
             self._job.tree(self._request.host_names[0]).success.touch()

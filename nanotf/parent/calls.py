@@ -14,7 +14,7 @@ import queue
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -144,6 +144,7 @@ def plan_for(
     cores_per_process: int | None,
     cores: Sequence[int] | None = None,
     backend: str | None = None,
+    avoid: Collection[int] = (),
 ) -> AnyPlan | None:
     """Plans where the workers of a call run.
 
@@ -153,6 +154,7 @@ def plan_for(
         cores_per_process: int or None for equal shares of all usable cores.
         cores: sequence of int or None, the logical CPUs to divide.
         backend: str or None for the default, one of `backends.BACKENDS`.
+        avoid: collection of int, the logical CPUs of this process's readers.
 
     Returns:
         A `topology.Plan` or `plans.RayPlan`; None if there are GPUs, which replace workers.
@@ -163,7 +165,7 @@ def plan_for(
     check_may_start(f"{method}(num_processes={num_processes})")
     if gpu.devices():
         return None
-    return backends.plan(backend, num_processes, cores_per_process, cores)
+    return backends.plan(backend, num_processes, cores_per_process, cores, avoid)
 
 
 def seed_of_user(number: int) -> int:
@@ -241,6 +243,12 @@ class Call:
     def answer(self, first: messages.Waiting) -> messages.Proceed:
         """Decides how all ranks proceed at a hook; `first` is rank 0's message."""
         raise AssertionError(first)
+
+    def attend(self) -> None:
+        """Handles what has happened in this process since the last message."""
+
+    def answered(self) -> None:
+        """Handles that the workers have been sent the answer to a hook, and continue."""
 
     def failure(self, message: messages.JobFailed) -> BaseException:
         """Returns the exception for a job that raised in a worker."""
@@ -399,6 +407,7 @@ class Call:
         times: dict[int, timing.WorkerTimes] = {}
         while len(done) < self.size:
             self._check_abandoned()
+            self.attend()
             try:
                 rank, message = self.workers.receive(LOOK_SECONDS)
             except queue.Empty:
@@ -412,8 +421,8 @@ class Call:
                     self.hear_stream(message)
             elif isinstance(message, messages.JobFailed):
                 raise self.workers.supervisor.explain(message) or self.failure(message)
-            elif isinstance(message, messages.Progress):
-                pass  # the pool has handled it
+            elif isinstance(message, (messages.Progress, messages.Woken)):
+                pass  # the pool has handled it, or `attend` does
             elif isinstance(message, messages.Stalled):
                 if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
                     self.workers.supervisor.note_stalled(rank, message)
@@ -434,8 +443,10 @@ class Call:
                         continue
                     with self.clock.hook(waiting[0].hook):
                         answer = self.answer(waiting[0])
+                    self.attend()
                     self.workers.send(answer)
                     waiting.clear()
+                    self.answered()
             elif not (isinstance(message, messages.Event) and self._is_over(message.hook)):
                 self.hear(message)
         self.workers.usable = True

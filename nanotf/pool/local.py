@@ -90,6 +90,8 @@ class LocalWorker(Worker):
         WorkerDied: The zygote has ended, for example because importing TensorFlow crashed.
     """
 
+    kind = "rank"  # in the name of its log
+
     def __init__(
         self,
         placement: topology.Placement,
@@ -99,7 +101,7 @@ class LocalWorker(Worker):
         zygote: Zygote,
     ) -> None:
         self.rank, self.cores = placement.rank, placement.cores
-        self.log = WorkerLog(name=f"rank-{self.rank}.log")
+        self.log = WorkerLog(name=f"{self.kind}-{self.rank}.log")
         order = messages.Fork(
             self.rank,
             placement.cores if placement.pin else (),

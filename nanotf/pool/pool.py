@@ -333,7 +333,7 @@ class Pool:
                 raise self._lost(worker)
         self.supervisor.check_progress(present, reading)
 
-    def post(self, message: messages.DataFailed) -> None:
+    def post(self, message: messages.DataFailed | messages.Woken) -> None:
         """Puts a message of the parent's own threads into the inbox, with rank -1."""
         self._inbox.put((-1, message))
 

@@ -23,6 +23,8 @@ START_TRIES = 3  # a port that was free may be taken before TensorFlow binds it
 _lock = threading.RLock()
 _pool: Pool | None = None
 _idle_timer: threading.Timer | None = None
+_guests = 0  # calls whose readers are forks of the zygote; written under `_counting`
+_counting = threading.Lock()
 _lent_to: int | None = None  # the thread that runs a job; that thread writes it, under `_lock`
 
 
@@ -49,6 +51,21 @@ def pool_for(plan: AnyPlan, transport: str) -> Iterator[Pool]:
         finally:
             _lent_to = None
             _start_idle_timer()
+
+
+@contextlib.contextmanager
+def keeping_zygote() -> Iterator[None]:
+    """Keeps the idle timer from ending the zygote, and so its forks, in this context."""
+    global _guests
+    idle_seconds()  # raises now
+    with _counting:
+        _guests += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            _guests -= 1
+        _start_idle_timer()
 
 
 def is_warm(plan: AnyPlan, transport: str) -> bool:
@@ -196,7 +213,7 @@ def _start_idle_timer() -> None:
 
 
 def _close_if_idle() -> None:
-    if _lock.acquire(blocking=False):  # fails if a job has just begun
+    if not _guests and _lock.acquire(blocking=False):  # fails if a job has just begun
         try:
             shutdown()
         finally:

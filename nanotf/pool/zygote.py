@@ -88,7 +88,10 @@ class Forked:
     def send_signal(self, sig: int) -> None:
         """Sends a signal, if it runs."""
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            # The zygote reaps a worker before it reports the exit code, and the worker may end at
+            # any moment: its process id may be gone already.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
 
     def kill(self) -> None:
         """Kills it at once."""
@@ -123,6 +126,7 @@ class Zygote:
         self.owner = os.getpid()
         self.seen = _what_imports_see(environ)
         self.log = WorkerLog()
+        self._forking = threading.Lock()  # one fork at a time; any thread may start a process
         self._key: bytes | None = secrets.token_bytes(KEY_NBYTES)  # until both have shown it
         try:
             self.process, self._channel = _start(
@@ -155,7 +159,8 @@ class Zygote:
         reader, writer = (above_standard(fd) for fd in os.pipe())
         try:
             try:
-                self._order(order, [*fds, writer])
+                with self._forking:
+                    self._order(order, [*fds, writer])
             finally:
                 os.close(writer)
             if not _is_readable(reader, FORK_SECONDS):
@@ -255,6 +260,7 @@ def _spawn(
 
 # --------------------------------------------------------------- the zygote of this process
 _zygote: Zygote | None = None
+_choosing = threading.Lock()  # readers start in threads of their own
 
 
 def shared_zygote(environ: Mapping[str, str]) -> Zygote | None:
@@ -269,6 +275,11 @@ def shared_zygote(environ: Mapping[str, str]) -> Zygote | None:
     Raises:
         InvalidArgumentError: NANOTF_START is neither "fork" nor "spawn".
     """
+    with _choosing:
+        return _shared_zygote(environ)
+
+
+def _shared_zygote(environ: Mapping[str, str]) -> Zygote | None:
     global _zygote
     if not _may_fork():
         end()

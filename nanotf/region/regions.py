@@ -11,11 +11,18 @@ import tensorflow as tf
 
 from nanotf.compat import eager_context, keras_build, keras_names
 from nanotf.compat.generation import generation
-from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.region import compiled, rows, scope, variables
 from nanotf.region.rows import Division
-from nanotf.region.trial import Along, facts_of, noting, users_layers
+from nanotf.region.trial import (
+    Along,
+    Facts,
+    facts_of,
+    noting,
+    set_whole_in_graphs,
+    users_layers,
+    warn_of_whole,
+)
 
 
 class Region:
@@ -206,14 +213,33 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     """
     division = _division_for(layer, stock, args, kwargs)
     facts = None if division is None else facts_of(layer, stock, args, kwargs, division, is_data)
-    if division is None or facts is None or facts.runs_whole:
-        with scope.dividing(None):
-            return stock(layer, *args, **kwargs)
+    if division is None or facts is None or facts.runs_whole_here:
+        return _on_all_rows(layer, stock, args, kwargs)
     region = Region(division, layer, facts.draws)
+    out = _on_own_rows(region, facts, stock, args, kwargs)
+    flat = tf.nest.flatten(out)
+    factors = facts.factors
+    if factors is None:
+        factors = tuple(_factor(division, leaf) for leaf in flat)
+    if len(factors) != len(flat):
+        _note_other_outputs(region, facts, len(flat))
+        return _on_all_rows(layer, stock, args, kwargs)
+    left = [region.leave(leaf, factor) for leaf, factor in zip(flat, factors, strict=True)]
+    out = tf.nest.pack_sequence_as(out, left)
+    return _with_notes(layer, *out) if facts.leaves_notes else out
+
+
+def _on_all_rows(layer: Any, stock: Any, args: Any, kwargs: Any) -> Any:
+    with scope.dividing(None):
+        return stock(layer, *args, **kwargs)
+
+
+def _on_own_rows(region: Region, facts: Facts, stock: Any, args: Any, kwargs: Any) -> Any:
+    """Calls the region's layer on this worker's rows; returns its outputs for these."""
+    layer, division = region.layer, region.division
     held = [(v, kind, v.read_value()) for v, kind in facts.assigned]
     before = {id(loss) for found in keras_names.lists_of_losses(layer) for loss in found}
-    given = args, kwargs
-    args, kwargs = tf.nest.map_structure(region.enter, given)
+    args, kwargs = tf.nest.map_structure(region.enter, (args, kwargs))
     region.admit(tf.nest.flatten((args, kwargs), expand_composites=True))
     used = variables.used_by(layer, facts.variables)
     checking = region.checking() if facts.reads_behind else contextlib.nullcontext()
@@ -227,33 +253,39 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     for variable, kind, value in held:
         combine = division.mean if kind == "mean" else division.sum
         variable.assign(value + combine(variable.read_value() - value))
-    flat = tf.nest.flatten(out)
-    factors = facts.factors
-    if factors is None:
-        factors = tuple(_factor(division, leaf) for leaf in flat)
-    if len(factors) != len(flat) and region.graph is not None and not facts.assigned:
-        # It leaves other outputs in a graph than in the trial, which is eager. The graph drops what
-        # it has made so far.
-        logger.warning(
-            "%s runs undivided, on all rows, in every worker: in a tf.function it returns %d tensors "
-            "(with those it leaves in attributes), and %d outside one, where it was tried.",
-            layer.name,
-            len(flat),
-            len(factors),
-        )
-        with scope.dividing(None):
-            return stock(layer, *given[0], **given[1])
-    if len(factors) != len(flat):
+    return out
+
+
+def _note_other_outputs(region: Region, facts: Facts, found: int) -> None:
+    """Registers that the layer returns other outputs in graphs than in the trial, which is eager.
+
+    The graph drops what the layer has made so far.
+
+    Args:
+        region: `Region` of the call.
+        facts: `Facts` of the layer's trial.
+        found: int, the number of tensors that the call has returned.
+
+    Raises:
+        InvalidArgumentError: It has done more than that: the call is eager, or assigns variables.
+    """
+    layer, tried = region.layer, len(facts.factors or ())
+    if region.graph is None or facts.assigned:
         raise InvalidArgumentError(
             f"A layer that is divided must return the same number of tensors each time. Received: "
-            f"{layer.name}, which returned {len(factors)} when it was tried and {len(flat)} "
-            "now. Wrap it: nanotf.whole(layer)."
+            f"{layer.name}, which returned {tried} when it was tried and {found} now. Wrap it: "
+            "nanotf.whole(layer)."
         )
-    left = [region.leave(leaf, factor) for leaf, factor in zip(flat, factors, strict=True)]
-    out = tf.nest.pack_sequence_as(out, left)
-    if not facts.leaves_notes:
-        return out
-    out, notes = out
+    set_whole_in_graphs(layer, facts)
+    warn_of_whole(
+        layer,
+        f"in a tf.function it returns {found} tensors (with those it leaves in attributes), and "
+        f"{tried} outside one, where it was tried.",
+    )
+
+
+def _with_notes(layer: Any, out: Any, notes: dict[tuple[int, str], Any]) -> Any:
+    """Leaves tensors in attributes, as the call of `noting` did; returns the call's outputs."""
     layers = users_layers(layer)
     for (place, name), value in notes.items():
         vars(layers[place])[name] = value

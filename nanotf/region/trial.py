@@ -57,6 +57,8 @@ class Facts:
         reads_behind: bool, whether it uses tensors that are not arguments.
         leaves_notes: bool, whether it leaves tensors in attributes, see `noting`. Then `factors`
             has their factors after those of the outputs.
+        runs_whole_in_graphs: bool, whether a graph has shown that the layer has other outputs in
+            graphs than in the trial.
     """
 
     runs_whole: bool = False
@@ -67,6 +69,11 @@ class Facts:
     assigned: tuple[tuple[Any, str], ...] = ()
     reads_behind: bool = False
     leaves_notes: bool = False
+    runs_whole_in_graphs: bool = False
+
+    @property
+    def runs_whole_here(self) -> bool:
+        return self.runs_whole or (self.runs_whole_in_graphs and scope.graph_here() is not None)
 
 
 def users_layers(layer: Any) -> list[Any]:
@@ -127,6 +134,7 @@ class Trial:
 
 
 _known: weakref.WeakKeyDictionary[Any, dict[Any, Facts]] = weakref.WeakKeyDictionary()
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()  # layers of which a warning was given
 
 
 def facts_of(
@@ -155,12 +163,29 @@ def facts_of(
         with tf.init_scope(), keras_names.kept_random_states():
             known[key] = _try(layer, stock, leaves, (args, kwargs), division, is_data)
         if known[key].runs_whole:
-            logger.warning(
-                "%s runs undivided, on all rows, in every worker: its rows depend on each other, "
-                "or it cannot be called on some of them.",
-                layer.name,
+            warn_of_whole(
+                layer, "its rows depend on each other, or it cannot be called on some of them."
             )
     return known[key]
+
+
+def set_whole_in_graphs(layer: Any, facts: Facts) -> None:
+    """Makes later calls with the same kinds of arguments, in graphs, run undivided at once."""
+    for key, found in _known[layer].items():
+        if found is facts:
+            _known[layer][key] = dataclasses.replace(facts, runs_whole_in_graphs=True)
+
+
+def warn_of_whole(layer: Any, why: str) -> None:
+    """Warns once per layer that it runs undivided.
+
+    Args:
+        layer: the layer.
+        why: str, the rest of the sentence.
+    """
+    if layer not in _warned:
+        _warned.add(layer)
+        logger.warning("%s runs undivided, on all rows, in every worker: %s", layer.name, why)
 
 
 def _kind(leaf: Any, is_data: Callable[[Any], bool]) -> Any:

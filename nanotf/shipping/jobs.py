@@ -24,6 +24,8 @@ BATCH_HOOKS = (
     "on_predict_batch_begin",
     "on_predict_batch_end",
 )
+TRAIN_BATCH_HOOKS = BATCH_HOOKS[:2]
+PAUSE = "pause"  # no hook of Keras's: all ranks wait after a step, with their state
 PLAIN_HOOKS = ("on_test_begin", "on_test_end", "on_train_end")
 HOOKS = EPOCH_HOOKS + BATCH_HOOKS + PLAIN_HOOKS
 
@@ -122,6 +124,8 @@ class FitJob(ModelJob):
         validation_freq: int or list of int, as `fit` takes it.
         initial_step: int, the first step in that epoch; 0 unless Keras 2's `BackupAndRestore`
             resumes.
+        passed_steps: int, steps of that epoch that were complete before this job.
+        passed_logs: dict of str to float or None, the logs of the last of them.
         shards: `OptimizerShards`, or None if each worker makes the whole update.
         optimizers: dict, the variables that the model's optimizers are built with; see
             `shipping.optimizers.built_optimizers`.
@@ -129,6 +133,7 @@ class FitJob(ModelJob):
             request.
         metrics_layout: `StateLayout` of the variables in `keras_names.metric_state`.
         metrics_block: int, the number of the job's block that holds them.
+        pauses: bool, whether the parent may ask for a pause.
         stop: bool, whether to stop after one batch, since `on_train_begin` requested it.
     """
 
@@ -137,6 +142,8 @@ class FitJob(ModelJob):
     epochs: int
     initial_epoch: int
     initial_step: int
+    passed_steps: int
+    passed_logs: Any
     steps_per_epoch: int | None
     validation_steps: int | None
     validation_freq: Any
@@ -145,6 +152,7 @@ class FitJob(ModelJob):
     asks: frozenset[str]
     metrics_layout: StateLayout
     metrics_block: int
+    pauses: bool
     stop: bool
 
 

@@ -5,13 +5,24 @@
                              microbatch, one after the other, and returns `StepOutput`s (`outputs`)
     smp.DistributedModel     `models`
     smp.CheckpointManager    `checkpoints`
+    smp.send, smp.barrier    `objects`, through mailboxes (`collectives.mailbox`)
+    StepOutput.accumulate    `replicas`: averages over the copies of the model
 
-Microbatches work with one partition: the step needs the activations of one microbatch only, and
-gives the whole batch's gradients. Two or more partitions are refused by `init`. The ranks and
-groups of several processes are pure functions of the configuration already.
+With one partition, a step needs the activations of one microbatch only, and gives the whole batch's
+gradients. With several, `pipeline` makes the step:
 
-Called by users' scripts; `cli` makes it importable under its original name (`alias`). May import
-everything below `keras`. TensorFlow is imported with the first name that needs it.
+    bodies       the step's function, traced in a thread for each microbatch
+    schedule     what this partition does, in order
+    partitioned  a model's cuts and variables
+      trace        the model's call, with the partition of each operation
+      auto         chooses partitions (`balance`)
+      cut          one stage for each partition
+      variables    without values, but for those of this partition
+    passes       a microbatch's way through this partition's stage (`exchange`: its messages)
+
+Called by users' scripts; `cli` starts their processes (`cli.ranks`), and makes this package
+importable under its original name (`alias`). May import everything below `keras`. TensorFlow is
+imported with the first name that needs it.
 """
 
 from __future__ import annotations

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pathlib
 from typing import Any
 
 from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
-from nanotf.smp import runtime
+from nanotf.smp import objects, partitioned, runtime
+from nanotf.smp.models import DistributedModel
+from nanotf.smp.ranks import CommGroup
 
 DIRECTORY = "/opt/ml/checkpoints"
 
@@ -32,13 +35,46 @@ class CheckpointManager:
     ) -> None:
         runtime.current()
         self.checkpoint = checkpoint
-        self._manager = require_tensorflow().train.CheckpointManager(
-            checkpoint, os.fspath(directory), max_to_keep, checkpoint_name=checkpoint_name
+        self._is_partial = runtime.mp_size() > 1
+        folder = pathlib.Path(directory)
+        if self._is_partial:
+            folder /= f"partition_{runtime.mp_rank()}"
+        # What is saved: the checkpoint, or the part of it that this process holds.
+        train = require_tensorflow().train
+        self._saved = train.Checkpoint() if self._is_partial else checkpoint
+        self._manager = train.CheckpointManager(
+            self._saved, str(folder), max_to_keep, checkpoint_name=checkpoint_name
         )
 
     def save(self) -> str:
-        """Saves a checkpoint; returns its path."""
-        return str(self._manager.save())
+        """Saves a checkpoint; returns its path.
+
+        All ranks call this. With several partitions, each saves the part that it holds, into a
+        folder of its own, in the first copy of the model.
+
+        Raises:
+            ModelError: A model in several partitions has not been called in a step.
+        """
+        self._take_part()
+        if runtime.dp_rank() == 0:
+            path = str(self._manager.save())
+        if self._is_partial or runtime.dp_size() > 1:
+            objects.barrier()
+        return path if runtime.dp_rank() == 0 else str(self._manager.latest_checkpoint)
+
+    def _take_part(self) -> None:
+        """Makes `_saved` the part of the checkpoint that this process holds."""
+        if not self._is_partial:
+            return
+        for name, part in self._children().items():
+            if isinstance(part, DistributedModel):
+                if not partitioned.is_cut(part):
+                    raise ModelError(
+                        "A model in several partitions is saved after a step has called it. "
+                        f"Received: save() with {part.name!r}, which no step has called."
+                    )
+                part = partitioned.begun(part).numbered()
+            setattr(self._saved, name, part)
 
     def restore(self) -> str | None:
         """Restores the latest checkpoint, if there is one; returns its path.
@@ -50,11 +86,11 @@ class CheckpointManager:
             ModelError: The call is before the first step, and the checkpoint holds an optimizer
                 that is not built, but several models. Restore after the first step.
         """
-        latest: str | None = self._manager.latest_checkpoint
+        latest = self._latest()
         if latest is None:
             return None
-        unbuilt = [model for model in self._models() if not model.built]
-        if unbuilt:
+        is_ready = partitioned.is_cut if self._is_partial else lambda model: model.built
+        if not all(is_ready(model) for model in self._models()):
             runtime.register_post_partition_hook(lambda: self._restore(latest))
         else:
             self._restore(latest)
@@ -63,11 +99,27 @@ class CheckpointManager:
     def _restore(self, path: str) -> None:
         for optimizer in self._unbuilt_optimizers():
             optimizer.build(self._only_model().trainable_variables)
-        self.checkpoint.restore(path)
+        self._take_part()
+        self._saved.restore(path)
+
+    def _latest(self) -> str | None:
+        """Returns the latest checkpoint that all partitions have."""
+        if not self._is_partial:
+            latest: str | None = self._manager.latest_checkpoint
+            return latest
+        own = {pathlib.Path(path).name: path for path in self._manager.checkpoints}
+        others = objects.allgather(list(own), CommGroup.MP_GROUP)
+        common = [name for name in own if all(name in names for names in others)]
+        return own[common[-1]] if common else None
+
+    def _children(self) -> dict[str, Any]:
+        view = require_tensorflow().train.TrackableView(self.checkpoint)
+        found = dict(view.children(self.checkpoint))
+        found.pop("save_counter", None)  # of the checkpoint itself
+        return found
 
     def _parts(self) -> list[Any]:
-        view = require_tensorflow().train.TrackableView(self.checkpoint)
-        return list(view.children(self.checkpoint).values())
+        return list(self._children().values())
 
     def _models(self) -> list[Any]:
         kind = require_tensorflow().keras.Model

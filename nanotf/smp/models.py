@@ -8,10 +8,21 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.compat.versions import is_keras_3
-from nanotf.errors import JobError, ModelError
-from nanotf.smp import runtime
+from nanotf.errors import JobError, ModelError, UnavailableError
+from nanotf.smp import objects, partitioned, pipeline, runtime
 
 SAVE_PATH = "/opt/ml/model"
+
+
+def _of_this_partition(name: str) -> property:
+    """Returns a property of `tf.keras.Model`, limited to the variables that this process holds."""
+    inherited = getattr(tf.keras.Model, name)
+
+    def held(self: Any) -> list[Any]:
+        found, known = inherited.fget(self), partitioned.of(self)
+        return list(found) if known is None else known.held(found)
+
+    return property(held)
 
 
 class DistributedModel(tf.keras.Model):  # type: ignore[misc]
@@ -33,10 +44,38 @@ class DistributedModel(tf.keras.Model):  # type: ignore[misc]
             )
         if getattr(self, "_nanotf_spec", None) is None and args:
             self._nanotf_spec = tf.nest.map_structure(_spec, args[0])
-        return super().__call__(*args, **kwargs)
+        runtime.called.setdefault(self)
+        known = partitioned.of(self)
+        if runtime.mp_size() == 1 or (known is not None and known.is_whole):
+            return super().__call__(*args, **kwargs)
+        return pipeline.call(self, super().__call__, args, kwargs)
+
+    variables = _of_this_partition("variables")
+    trainable_variables = _of_this_partition("trainable_variables")
+    non_trainable_variables = _of_this_partition("non_trainable_variables")
+    weights = _of_this_partition("weights")
+    trainable_weights = _of_this_partition("trainable_weights")
+    non_trainable_weights = _of_this_partition("non_trainable_weights")
+
+    @property
+    def losses(self) -> list[Any]:
+        """The losses of regularizers and `add_loss`, with one partition."""
+        known = partitioned.of(self)
+        if known is None or not known.is_cut or known.is_whole:
+            return list(super().losses)
+        with known.unlimited():
+            found = super().losses
+        if found:
+            raise UnavailableError(
+                "A model in several partitions has no losses of its own: each process knows those "
+                f"of its own part alone. Received: {self.name!r} with {len(found)} losses of "
+                "regularizers or add_loss. Return them from the model's call, or use "
+                "partitions=1."
+            )
+        return []
 
     def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
-        """Saves the whole model.
+        """Saves the whole model. Call it in all ranks; rank 0 writes.
 
         Args:
             save_path: str or path-like, default "/opt/ml/model", the folder of a SavedModel. Its
@@ -53,6 +92,15 @@ class DistributedModel(tf.keras.Model):  # type: ignore[misc]
                 "A model is saved after a step has called it. Received: save_model() of "
                 f"{self.name!r}, which no step has called."
             )
+        if runtime.mp_size() == 1:
+            self._save(path, spec)
+            return
+        with partitioned.begun(self).whole() as is_first:
+            if is_first:
+                self._save(path, spec)
+        objects.barrier()  # no rank continues before the file is complete
+
+    def _save(self, path: str, spec: Any) -> None:
         with runtime.allowed():
             if path.endswith(".weights.h5"):
                 self.save_weights(path)

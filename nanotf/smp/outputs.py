@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from nanotf.errors import InvalidArgumentTypeError, check_choice
+from nanotf.smp import replicas, runtime
 
 METHODS = ("variable", "add_n", "accumulate_n")
 
@@ -54,7 +56,9 @@ class StepOutput:
         return self._concatenated("merge")
 
     def accumulate(self, method: str = "variable", var: Any = None) -> Any:
-        """Returns the mean over microbatches, as `reduce_mean` does.
+        """Returns the mean over microbatches, and over the copies of the model.
+
+        With several copies (`dp_size() > 1`), all must call this in the same order.
 
         Args:
             method: str, default "variable"; this and "accumulate_n" add one microbatch after the
@@ -71,8 +75,11 @@ class StepOutput:
                 f'`var` is used with method="variable". Received: method={method!r}, var={var!r}.'
             )
         if method == "add_n" and not self._is_sparse():
-            return _scaled(tf.add_n(self.outputs), len(self.outputs))
-        mean = self.reduce_mean()
+            mean = _scaled(tf.add_n(self.outputs), len(self.outputs))
+        else:
+            mean = self.reduce_mean()
+        if runtime.has_replicas():
+            mean = _over_replicas(mean)
         if var is None:
             return mean
         var.assign(tf.convert_to_tensor(mean))
@@ -88,6 +95,32 @@ class StepOutput:
                 "reduce_mean() or reduce_sum()."
             )
         return tf.concat(self.outputs, axis=0)
+
+
+def _over_replicas(value: Any) -> Any:
+    """Averages a tensor over the copies of the model.
+
+    Functions of Python are stateful operations, which a `tf.function` runs in the order of the
+    program: on all copies the same.
+    """
+    if isinstance(value, tf.IndexedSlices):
+        kinds = [value.values.dtype, value.indices.dtype]
+        values, indices = tf.numpy_function(_all_rows, [value.values, value.indices], kinds)
+        values.set_shape([None, *value.values.shape[1:]])
+        indices.set_shape([None])
+        return tf.IndexedSlices(_scaled(values, runtime.dp_size()), indices, value.dense_shape)
+    mean = tf.numpy_function(_average, [value], value.dtype)
+    mean.set_shape(value.shape)
+    return mean
+
+
+def _average(array: Any) -> Any:
+    return replicas.average_over_replicas([np.asarray(array)])[0]
+
+
+def _all_rows(values: Any, indices: Any) -> list[Any]:
+    found = replicas.gather_over_replicas([values, indices])
+    return [np.concatenate(parts) for parts in zip(*found, strict=True)]
 
 
 def _joined(slices: Sequence[Any]) -> Any:

@@ -1,22 +1,55 @@
-"""This process's configuration and place, set by `init`."""
+"""This process's configuration, place and mailbox.
+
+`nanotf run --smp` starts the ranks (`cli.ranks`), and gives each its mailbox by `enter`, before the
+script begins. Without it, this process is the only one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import os
+import pathlib
+import shlex
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from nanotf.collectives.mailbox import Mailbox
 from nanotf.errors import InvalidArgumentError, JobError, UnavailableError
 from nanotf.region import context
 from nanotf.smp import ranks
 from nanotf.smp.config import Config, is_int, load
 
 _config: Config | None = None
+_mailbox: Mailbox | None = None  # of a rank; `enter` sets it
 _hooks: list[Callable[[], Any]] = []
+# The `trace.Notes` of the model's call that is traced.
+_notes: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_notes", default=None)
+# The models that steps have called, in the order of their first calls.
+called: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 # Set while the code of a step, or of `save_model`, calls models.
 calling: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_calling", default=False)
+
+
+def enter(mailbox: Mailbox | None) -> None:
+    """Makes this process a rank. Called before the user's script begins.
+
+    Args:
+        mailbox: `Mailbox`, or None, which makes this process the only one again.
+    """
+    global _mailbox
+    _mailbox = mailbox
+
+
+def mailbox() -> Mailbox:
+    """Returns this rank's mailbox. Raises `JobError` in a process that is the only one."""
+    if _mailbox is None:
+        raise JobError(
+            "Only ranks that `nanotf run --smp` starts have mailboxes. Received: a single process."
+        )
+    return _mailbox
 
 
 def init(config: dict[str, Any] | None = None) -> None:
@@ -28,11 +61,14 @@ def init(config: dict[str, Any] | None = None) -> None:
     Args:
         config: dict, default None, which reads the environment variable `SM_HP_MP_PARAMETERS`
             (JSON). The keys and defaults are those of SageMaker's smp; "partitions" is required.
+            Equal on all ranks.
 
     Raises:
-        InvalidArgumentError, InvalidArgumentTypeError: The configuration breaks a rule.
-        UnavailableError: It asks for more than one partition, or the call is in a `@nano` function
-            with several workers.
+        InvalidArgumentError, InvalidArgumentTypeError: The configuration breaks a rule, or the
+            number of processes is not divisible by the number of partitions.
+        JobError: It asks for more than one partition in a process that is the only one.
+        CollectiveError: In a later call: ranks have different configurations.
+        UnavailableError: The call is in a `@nano` function with several workers.
     """
     global _config
     found = load(config, os.environ)
@@ -41,14 +77,24 @@ def init(config: dict[str, Any] | None = None) -> None:
             "nanotf.smp does not run in a @nano function with several workers. Received: "
             f"smp.init() in one with {context.size()} workers. Call it in your own process."
         )
-    if found.partitions > 1:
-        raise UnavailableError(
-            "nanotf.smp runs a model in one partition; it cannot cut a model into several yet. "
-            f"Received: partitions={found.partitions}. Use partitions=1: microbatches reduce the "
-            "memory for activations."
+    if _mailbox is not None:
+        _mailbox.introduce(_place(found).mp_rank, repr(found))
+    elif found.partitions > 1:
+        raise JobError(
+            "Each partition of a model needs a process. Received: partitions="
+            f"{found.partitions}, in the only process. Start the script with\n"
+            f"    {_command(found.partitions)}\n"
+            "A larger number, divisible by that of partitions, trains several copies."
         )
     _config = found
     _hooks.clear()
+
+
+def _command(partitions: int) -> str:
+    """Returns the command that starts this script as ranks."""
+    is_script = pathlib.Path(sys.argv[0]).is_file()
+    words = sys.argv if is_script else ["train.py", *sys.argv[1:]]
+    return f"nanotf run --smp -n {partitions} {shlex.join(words)}"
 
 
 def current() -> Config:
@@ -60,8 +106,12 @@ def current() -> Config:
 
 def place() -> ranks.Place:
     """Returns this process's place."""
-    found = current()
-    return ranks.place(0, 1, found.partitions, found.placement_strategy)
+    return _place(current())
+
+
+def _place(config: Config) -> ranks.Place:
+    rank, size = (0, 1) if _mailbox is None else (_mailbox.rank, _mailbox.size)
+    return ranks.place(rank, size, config.partitions, config.placement_strategy)
 
 
 def rank() -> int:
@@ -114,6 +164,11 @@ def get_dp_group() -> list[int]:
     return list(place().dp_group)
 
 
+def has_replicas() -> bool:
+    """Returns True if there are several copies of the model."""
+    return _mailbox is not None and dp_size() > 1
+
+
 def num_microbatches() -> int:
     """Returns the number of microbatches of a step."""
     return current().microbatches
@@ -137,7 +192,26 @@ def partition(index: int) -> Iterator[None]:
             "The index of smp.partition must be less than the number of partitions. Received: "
             f"index={index!r}, partitions={found.partitions}."
         )
-    yield
+    notes = _notes.get()
+    if notes is None or found.auto_partition:
+        yield
+        return
+    with notes.assigned(index):
+        yield
+
+
+@contextlib.contextmanager
+def noted(notes: Any) -> Iterator[None]:
+    """Makes `partition` note operations in this context.
+
+    Args:
+        notes: `trace.Notes`.
+    """
+    before = _notes.set(notes)
+    try:
+        yield
+    finally:
+        _notes.reset(before)
 
 
 def register_post_partition_hook(hook: Callable[[], Any]) -> Callable[[], Any]:

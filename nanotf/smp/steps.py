@@ -15,9 +15,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.compat import graphs
 from nanotf.compat.keras_common import tf_variable
-from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, ModelError
-from nanotf.smp import runtime
+from nanotf.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    ModelError,
+)
+from nanotf.smp import pipeline, replicas, runtime
 from nanotf.smp.outputs import StepOutput
 from nanotf.smp.slicing import Slicing
 
@@ -112,22 +117,19 @@ class _Step:
 
     def _make(self) -> Any:
         of_body = {name: self._options[name] for name in _OF_BODY if name in self._options}
-        body = tf.function(self._allowed(), **of_body)
+        whole = runtime.mp_size() == 1
+        body = self._allowed()
+        if whole:
+            body = tf.function(body, **of_body)
+        elif of_body.get("autograph", True):
+            body = graphs.converted(body, of_body.get(_OF_BODY[1]))
         of_all = {n: value for n, value in self._options.items() if n not in _OF_BODY}
 
         def microbatches(*batch: Any, **named: Any) -> list[Any]:
-            results: list[Any] = []
-            before: list[Any] = []
-            count = runtime.num_microbatches()
-            for own_args, own_kwargs in self._slicing.split(batch, named, count):
-                with tf.control_dependencies(before):
-                    args, kwargs = tf.nest.map_structure(_anew, (own_args, own_kwargs))
-                    results.append(body(*args, **kwargs))
-                flat = tf.nest.flatten(results[-1], expand_composites=True)
-                # TensorFlow may inline the call. What depends on the call's operation then waits
-                # for its side effects alone; what depends on a copy of a result, for the result.
-                before = [tf.identity(part).op for part in flat if part is not None]
+            parts = self._slicing.split(batch, named, runtime.num_microbatches())
+            results = _one_by_one(body, parts) if whole else pipeline.run(body, parts)
             with tf.init_scope():
+                replicas.equalize(runtime.called)
                 runtime.run_hooks()
             return results
 
@@ -144,6 +146,21 @@ class _Step:
                 return function(*args, **kwargs)
 
         return body
+
+
+def _one_by_one(body: Any, parts: Sequence[Any]) -> list[Any]:
+    """Calls a `tf.function` for each microbatch, once the one before has ended."""
+    results: list[Any] = []
+    before: list[Any] = []
+    for own_args, own_kwargs in parts:
+        with tf.control_dependencies(before):
+            args, kwargs = tf.nest.map_structure(_anew, (own_args, own_kwargs))
+            results.append(body(*args, **kwargs))
+        flat = tf.nest.flatten(results[-1], expand_composites=True)
+        # TensorFlow may inline the call. What depends on the call's operation then waits
+        # for its side effects alone; what depends on a copy of a result, for the result.
+        before = [tf.identity(part).op for part in flat if part is not None]
+    return results
 
 
 def _anew(value: Any) -> Any:

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import io
+import logging
 import os
 import pathlib
 import sys
@@ -15,12 +16,28 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.console import logger, say
 from nanotf.region import scope
 from nanotf.shipping.jobs import Terminal
 from nanotf.wire import messages
 
 STREAMS = ("stdout", "stderr")
 _FLUSH_SECONDS = 5.0  # limit for reading the pipe, which normally takes a millisecond
+
+
+class _Warnings(logging.Handler):
+    """Passes on nanotf's own warnings.
+
+    Args:
+        file: text file.
+    """
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(logging.WARNING)
+        self._file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage(), self._file)
 
 
 class _Relay(io.TextIOBase):
@@ -130,7 +147,8 @@ def to_parent(
         session: `session.Session`.
         job: int, its number.
         terminal: `Terminal`.
-        streams: sequence of str, Python's streams to relay; `tf.print` is always relayed.
+        streams: sequence of str, Python's streams to relay; `tf.print` and nanotf's own warnings
+            are always relayed.
         quiet: bool, whether rank 0 also writes only to its log. Functions traced in this context
             still print for the user in later jobs.
     """
@@ -170,6 +188,10 @@ def relayed(
                 redirected.enter_context(contextlib.redirect_stdout(out))
             if "stderr" in streams:
                 redirected.enter_context(contextlib.redirect_stderr(err))
+            else:
+                warnings = _Warnings(err)
+                logger.addHandler(warnings)
+                redirected.callback(logger.removeHandler, warnings)
             if pathlib.Path("/proc/self/fd").is_dir():
                 if _tensorflow_prints is None:
                     _tensorflow_prints = TensorFlowPrints()

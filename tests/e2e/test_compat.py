@@ -28,6 +28,7 @@ from nanotf.compat import (
     distribute,
     eager_context,
     functions,
+    graphs,
     handles,
     keras_callbacks,
     keras_names,
@@ -38,6 +39,7 @@ from nanotf.compat import (
 )
 from nanotf.compat import overrides as replacing
 from nanotf.compat.generation import generation
+from nanotf.compat.keras_epochs import DataArguments
 from nanotf.compat.overrides import Override
 from nanotf.keras import nano
 from nanotf.region import overrides
@@ -367,11 +369,22 @@ def test_data_adapters_of_keras_3() -> None:
         assert hasattr(adapters.GeneratorDataAdapter, name)
 
 
+def test_batches_that_keras_looks_at() -> None:
+    data = _Batches()
+    generation().open_data(_compiled(), DataArguments(data))
+    assert data.read == list(range(generation().batches_looked_at()))
+
+
 class _Batches(getattr(tf.keras.utils, "PyDataset", tf.keras.utils.Sequence)):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
     def __len__(self) -> int:
         return 2
 
     def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
         return np.zeros((3, 2)), np.zeros(3)
 
 
@@ -488,6 +501,41 @@ def test_options_of_functions() -> None:
     assert found["autograph"] is False
     assert found["reduce_retracing"] is True
     assert tf.nest.flatten(found["input_signature"])[0].shape.rank == 1
+
+
+def test_graphs_that_are_cut() -> None:
+    variable = graphs.uninitialized_variable(tf.TensorSpec([2], tf.float32), {"trainable": True})
+    initialized = tf.raw_ops.VarIsInitializedOp
+    assert isinstance(variable, tf.Variable) and not initialized(resource=variable.handle)
+    for value in ([1.0, 2.0], [3.0, 4.0]):
+        graphs.refill(variable, tf.constant(value))
+        assert variable.numpy().tolist() == value
+        graphs.release(variable)
+        assert tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=tf.float32).shape == [0]
+    graphs.refill(variable, tf.zeros(2))
+    effects = graphs.SideEffects()
+
+    def traced(x: Any) -> Any:
+        with effects.ordered():
+            variable.assign_add(x)
+            return variable * 2.0
+
+    graph = tf.compat.v1.wrap_function(traced, [tf.TensorSpec([2], tf.float32)]).graph
+    (assign,) = [op for op in effects.operations if op.type == "AssignAddVariableOp"]
+    (read,) = [op for op in graph.get_operations() if assign in op.control_inputs]
+    graphs.keep_control_inputs(read, [])
+    assert list(read.control_inputs) == []
+
+
+def test_conversion_by_autograph() -> None:
+    def branch(x: Any) -> Any:
+        if x > 0:
+            return x
+        return -x
+
+    with tf.Graph().as_default():
+        found = graphs.converted(branch)(tf.compat.v1.placeholder(tf.float32, []))
+    assert tf.is_tensor(found)
 
 
 def test_names_that_older_versions_have() -> None:

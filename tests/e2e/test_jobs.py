@@ -213,14 +213,17 @@ def test_a_script_that_fails(own: bool, folder: pathlib.Path) -> None:
     assert estimator.latest_training_job is not None
     found = estimator.latest_training_job.describe()
     reason = found["FailureReason"]
+    beside_log = record.find("a", folder / "jobs").read_state().failure_beside_log
     if own:
         assert reason.startswith("There are no labels. xxx")
         assert len(reason) == 1024
+        assert beside_log is None
     else:
         command = f"{sys.executable} train.py"
         assert reason == (
             f'ExecuteUserScriptError:\nExitCode 7\nErrorMessage "to stderr"\nCommand "{command}"'
         )
+        assert beside_log == f'ExecuteUserScriptError:\nExitCode 7\nCommand "{command}"'
     assert found["ExitCodes"] == {"algo-1": 7}
 
 

@@ -183,6 +183,55 @@ def test_own_compute_loss(float64: None) -> None:
     assert_same_state(models[1], models[0])
 
 
+class LossOfOneOutput(Model):
+    """Returns two outputs, and its step passes one of them to the losses of `compile`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = L.Dense(2)
+
+    def call(self, inputs: Any) -> Any:
+        out = self.out(inputs)
+        return {"largest": tf.reduce_max(out, 1), "out": out}
+
+    def _loss_of(self, data: Any, training: bool) -> Any:
+        x, y = data
+        return self.compute_loss(x, y, self(x, training=training)["out"])
+
+    def train_step(self, data: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = self._loss_of(data, True)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {metric.name: metric.result() for metric in self.metrics}
+
+    def test_step(self, data: Any) -> Any:
+        self._loss_of(data, False)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+@pytest.mark.skipif(
+    is_keras_3(), reason="Keras 3 builds losses from the model's outputs, without the step"
+)
+@pytest.mark.parametrize("first", ["fit", "evaluate"])
+def test_a_step_that_passes_one_of_two_outputs_to_the_loss(float64: None, first: str) -> None:
+    """There is one loss to report, not one for each output that the model has."""
+    x, y = _data()
+    results = []
+    for processes in (None, 2):
+        tf.keras.utils.set_random_seed(3)
+        model = LossOfOneOutput()
+        model.compile(tf.keras.optimizers.SGD(0.1), "mse")
+        model(x[:1])
+        given: Any = {"batch_size": BATCH, "verbose": 0, "num_processes": processes}
+        if first == "fit":
+            results.append(model.fit(x, y, epochs=2, shuffle=False, **given).history)
+        else:
+            results.append(model.evaluate(x, y, return_dict=True, **given))
+    assert list(results[1]) == list(results[0]) == ["loss"]
+    assert_same_history(results[1], results[0])
+
+
 class OwnLogs(Model):
     """Adds to the results of Keras's metrics: a mean, and a value derived from a metric."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
@@ -290,3 +291,80 @@ def test_script_of_the_original(tmp_path: pathlib.Path) -> None:
         check=False,
     )
     assert "merged [2, 4, 6, 8]" in done.stdout, done.stderr
+
+
+COPIES = """
+import json, sys
+import numpy as np
+import tensorflow as tf
+from nanotf import smp
+
+smp.init({"partitions": 1, "microbatches": 2})
+tf.keras.backend.set_floatx("float64")
+tf.keras.utils.set_random_seed(smp.dp_rank())  # first weights that differ
+
+class Words(smp.DistributedModel):
+    def __init__(self):
+        super().__init__(dtype="float64")
+        self.embed = tf.keras.layers.Embedding(20, 4, dtype="float64")
+        self.out = tf.keras.layers.Dense(1, dtype="float64")
+
+    def call(self, x, training=None):
+        return self.out(tf.reduce_mean(self.embed(x), axis=1))
+
+model, optimizer = Words(), tf.keras.optimizers.SGD(0.5)
+
+@smp.step
+def get_gradients(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+    return tape.gradient(loss, model.trainable_variables)
+
+@tf.function
+def train_step(x, y):
+    gradients = [gradient.accumulate() for gradient in get_gradients(x, y)]
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+
+rng = np.random.default_rng(0)
+x, y = rng.integers(0, 20, (5, 16, 3)), rng.normal(size=(5, 16, 1))
+rows, firsts = slice(smp.dp_rank() * 8, smp.dp_rank() * 8 + 8), []
+smp.register_post_partition_hook(lambda: firsts.extend(w.tolist() for w in model.get_weights()))
+for step in range(5):
+    train_step(tf.constant(x[step, rows]), tf.constant(y[step, rows]))
+own = [firsts, [w.tolist() for w in model.get_weights()]]
+found = smp.allgather(own)
+if smp.rank() == 0:
+    assert found[0] == found[1]  # to the last bit
+    print(json.dumps(found[0]))
+"""
+
+
+def test_copies_of_a_model_train_as_one(tmp_path: pathlib.Path) -> None:
+    """Two copies with half of each batch get the weights of one with whole batches."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two ranks need two cores")
+    script = tmp_path / "script.py"
+    script.write_text(COPIES)
+    done = subprocess.run(
+        [sys.executable, "-m", "nanotf", "run", "--smp", "-n", "2", str(script)],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    firsts, lasts = json.loads(done.stdout)
+    embed, kernel, bias = (tf.Variable(first, dtype=tf.float64) for first in firsts)
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 20, (5, 16, 3)), rng.normal(size=(5, 16, 1))
+    for rows, right in zip(x, y, strict=True):
+        with tf.GradientTape() as tape:
+            means = tf.reduce_mean(tf.gather(embed, rows), axis=1)
+            loss = tf.reduce_mean((means @ kernel + bias - right) ** 2)
+        for variable, slope in zip(
+            (embed, kernel, bias), tape.gradient(loss, [embed, kernel, bias]), strict=True
+        ):
+            variable.assign_sub(0.5 * tf.convert_to_tensor(slope))
+    for found, variable in zip(lasts, (embed, kernel, bias), strict=True):
+        np.testing.assert_allclose(found, variable, rtol=1e-10, atol=1e-12)

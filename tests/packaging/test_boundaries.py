@@ -42,6 +42,7 @@ PUBLIC = {
         "patch_tensorflow",
         "plan",
         "rank",
+        "search",
         "set_tf_config",
         "shutdown",
         "size",

@@ -6,7 +6,9 @@ import pathlib
 
 import pytest
 
-from nanotf.cli import main
+from nanotf import console
+from nanotf.cli import main, train
+from nanotf.jobs import record
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +69,20 @@ def test_a_launcher_that_would_start_the_job_several_times(
     assert main(["train", "train.py"]) == 2
     assert text in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_failure_that_the_log_shows_is_not_repeated(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    state = record.State(
+        status=record.FAILED,
+        phase=record.FAILED,
+        owner=record.Owner.this_process(),
+        created=record.now(),
+        exit_codes={"algo-1": 7},
+        failure_reason="ExitCode 7\nErrorMessage: a traceback",
+        failure_beside_log="ExitCode 7",
+    )
+    for logs, text in ((True, state.failure_beside_log), (False, state.failure_reason)):
+        assert train.report_end(record.JobFolder(tmp_path / "a"), state, logs=logs) == 7
+        assert capsys.readouterr().err == console.prefixed(f"job a failed: {text}") + "\n"

@@ -154,4 +154,4 @@ def test_values(value: Any, text: str) -> None:
 def test_counts_are_those_of_usable_cores() -> None:
     from nanotf.machine.cpus import describe_machine
 
-    assert environment.count_processors().cpus == len(describe_machine().usable_cores())
+    assert environment.count_cpus() == len(describe_machine().usable_cores())

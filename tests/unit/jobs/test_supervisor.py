@@ -39,7 +39,7 @@ def test_a_full_disk_shortens_the_log_alone(
     with monkeypatch.context() as patches:
         patches.setattr(supervisor.os, "open", _full)
         for _ in range(2):
-            owner._write_line(_Program(), b"a line\n")  # type: ignore[arg-type]
+            owner._write_line(_Program(), b"a line\n", False)  # type: ignore[arg-type]
     assert capsys.readouterr().err.count("the log is incomplete: [Errno 28] No space left") == 1
     assert not job.log("algo-1").exists()
 

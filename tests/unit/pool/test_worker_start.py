@@ -90,6 +90,22 @@ def test_a_parent_that_ignores_sigchld_learns_how_a_worker_ended(start: Started)
     assert (error.exit_code, error.signal) == (None, signal.SIGKILL)
 
 
+def test_a_signal_to_a_worker_that_was_reaped_but_not_reported_is_dropped() -> None:
+    """The zygote reaps a worker, then reports its exit code; a caller may kill it in between."""
+    reaped = subprocess.Popen([sys.executable, "-c", ""])
+    reaped.wait(SECONDS)
+    reader, writer = os.pipe()
+    worker = zygote.Forked(reaped.pid, reader)
+    try:
+        worker.send_signal(0)  # sends none, but looks for the process as every signal does
+        assert worker.poll() is None
+        os.write(writer, messages.STATUS.pack(-signal.SIGSEGV))
+        assert worker.wait(SECONDS) == -signal.SIGSEGV
+        worker.kill()
+    finally:
+        os.close(writer)
+
+
 def test_worker_ends_with_its_parent_though_a_fork_holds_the_channels(start: Started) -> None:
     """A data loader's processes, forked in between, hold the channels."""
     reader, writer = os.pipe()

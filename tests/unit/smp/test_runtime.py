@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nanotf import smp
-from nanotf.errors import JobError, NanoError, UnavailableError
+from nanotf.errors import JobError, NanoError
 from nanotf.smp import alias, runtime
 
 
@@ -53,8 +53,10 @@ def test_configuration_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert smp.num_microbatches() == 3
 
 
-def test_several_partitions_are_refused() -> None:
-    with pytest.raises(UnavailableError, match=r"partitions=2"):
+def test_several_partitions_need_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [__file__, "--rate", "a b"])
+    command = rf"nanotf run --smp -n 2 {__file__} --rate 'a b'"
+    with pytest.raises(JobError, match=rf"partitions=2, in the only process.*\n +{command}\n"):
         smp.init({"partitions": 2})
     with pytest.raises(JobError):
         smp.rank()

@@ -1,0 +1,134 @@
+"""Chooses the partition of each operation of a traced call (`auto_partition`).
+
+The operations come in the order of the call. What a layer makes stays together, and so do the uses
+of a variable with all that is between them. The pieces that are left are divided by the bytes of
+their variables and by an estimate of their cost: floating-point operations and bytes written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.smp import balance
+from nanotf.smp.config import Config
+from nanotf.smp.cut import EVERYWHERE, everywhere
+from nanotf.smp.trace import Traced
+
+
+def assign(traced: Traced, config: Config, fixed: Mapping[int, int]) -> dict[str, int | None]:
+    """Returns the partition of each operation.
+
+    Args:
+        traced: `Traced`.
+        config: `Config`.
+        fixed: mapping from the id of a variable's handle to its partition, of an earlier cut.
+
+    Raises:
+        ModelError: The call cannot be divided into so many parts.
+    """
+    free = everywhere(traced)
+    operations = [op for op in traced.operations if op.name not in free]
+    places = {op.name: place for place, op in enumerate(operations)}
+    uses = _uses(traced, places)
+    bounds = _bounds(len(operations), [*_spans(traced, places), *uses.values()])
+    numbers = [number for number, (a, b) in enumerate(bounds) for _ in range(a, b)]
+    pieces = _pieces(traced, operations, numbers, uses, fixed)
+    parts = balance.divide(pieces, config.partitions, config.memory_weight)
+    found: dict[str, int | None] = dict.fromkeys(free, EVERYWHERE)
+    found.update({op.name: parts[numbers[places[op.name]]] for op in operations})
+    return found
+
+
+def _uses(traced: Traced, places: Mapping[str, int]) -> dict[int, tuple[int, int]]:
+    """Returns the first and the last place of each variable's uses, by the id of its handle."""
+    resources = traced.resources()
+    found: dict[int, tuple[int, int]] = {}
+    for op in traced.operations:
+        for part in op.inputs:
+            if id(part) in resources:
+                handle, here = id(resources[id(part)]), places[op.name]
+                found[handle] = (found.get(handle, (here, here))[0], here)
+    return found
+
+
+def _spans(traced: Traced, places: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Returns the first and the last place of what each layer makes."""
+    found = []
+    for names in traced.layers:
+        inside = [places[name] for name in names if name in places]
+        if inside:
+            found.append((min(inside), max(inside)))
+    return found
+
+
+def _bounds(count: int, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns the begins and ends of pieces; no span has parts in two."""
+    joined = [False] * (count + 1)  # whether a place is in one piece with the one before it
+    for first, last in spans:
+        for place in range(first + 1, last + 1):
+            joined[place] = True
+    begins = [place for place in range(count) if not joined[place]]
+    return list(zip(begins, [*begins[1:], count], strict=True))
+
+
+def _pieces(
+    traced: Traced,
+    operations: Sequence[Any],
+    numbers: Sequence[int],
+    uses: Mapping[int, tuple[int, int]],
+    fixed: Mapping[int, int],
+) -> list[balance.Piece]:
+    count = numbers[-1] + 1 if numbers else 0
+    sizes, costs, crossing = [0] * count, [0.0] * count, [0] * count
+    parts: dict[int, int] = {}
+    variables = {id(v.handle): v for v in traced.function.graph.variables}
+    for handle, (first, _) in uses.items():
+        if handle in variables:
+            sizes[numbers[first]] += _bytes(variables[handle])
+        if handle in fixed:
+            parts[numbers[first]] = fixed[handle]
+    work = _work(traced.function.graph)
+    where = {op.name: number for op, number in zip(operations, numbers, strict=True)}
+    for op, number in zip(operations, numbers, strict=True):
+        costs[number] += work.get(op.name, 0) + sum(_bytes(part) for part in op.outputs)
+        for part in op.outputs:
+            readers = [where[reader.name] for reader in part.consumers() if reader.name in where]
+            for later in range(number + 1, max(readers, default=number) + 1):
+                crossing[later] += _bytes(part)
+    return [
+        balance.Piece(*values, fixed=parts.get(number))
+        for number, values in enumerate(zip(sizes, costs, crossing, strict=True))
+    ]
+
+
+def _bytes(tensor: Any) -> int:
+    """Returns the bytes of a tensor or variable of known shape; unknown lengths count as 1."""
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer) or tensor.shape.rank is None:
+        return 0
+    total = int(tensor.dtype.size)
+    for length in tensor.shape.as_list():
+        total *= 1 if length is None else length
+    return total
+
+
+def _work(graph: Any) -> dict[str, int]:
+    """Returns the floating-point operations of a graph's operations, by name, where known."""
+    profiler = tf.compat.v1.profiler
+    options = profiler.ProfileOptionBuilder(
+        profiler.ProfileOptionBuilder.float_operation()
+    ).with_empty_output()
+    found: dict[str, int] = {}
+    logger = tf.get_logger()
+    logger.disabled = True  # the profiler calls functions that TensorFlow deprecates
+    try:
+        waiting = [profiler.profile(graph, cmd="scope", options=options.build())]
+    finally:
+        logger.disabled = False
+    while waiting:
+        node = waiting.pop()
+        found[node.name] = node.float_ops
+        waiting += node.children
+    return found

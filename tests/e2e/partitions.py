@@ -1,0 +1,251 @@
+"""Run by `test_smp_partitions.py` with `nanotf run --smp -n 2`: a model in two partitions.
+
+Each rank compares its part with a model that it trains alone.
+
+    partitions.py FOLDER FLOATX CASE...       a case: pipeline,partition,gradients,microbatches
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from nanotf import smp
+from nanotf.compat.keras_common import tf_variable
+from nanotf.compat.keras_optimizers import optimizer_variables
+
+STEPS, BATCH = 20, 32
+FOLDER, FLOATX, CASES = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+TOLERANCE = {"float32": 1e-4, "float64": 1e-10}[FLOATX]
+tf.keras.backend.set_floatx(FLOATX)  # before the loss, which keeps it
+LOSS = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def batches() -> Iterator[tuple[Any, Any]]:
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16).astype(FLOATX)
+    for begin in range(0, STEPS * BATCH, BATCH):
+        yield tf.constant(x[begin : begin + BATCH]), tf.constant(y[begin : begin + BATCH])
+
+
+def digits(base: Any) -> Any:
+    layers = tf.keras.layers
+
+    class Digits(base):  # type: ignore[misc]
+        """Two blocks, and a connection that skips the second's first layer."""
+
+        def __init__(self) -> None:
+            super().__init__(dtype=FLOATX)
+            self.first = layers.Dense(24, activation="tanh", dtype=FLOATX)
+            self.norm = layers.LayerNormalization(dtype=FLOATX)
+            self.second = layers.Dense(24, activation="relu", dtype=FLOATX)
+            self.out = layers.Dense(10, dtype=FLOATX)
+
+        def call(self, x: Any, training: bool | None = None) -> Any:
+            with smp.partition(1), smp.partition(0):  # the innermost wins
+                hidden = self.norm(self.first(x))
+                skip = tf.reduce_mean(x, axis=1, keepdims=True)
+            with smp.partition(1):
+                return self.out(self.second(hidden) + hidden) + skip
+
+    tf.keras.utils.set_random_seed(1)
+    return Digits()
+
+
+def optimizer() -> Any:
+    return tf.keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def plain() -> tuple[Any, Any, list[float]]:
+    model, update, losses = digits(tf.keras.Model), optimizer(), []
+    for x, y in batches():
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x, training=True))
+        weights = model.trainable_variables
+        update.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        losses.append(float(loss))
+    return model, update, losses
+
+
+def stepping(model: Any, with_tape: bool) -> Any:
+    @smp.step
+    def get_gradients(x: Any, y: Any) -> Any:
+        if not with_tape:
+            predictions = model(x, training=True)
+            loss = LOSS(y, predictions)
+            return smp.gradients(loss, model.trainable_variables), loss, predictions
+        with tf.GradientTape() as tape:
+            predictions = model(x, training=True)
+            loss = LOSS(y, predictions)
+        return tape.gradient(loss, model.trainable_variables), loss, predictions
+
+    return get_gradients
+
+
+def training(model: Any, update: Any, with_tape: bool) -> Any:
+    get_gradients = stepping(model, with_tape)
+
+    @tf.function
+    def train_step(x: Any, y: Any) -> Any:
+        gradients, loss, predictions = get_gradients(x, y)
+        averaged = [gradient.accumulate() for gradient in gradients]
+        update.apply_gradients(zip(averaged, model.trainable_variables, strict=True))
+        return loss.reduce_mean(), predictions.merge()
+
+    return train_step
+
+
+def all_weights(model: Any) -> list[Any]:
+    return [tf_variable(w) for layer in model.layers for w in layer.weights]
+
+
+def resident(variables: list[Any]) -> int:
+    """Returns the bytes that the values of variables take in this process."""
+    total = 0
+    for variable in variables:
+        handle = variable.handle
+        if tf.raw_ops.VarIsInitializedOp(resource=handle):
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+            total += int(tf.size(value)) * variable.dtype.size
+    return total
+
+
+def check_weights(model: Any, expected: list[Any]) -> None:
+    held = {id(tf_variable(w)) for w in model.weights}
+    assert 0 < len(held) < len(expected)
+    for weight, right in zip(all_weights(model), expected, strict=True):
+        if id(weight) in held:
+            np.testing.assert_allclose(weight, right, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def check_memory(model: Any, update: Any, expected: list[Any]) -> None:
+    """No rank has the other's weights or slots."""
+    whole = sum(w.nbytes for w in expected)
+    weights = sum(smp.allgather(resident(all_weights(model))))
+    slots = sum(smp.allgather(resident(optimizer_variables(update))))
+    assert whole <= weights <= 1.1 * whole, (weights, whole)
+    assert whole <= slots <= 1.1 * whole, (slots, whole)
+
+
+def check_whole_model(model: Any, expected: Any) -> None:
+    path = FOLDER / "digits.weights.h5"
+    model.save_model(path)
+    model.save_model(FOLDER / "saved")
+    x, _ = next(batches())
+    if smp.rank() == 0:
+        loaded = digits(tf.keras.Model)
+        loaded(x)
+        loaded.load_weights(str(path))
+        for weight, right in zip(loaded.weights, expected.weights, strict=True):
+            np.testing.assert_allclose(np.array(weight), np.array(right), atol=TOLERANCE)
+        served = tf.saved_model.load(str(FOLDER / "saved"))
+        call = getattr(served, "serve", None) or (lambda x: served(x, training=False))
+        np.testing.assert_allclose(call(x), expected(x), rtol=1e-5, atol=1e-6)
+
+
+def check_checkpoints(model: Any, update: Any) -> None:
+    expected = [np.array(w) for w in model.weights]
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=update)
+    path = smp.CheckpointManager(checkpoint, FOLDER / "checkpoints").save()
+
+    again, continued, found = digits(smp.DistributedModel), optimizer(), []
+    checkpoint = tf.train.Checkpoint(model=again, optimizer=continued)
+    manager = smp.CheckpointManager(checkpoint, FOLDER / "checkpoints")
+    assert manager.restore() == path  # in the first step, once the model is cut
+
+    @smp.register_post_partition_hook
+    def look() -> None:
+        found.extend(np.array(w) for w in again.weights)
+
+    x, y = next(batches())
+    loss, _ = training(again, continued, True)(x, y)
+    for weight, right in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(weight, right)
+    right, _ = training(model, update, True)(x, y)
+    assert float(loss) == float(right)
+    for weight, right in zip(again.weights, model.weights, strict=True):  # the momentum, too
+        np.testing.assert_allclose(np.array(weight), np.array(right), rtol=TOLERANCE)
+
+
+def check_errors() -> None:
+    class Shared(smp.DistributedModel):
+        def __init__(self, partitions: tuple[int, ...]) -> None:
+            super().__init__()
+            self.partitions, self.layer = partitions, tf.keras.layers.Dense(64)
+
+        def call(self, x: Any) -> Any:
+            for number in self.partitions:
+                with smp.partition(number):
+                    x = self.layer(x)
+            return x
+
+    class Backward(smp.DistributedModel):
+        def call(self, x: Any) -> Any:
+            with smp.partition(1):
+                x = tf.sin(x)
+            with smp.partition(0):
+                return tf.cos(x)
+
+    smp.init({"partitions": 2, "auto_partition": False, "default_partition": 0})
+    for model, text in (
+        (Shared((0, 1)), "must be used in one partition"),
+        (Backward(), "must flow from a partition to later ones"),
+        (Shared((0,)), "no operation in partition 1"),
+    ):
+
+        @smp.step
+        def predict(x: Any, model: Any = model) -> Any:
+            return model(x)
+
+        try:
+            predict(tf.ones((4, 64)))
+        except ValueError as error:
+            assert text in str(error), error
+        else:
+            raise AssertionError(text)
+
+
+def check_data() -> None:
+    smp.init({"partitions": 2})
+    predict = smp.step(digits(smp.DistributedModel).__call__)
+    try:
+        predict(tf.fill((4, 64), float(smp.rank())))
+    except tf.errors.OpError as error:
+        assert "must read the same data" in str(error), error
+    else:
+        raise AssertionError
+
+
+def main() -> None:
+    smp.init({"partitions": 2})
+    expected, _, losses = plain()
+    weights = [np.array(w) for w in expected.get_weights()]
+    for case in CASES:
+        pipeline, partition, gradients, microbatches = case.split(",")
+        manual = {"auto_partition": False, "default_partition": 1} if partition == "manual" else {}
+        config = {"partitions": 2, "microbatches": int(microbatches), "pipeline": pipeline}
+        smp.init({**config, **manual})
+        model, update = digits(smp.DistributedModel), optimizer()
+        train_step, found = training(model, update, gradients == "tape"), []
+        for x, y in batches():
+            loss, predictions = train_step(x, y)
+            found.append(float(loss))
+        assert predictions.shape == (BATCH, 10)
+        np.testing.assert_allclose(found, losses, rtol=TOLERANCE)
+        check_weights(model, weights)
+        check_memory(model, update, weights)
+        print(f"rank {smp.rank()}: {case}", flush=True)
+    check_whole_model(model, expected)
+    check_checkpoints(model, update)
+    check_errors()
+    check_data()
+    print(f"rank {smp.rank()}: done", flush=True)
+
+
+main()

@@ -1,0 +1,43 @@
+"""`nanotf.smp` with two partitions: the training of one process, divided among two."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.both_generations
+
+PROGRAM = pathlib.Path(__file__).with_name("partitions.py")
+CASES = {
+    "float64": (
+        "simple,manual,tape,1",
+        "simple,manual,gradients,2",
+        "interleaved,manual,tape,4",
+        "interleaved,auto,tape,4",
+    ),
+    "float32": ("interleaved,manual,tape,2", "simple,auto,gradients,4"),
+}
+
+
+@pytest.mark.parametrize("floatx", ["float64", pytest.param("float32", marks=pytest.mark.thorough)])
+def test_two_partitions_train_as_one_process(floatx: str, tmp_path: pathlib.Path) -> None:
+    """Weights, losses and memory; a whole model on disk; checkpoints; errors of a cut."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two ranks need two cores")
+    command = [sys.executable, "-m", "nanotf", "run", "--smp", "-n", "2", str(PROGRAM)]
+    done = subprocess.run(
+        [*command, str(tmp_path), floatx, *CASES[floatx]],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        for line in (*CASES[floatx], "done"):
+            assert f"rank {rank}: {line}" in done.stdout, done.stdout + done.stderr
