@@ -230,7 +230,8 @@ def test_graphs_of_ended_items_are_freed() -> None:
         train(item, x, y)
         return before
 
-    assert nanotf.map(count, range(3), 1, shared={"x": X, "y": Y}, verbose=0) == [0, 0, 0]
+    found = nanotf.map(count, range(5), 1, shared={"x": X, "y": Y}, verbose=0)
+    assert found[2:] == [found[1]] * 3  # Keras 2 keeps a few, of its import and its first model
 
 
 def test_custom_gradients_of_functions_that_an_item_keeps() -> None:
