@@ -3,7 +3,7 @@
     smp.init(config)         `runtime`: the configuration (`config`), this process's rank (`ranks`)
     @smp.step                `steps`: splits a batch (`slicing`), runs the body once per
                              microbatch, one after the other, and returns `StepOutput`s (`outputs`)
-    smp.DistributedModel     `models`; `from_keras` has Keras's loops (`shares` splits their batches)
+    smp.DistributedModel     `models`; `from_keras`, with Keras's loops (`shares`: their batches)
     smp.CheckpointManager    `checkpoints`
     smp.send, smp.barrier    `objects`, through mailboxes (`collectives.mailbox`)
     StepOutput.accumulate    `replicas`: averages over the copies of the model

@@ -83,7 +83,7 @@ def check(model: Any) -> None:
 
 
 class KerasModel(DistributedModel):
-    """What `smp.DistributedModel.from_keras` returns.
+    """A Keras model in microbatches and partitions; `DistributedModel.from_keras` makes it.
 
     Args:
         model: a functional or Sequential model that passes `check`.
@@ -198,7 +198,7 @@ class KerasModel(DistributedModel):
 
     # ------------------------------------------------------------------------------- loops
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As `tf.keras.Model.compile`, without `jit_compile` and `steps_per_execution`."""
+        """Compiles as `tf.keras.Model.compile`, without `jit_compile` and `steps_per_execution`."""
         given = _named("compile", args, kwargs)
         for name, plain in (("jit_compile", (None, False, "auto")), ("steps_per_execution", (1,))):
             if given.get(name, plain[0]) not in plain:
@@ -225,7 +225,7 @@ class KerasModel(DistributedModel):
             )
 
     def fit(self, *args: Any, num_processes: int | None = None, **kwargs: Any) -> Any:
-        """As `tf.keras.Model.fit`. All ranks call it with the same data.
+        """Trains as `tf.keras.Model.fit`. All ranks call it with the same data.
 
         Args:
             *args, **kwargs: as for `tf.keras.Model.fit`. Only rank 0 shows progress.
@@ -247,11 +247,11 @@ class KerasModel(DistributedModel):
         return self._loop("fit", args, kwargs)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.keras.Model.evaluate`. All ranks call it with the same data."""
+        """Evaluates as `tf.keras.Model.evaluate`. All ranks call it with the same data."""
         return self._loop("evaluate", args, kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.keras.Model.predict`. All ranks call it with the same data."""
+        """Predicts as `tf.keras.Model.predict`. All ranks call it with the same data."""
         return self._loop("predict", args, kwargs)
 
     def _loop(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -292,7 +292,7 @@ class KerasModel(DistributedModel):
         self.original.load_weights(*args, **kwargs)
 
     def save_model(self, save_path: str | os.PathLike[str] = "/opt/ml/model") -> None:
-        """As `DistributedModel.save_model`. Plain Keras loads the files, too."""
+        """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
         path = os.fspath(save_path)
         if path.endswith(".weights.h5"):
             self.save_weights(path)
