@@ -104,10 +104,14 @@ def _measure_apart(
 ) -> dict[str, Any]:
     """Runs the chosen ones of the measurements that have programs of their own."""
     of_hosts = ("--hosts", report.BENCH_HOSTS, "--ranks", chosen.num_processes)
+    of_items = ("--processes", chosen.num_processes)
     of_records = ("--quick",) if chosen.quick else ()
+    of_readers = ("--batches", 40, "--rounds", 1) if chosen.quick else ()
     programs = {
         "hosts": ("all-reduce between hosts", "benchmarks.hosts", of_hosts),
         "records": ("Pipe mode", "benchmarks.records", of_records),
+        "items": ("small models", "benchmarks.items", of_items),
+        "readers": ("datasets decoded in Python", "benchmarks.readers", of_readers),
     }
     return {
         part: attempt(what, functools.partial(apart.run, module, "--json", *arguments))

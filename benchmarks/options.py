@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.models import MODELS, OPTIMIZERS
 
-PARTS = ("models", "start-up", "collectives", "hosts", "records", "memory")
+PARTS = (
+    "models",
+    "start-up",
+    "collectives",
+    "hosts",
+    "records",
+    "items",
+    "readers",
+    "memory",
+)
 QUICK_PARTS = ("models", "collectives", "memory")
 DEFAULT_OUTPUT = pathlib.Path(__file__).resolve().parent / "results"
 

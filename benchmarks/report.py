@@ -88,6 +88,12 @@ def _separate(result: Mapping[str, Any]) -> list[str]:
         )
     if result.get("records"):
         parts.append("Pipe mode, one core\n" + records(result["records"]))
+    if result.get("items"):
+        parts.append("Small models, all of a call\n" + items(result["items"]))
+    if result.get("readers"):
+        parts.append(
+            "A PyDataset that Python decodes, a call of fit\n" + reading(result["readers"])
+        )
     if result.get("memory"):
         found = result["memory"]
         parts.append(
@@ -259,6 +265,23 @@ def levels(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def reading(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of ways to read a dataset that Python decodes."""
+    header = ["read by", "batches", "s", "Keras's processes / this"]
+    return table(
+        header,
+        [
+            [
+                r["reader"],
+                str(r["batches"]),
+                number(r["seconds"]),
+                "{:.2f} ({:.2f}-{:.2f})".format(*(goals.spread(r["ratios"]) or (0.0, 0.0, 0.0))),
+            ]
+            for r in rows
+        ],
+    )
+
+
 def records(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns a table of readers of Pipe mode."""
     header = ["format", "reader", "record, bytes", "MB/s", "records/s", "MB per CPU s"]
@@ -271,6 +294,23 @@ def records(rows: Sequence[Mapping[str, Any]]) -> str:
                 f"{r['bytes']:,}",
                 *(number(r["megabytes"], 1), number(r["records"], 0)),
                 number(r["per_processor"], 1),
+            ]
+            for r in rows
+        ],
+    )
+
+
+def items(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of ways to train many small models."""
+    loop = next(r["warm"] for r in rows if r["name"] == "loop")
+    header = ["", "cold, s", "warm, s", "loop / warm", "others"]
+    return table(
+        header,
+        [
+            [
+                r["name"],
+                *(number(r["cold"]), number(r["warm"]), f"{loop / r['warm']:.2f}"),
+                f"{r['others']:.0%}",
             ]
             for r in rows
         ],

@@ -19,10 +19,12 @@ from nanotf.keras import (
 )
 from nanotf.machine.cluster import cluster, set_tf_config
 from nanotf.machine.topology import plan
+from nanotf.parent.mapping import imap, map
 from nanotf.parent.report import last_report
 from nanotf.pool.warm import shutdown, worker_pids
 from nanotf.region.checkpoints import CheckpointManager
 from nanotf.region.context import get_strategy, is_chief, rank, size
+from nanotf.tuning.search import search
 
 __all__ = [
     "CheckpointManager",
@@ -35,10 +37,12 @@ __all__ = [
     "errors",
     "estimator",
     "get_strategy",
+    "imap",
     "is_chief",
     "job",
     "keras",
     "last_report",
+    "map",
     "nano",
     "nano_bf16",
     "nano_multiprocessing",
@@ -47,6 +51,7 @@ __all__ = [
     "patch_tensorflow",
     "plan",
     "rank",
+    "search",
     "set_tf_config",
     "shutdown",
     "size",

@@ -8,6 +8,7 @@ keeps catching them.
 from __future__ import annotations
 
 import contextlib
+import operator
 import signal as signals
 import sys
 import types
@@ -73,6 +74,7 @@ class WorkerError(NanoError, RuntimeError):
         log_tail: str, the last lines of the worker's log.
         what: str, the event without its consequences; if empty, `message` is used.
         partition: int or None, the part of a model that it held (`nanotf.smp`).
+        index: int or None, the item of `nanotf.map` that failed.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class WorkerError(NanoError, RuntimeError):
         log_tail: str = "",
         what: str = "",
         partition: int | None = None,
+        index: int | None = None,
     ) -> None:
         Exception.__init__(self, message)  # not that of a class mixed in by `catchable_as`
         self.message = message
@@ -99,6 +102,7 @@ class WorkerError(NanoError, RuntimeError):
         self.log_tail = log_tail
         self.what = what or message
         self.partition = partition
+        self.index = index
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # Exception's own __reduce__ would keep only the message.
@@ -116,6 +120,7 @@ class WorkerError(NanoError, RuntimeError):
             self.log_tail,
             self.what,
             self.partition,
+            self.index,
         )
 
     def __str__(self) -> str:
@@ -185,6 +190,10 @@ class WorkerStuck(WorkerError):
     """A worker made no progress for longer than the timeout, while others waited for it."""
 
 
+class ReaderDied(WorkerError):
+    """A process that reads a dataset (`read_processes`) has ended too often."""
+
+
 class DivergedError(WorkerError):
     """Workers that run the same program have computed different numbers."""
 
@@ -231,3 +240,38 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise InvalidArgumentError(
             f"`{name}` must be one of {', '.join(map(repr, choices))}. Received: {name}={value!r}."
         )
+
+
+def check_integer(name: str, value: Any, remedy: str, *, least: int = 1, more: str = "") -> int:
+    """Rejects a value that is not an integer, or too small.
+
+    Args:
+        name: str, the argument's name.
+        value: the argument's value.
+        remedy: str, an imperative; an example follows it.
+        least: int, default 1, the smallest accepted value.
+        more: str, what else to say of a value of another type.
+
+    Returns:
+        The value as an int.
+
+    Raises:
+        InvalidArgumentTypeError: It is not an integer (bool and float are not).
+        InvalidArgumentError: It is below `least`.
+    """
+    try:
+        # NumPy's integers are accepted like Python's. True is an int, but never meant as one.
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise InvalidArgumentTypeError(
+            f"`{name}` must be an integer. Received: {name}={value!r} "
+            f"({type(value).__name__}). {remedy}, such as {name}=2.{more}"
+        )
+    if number < least:
+        raise InvalidArgumentError(
+            f"`{name}` must be at least {least}. Received: {name}={value!r}. {remedy}, such as "
+            f"{name}=2."
+        )
+    return number

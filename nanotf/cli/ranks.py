@@ -21,10 +21,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from nanotf.collectives.mailbox import MailboxSpec
-from nanotf.collectives.mailbox_owner import MailboxOwner, supervised
 from nanotf.console import say
 from nanotf.errors import InvalidArgumentError, UnavailableError, WorkerDied, describe_exit
 from nanotf.jobs.processes import Output, Program
@@ -35,6 +33,10 @@ from nanotf.pool.stalls import stall_seconds
 from nanotf.smp import config
 from nanotf.smp import ranks as places
 from nanotf.wire.memory_files import anonymous_file
+
+if TYPE_CHECKING:
+    from nanotf.collectives.mailbox import MailboxSpec
+    from nanotf.collectives.mailbox_owner import MailboxOwner
 
 _LOOK_SECONDS = 0.1  # between looks at the processes, without output
 _NEWS_SECONDS = 5.0  # for the other ranks to raise after one has failed, then SIGTERM
@@ -119,6 +121,9 @@ def run(script: Script, size: int) -> int:
     Raises:
         PlacementError: The machine has too few cores.
     """
+    # Imports NumPy, which the other commands do without.
+    from nanotf.collectives.mailbox_owner import MailboxOwner, supervised
+
     plan = neighbours.plan(size)
     with ExitStack() as stack:
         owner = MailboxOwner(size, stall_seconds())

@@ -46,6 +46,22 @@ def restore_seeds(taken: tuple[int, Any] | None) -> None:
     here.clear_kernel_cache()
 
 
+def seed(number: int, is_new: bool) -> None:
+    """Sets TensorFlow's seed. Keeps cached kernels if it can, since to make them again takes long.
+
+    Kernels are cached by their seeds: a new seed finds none, and one that was used before finds
+    kernels in the middle of their sequences.
+
+    Args:
+        number: int, below 2**63.
+        is_new: bool, whether this process has not had the seed before.
+    """
+    here = context.context()
+    here._seed, here._rng = number, random.Random(number)
+    if not is_new:
+        here.clear_kernel_cache()
+
+
 def record(name: str, outputs: Any, inputs: Any, gradient: Any) -> None:
     """Records on the active tapes that `outputs` are computed from `inputs`.
 

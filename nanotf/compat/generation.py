@@ -248,6 +248,12 @@ class Generation(Protocol):
             Exception: Any exception that Keras raises.
         """
 
+    def batches_looked_at(self) -> int:
+        """Returns how many batches of a `PyDataset` or `Sequence` Keras reads for their types.
+
+        It reads the first ones, in order, when it opens the data, and reads them again later.
+        """
+
     def iterators_per_epoch(self, cardinality: int) -> int:
         """Returns how many iterators Keras's loop makes in an epoch that starts a new one.
 

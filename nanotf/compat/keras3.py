@@ -21,7 +21,7 @@ Versions seen: 3.10-3.15.
 | `trainers.epoch_iterator.EpochIterator`, its `_enumerate_iterator`, `_epoch_iterator`, `_get_iterator`, `_current_iterator`, `_interrupted_warning`, `catch_stop_iteration`, `reset` | the loop over the batches of an epoch |
 | `trainers.data_adapters.array_data_adapter.ArrayDataAdapter`, its `_inputs`, `_size`, `_batch_size` | arrays after Keras's checks and class weights |
 | `trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter` | datasets, iterated as they are |
-| `trainers.data_adapters.data_adapter.DataAdapter.get_numpy_iterator`, `get_tf_dataset`, `num_batches`; `PyDatasetAdapter.enqueuer` | everything else |
+| `trainers.data_adapters.data_adapter.DataAdapter.get_numpy_iterator`, `get_tf_dataset`, `num_batches`; `PyDatasetAdapter.enqueuer`; `data_adapter_utils.NUM_BATCHES_FOR_TENSOR_SPEC` | everything else |
 | `trainers.data_adapters.array_slicing.convert_to_sliceable`, `train_validation_split` | arrays as NumPy arrays; `validation_split` |
 | `Model._eval_epoch_iterator` | stays in a model after `fit` |
 | `Model._assert_compile_called` | raises if `compile` was not called |
@@ -296,6 +296,13 @@ def check_compiled(model: Any, method: str) -> None:
 
 def check_validation(model: Any, validation_data: Any, validation_freq: Any) -> None:
     model._should_eval(0, validation_freq)
+
+
+def batches_looked_at() -> int:
+    number: int = source_module(
+        "trainers.data_adapters.data_adapter_utils"
+    ).NUM_BATCHES_FOR_TENSOR_SPEC
+    return number
 
 
 def iterators_per_epoch(cardinality: int) -> int:

@@ -216,7 +216,7 @@ def computes_in_bfloat16(obj: Any) -> bool:
 WHOLE = "_nanotf_whole"  # marks a layer whose calls are not divided
 
 
-def callback_list_class() -> type:
+def callback_list_class() -> Any:
     """Returns Keras's own callback container, public in both generations."""
     cls: type = require_tensorflow().keras.callbacks.CallbackList
     return cls

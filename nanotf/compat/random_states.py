@@ -23,3 +23,9 @@ def restore(states: States) -> None:
     """Restores the generators to the states that `capture` returned."""
     random.setstate(states[0])
     np.random.set_state(states[1])
+
+
+def seed(key: bytes) -> None:
+    """Sets both generators to a state that depends on a key of 32 bytes."""
+    random.seed(key)
+    np.random.seed(np.frombuffer(key, np.uint32))

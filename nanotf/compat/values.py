@@ -7,7 +7,10 @@ end.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
+
+import numpy as np
 
 from nanotf.compat.versions import require_tensorflow
 
@@ -28,3 +31,19 @@ def write(variable: Any, value: Any) -> None:
         return
     value = tf.constant(value, variable.dtype)
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def plain_logs(logs: Any) -> dict[str, Any] | None:
+    """Returns logs with plain numbers for tensors and arrays."""
+    if not logs:
+        return None
+    plain = {}
+    for name, value in logs.items():
+        with contextlib.suppress(AttributeError):
+            value = value.numpy()
+        plain[name] = (
+            value.item()
+            if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0
+            else value
+        )
+    return plain

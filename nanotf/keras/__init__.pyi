@@ -5,6 +5,7 @@ spelled out here: Keras 3's, those that Keras 2 alone takes, then nanotf's.
 tests/packaging/test_types.py compares them with the signatures at run time.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
@@ -105,6 +106,8 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         max_restarts: int = 0,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
         tune: Sequence[Literal["jit_compile", "bf16"]] | None = None,
+        resume: str | os.PathLike[str] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
     ) -> _History: ...
     def evaluate(
         self,
@@ -125,6 +128,7 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
     ) -> Any: ...
     def predict(
         self,
@@ -142,6 +146,7 @@ class Model(tf.keras.Model[Any, Any], keras.Model):  # type: ignore[misc]
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
     ) -> Any: ...
 
 class Sequential(Model, keras.Sequential):  # type: ignore[misc]

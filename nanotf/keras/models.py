@@ -6,11 +6,12 @@ import abc
 import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from nanotf.compat import keras_names
-from nanotf.errors import InvalidArgumentTypeError
+from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.machine import topology
 from nanotf.parent import defaults
 from nanotf.shipping import iterators
@@ -65,6 +66,8 @@ class Accelerated:
         max_restarts: int = 0,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
         tune: Sequence[Literal["jit_compile", "bf16"]] | None = None,
+        resume: str | os.PathLike[str] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Trains the model, on several core-pinned processes if asked.
@@ -96,6 +99,15 @@ class Accelerated:
             tune: sequence of str or None, default None, settings that "auto" also measures, and
                 uses for this call if they are faster. "jit_compile" tries the other value than
                 the model's. "bf16" makes layers compute in bfloat16, which changes the numbers.
+            resume: path or None, default None, a folder for checkpoints, also without workers.
+                `fit` writes one after each epoch, and one at SIGTERM, before the process ends. The
+                same call in a new process, with any number of workers, continues there, in the
+                middle of an epoch too, and ends with the result of an undisturbed run. Shuffled
+                arrays have the order that they have with workers.
+            read_processes: int, "auto" or None, default None, with or without `num_processes`. None
+                reads a `PyDataset` or `Sequence` in this process. K > 0 calls its `__getitem__` in
+                K processes, ahead of its use, with the same order of batches. "auto" starts with
+                one, and adds others while training waits for data.
             **kwargs: as in Keras's `fit`.
 
         Returns:
@@ -115,11 +127,12 @@ class Accelerated:
                 that ended, or that made no progress for longer than the timeout.
         """
         # The parent's side, not needed in a worker.
-        from nanotf.parent import auto_settings, calls, one_process, training
+        from nanotf.parent import auto_settings, calls, fit_here, one_process, readers, training
         from nanotf.pool import backends
 
         keras_fit = super().fit  # type: ignore[misc]
         calls.check_max_restarts(max_restarts)
+        reads = readers.check(read_processes)
         wanted = defaults.num_processes(num_processes)
         settings = defaults.tune(tune, wanted)
         hint = 'num_processes="auto" measures whether they would be faster.'
@@ -130,19 +143,45 @@ class Accelerated:
             hint = 'num_processes="auto" has chosen one process.'
             wanted, settings = self._fastest(_given(keras_fit, args, kwargs), settings, *place)
         with_workers = calls.needs_workers(wanted, transport, sharding, backend)
-        with auto_settings.applied(self, settings):
+        if reads is not None and resume is not None:
+            raise InvalidArgumentError(
+                "A run that reads with reader processes cannot be resumed yet. Received: "
+                f"read_processes={read_processes!r} and resume={resume!r}. Leave one of them out."
+            )
+        beside = readers.Workers(int(wanted or 1), cores_per_process, cores, backend)
+        call = readers.Call(keras_fit, args, kwargs, _given(keras_fit, args, kwargs))
+        with (
+            auto_settings.applied(self, settings),
+            readers.attached(reads, self, call, beside, max_restarts) as read,
+        ):
             if not with_workers:
                 try:
-                    history = one_process.fit(keras_fit, args, kwargs, hint)
+                    if resume is None or read.given is None:
+                        history = one_process.fit(keras_fit, read.args, read.kwargs, hint)
+                    else:
+                        history = fit_here.fit(self, keras_fit, read.given, hint, resume)
                 finally:
                     iterators.let_go(self.train_function, self.test_function)
-            elif (given := _given(keras_fit, args, kwargs)) is None:
+            elif read.given is None:
                 history = keras_fit(*args, **kwargs)  # raises Keras's own error
             else:
-                size, rest = int(wanted or 1), (sharding, max_restarts, cores, backend)
-                history = training.fit(self, given, size, transport, cores_per_process, *rest)
-        if settings:
-            history.nanotf = dataclasses.replace(history.nanotf, tuned=settings)
+                history = training.fit(
+                    self,
+                    read.given,
+                    beside.number,
+                    transport,
+                    cores_per_process,
+                    sharding,
+                    max_restarts,
+                    cores,
+                    backend,
+                    resume,
+                    read.cores,
+                )
+        if settings or reads is not None:
+            history.nanotf = dataclasses.replace(
+                history.nanotf, tuned=settings, read_processes=read.number
+            )
         return history
 
     def _fastest(
@@ -164,13 +203,15 @@ class Accelerated:
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes loss and metrics, on several core-pinned processes if asked.
 
         Args:
             *args: as in Keras's `evaluate`.
-            num_processes, transport, cores_per_process, cores, backend: as in `fit`.
+            num_processes, transport, cores_per_process, cores, backend, read_processes: as in
+                `fit`.
             **kwargs: as in Keras's `evaluate`.
 
         Returns:
@@ -179,22 +220,23 @@ class Accelerated:
         Raises:
             nanotf.errors.NanoError: As in `fit`.
         """
-        from nanotf.parent import calls, inference
+        from nanotf.parent import calls, inference, readers
 
         keras_evaluate = super().evaluate  # type: ignore[misc]
-        if not calls.needs_workers(num_processes, transport, None, backend):
+        reads = readers.check(read_processes)
+        with_workers = calls.needs_workers(num_processes, transport, None, backend)
+        beside = readers.Workers(num_processes or 1, cores_per_process, cores, backend)
+        call = readers.Call(keras_evaluate, args, kwargs, _given(keras_evaluate, args, kwargs))
+        with readers.attached(reads, self, call, beside) as read:
+            if with_workers and read.given is not None:
+                place = (beside.number, transport, cores_per_process, cores, backend)
+                return inference.evaluate(self, read.given, *place, read.cores)
             try:
-                return keras_evaluate(*args, **kwargs)
+                return keras_evaluate(*read.args, **read.kwargs)  # or raises Keras's own error
             finally:
                 # Inside `fit`, Keras may use the iterator again in the next epoch.
                 if "_use_cached_eval_dataset" not in kwargs:
                     iterators.let_go(self.test_function)
-        given = _given(keras_evaluate, args, kwargs)
-        if given is None:
-            return keras_evaluate(*args, **kwargs)  # raises Keras's own error
-        return inference.evaluate(
-            self, given, num_processes or 1, transport, cores_per_process, cores, backend
-        )
 
     def predict(
         self,
@@ -204,13 +246,15 @@ class Accelerated:
         cores_per_process: int | None = None,
         cores: Sequence[int] | None = None,
         backend: Literal["local", "multiprocessing", "ray", "hosts"] | None = None,
+        read_processes: int | Literal["auto"] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Computes the model's outputs, on several core-pinned processes if asked.
 
         Args:
             *args: as in Keras's `predict`.
-            num_processes, transport, cores_per_process, cores, backend: as in `fit`.
+            num_processes, transport, cores_per_process, cores, backend, read_processes: as in
+                `fit`.
             **kwargs: as in Keras's `predict`.
 
         Returns:
@@ -219,17 +263,18 @@ class Accelerated:
         Raises:
             nanotf.errors.NanoError: As in `fit`.
         """
-        from nanotf.parent import calls, inference
+        from nanotf.parent import calls, inference, readers
 
         keras_predict = super().predict  # type: ignore[misc]
-        if not calls.needs_workers(num_processes, transport, None, backend):
-            return keras_predict(*args, **kwargs)
-        given = _given(keras_predict, args, kwargs)
-        if given is None:
-            return keras_predict(*args, **kwargs)  # raises Keras's own error
-        return inference.predict(
-            self, given, num_processes or 1, transport, cores_per_process, cores, backend
-        )
+        reads = readers.check(read_processes)
+        with_workers = calls.needs_workers(num_processes, transport, None, backend)
+        beside = readers.Workers(num_processes or 1, cores_per_process, cores, backend)
+        call = readers.Call(keras_predict, args, kwargs, _given(keras_predict, args, kwargs))
+        with readers.attached(reads, self, call, beside) as read:
+            if with_workers and read.given is not None:
+                place = (beside.number, transport, cores_per_process, cores, backend)
+                return inference.predict(self, read.given, *place, read.cores)
+            return keras_predict(*read.args, **read.kwargs)  # or raises Keras's own error
 
     def make_train_function(self, force: bool = False) -> Any:
         """Makes Keras's function, but no epoch waits for the end of its iterator."""

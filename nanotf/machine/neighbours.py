@@ -11,12 +11,15 @@ import dataclasses
 import operator
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentTypeError, PlacementError
-from nanotf.machine import topology
+from nanotf.machine import reading, shell_state, topology
 from nanotf.machine.cgroups import parse_cpu_list
+from nanotf.machine.cpus import describe_machine
+from nanotf.machine.reading import ReaderPlan
 
 PINNED = "nanotf-pinned"  # the name in `ps -o comm` and `top`; 15 characters at most
 
@@ -25,7 +28,7 @@ PINNED = "nanotf-pinned"  # the name in `ps -o comm` and `top`; 15 characters at
 class _Request:
     """A request for cores, and the plan that it would get on an empty machine."""
 
-    arguments: tuple[int, int | None, tuple[int, ...] | None]
+    arguments: tuple[int, int | None, tuple[int, ...]]
     alone: topology.Plan
 
 
@@ -66,6 +69,7 @@ def plan(
     num_processes: int,
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
+    avoid: Collection[int] = (),
 ) -> topology.Plan:
     """Plans workers for this machine. Avoids other pools' cores if enough are left.
 
@@ -74,6 +78,7 @@ def plan(
 
     Args:
         num_processes, cores_per_process, cores: as in `topology.plan`.
+        avoid: collection of int, the logical CPUs of this process's readers.
 
     Raises:
         PlacementError, InvalidArgumentError, InvalidArgumentTypeError: As `topology.plan`.
@@ -87,15 +92,39 @@ def plan(
                 "`cores` must be a sequence of integers, the numbers of logical CPUs. "
                 f"Received: cores={cores!r}. Pass a list such as cores=[0, 1, 2, 3]."
             ) from None
-    alone = topology.plan(num_processes, cores_per_process, cores=cores)
+    alone = topology.plan(num_processes, cores_per_process, cores=cores, avoid=avoid)
     if cores is not None:
         return alone
-    request = _Request((num_processes, cores_per_process, None), alone)
+    request = _Request((num_processes, cores_per_process, tuple(avoid)), alone)
     if _last is not None and _last[0] == request:
         return _last[1]
-    made = _beside(alone, num_processes, cores_per_process)
+    made = _beside(alone, num_processes, cores_per_process, avoid)
     _last = (request, made)
     return made
+
+
+def plan_readers(
+    number: int,
+    workers: int,
+    cores_per_process: int | None = None,
+    cores: Sequence[int] | None = None,
+) -> ReaderPlan:
+    """Plans reader processes for this machine. Avoids other pools' cores if enough are left.
+
+    Args:
+        number: int, of readers.
+        workers, cores_per_process, cores: as in `reading.plan_readers`.
+    """
+    machine, cap = describe_machine(), shell_state.cores_cap(os.environ)
+    theirs = {core for found in taken_cores().values() for core in found}
+    rest: Any = {
+        "workers": workers,
+        "cores_per_process": cores_per_process,
+        "cores": cores,
+        "max_cores": cap,
+    }
+    beside = reading.plan_readers(number, machine, avoid=theirs, **rest)
+    return beside if beside.own else reading.plan_readers(number, machine, **rest)
 
 
 def forget() -> None:
@@ -105,7 +134,10 @@ def forget() -> None:
 
 
 def _beside(
-    alone: topology.Plan, num_processes: int, cores_per_process: int | None
+    alone: topology.Plan,
+    num_processes: int,
+    cores_per_process: int | None,
+    avoid: Collection[int],
 ) -> topology.Plan:
     global _warned
     taken = taken_cores()
@@ -113,7 +145,7 @@ def _beside(
     if not theirs:
         return alone
     try:
-        return topology.plan(num_processes, cores_per_process, avoid=theirs)
+        return topology.plan(num_processes, cores_per_process, avoid={*theirs, *avoid})
     except PlacementError:
         shared = sorted(theirs & set(alone.cores()))
         if shared and not _warned:

@@ -19,13 +19,12 @@ Rules for sharing cores out:
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, PlacementError
+from nanotf.errors import PlacementError, check_integer
 from nanotf.machine import shell_state
 from nanotf.machine.cpus import LogicalCpu, Machine, describe_machine
 
@@ -111,11 +110,11 @@ def check_num_processes(value: Any) -> int:
         InvalidArgumentTypeError: It is not an integer (bool and float are not).
         InvalidArgumentError: It is below 1.
     """
-    return _positive_integer(
+    return check_integer(
         "num_processes",
         value,
         "Pass the number of workers to start",
-        f" Only fit() takes num_processes={AUTO!r}, which measures the fastest number.",
+        more=f" Only fit() and nanotf.map() take num_processes={AUTO!r}.",
     )
 
 
@@ -127,7 +126,12 @@ def check_cores_per_process(value: Any) -> int | None:
     """
     if value is None:
         return None
-    return _positive_integer("cores_per_process", value, "Pass the cores of each worker")
+    return check_integer("cores_per_process", value, "Pass the cores of each worker")
+
+
+def usable_count() -> int:
+    """Returns the number of cores of this machine that workers may use; see `plan`."""
+    return len(describe_machine().usable_cores()[: shell_state.cores_cap(os.environ)])
 
 
 def plan(
@@ -172,7 +176,7 @@ def plan(
         machine = describe_machine()
         max_cores = shell_state.cores_cap(os.environ) if max_cores is None else max_cores
     if max_cores is not None:
-        max_cores = _positive_integer("max_cores", max_cores, "Pass the cores of all workers")
+        max_cores = check_integer("max_cores", max_cores, "Pass the cores of all workers")
     pin = machine.can_pin and (cores is not None or not machine.is_quota_limited())
     if cores is not None:
         pool, why = _named_cores(machine, cores, avoid), f"{len(cores)} cores were named"
@@ -182,24 +186,6 @@ def plan(
         why = _why(machine, max_cores if len(pool) < len(free) else None, avoid)
     pool, share = _share(pool, num_processes, cores_per_process, why)
     return Plan(tuple(_place(pool, num_processes, share, pin)))
-
-
-def _positive_integer(name: str, value: Any, remedy: str, more: str = "") -> int:
-    try:
-        # NumPy's integers are accepted like Python's. True is an int, but never meant as one.
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
-        raise InvalidArgumentTypeError(
-            f"`{name}` must be an integer. Received: {name}={value!r} "
-            f"({type(value).__name__}). {remedy}, such as {name}=2.{more}"
-        )
-    if number < 1:
-        raise InvalidArgumentError(
-            f"`{name}` must be at least 1. Received: {name}={value!r}. {remedy}, such as {name}=2."
-        )
-    return number
 
 
 def _named_cores(

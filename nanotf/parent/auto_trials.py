@@ -33,7 +33,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import NanoError, ShippingError
 from nanotf.machine import topology
-from nanotf.parent import defaults, model_copy, report, report_timeline, training
+from nanotf.parent import defaults, fit_call, model_copy, report, report_timeline
 from nanotf.parent.fit_data import FitArguments
 from nanotf.pool import pool, warm
 from nanotf.shipping import inputs, jobs
@@ -177,7 +177,7 @@ class Budget:
         return self.seconds - self.spent()
 
 
-class Trial(training._FitCall):
+class Trial(fit_call.FitCall):
     """A `fit` of a few steps whose results are discarded.
 
     Args:

@@ -85,6 +85,11 @@ class ParentCallbacks:
             others |= {"on_test_begin"}
         self.events = (others | progress | {"on_epoch_begin"}) - self.waits
 
+    def wait_at_validation(self) -> None:
+        """Makes all ranks wait at the beginning of a validation, with their state."""
+        self.waits |= {"on_test_begin"}
+        self.events = (self.events | {"on_test_end"}) - self.waits
+
     @staticmethod
     def _hooks_of(callbacks: Iterable[Any]) -> frozenset[str]:
         return frozenset(h for h in jobs.HOOKS for c in callbacks if keras_callbacks.defines(c, h))

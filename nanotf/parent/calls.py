@@ -14,7 +14,7 @@ import queue
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from nanotf.machine import topology
 from nanotf.parent import gpu, report
 from nanotf.parent.fit_data import Stream
 from nanotf.pool import backends, interrupts, warm
+from nanotf.pool.handles import Worker
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool, explaining_few_descriptors
 from nanotf.pool.supervision import LOOK_SECONDS
@@ -91,12 +92,59 @@ def check_max_restarts(value: Any) -> int:
     return int(value)
 
 
+def check_may_start(received: str) -> None:
+    """Raises `NanoError` if this process cannot use workers now.
+
+    Args:
+        received: str, the call, as the user wrote it.
+    """
+    check_keras()
+    if "NANOTF_RANK" in os.environ:
+        raise NanoError(
+            f"A worker cannot start workers of its own. Received: {received} inside worker "
+            f"{os.environ['NANOTF_RANK']}. Remove the argument there."
+        )
+    warm.check_not_lent(received)
+
+
+def show(message: messages.Printed) -> None:
+    """Prints what a worker has printed."""
+    # May be from an ended job: a logger keeps the stream that it was created with.
+    stream = getattr(sys, message.stream)
+    if stream is not None:  # as in a daemon, where `print` does nothing
+        stream.write(message.text)
+        stream.flush()
+
+
+def failure_of(
+    worker: Worker, message: messages.JobFailed, where: str = "", index: int | None = None
+) -> WorkerError:
+    """Returns the exception for a job that raised in a worker, of the original's class if possible.
+
+    Args:
+        worker: `Worker`.
+        message: `messages.JobFailed`.
+        where: str, the job, in front of the sentence; empty for a call.
+        index: int or None, of an item.
+    """
+    who = f"{where}Worker {message.rank} ({worker.where()}) raised"
+    error = worker.error(
+        WorkerError, f"{who} {message.summary}", remote_traceback=message.traceback, index=index
+    )
+    try:
+        original = pickle.loads(message.exception) if message.exception else None
+    except Exception:
+        original = None
+    return catchable_as(error, original, f"{original}\n\n{who} {type(original).__name__}.")
+
+
 def plan_for(
     method: str,
     num_processes: int,
     cores_per_process: int | None,
     cores: Sequence[int] | None = None,
     backend: str | None = None,
+    avoid: Collection[int] = (),
 ) -> AnyPlan | None:
     """Plans where the workers of a call run.
 
@@ -106,6 +154,7 @@ def plan_for(
         cores_per_process: int or None for equal shares of all usable cores.
         cores: sequence of int or None, the logical CPUs to divide.
         backend: str or None for the default, one of `backends.BACKENDS`.
+        avoid: collection of int, the logical CPUs of this process's readers.
 
     Returns:
         A `topology.Plan` or `plans.RayPlan`; None if there are GPUs, which replace workers.
@@ -113,17 +162,10 @@ def plan_for(
     Raises:
         NanoError: Workers cannot be used here and now.
     """
-    check_keras()
-    received = f"{method}(num_processes={num_processes})"
-    if "NANOTF_RANK" in os.environ:
-        raise NanoError(
-            f"A worker cannot start workers of its own. Received: {received} inside worker "
-            f"{os.environ['NANOTF_RANK']}. Remove the argument there."
-        )
-    warm.check_not_lent(received)
+    check_may_start(f"{method}(num_processes={num_processes})")
     if gpu.devices():
         return None
-    return backends.plan(backend, num_processes, cores_per_process, cores)
+    return backends.plan(backend, num_processes, cores_per_process, cores, avoid)
 
 
 def seed_of_user(number: int) -> int:
@@ -202,18 +244,15 @@ class Call:
         """Decides how all ranks proceed at a hook; `first` is rank 0's message."""
         raise AssertionError(first)
 
+    def attend(self) -> None:
+        """Handles what has happened in this process since the last message."""
+
+    def answered(self) -> None:
+        """Handles that the workers have been sent the answer to a hook, and continue."""
+
     def failure(self, message: messages.JobFailed) -> BaseException:
         """Returns the exception for a job that raised in a worker."""
-        worker = self.workers.workers[message.rank]
-        who = f"Worker {message.rank} ({worker.where()}) raised"
-        error = worker.error(
-            WorkerError, f"{who} {message.summary}", remote_traceback=message.traceback
-        )
-        try:
-            original = pickle.loads(message.exception) if message.exception else None
-        except Exception:
-            original = None
-        return catchable_as(error, original, f"{original}\n\n{who} {type(original).__name__}.")
+        return failure_of(self.workers.workers[message.rank], message)
 
     def collect(self) -> None:
         """Handles that all workers have ended the job; its blocks still exist."""
@@ -368,6 +407,7 @@ class Call:
         times: dict[int, timing.WorkerTimes] = {}
         while len(done) < self.size:
             self._check_abandoned()
+            self.attend()
             try:
                 rank, message = self.workers.receive(LOOK_SECONDS)
             except queue.Empty:
@@ -381,8 +421,8 @@ class Call:
                     self.hear_stream(message)
             elif isinstance(message, messages.JobFailed):
                 raise self.workers.supervisor.explain(message) or self.failure(message)
-            elif isinstance(message, messages.Progress):
-                pass  # the pool has handled it
+            elif isinstance(message, (messages.Progress, messages.Woken)):
+                pass  # the pool has handled it, or `attend` does
             elif isinstance(message, messages.Stalled):
                 if not any(w.owes(self.workers.stall_seconds) for w in self.open_writers()):
                     self.workers.supervisor.note_stalled(rank, message)
@@ -390,11 +430,7 @@ class Call:
                 if message.job == self.number:
                     self._data_have_failed(message)
             elif isinstance(message, messages.Printed):
-                # May be from an ended job: a logger keeps the stream that it was created with.
-                stream = getattr(sys, message.stream)
-                if stream is not None:  # as in a daemon, where `print` does nothing
-                    stream.write(message.text)
-                    stream.flush()
+                show(message)
             elif isinstance(message, messages.JobDone):
                 done[rank], times[rank] = message.result, message.times
             elif isinstance(message, messages.Waiting):
@@ -407,8 +443,10 @@ class Call:
                         continue
                     with self.clock.hook(waiting[0].hook):
                         answer = self.answer(waiting[0])
+                    self.attend()
                     self.workers.send(answer)
                     waiting.clear()
+                    self.answered()
             elif not (isinstance(message, messages.Event) and self._is_over(message.hook)):
                 self.hear(message)
         self.workers.usable = True

@@ -18,6 +18,7 @@ from nanotf.compat import keras_epochs, keras_names, random_states
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
+from nanotf.parent import read_ahead
 from nanotf.shipping import inputs, pipelines, streams
 from nanotf.shipping.arrays import Packing
 from nanotf.wire.blocks import Block
@@ -86,7 +87,7 @@ class FitArguments:
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """The position from which a `fit` continues after its workers died.
+    """The position from which a `fit` continues, in new workers or in a new process.
 
     Args:
         first_epoch: int, the epoch at which it began.
@@ -94,12 +95,15 @@ class Resume:
         epoch: int, the epoch to run next.
         random_states: the random states when this process began to read that epoch, see
             `random_states`; None if it did not.
+        step: int, steps of that epoch that are complete. Arrays continue with the next one; the
+            batches of other data are read again and dropped, see `shipping.passed_steps`.
     """
 
     first_epoch: int
     first_step: int
     epoch: int
     random_states: random_states.States | None = None
+    step: int = 0
 
     @property
     def epochs(self) -> int:
@@ -115,8 +119,9 @@ class Resume:
             at_once: int, steps per execution.
         """
         if generation().EACH_PASS_HAS_AN_ITERATOR and (size % steps or steps % at_once):
-            return self.epochs, 0  # these passes differ in length, and each epoch begins one
-        return divmod(self.epochs * steps - self.first_step, size)
+            # These passes differ in length, and each epoch begins one.
+            return self.epochs, self.step
+        return divmod(self.epochs * steps - self.first_step + self.step, size)
 
 
 class FitData:
@@ -165,13 +170,14 @@ class FitData:
         self._seed = seed
         self._packings: list[Packing] = []
         self.streams: list[Stream] = []
-        self._read: keras_epochs.Epochs | None = None  # training data that have to be read
+        self.read: keras_epochs.Epochs | None = None  # training data that have to be read
         self.is_endless = False
         self.train: Input
         self.validation: Input | None = None
         self.validation_specs: Any = None
         self.validation_steps: int | None = None
         self._cut: list[bool] = []  # by epoch, whether it ends before its last step
+        read_ahead.reopen(a.x, a.validation_data)
         data, validation = (a.x, a.y, a.sample_weight), None
         if a.validation_split and a.validation_data is None:
             data, validation = generation().split_for_validation(data, a.validation_split)
@@ -235,7 +241,7 @@ class FitData:
                     resume.epochs if rewound else 0,
                     resume.random_states if is_read_again else None,
                 )
-            self._read = opened
+            self.read = opened
             self.train, self.specs = self._stream("x", opened, trains=True)
             self.steps, self.steps_per_epoch = opened.steps, steps
             return
@@ -264,13 +270,13 @@ class FitData:
         Returns:
             None if this process does not read the data, or had not begun to.
         """
-        if self._read is None:
+        if self.read is None:
             return None
         resume = self._resume
-        if self._read.begun is None:  # the workers that were to continue the epoch died before it
+        if self.read.begun is None:  # the workers that were to continue the epoch died before it
             return resume.random_states if resume is not None and resume.epoch == epoch else None
         begin = first_epoch if resume is None else resume.epoch
-        number, states = self._read.begun
+        number, states = self.read.begun
         return states if begin + number == epoch else None
 
     def _rewound(self, x: Any) -> Any:
@@ -398,6 +404,24 @@ class FitData:
             blocks.append(block)
         self._packings = []  # nothing refers to the user's arrays beyond this point
         return blocks
+
+    def arrays(self) -> list[list[np.ndarray[Any, Any]]]:
+        """Returns the arrays of each input that has some, for use in this process."""
+        return [packing.arrays for packing in self._packings]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what decides the batches of each step and their order, ready for JSON."""
+        a, train = self._arguments, self.train
+        specs = [s for s in require_tensorflow().nest.flatten(self.specs) if s is not None]
+        found: dict[str, Any] = {
+            "inputs": [f"{tuple(spec.shape)} {spec.dtype.name}" for spec in specs],
+            "initial_epoch": a.initial_epoch,
+            "steps_per_epoch": a.steps_per_epoch,
+        }
+        if isinstance(train, inputs.ArrayInput):
+            rows, size = train.rows, train.batch_size
+            return found | {"samples": rows, "batch_size": size, "shuffle": train.shuffle}
+        return found | {"batches": train.cardinality}
 
     def keras_specs(self, source: Input | None) -> Any:
         """Returns Keras's specs of a batch of `train` or `validation`, with known rows."""

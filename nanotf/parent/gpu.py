@@ -14,7 +14,7 @@ from typing import Any
 from nanotf import console
 from nanotf.compat import keras_names
 from nanotf.compat.versions import require_tensorflow
-from nanotf.parent import defaults, model_copy, one_process
+from nanotf.parent import defaults, model_copy, one_process, read_ahead
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.shipping import jobs
 
@@ -40,6 +40,7 @@ def run_here(model: Any, method: str, given: Mapping[str, Any], num_processes: i
         f"TensorFlow sees {len(devices())} GPU(s); {method}(num_processes={num_processes}) "
         "falls back to Keras's own, in this process."
     )
+    read_ahead.reopen(*given.values())
     return getattr(model, method)(**given)
 
 
@@ -82,6 +83,7 @@ def fit(
     model.stop_training = False
     relay = _relay(ours, theirs, callbacks)
     arguments |= {"callbacks": [relay], "verbose": 0}
+    read_ahead.reopen(*arguments.values())
     with defaults.no_default():
         model.history.nanotf = one_process.fit(replica.fit, (), arguments).nanotf
     return model.history

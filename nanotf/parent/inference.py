@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from nanotf.compat import keras_names
@@ -28,13 +28,14 @@ def evaluate(
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
     backend: str | None = None,
+    avoid: Collection[int] = (),
 ) -> Any:
     """Evaluates a model on `num_processes` workers.
 
     Args:
         model: a compiled Keras model.
         given: mapping of str to object, the arguments of Keras's `evaluate` that were given.
-        num_processes, transport, cores_per_process, cores, backend: as in `training.fit`.
+        num_processes, transport, cores_per_process, cores, backend, avoid: as in `training.fit`.
 
     Returns:
         The result of Keras's `evaluate`.
@@ -43,7 +44,7 @@ def evaluate(
         NanoError: As in `training.fit`.
     """
     generation().check_compiled(model, "evaluate")
-    where = (transport, cores_per_process, cores, backend)
+    where = (transport, cores_per_process, cores, backend, avoid)
     return _run(_EvaluateCall, model, given, num_processes, *where)
 
 
@@ -55,13 +56,14 @@ def predict(
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
     backend: str | None = None,
+    avoid: Collection[int] = (),
 ) -> Any:
     """Computes a model's outputs on `num_processes` workers.
 
     Args:
         model: a Keras model, compiled or not.
         given: mapping of str to object, the arguments of Keras's `predict` that were given.
-        num_processes, transport, cores_per_process, cores, backend: as in `training.fit`.
+        num_processes, transport, cores_per_process, cores, backend, avoid: as in `training.fit`.
 
     Returns:
         The result of Keras's `predict`.
@@ -69,7 +71,7 @@ def predict(
     Raises:
         NanoError: As in `training.fit`.
     """
-    where = (transport, cores_per_process, cores, backend)
+    where = (transport, cores_per_process, cores, backend, avoid)
     return _run(_PredictCall, model, given, num_processes, *where)
 
 
@@ -82,8 +84,9 @@ def _run(
     cores_per_process: int | None,
     cores: Sequence[int] | None,
     backend: str | None,
+    avoid: Collection[int],
 ) -> Any:
-    plan = calls.plan_for(kind.method, num_processes, cores_per_process, cores, backend)
+    plan = calls.plan_for(kind.method, num_processes, cores_per_process, cores, backend, avoid)
     call = kind(model, given, num_processes)
     if plan is None:
         return gpu.run_here(model, kind.method, given, num_processes)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_build, keras_names, keras_optimizers
+from nanotf.compat import keras_build, keras_names
 from nanotf.compat.chance import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
@@ -29,7 +29,6 @@ from nanotf.errors import (
     DivergedError,
     InvalidArgumentError,
     InvalidArgumentTypeError,
-    ModelError,
     ShippingError,
     WorkerDied,
     WorkerError,
@@ -47,6 +46,7 @@ from nanotf.pool.supervision import LOOK_SECONDS
 from nanotf.pool.transports import check_transport
 from nanotf.region import context, likeness
 from nanotf.shipping import (
+    built,
     jobs,
     mutables,
     objects,
@@ -400,16 +400,17 @@ class _LoopCall(calls.Call):
         assert self.returned is not None
         message, block = self.returned.message, self.returned.block
         manifest = self.manifest
-        (built,), _ = load_result(message.built, block, {})
+        (ended,), _ = load_result(message.built, block, {})
+        found = ended.objects
         known = {
-            "built": self.build_layers(built),
+            "built": self.build_layers(found),
             "object": manifest.numbered,
             "mutable": manifest.shipped,
         }
         (value, changed, compiled), made = load_result(message.value, block, known)
-        self.build([*manifest.numbered, *made], built, compiled)
+        self.build([*manifest.numbered, *made], found, compiled)
         seeded = Chance.capture().tensorflow is not None
-        (built.chance if seeded else built.chance._replace(tensorflow=None)).restore()
+        (ended.chance if seeded else ended.chance._replace(tensorflow=None)).restore()
         self.partings.check()
         self.check_alike(results)
         if not results[0].divides:
@@ -420,35 +421,27 @@ class _LoopCall(calls.Call):
                 self.size,
             )
         mutables.put(manifest.shipped, changed)
-        if compiled or built.layers or any(number < manifest.held for number in changed):
+        if compiled or found.layers or any(number < manifest.held for number in changed):
             manifest.forget()
         return value
 
-    def build_layers(self, built: jobs.Built) -> list[Any]:
+    def build_layers(self, found: built.Built) -> list[Any]:
         """Builds the layers that the workers have built; returns the parts inside them."""
         objs = self.manifest.numbered
-        numbers = [number for number in built.layers if number < len(objs)]
+        numbers = [number for number in found.layers if number < len(objs)]
         for number in numbers:
-            keras_build.build_layers(objs[number], built.layers[number])
-        for place in built.variables:
+            keras_build.build_layers(objs[number], found.layers[number])
+        for place in found.variables:
             if place[0] in numbers:
-                _variable(objs, place)  # raises if other variables were made here
+                built.variable(objs, place)  # raises if other variables were made here
         return objects.parts_of(objs[number] for number in numbers)
 
-    def build(self, objs: list[Any], built: jobs.Built, compiled: dict[int, Any]) -> None:
+    def build(self, objs: list[Any], found: built.Built, compiled: dict[int, Any]) -> None:
         """Builds all other objects that the workers have built, and sets all values."""
-        for number, configs in built.layers.items():
-            keras_build.build_layers(objs[number], configs)
+        built.build_layers(objs, found)
         for number, attributes in compiled.items():
             keras_names.set_compiled_attributes(objs[number], attributes)
-        kinds = keras_optimizers.optimizer_classes()
-        new = [place for place in built.variables if not isinstance(objs[place[0]], kinds)]
-        optimizers.build_optimizers([*objs, *(_variable(objs, at) for at in new)], built.optimizers)
-        for place, value in zip(built.variables, built.values, strict=True):
-            variable = _variable(objs, place)
-            if tuple(variable.shape) != value.shape:
-                raise _unlike(objs[place[0]])
-            variable.assign(value)
+        built.fill(objs, found)
 
     def check_alike(self, results: list[jobs.LoopEnd]) -> None:
         """Raises `DivergedError` if variables differ between the workers."""
@@ -460,20 +453,3 @@ class _LoopCall(calls.Call):
                     "Let nothing in the program depend on the time, on the process or on the order "
                     "of a set, and seed every random generator."
                 )
-
-
-def _variable(objs: Sequence[Any], at: tuple[int, int]) -> Any:
-    """Returns a built variable, by the number of its holder and its place there."""
-    number, place = at
-    variables = objects.variables_of(objs[number])
-    if place >= len(variables):
-        raise _unlike(objs[number])
-    return variables[place]
-
-
-def _unlike(holder: Any) -> ModelError:
-    return ModelError(
-        "An object that a @nano function builds must have the same variables in your process. "
-        f"Received: an object of class {type(holder).__name__}, which has others in the workers. "
-        "Build it before the call: call the model on a batch, or the optimizer's build()."
-    )

@@ -13,6 +13,8 @@ from typing import Any
 from nanotf.compat import keras_build, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
+from nanotf.console import logger
+from nanotf.errors import ModelError
 from nanotf.shipping import inputs
 
 # Prefixes of the names of a model's functions, by the method that calls them.
@@ -165,3 +167,36 @@ def _batches(specs: Any, shapes: Sequence[tuple[int, ...]] | None) -> Any:
         )
 
     return tf.data.Dataset.from_generator(flat_batches, output_signature=given).map(batch)
+
+
+def warn_of_lengths(model: Any, specs: Any) -> None:
+    """Warns of data for which XLA compiles the same step again and again."""
+    shapes = [leaf.shape for leaf in require_tensorflow().nest.flatten(specs)]
+    varying = [shape for shape in shapes if shape.rank and None in shape[1:].as_list()]
+    if varying:
+        logger.warning(
+            "XLA compiles a step anew for each shape of its batches, and those of the model %r, "
+            "compiled with jit_compile=True, have dimensions that vary: %s. Pad all to one "
+            "length, for instance by a tokenizer's padding='max_length' or by padded_shapes of "
+            "`padded_batch`.",
+            model.name,
+            varying[0],
+        )
+
+
+def refuse_optimizer(model: Any, specs: Any) -> None:
+    """Rejects an optimizer whose slots do not match the trainable variables.
+
+    Keras raises, or continues as if nothing had changed, depending on its earlier traces.
+    """
+    optimizer = model.optimizer
+    own_step = not keras_names.is_keras_own(type(model).train_step)
+    if own_step or keras_optimizers.is_built_for(optimizer, model.trainable_variables):
+        return
+    trace_step(model, specs)
+    raise ModelError(
+        "An optimizer must have been built for the trainable variables. Received: "
+        f"model {model.name!r} with {len(model.trainable_variables)} trainable variables, and "
+        f"an optimizer {type(optimizer).__name__} of others. Call compile(), with a new "
+        "optimizer, after a change of `trainable` or of the layers."
+    )

@@ -73,6 +73,7 @@ class Report:
         call, times: the recorded times, see `timing`.
         hint: str, what may be faster; "" if nothing is known.
         tuned: tuple of str, the settings that `fit(tune=...)` has chosen for this call.
+        read_processes: int, the number of readers at the end; 0 if there were none.
     """
 
     method: str
@@ -91,6 +92,7 @@ class Report:
     times: tuple[timing.WorkerTimes, ...] = dataclasses.field(repr=False)
     hint: str = ""
     tuned: tuple[str, ...] = ()
+    read_processes: int = 0
 
     @classmethod
     def of(
@@ -136,6 +138,7 @@ class Report:
             f"{self.method} "
             + ("in one process" if self.size == 1 else f"on {self.size} workers")
             + (f", tuned: {', '.join(self.tuned)}" if self.tuned else "")
+            + (f", read by {self.read_processes} processes" if self.read_processes else "")
         )
 
     @property

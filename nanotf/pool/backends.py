@@ -10,7 +10,7 @@ them. The rest of nanotf only uses `Pool`.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from nanotf.errors import InvalidArgumentError, UnsupportedVersionError, check_choice
 from nanotf.machine import neighbours, topology
@@ -74,12 +74,14 @@ def plan(
     num_processes: int,
     cores_per_process: int | None = None,
     cores: Sequence[int] | None = None,
+    avoid: Collection[int] = (),
 ) -> AnyPlan:
     """Plans the workers of a call: their number and, for local ones, their cores.
 
     Args:
         backend: str or None for the default.
         num_processes, cores_per_process, cores: as in `fit`.
+        avoid: collection of int, the logical CPUs of this process's readers.
 
     Raises:
         NanoError: An argument cannot be used.
@@ -89,7 +91,7 @@ def plan(
     # What fits on this host needs no other.
     is_local = found == "hosts" and hosts is not None and num_processes <= hosts.workers
     if found == "local" or is_local:
-        return neighbours.plan(num_processes, cores_per_process, cores)
+        return neighbours.plan(num_processes, cores_per_process, cores, avoid)
     if cores is not None:
         raise InvalidArgumentError(
             f"`cores` names logical CPUs of this machine, and with backend={found!r} each machine "

@@ -51,12 +51,22 @@ class LocalCrew:
         environs = [worker_variables(placement, self._environ) for placement in placements]
         shared = shared_zygote(environs[0])
         for placement, environ in zip(placements, environs, strict=True):
-            zygote = shared
-            if zygote is None:
-                zygote = Zygote(environ, imports=False)
-                self._zygotes.append(zygote)
-            worker = LocalWorker(placement, self._key, self._transport, environ, zygote)
-            self.workers.append(worker)
+            self.workers.append(self._started(placement, environ, shared))
+
+    def replace(self, rank: int) -> Worker:
+        """Starts a worker on the cores of one that has ended; returns it."""
+        placement = self.here.placements[rank]
+        environ = worker_variables(placement, self._environ)
+        self.workers[rank] = self._started(placement, environ, shared_zygote(environ))
+        return self.workers[rank]
+
+    def _started(
+        self, placement: topology.Placement, environ: Mapping[str, str], zygote: Zygote | None
+    ) -> Worker:
+        if zygote is None:
+            zygote = Zygote(environ, imports=False)
+            self._zygotes.append(zygote)
+        return LocalWorker(placement, self._key, self._transport, environ, zygote)
 
     def take_connections(self, rank: int) -> list[int]:
         return []
@@ -80,6 +90,8 @@ class LocalWorker(Worker):
         WorkerDied: The zygote has ended, for example because importing TensorFlow crashed.
     """
 
+    kind = "rank"  # in the name of its log
+
     def __init__(
         self,
         placement: topology.Placement,
@@ -89,7 +101,7 @@ class LocalWorker(Worker):
         zygote: Zygote,
     ) -> None:
         self.rank, self.cores = placement.rank, placement.cores
-        self.log = WorkerLog(name=f"rank-{self.rank}.log")
+        self.log = WorkerLog(name=f"{self.kind}-{self.rank}.log")
         order = messages.Fork(
             self.rank,
             placement.cores if placement.pin else (),

@@ -49,8 +49,11 @@ STOP_SECONDS = 2.0
 TRIM_SECONDS = 60.0  # how often the parent checks whether a worker's log has become long
 
 
-class _Gone:
+@dataclasses.dataclass(frozen=True)
+class Gone:
     """An item of the inbox: the worker's channel has closed."""
+
+    worker: Worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,39 +94,37 @@ class Pool:
         self._checked = time.monotonic()  # the last call of `check_progress`
         self._state_block: Block | None = None
         self.group: collectives.GroupOwner | None = None
-        key = secrets.token_bytes(KEY_NBYTES)
-        self._crew = backends.crew_of(plan, transport, key)
+        self._key = secrets.token_bytes(KEY_NBYTES)
+        self._crew = backends.crew_of(plan, transport, self._key)
         self.supervisor = Supervisor(self._crew.workers, self.stall_seconds, transport)
         try:
             with explaining_few_descriptors(self.size):
-                if transport != "grpc":  # before the workers, so that its limits raise at once
+                if transport == "shm":  # before the workers, so that its limits raise at once
                     here = self._crew.here
                     self.group = collectives.create_group(
                         here.size, nodes=here.like_nodes(), deadline=self._crew.deadline
                     )
                 self._crew.start()
-                deadline = time.monotonic() + START_SECONDS
-                for worker in self.workers:
-                    self._greet(worker, key, deadline)
-                self._set_up(deadline)
+                self._prepare(self.workers)
         except BaseException:
             with interrupts.held_back():
                 self.kill()
             raise
         for worker in self.workers:
-            self._readers.append(
-                threading.Thread(
-                    target=self._read, args=(worker,), name=f"nanotf-{worker.rank}", daemon=True
-                )
-            )
-            self._readers[-1].start()
-            self._outboxes.append(
-                Outbox(
-                    worker.channel,
-                    f"nanotf-to-{worker.rank}",
-                    lambda error, rank=worker.rank: self._inbox.put((rank, error)),  # type: ignore[misc]
-                )
-            )
+            reader, outbox = self._threads_of(worker)
+            self._readers.append(reader)
+            self._outboxes.append(outbox)
+
+    def _threads_of(self, worker: Worker) -> tuple[threading.Thread, Outbox]:
+        """Starts the threads that read a worker's channel and write to it."""
+        rank = worker.rank
+        reader = threading.Thread(
+            target=self._read, args=(worker,), name=f"nanotf-{rank}", daemon=True
+        )
+        reader.start()
+        return reader, Outbox(
+            worker.channel, f"nanotf-to-{rank}", lambda error: self._inbox.put((rank, error))
+        )
 
     @property
     def workers(self) -> Sequence[Worker]:
@@ -148,7 +149,14 @@ class Pool:
         return self._state_block
 
     # ------------------------------------------------------------------------- starting
-    def _greet(self, worker: Worker, key: bytes, deadline: float) -> None:
+    def _prepare(self, workers: Sequence[Worker]) -> None:
+        """Waits until workers have started, and sets them up."""
+        deadline = time.monotonic() + START_SECONDS
+        for worker in workers:
+            self._greet(worker, deadline)
+        self._set_up(workers, deadline)
+
+    def _greet(self, worker: Worker, deadline: float) -> None:
         while not worker.channel.poll(0.2):
             if worker.process.poll() is not None:
                 raise worker.died("starting")
@@ -156,21 +164,23 @@ class Pool:
                 raise not_finished([worker], "starting", START_SECONDS)
         worker.channel.limit(max(0.1, deadline - time.monotonic()))
         try:
-            worker.channel.show_key_second(key)
+            worker.channel.show_key_second(self._key)
         except BlockingIOError as error:
             raise not_finished([worker], "starting", START_SECONDS) from error
         except (EOFError, OSError) as error:
             raise worker.died("starting") from error
 
-    def _expect(self, kind: type, doing: str, deadline: float) -> list[Any]:
-        """Waits until every worker has sent a message of one kind. Returns the messages by rank.
+    def _expect(
+        self, workers: Sequence[Worker], kind: type, doing: str, deadline: float
+    ) -> list[Any]:
+        """Waits until workers have sent a message of one kind. Returns the messages in order.
 
         The first failure raises first, since the other workers may be waiting for the worker that
         failed.
         """
         found: dict[int, Any] = {}
-        while len(found) < self.size:
-            missing = [worker for worker in self.workers if worker.rank not in found]
+        while len(found) < len(workers):
+            missing = [worker for worker in workers if worker.rank not in found]
             channels: list[Any] = [worker.channel for worker in missing]
             ready: list[Any] = connection.wait(channels, timeout=0.2)
             for worker in missing:
@@ -180,7 +190,7 @@ class Pool:
                     raise worker.died(doing)
             if time.monotonic() > deadline:
                 raise not_finished(missing, doing, START_SECONDS)
-        return [found[rank] for rank in range(self.size)]
+        return [found[worker.rank] for worker in workers]
 
     def _first_message(self, worker: Worker, kind: type, doing: str) -> Any:
         try:
@@ -199,28 +209,27 @@ class Pool:
         assert isinstance(message, kind), message
         return message
 
-    def _set_up(self, deadline: float) -> None:
-        hellos = self._expect(messages.Hello, "starting", deadline)
-        for worker, hello in zip(self.workers, hellos, strict=True):
+    def _set_up(self, workers: Sequence[Worker], deadline: float) -> None:
+        hellos = self._expect(workers, messages.Hello, "starting", deadline)
+        for worker, hello in zip(workers, hellos, strict=True):
             for warning in hello.warnings:
                 logger.warning("Worker %d: %s", worker.rank, warning)
         setup = messages.Setup(tuple(sys.path), tuple(sys.argv), self.size, self.stall_seconds)
-        if self.group is None:
+        if self.transport == "grpc":
             cluster = tuple(
-                f"{worker.host}:{hello.port}"
-                for worker, hello in zip(self.workers, hellos, strict=True)
+                f"{worker.host}:{hello.port}" for worker, hello in zip(workers, hellos, strict=True)
             )
             setup = dataclasses.replace(setup, cluster=cluster)
             _warn_of_listeners(cluster)
-        else:
+        elif self.group is not None:
             setup = dataclasses.replace(setup, group=self.group.spec, hosts=self._crew.hosts)
-        for worker in self.workers:
+        for worker in workers:
             try:
                 self._send_setup(worker, setup)
             except BlockingIOError as error:
                 raise not_finished([worker], "starting", START_SECONDS) from error
-        self._expect(messages.Ready, "importing TensorFlow", deadline)
-        for worker in self.workers:
+        self._expect(workers, messages.Ready, "importing TensorFlow", deadline)
+        for worker in workers:
             worker.channel.limit(0)
             worker.is_ready()
 
@@ -243,7 +252,7 @@ class Pool:
             while True:
                 self._inbox.put((worker.rank, _next_of(worker)))
         except ChannelClosed:
-            self._inbox.put((worker.rank, _Gone()))
+            self._inbox.put((worker.rank, Gone(worker)))
         except BaseException as error:  # no memory or descriptor for a message: the job fails
             self._inbox.put((worker.rank, error))
 
@@ -282,7 +291,7 @@ class Pool:
         if looked_long_ago and self._inbox.empty():
             raise queue.Empty  # with many workers, frequent messages would delay the check
         rank, message = self._inbox.get(timeout=timeout)
-        if isinstance(message, _Gone):
+        if isinstance(message, Gone):
             raise self._lost(self.workers[rank])
         self.supervisor.heard(rank, message)
         return rank, message
@@ -324,7 +333,7 @@ class Pool:
                 raise self._lost(worker)
         self.supervisor.check_progress(present, reading)
 
-    def post(self, message: messages.DataFailed) -> None:
+    def post(self, message: messages.DataFailed | messages.Woken) -> None:
         """Puts a message of the parent's own threads into the inbox, with rank -1."""
         self._inbox.put((-1, message))
 

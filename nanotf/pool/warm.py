@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 
 from nanotf.console import logger
 from nanotf.errors import NanoError
-from nanotf.machine import neighbours
+from nanotf.machine import neighbours, topology
 from nanotf.pool import backends, settings
+from nanotf.pool.independent import IndependentPool
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.pool import Pool, SetupError
-from nanotf.pool.transports import check_transport
+from nanotf.pool.transports import NO_TRANSPORT, check_transport
 
 IDLE_SECONDS = 600.0
 START_TRIES = 3  # a port that was free may be taken before TensorFlow binds it
@@ -22,6 +23,8 @@ START_TRIES = 3  # a port that was free may be taken before TensorFlow binds it
 _lock = threading.RLock()
 _pool: Pool | None = None
 _idle_timer: threading.Timer | None = None
+_guests = 0  # calls whose readers are forks of the zygote; written under `_counting`
+_counting = threading.Lock()
 _lent_to: int | None = None  # the thread that runs a job; that thread writes it, under `_lock`
 
 
@@ -48,6 +51,21 @@ def pool_for(plan: AnyPlan, transport: str) -> Iterator[Pool]:
         finally:
             _lent_to = None
             _start_idle_timer()
+
+
+@contextlib.contextmanager
+def keeping_zygote() -> Iterator[None]:
+    """Keeps the idle timer from ending the zygote, and so its forks, in this context."""
+    global _guests
+    idle_seconds()  # raises now
+    with _counting:
+        _guests += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            _guests -= 1
+        _start_idle_timer()
 
 
 def is_warm(plan: AnyPlan, transport: str) -> bool:
@@ -105,6 +123,9 @@ def _current(plan: AnyPlan, transport: str) -> Pool:
 def _start(plan: AnyPlan, transport: str) -> Pool:
     for attempt in range(START_TRIES):
         try:
+            if transport == NO_TRANSPORT:
+                assert isinstance(plan, topology.Plan), plan
+                return IndependentPool(plan)
             return Pool(plan, transport)
         except SetupError as error:
             if not error.retry or attempt == START_TRIES - 1:
@@ -192,7 +213,7 @@ def _start_idle_timer() -> None:
 
 
 def _close_if_idle() -> None:
-    if _lock.acquire(blocking=False):  # fails if a job has just begun
+    if not _guests and _lock.acquire(blocking=False):  # fails if a job has just begun
         try:
             shutdown()
         finally:

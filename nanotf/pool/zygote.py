@@ -126,6 +126,7 @@ class Zygote:
         self.owner = os.getpid()
         self.seen = _what_imports_see(environ)
         self.log = WorkerLog()
+        self._forking = threading.Lock()  # one fork at a time; any thread may start a process
         self._key: bytes | None = secrets.token_bytes(KEY_NBYTES)  # until both have shown it
         try:
             self.process, self._channel = _start(
@@ -158,7 +159,8 @@ class Zygote:
         reader, writer = (above_standard(fd) for fd in os.pipe())
         try:
             try:
-                self._order(order, [*fds, writer])
+                with self._forking:
+                    self._order(order, [*fds, writer])
             finally:
                 os.close(writer)
             if not _is_readable(reader, FORK_SECONDS):
@@ -258,6 +260,7 @@ def _spawn(
 
 # --------------------------------------------------------------- the zygote of this process
 _zygote: Zygote | None = None
+_choosing = threading.Lock()  # readers start in threads of their own
 
 
 def shared_zygote(environ: Mapping[str, str]) -> Zygote | None:
@@ -272,6 +275,11 @@ def shared_zygote(environ: Mapping[str, str]) -> Zygote | None:
     Raises:
         InvalidArgumentError: NANOTF_START is neither "fork" nor "spawn".
     """
+    with _choosing:
+        return _shared_zygote(environ)
+
+
+def _shared_zygote(environ: Mapping[str, str]) -> Zygote | None:
     global _zygote
     if not _may_fork():
         end()

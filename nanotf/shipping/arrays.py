@@ -83,6 +83,7 @@ class Packing:
     """
 
     def __init__(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+        self.arrays = list(arrays)
         self._raw = [_raw(array) for array in arrays]
         places, self.nbytes = lay_out(self._raw)
         self.refs = [

@@ -20,11 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from nanotf.compat.generation import generation
 from nanotf.compat.keras_epochs import UNKNOWN_CARDINALITY
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.wire.blocks import Block
+
+_ALIGNED = 64  # bytes; TensorFlow's kernels end the process at a tensor that is not
 
 
 def rows_differ(shapes: Sequence[tuple[int, ...]]) -> InvalidArgumentError:
@@ -143,8 +146,26 @@ class ArrayInput:
             size: int, number of workers.
             first_epoch: int, the number of the first pass; its order depends on this.
         """
+        arrays = [view(blocks[self.block], ref) for ref in self.arrays]
+        return self.dataset_over(arrays, rank, size, first_epoch)
+
+    def dataset_over(
+        self,
+        given: Sequence[np.ndarray[Any, Any]],
+        rank: int,
+        size: int,
+        first_epoch: int,
+        extents: bool = True,
+    ) -> Any:
+        """Returns the dataset over arrays that need not be in the block.
+
+        Args:
+            given: sequence of `numpy.ndarray`.
+            rank, size, first_epoch: see `dataset`.
+            extents: bool, whether an element also has the batch's extent.
+        """
         tf = require_tensorflow()
-        arrays = [_Rows(view(blocks[self.block], ref)) for ref in self.arrays]
+        arrays = [_Rows(array) for array in given]
         first_pass, taken = (first_epoch, 0) if self.first is None else self.first
         # All ranks begin the same passes in the same order, even across iterators.
         numbers = itertools.count(first_pass)
@@ -181,6 +202,8 @@ class ArrayInput:
             places = tf.nest.map_structure(
                 lambda place: None if place is None else flat[place], self.structure
             )
+            if not extents:
+                return places
             return places, extent_of(total if rows is None else rows)
 
         @tf.autograph.experimental.do_not_convert
@@ -193,10 +216,27 @@ class ArrayInput:
             dataset = tf.data.Dataset.range(passes).flat_map(one_pass)
         else:
             dataset = tf.data.Dataset.range(self.steps).repeat(self.passes).map(element)
-        dataset = tuned((dataset.skip(taken) if taken else dataset).prefetch(2))
+        dataset = resumed(tuned(dataset.prefetch(2)), taken)
         if self.passes is None:
             return dataset
         return claiming(dataset, self.steps if self.passes == 1 else UNKNOWN_CARDINALITY)
+
+
+def passes_for(model: Any, source: Any, steps: int | None) -> tuple[Any, int | None]:
+    """Returns an input and the number of steps for Keras's `fit`.
+
+    With Keras 3, an execution of several steps ends only where the data end. For one step at a
+    time, an array's dataset is endless, so that Keras keeps one iterator.
+
+    Args:
+        model: a compiled model.
+        source: an input of workers, or None.
+        steps: int or None, of an epoch.
+    """
+    several = generation().steps_at_once(model) > 1
+    if several and isinstance(source, ArrayInput) and steps == source.steps:
+        return dataclasses.replace(source, passes=1), None
+    return source, steps
 
 
 class _Rows:
@@ -213,7 +253,8 @@ class _Rows:
         self._dtype = tf.as_dtype(array.dtype)
         if array.dtype.kind == "b":  # TensorFlow does not accept booleans through DLPack
             array = array.view(np.uint8)
-        if array.dtype.kind in "iufc" and array.size and array.flags.c_contiguous:
+        is_plain = array.dtype.kind in "iufc" and array.size and array.flags.c_contiguous
+        if is_plain and array.ctypes.data % _ALIGNED == 0:
             self._tensor = tf.experimental.dlpack.from_dlpack(array.__dlpack__())
         else:
             self._tensor = tf.constant(array)

@@ -11,6 +11,7 @@ from nanotf.compat import keras_names
 from nanotf.compat.chance import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.region.sharded_update import OptimizerShards
+from nanotf.shipping import built
 from nanotf.shipping.state import StateLayout
 
 # Keras's callback hooks, in the words of `tf.keras.callbacks.Callback`.
@@ -23,6 +24,8 @@ BATCH_HOOKS = (
     "on_predict_batch_begin",
     "on_predict_batch_end",
 )
+TRAIN_BATCH_HOOKS = BATCH_HOOKS[:2]
+PAUSE = "pause"  # no hook of Keras's: all ranks wait after a step, with their state
 PLAIN_HOOKS = ("on_test_begin", "on_test_end", "on_train_end")
 HOOKS = EPOCH_HOOKS + BATCH_HOOKS + PLAIN_HOOKS
 
@@ -121,6 +124,8 @@ class FitJob(ModelJob):
         validation_freq: int or list of int, as `fit` takes it.
         initial_step: int, the first step in that epoch; 0 unless Keras 2's `BackupAndRestore`
             resumes.
+        passed_steps: int, steps of that epoch that were complete before this job.
+        passed_logs: dict of str to float or None, the logs of the last of them.
         shards: `OptimizerShards`, or None if each worker makes the whole update.
         optimizers: dict, the variables that the model's optimizers are built with; see
             `shipping.optimizers.built_optimizers`.
@@ -128,6 +133,7 @@ class FitJob(ModelJob):
             request.
         metrics_layout: `StateLayout` of the variables in `keras_names.metric_state`.
         metrics_block: int, the number of the job's block that holds them.
+        pauses: bool, whether the parent may ask for a pause.
         stop: bool, whether to stop after one batch, since `on_train_begin` requested it.
     """
 
@@ -136,6 +142,8 @@ class FitJob(ModelJob):
     epochs: int
     initial_epoch: int
     initial_step: int
+    passed_steps: int
+    passed_logs: Any
     steps_per_epoch: int | None
     validation_steps: int | None
     validation_freq: Any
@@ -144,6 +152,7 @@ class FitJob(ModelJob):
     asks: frozenset[str]
     metrics_layout: StateLayout
     metrics_block: int
+    pauses: bool
     stop: bool
 
 
@@ -272,21 +281,14 @@ class LoopJob:
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """Description of the objects that a `@nano` function has built, by number; sent by rank 0.
+    """Description of the objects that a `@nano` function has built; sent by rank 0.
 
     Args:
-        layers: dict of int to tuple, the `keras_build.build_configs` of layers and models.
-        optimizers: see `LoopJob`; after the call.
-        variables: tuple of tuples of int, for each new variable, the number of its holder and the
-            place there; see `objects.variables_of`.
-        values: list of `numpy.ndarray`, their values.
+        objects: `built.Built`.
         chance: see `LoopJob`; after the call.
     """
 
-    layers: dict[int, Any]
-    optimizers: dict[int, Any]
-    variables: tuple[tuple[int, int], ...]
-    values: list[Any]
+    objects: built.Built
     chance: Chance
 
 
@@ -301,3 +303,48 @@ class LoopEnd:
 
     held: tuple[tuple[str, float], ...]
     divides: bool
+
+
+# ------------------------------------------------------------------------ items of nanotf.map
+@dataclasses.dataclass(frozen=True)
+class TaskShipment:
+    """A function of `nanotf.map`, in the form in which it is sent.
+
+    Args:
+        whole: `whole.Whole`, a tuple of the function and the values of its keyword arguments.
+        names: tuple of str, the names of these.
+        has_block: bool, whether the job's first block, which all workers map, holds their arrays.
+    """
+
+    whole: Any
+    names: tuple[str, ...]
+    has_block: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ItemJob:
+    """One item of `nanotf.map`, for one worker.
+
+    `messages.Returned` brings a result with large arrays. The worker's result is `whole.Whole` for
+    any other, and None for such.
+
+    Args:
+        task: `TaskShipment`, or None if the worker has it from an earlier item.
+        whole: `whole.Whole`, the item.
+        has_block: bool, whether the job's last block holds its arrays.
+        seed: int, for all random number generators.
+        settings: `KerasSettings`.
+        columns: int, the width of the user's terminal.
+    """
+
+    task: TaskShipment | None
+    whole: Any
+    has_block: bool
+    seed: int
+    settings: KerasSettings
+    columns: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ForgetTask:
+    """The end of a `nanotf.map`: the worker drops the function. It does not answer."""

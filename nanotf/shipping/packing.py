@@ -28,6 +28,13 @@ class Pickled:
             bytearray(block.array(offset, (nbytes,), "u1").data) for offset, nbytes in self.buffers
         ]
 
+    def views(self, block: Block) -> list[memoryview]:
+        """Returns the buffers as read-only memory of the block, which is not copied."""
+        return [
+            block.array(offset, (nbytes,), "u1").data.toreadonly()
+            for offset, nbytes in self.buffers
+        ]
+
 
 class Packer:
     """Writer of the arrays of several pickles, one after another, into a block."""

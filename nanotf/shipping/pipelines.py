@@ -154,6 +154,20 @@ def pipeline_input(
     return PipelineInput(graph, dataset.element_spec, signature, cardinality, steps)
 
 
+def unseeded(dataset: Any) -> str | None:
+    """Returns why a dataset's batches would differ in another process, with the remedy, or None.
+
+    None also if TensorFlow cannot write the dataset's graph, so that nobody can tell.
+    """
+    from nanotf.compat import pipelines
+
+    try:
+        graph = pipelines.to_graph(dataset)
+    except require_tensorflow().errors.OpError:
+        return None
+    return next(_differences(graph), None)
+
+
 def _differences(graph: bytes) -> Iterator[str]:
     """Yields reasons why a graph's batches would differ between workers, with their remedies."""
     tf = require_tensorflow()

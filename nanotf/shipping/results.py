@@ -40,7 +40,7 @@ def dump_result(
         ShippingError: An object cannot be sent back.
     """
     file, since = io.BytesIO(), len(packer)
-    pickler = _ResultPickler(file, packer.add, _ids_of(known))
+    pickler = Pickler(file, packer.add, _ids_of(known))
     try:
         pickling.dump(pickler, tuple(parts.values()))
         pickler.dump_attributes()
@@ -54,7 +54,7 @@ def dump_result(
 
 
 def _can_be_sent(value: Any, known: Known) -> bool:
-    pickler = _ResultPickler(io.BytesIO(), Packer().add, _ids_of(known))
+    pickler = Pickler(io.BytesIO(), Packer().add, _ids_of(known))
     try:
         pickling.dump(pickler, value)
         pickler.dump_attributes()
@@ -68,8 +68,8 @@ def _ids_of(known: Known) -> dict[int, tuple[str, int]]:
     return {id(obj): (kind, i) for kind, i, obj in places if obj is not None}
 
 
-class _ResultPickler(heap.Pickler):
-    """Pickler that sends the values of variables with objects that the function has made."""
+class Pickler(heap.Pickler):
+    """Pickler that sends the values of variables with the objects that the receiver lacks."""
 
     def maker(self, obj: Any) -> Any:
         tf = require_tensorflow()

@@ -202,16 +202,14 @@ class State:
                     found.append((_address(target) - base, target.nbytes))
         return tuple(found)
 
-    def snapshot(self, turn: int) -> np.ndarray[Any, Any]:
-        """Returns a copy of the block's values of `turn`, as bytes."""
-        values: np.ndarray[Any, Any]
-        values = self.block.array(self._start(turn), (self.layout.values_nbytes,), np.uint8)
-        copy: np.ndarray[Any, Any] = values.copy()
-        return copy
+    def snapshot(self, turn: int) -> list[np.ndarray[Any, Any]]:
+        """Returns a copy of the block's values of `turn`."""
+        return [value.copy() for value in self._values(turn)]
 
-    def restore(self, turn: int, values: np.ndarray[Any, Any]) -> None:
+    def restore(self, turn: int, values: Sequence[np.ndarray[Any, Any]]) -> None:
         """Writes a snapshot to the block's values of `turn`, and to the variables."""
-        self.block.write(self._start(turn), values)
+        for target, value in zip(self._values(turn), values, strict=True):
+            target[...] = value
         self.load(turn)
 
     def differs(self, turn: int) -> bool:

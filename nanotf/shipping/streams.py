@@ -135,7 +135,7 @@ class Channel(Protocol):
     def send(self, message: messages.Message) -> None: ...
 
 
-def _flat_arrays(batch: Any, signature: Any) -> list[np.ndarray[Any, Any]]:
+def flat_arrays(batch: Any, signature: Any) -> list[np.ndarray[Any, Any]]:
     """Returns a batch's arrays in the types of its signature, converted as TensorFlow does."""
     tf = require_tensorflow()
     flat, specs = tf.nest.flatten(batch), tf.nest.flatten(signature)
@@ -447,7 +447,7 @@ class StreamWriter:
             if self._is_closed():
                 break
             began = timing.now()
-            flat = _flat_arrays(batch, self._signature)
+            flat = flat_arrays(batch, self._signature)
             check_rows([array.shape for array in flat], self._divided)
             self._write_batch(flat)
             self.reading.batches += 1

@@ -94,7 +94,7 @@ def root_in(module: types.ModuleType, seen: set[str] | None = None) -> str | Non
         str or None: a global of the module, or of a module that it imports something from.
     """
     seen = set() if seen is None else seen
-    if module.__name__ in seen or not _is_users(module):
+    if module.__name__ in seen or not is_users(module):
         return None
     seen.add(module.__name__)
     values = dict(vars(module))
@@ -116,7 +116,7 @@ def _holds_root(value: Any) -> bool:
     return any(map(objects.is_root, [value, *itertools.islice(inside, _LONGEST)]))
 
 
-def _is_users(module: types.ModuleType) -> bool:
+def is_users(module: types.ModuleType) -> bool:
     """Returns True if a module is the user's own, not an installed library's."""
     if module.__name__.split(".")[0] in _LIBRARIES:
         return False

@@ -38,7 +38,7 @@ class Block:
     """
 
     def __init__(self, nbytes: int, fd: int | None = None) -> None:
-        self.nbytes = max(nbytes, ALIGNMENT)
+        self.nbytes = self.size_for(nbytes)
         self.fd = anonymous_file(self.nbytes, fixed=True) if fd is None else fd
         self._closer = weakref.finalize(self, os.close, self.fd)
         try:
@@ -48,6 +48,11 @@ class Block:
             raise
         if fd is not None:
             self.close_fd()
+
+    @staticmethod
+    def size_for(nbytes: int) -> int:
+        """Returns the size in bytes of a block that was asked for `nbytes`."""
+        return max(nbytes, ALIGNMENT)
 
     def array(self, offset: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
         """Returns a view of part of the block.
@@ -111,3 +116,15 @@ class Block:
         """
         if hasattr(mmap, "MADV_REMOVE"):
             self._map.madvise(mmap.MADV_REMOVE)
+
+
+def private_view(fd: int, nbytes: int) -> np.ndarray[Any, Any]:
+    """Returns the bytes of a block, of which this process gets a copy where it writes.
+
+    Args:
+        fd: int, the block's descriptor, which stays open.
+        nbytes: int, the block's size in bytes.
+    """
+    mapped = mmap.mmap(fd, nbytes, access=mmap.ACCESS_COPY)
+    view: np.ndarray[Any, Any] = np.ndarray((nbytes,), np.uint8, buffer=mapped)
+    return view

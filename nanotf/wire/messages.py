@@ -17,6 +17,7 @@ The life of a pool, from top to bottom:
       |  <- Stalled                              |   a rank whose step does not end
       |  <- EpochEnd                             |   every rank, its state in the shared block
       |  Proceed (stop?, new state?) ->          |   every rank, so that all decide the same
+      |  Pause ->                                |   every rank, which then waits after a step
       |  <- Outputs                              |   every rank, in predict
       |  <- Printed, Saved, Restored, Returned   |   rank 0, in a @nano function
       |  <- Reached                              |   every rank in such a function, with "grpc"
@@ -248,6 +249,18 @@ class Proceed(Message):
     store: bool = False
     abandon: bool = False
     written: Written = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Pause(Message):
+    """Parent -> worker: pause after a step, so that the parent can write a checkpoint."""
+
+    job: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Woken(Message):
+    """Parent -> itself: something has happened in its own process."""
 
 
 @dataclasses.dataclass(frozen=True)

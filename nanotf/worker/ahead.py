@@ -46,7 +46,12 @@ class Ahead:
             to_come: int, steps of all later epochs, or None likewise.
         """
         self._left, self._to_come = left, to_come
+        self._until_look: int | None = None
         self.made = 0
+
+    def look_after(self, steps: int) -> None:
+        """Makes an execution end after the next `steps` steps of this epoch."""
+        self._until_look = steps
 
     def executes(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns a function of an iterator that runs `count` steps, fewer if the data end.
@@ -98,6 +103,8 @@ class Ahead:
         def next_step(iterator: Any) -> Any:
             if self._left is not None:
                 self._left -= 1
+            if self._until_look is not None:
+                self._until_look -= 1
             if self.made:
                 self.made -= 1
                 return self._result
@@ -118,7 +125,8 @@ class Ahead:
         fitting = int(MOST_SECONDS / self._seconds)
         if fitting < FEWEST_STEPS or not (self._is_ready or self._pays()):
             return 1
-        return min(fitting, MOST_STEPS, self._left + 1)
+        most = self._left if self._until_look is None else min(self._left, self._until_look)
+        return min(fitting, MOST_STEPS, most + 1)
 
     def _pays(self) -> bool:
         """Returns True if a graph of several steps is possible and saves more than it costs."""

@@ -32,6 +32,7 @@ class Inbox:
         self._answers: queue.SimpleQueue[messages.Proceed] = queue.SimpleQueue()
         self._wrote: queue.SimpleQueue[messages.Wrote] = queue.SimpleQueue()
         self._unread: list[messages.Wrote] = []
+        self.pauses: int | None = None  # the job that the parent last asked to pause
         threading.Thread(target=self._read, name="nanotf-inbox", daemon=True).start()
 
     def next_job(self) -> Any:
@@ -78,6 +79,8 @@ class Inbox:
             self._streams.deliver(message, block)
         elif isinstance(message, messages.EndOfStream):
             self._streams.deliver(message, None)
+        elif isinstance(message, messages.Pause):
+            self.pauses = message.job
         elif isinstance(message, messages.Proceed):
             self._answers.put(message)
         elif isinstance(message, messages.Wrote):

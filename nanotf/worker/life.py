@@ -13,6 +13,7 @@ import traceback
 from typing import Any
 
 from nanotf.collectives.native_library import NativeUnusable
+from nanotf.pool.transports import NO_TRANSPORT
 from nanotf.wire import messages
 from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.ports import PortTaken, free_port
@@ -21,7 +22,12 @@ from nanotf.worker.inbox import Inbox
 
 
 def _setup(
-    channel: Channel, rank: int, cores: tuple[int, ...], port: int | None, warnings: list[str]
+    channel: Channel,
+    rank: int,
+    cores: tuple[int, ...],
+    port: int | None,
+    warnings: list[str],
+    transport: str,
 ) -> Any:
     """Sends `Hello`, receives the setup, and makes the session. Returns None if that failed."""
     channel.send(messages.Hello(rank, os.getpid(), cores, port, tuple(warnings)))
@@ -30,9 +36,7 @@ def _setup(
     sys.path[:] = setup.sys_path
     sys.argv[:] = setup.argv
     try:
-        from nanotf.worker import session
-
-        made = session.Session(rank, channel, setup, fds)
+        made = _session(transport)(rank, channel, setup, fds)
     except BaseException as error:
         unusable = str(error) if isinstance(error, NativeUnusable) else None
         retry = isinstance(error, (NativeUnusable, PortTaken))
@@ -40,6 +44,17 @@ def _setup(
         channel.send(messages.SetupFailed(rank, retry, summary, traceback.format_exc(), unusable))
         return None
     return made
+
+
+def _session(transport: str) -> Any:
+    """Returns the class of a worker's session; imports TensorFlow."""
+    if transport == NO_TRANSPORT:
+        from nanotf.worker import item_session
+
+        return item_session.ItemSession
+    from nanotf.worker import session
+
+    return session.Session
 
 
 def run(
@@ -58,7 +73,7 @@ def run(
         rank: int.
         cores: tuple of int, the logical CPUs to run on; empty to keep the present ones.
         numa_node: int or None, the node whose memory is preferred.
-        transport: str, one of `pool.transports.TRANSPORTS`.
+        transport: str, one of `pool.transports.TRANSPORTS`, or `NO_TRANSPORT`.
 
     Returns:
         int, the exit code.
@@ -71,7 +86,7 @@ def run(
     try:
         channel.show_key_first(key)
         port = free_port() if transport == "grpc" else None
-        made = _setup(channel, rank, cores, port, warnings)
+        made = _setup(channel, rank, cores, port, warnings, transport)
     except ChannelClosed:
         return 1
     if made is None:

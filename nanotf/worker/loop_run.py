@@ -14,11 +14,12 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.collectives.tally import Progress
-from nanotf.compat import distribute, keras_build, keras_names, keras_optimizers
+from nanotf.compat import distribute, keras_names
 from nanotf.compat.chance import Chance
 from nanotf.region import context, scope
 from nanotf.region.likeness import Likeness, held
 from nanotf.shipping import (
+    built,
     jobs,
     mutables,
     objects,
@@ -360,8 +361,8 @@ class LoopRun:
             "mutable": program.mutables,
         }
         pickled, made = dump_result(parts, known, packer)
-        built = self._built([*program.numbered, *made], made, new)
-        pickled_built, _ = dump_result({"builds": built}, {}, packer)
+        builds = self._built([*program.numbered, *made], made, new)
+        pickled_built, _ = dump_result({"builds": builds}, {}, packer)
         block = Block(packer.nbytes)
         packer.write(block)
         assert block.fd is not None
@@ -377,32 +378,8 @@ class LoopRun:
             made: list of the objects that the function has made; sent with their values.
             layers: list of int, numbers of layers in the heap that have new variables.
         """
-        kinds = keras_optimizers.optimizer_classes()
-        known = self.known | set(map(id, made))
-        new: list[Any] = []
-        places: list[tuple[int, int]] = []
-
-        def look(number: int) -> None:
-            for place, variable in enumerate(objects.variables_of(objs[number])):
-                if id(variable) not in known:
-                    known.add(id(variable))
-                    new.append(variable)
-                    places.append((number, place))
-
-        holders = [n for n, obj in enumerate(objs) if objects.holds_variables(obj)]
-        for number in holders:
-            if not isinstance(objs[number], kinds):
-                look(number)
-        holding = {number for number, _ in places}
-        layers += [n for n in holding - {*layers} if isinstance(objs[n], tf.keras.layers.Layer)]
-        configs = {number: keras_build.build_configs(objs[number]) for number in layers}
-        built = optimizers.built_optimizers([*objs, *new])
-        for number in holders:
-            # An optimizer's state stays here if its variables exist only in the function.
-            if isinstance(objs[number], kinds) and built.get(number, ()) is not None:
-                look(number)
-        values = [variable.numpy() for variable in new]
-        return jobs.Built(configs, built, tuple(places), values, Chance.capture())
+        found = built.describe(objs, self.known | set(map(id, made)), layers)
+        return jobs.Built(found, Chance.capture())
 
     def _end(self, kept: _KeptProgram) -> jobs.LoopEnd:
         self.state.store_rank(1, self.session.rank)

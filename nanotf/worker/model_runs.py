@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from nanotf.compat import distribute, keras_names, keras_optimizers, random_states
 from nanotf.compat.generation import generation
+from nanotf.compat.values import plain_logs, write
 from nanotf.region import scope
 from nanotf.region.likeness import Likeness
-from nanotf.shipping import inputs, jobs, outputs, pipelines, state, streams
+from nanotf.shipping import inputs, jobs, outputs, passed_steps, pipelines, state, streams
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
 from nanotf.worker import output, replica
+from nanotf.worker.looks import Looks
+from nanotf.worker.process import leaving_sigterm_to_parent
 
 PROGRESS_SECONDS = 0.05  # Keras's own progress bar redraws no faster
 
@@ -161,7 +162,7 @@ class _ModelRun:
             self._send_held()
         if name in self.job.waits:
             with self.session.stopwatch.hook():
-                self._wait(name, index, _plain(logs))
+                self._wait(name, index, plain_logs(logs))
         elif self.session.rank == 0 and name in self.job.events:
             self._report(name, index, logs)
 
@@ -188,7 +189,7 @@ class _ModelRun:
         self._held.clear()
 
     def _send(self, name: str, index: int | None, logs: Any) -> None:
-        self.session.channel.send(messages.Event(self.number, name, index, _plain(logs)))
+        self.session.channel.send(messages.Event(self.number, name, index, plain_logs(logs)))
 
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
         self._ask(name, index, logs)
@@ -236,14 +237,23 @@ class FitRun(_ModelRun):
         self.likeness = Likeness(self.session.strategy)
         self._compared = self._variables_to_compare()
         self.metrics = self._metrics_state()
+        self.looks: Looks | None = None
+        self._train_logs: Any = None  # of the last step
+        if job.pauses:
+            self.own_hooks |= {"on_train_batch_end"}
+            self.looks = Looks(self.session.strategy, lambda: self.inbox.pauses == self.number)
         self.metrics.load(0)
+        self._metrics_before = [v.numpy() for v in self.metrics.variables]
         generation().begin_at(self.model, job.initial_epoch, job.initial_step)
         keras_names.forget_validation_data(self.model)
-        train, steps = self._passes(job.train, job.steps_per_epoch)
-        validation, validation_steps = self._passes(job.validation, job.validation_steps)
+        train, steps = inputs.passes_for(self.model, job.train, job.steps_per_epoch)
+        validation, validation_steps = inputs.passes_for(
+            self.model, job.validation, job.validation_steps
+        )
         sources = {timing.TRAIN: job.train, timing.TEST: job.validation}
         at_end = replica.at_end_of_data(self.model, lambda kind: self._end_if_broken(sources[kind]))
-        with at_end, self._dividing():
+        sigterm = leaving_sigterm_to_parent() if job.pauses else contextlib.nullcontext()
+        with at_end, sigterm, self._dividing():
             self.model.fit(
                 self._dataset(train, job.initial_epoch),
                 epochs=job.epochs,
@@ -257,17 +267,6 @@ class FitRun(_ModelRun):
                 verbose=0,
             )
 
-    def _passes(self, source: Any, steps: int | None) -> tuple[Any, int | None]:
-        """Returns the source and the number of steps for Keras's `fit`.
-
-        With Keras 3, an execution of several steps ends only where the data end. For one step at a
-        time, an array's dataset is endless, so that Keras keeps one iterator.
-        """
-        several = generation().steps_at_once(self.model) > 1
-        if several and isinstance(source, inputs.ArrayInput) and steps == source.steps:
-            return dataclasses.replace(source, passes=1), None
-        return source, steps
-
     def _metrics_state(self) -> state.State:
         job = self.job
         return state.State(
@@ -280,12 +279,45 @@ class FitRun(_ModelRun):
         if name == "on_train_begin":
             self.model.stop_training = self.job.stop  # Keras has just set it to False
         if name == "on_epoch_begin":
+            self.epoch = arguments[0]
             self.ahead.begin_epoch(*self._steps_ahead(*arguments))
+            if self.looks is not None:
+                self.looks.begin_epoch(self._passed_steps())
+                self.ahead.look_after(1)
+        if name in jobs.TRAIN_BATCH_HOOKS and arguments[0] < self._passed_steps():
+            return  # the parent's callbacks have heard of it
         if name == "on_epoch_end":
             epoch, logs = jobs.index_and_logs(name, *arguments, **named)
             values = list((logs or {}).values())
             self.likeness.compare(f"epoch {epoch}", values, self._compared)
         super()._hear(name, *arguments, **named)
+        if name == "on_train_batch_end" and self.looks is not None:
+            self._look(self.looks, *arguments, **named)
+        if name == "on_epoch_begin" and self._passed_steps():
+            for variable, value in zip(self.metrics.variables, self._metrics_before, strict=True):
+                write(variable, value)  # Keras has just reset them
+            self._train_logs = self.job.passed_logs
+            reads = not isinstance(self.job.train, inputs.ArrayInput)
+            logs = self.job.passed_logs
+            passed_steps.pass_over(self.model, self._passed_steps(), logs, reads)
+
+    def _passed_steps(self) -> int:
+        """Returns the number of this epoch's steps that were complete before this job."""
+        return self.job.passed_steps if self.epoch == self.job.initial_epoch else 0
+
+    def _look(self, looks: Looks, index: int, logs: Any = None) -> None:
+        """Pauses after a step if the parent has asked any rank to."""
+        self._train_logs = logs
+        made = passed_steps.steps_after(self.model, index, None)
+        # The parent gets the state at the end of an epoch, even of one that a callback stops.
+        if self.model.stop_training or not looks.is_due(made):
+            return
+        if looks.agree(made):
+            self.inbox.pauses = None
+            self._send_held()
+            self._last_wait = jobs.PAUSE
+            self._store_and_ask(jobs.PAUSE, made, plain_logs(logs), True)
+        self.ahead.look_after(looks.left(made))
 
     def _variables_to_compare(self) -> list[Any]:
         """Returns the variables that could differ between workers."""
@@ -300,7 +332,7 @@ class FitRun(_ModelRun):
         looked_at = job.stop or not job.waits.isdisjoint(jobs.BATCH_HOOKS)
         if steps is None or looked_at or self.session.group is None:
             return None, None
-        begun = job.initial_step if epoch == job.initial_epoch else 0
+        begun = max(job.initial_step, job.passed_steps) if epoch == job.initial_epoch else 0
         return steps - begun, steps * (job.epochs - epoch - 1)
 
     def _is_ahead(self) -> bool:
@@ -320,6 +352,8 @@ class FitRun(_ModelRun):
         if name not in jobs.BATCH_HOOKS:
             with_state = not self._is_stored(name)
         self._last_wait = name
+        if name == "on_test_begin" and self.looks is not None:
+            logs = plain_logs(self._train_logs)  # for a checkpoint during validation
         answer = self._store_and_ask(name, index, logs, with_state)
         if answer.store:
             answer = self._store_and_ask(name, index, logs, True)
@@ -410,19 +444,3 @@ class PredictRun(_ModelRun):
     def _wait(self, name: str, index: int | None, logs: messages.Logs | None) -> None:
         self.writer.flush()  # before a callback gets the batch's outputs
         self._ask(name, index, None)
-
-
-def _plain(logs: Any) -> messages.Logs | None:
-    """Returns logs with plain numbers for tensors and arrays."""
-    if not logs:
-        return None
-    plain = {}
-    for name, value in logs.items():
-        with contextlib.suppress(AttributeError):
-            value = value.numpy()
-        plain[name] = (
-            value.item()
-            if isinstance(value, (np.ndarray, np.generic)) and np.ndim(value) == 0
-            else value
-        )
-    return plain

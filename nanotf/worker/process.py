@@ -11,6 +11,7 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from nanotf.machine.neighbours import PINNED
@@ -73,6 +74,19 @@ def leave_interrupts_to_parent() -> None:
         signal.signal(signal.SIGINT, lambda number, frame: None)
         signal.siginterrupt(signal.SIGINT, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextlib.contextmanager
+def leaving_sigterm_to_parent() -> Iterator[None]:
+    """Makes SIGTERM do nothing here: the parent writes a checkpoint, then ends the workers.
+
+    Schedulers send it to every process of a job. Only for the main thread.
+    """
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _LogFile(io.FileIO):

@@ -9,8 +9,6 @@ import functools
 import gc
 import hashlib
 import os
-import pickle
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +28,7 @@ from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.wire.failures import Failure
 from nanotf.worker import replica, watch
 from nanotf.worker.ahead import Ahead
+from nanotf.worker.job_failure import job_failed
 from nanotf.worker.loop_run import LoopRun
 from nanotf.worker.model_runs import Abandoned, EvaluateRun, FitRun, PredictRun
 
@@ -114,7 +113,7 @@ class Session:
                 message.job, self.rank, result, times, run.written
             )
         except BaseException as error:
-            answer = _failure(message.job, self.rank, error)
+            answer = job_failed(message.job, self.rank, error)
             reader.end()  # before the error is dropped: it may hold an iterator's last reference
             count, why = self._failures()
             # TensorFlow keeps only the text of an error raised inside a graph.
@@ -126,7 +125,7 @@ class Session:
         except ChannelClosed:
             raise
         except Exception as error:  # a result that cannot be pickled
-            self.channel.send(_failure(message.job, self.rank, error))
+            self.channel.send(job_failed(message.job, self.rank, error))
         self._jobs += 1
         if self._jobs % JOBS_PER_COLLECTION == 0:
             # Datasets of ended jobs are in reference cycles. Each keeps blocks mapped, and each
@@ -220,16 +219,6 @@ class KeptModel:
     has_metrics: bool = False
     has_optimizer: bool = False
     shards: OptimizerShards | None = None
-
-
-def _failure(job: int, rank: int, error: BaseException) -> messages.JobFailed:
-    try:
-        pickled = pickling.dumps(error)
-        pickle.loads(pickled)
-    except BaseException:
-        pickled = b""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return messages.JobFailed(job, rank, f"{type(error).__name__}: {error}", text, pickled)
 
 
 def _is_of_op(error: BaseException | None) -> bool:

@@ -29,7 +29,8 @@ from typing import Any
 from nanotf.wire import messages
 from nanotf.wire.channel import KEY_NBYTES, Channel, ChannelClosed
 from nanotf.wire.memory_files import STANDARD
-from nanotf.worker import life, process
+from nanotf.wire.reading import READS
+from nanotf.worker import life, process, reader
 
 LOOK_SECONDS = 1.0  # between checks that the parent still exists
 
@@ -51,6 +52,8 @@ class _Zygote:
             os.set_blocking(fd, False)
         # The parent may ignore SIGCHLD, and children inherit that.
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        # Schedulers send it to every process. The zygote's end would end all workers.
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
         signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
 
     def serve(self) -> tuple[messages.Fork, int]:
@@ -106,6 +109,7 @@ class _Zygote:
         """Resets this fork to the state of a newly started process."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         process.end_with_parent(self._own_pid)
         os.fchdir(directory)
         os.close(directory)
@@ -150,6 +154,8 @@ def main(arguments: list[str]) -> int:
     os.environ.update(order.environ)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, order.usable)
+    if order.transport == READS:
+        return reader.run(sock, order.key, order.rank, order.cores, order.numa_node)
     return life.run(sock, order.key, order.rank, order.cores, order.numa_node, order.transport)
 
 

@@ -68,7 +68,7 @@ def test_numbers_of_processes_and_cores() -> None:
         (-1, ValueError, "num_processes=-1"),
         (True, TypeError, "num_processes=True"),
         (2.0, TypeError, r"num_processes=2\.0"),
-        ("2", TypeError, r"num_processes='2'.* Only fit\(\) takes num_processes='auto'"),
+        ("2", TypeError, r"num_processes='2'.* Only fit\(\) and nanotf.map\(\) take"),
         (10**6, errors.PlacementError, r"1000000.*\b\d+ can be used"),
     ]
     of_cores: list[tuple[int, Any, str]] = [
@@ -87,7 +87,7 @@ def test_numbers_of_processes_and_cores() -> None:
 
 def test_numbers_of_processes_of_evaluate_and_predict() -> None:
     """Neither accepts "auto"."""
-    auto = r"='auto' \(str\).* Only fit\(\) takes"
+    auto = r"='auto' \(str\).* Only fit\(\) and nanotf.map\(\) take"
     model = small_cnn()
     _assert_refused(
         {

@@ -24,6 +24,7 @@ from nanotf.compat import (
     autograph,
     build_facts,
     containers,
+    custom_gradients,
     distribute,
     eager_context,
     functions,
@@ -38,6 +39,7 @@ from nanotf.compat import (
 )
 from nanotf.compat import overrides as replacing
 from nanotf.compat.generation import generation
+from nanotf.compat.keras_epochs import DataArguments
 from nanotf.compat.overrides import Override
 from nanotf.keras import nano
 from nanotf.region import overrides
@@ -367,11 +369,22 @@ def test_data_adapters_of_keras_3() -> None:
         assert hasattr(adapters.GeneratorDataAdapter, name)
 
 
+def test_batches_that_keras_looks_at() -> None:
+    data = _Batches()
+    generation().open_data(_compiled(), DataArguments(data))
+    assert data.read == list(range(generation().batches_looked_at()))
+
+
 class _Batches(getattr(tf.keras.utils, "PyDataset", tf.keras.utils.Sequence)):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[int] = []
+
     def __len__(self) -> int:
         return 2
 
     def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
         return np.zeros((3, 2)), np.zeros(3)
 
 
@@ -793,7 +806,7 @@ def test_compiled_parts_can_be_moved() -> None:
     assert found == pytest.approx(expected)
 
 
-REPLACED = [row for row in overrides.TABLE if row.applies()]
+REPLACED = [row for row in (*overrides.TABLE, *custom_gradients.TABLE) if row.applies()]
 
 
 @pytest.mark.every_case
@@ -847,6 +860,13 @@ def test_workers_have_replaced_them() -> None:
         return [row.target for row in overrides.TABLE if row.applies() and not row.is_installed()]
 
     assert missing(tf.data.Dataset.range(2).batch(2), tf.Variable(0.0)) == []
+
+
+def test_registry_of_gradients() -> None:
+    ops = importlib.import_module("tensorflow.python.framework.ops")
+    assert ops.gradient_registry.lookup("MatMul") is not None
+    assert "MatMul" in ops.gradient_registry._registry
+    assert ops.RegisterGradient("A")._op_type == "A"
 
 
 def test_functions_are_sent_with_the_features_of_their_module() -> None:

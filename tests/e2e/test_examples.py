@@ -21,6 +21,8 @@ UNCHANGED = "unchanged"  # knows nothing of nanotf, so `nanotf run` runs it
 JOB = "script_mode"  # `nanotf train` runs it
 DEMO = "digits"  # `make demo`
 MICROBATCHES = "model_parallel"  # in one process
+SEARCH = "search"  # needs Optuna
+FOLDS = "k_fold"  # items of `nanotf.map`
 IMPORTED = "images"  # by the others
 TRANSFORMERS = "transformers_tiny"  # Keras 2, and a library that need not be here
 
@@ -69,6 +71,19 @@ def test_microbatches(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.thorough
+def test_search(tmp_path: pathlib.Path) -> None:
+    options = ("--trials", "3", "--epochs", "6", "--parallel", "2")
+    output = run_python(tmp_path, EXAMPLES / f"{SEARCH}.py", *options)
+    assert _accuracy(output) > 0.8
+    assert [path.name for path in tmp_path.iterdir()] == ["search.png"]
+
+
+@pytest.mark.thorough
+def test_folds(tmp_path: pathlib.Path) -> None:
+    assert _accuracy(_run(tmp_path, EXAMPLES / f"{FOLDS}.py", "--folds", "3")) > 0.9
+
+
+@pytest.mark.thorough
 def test_script_mode(tmp_path: pathlib.Path) -> None:
     """A job with workers, data of a channel and a hyperparameter."""
     path = EXAMPLES / f"{JOB}.py"
@@ -95,4 +110,5 @@ def test_transformers(tmp_path: pathlib.Path) -> None:
 
 def test_every_example_is_run() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
-    assert found == {*SCRIPTS, UNCHANGED, JOB, DEMO, MICROBATCHES, IMPORTED, TRANSFORMERS}
+    other = {UNCHANGED, JOB, DEMO, MICROBATCHES, FOLDS, SEARCH, IMPORTED, TRANSFORMERS}
+    assert found == {*SCRIPTS, *other}

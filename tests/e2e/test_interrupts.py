@@ -20,7 +20,7 @@ from parity import digits, small_cnn
 from processes import ROOT
 from waiting import wait_until
 
-from nanotf.parent import callbacks, training
+from nanotf.parent import callbacks, fit_call
 from nanotf.shipping import state
 
 pytestmark = pytest.mark.own_pool
@@ -188,8 +188,8 @@ MOMENTS = [
     (_Looking, "on_epoch_end"),
     (tf.keras.callbacks.History, "on_epoch_end"),
     (dict, "setdefault"),  # `History` has recorded one name and not yet the next
-    (training._FitCall, "_tell_data"),
-    (training._FitCall, "_changes"),
+    (fit_call.FitCall, "_tell_data"),
+    (fit_call.FitCall, "_changes"),
     (state.State, "differs"),
 ]
 ONLY_WITH_USERS = [(state.State, "load"), (_Looking, "on_epoch_end"), (state.State, "differs")]
@@ -232,7 +232,7 @@ def test_model_and_history_agree_whenever_an_interrupt_comes(
         on_epoch_end=lambda epoch, logs: weights.append(plain.get_weights())
     )
     plain.fit(x, y, **fit, callbacks=[after])
-    model, stock = small_cnn(), training._FitCall.answer
+    model, stock = small_cnn(), fit_call.FitCall.answer
     users = [_Looking()] if looks else []
     kept_epochs = []
 
@@ -268,7 +268,7 @@ def test_model_and_history_agree_whenever_an_interrupt_comes(
                     check(call, first, owner, name, before=False)
         return stock(call, first)
 
-    monkeypatch.setattr(training._FitCall, "answer", answer)
+    monkeypatch.setattr(fit_call.FitCall, "answer", answer)
     model.fit(x, y, **fit, num_processes=2, callbacks=users)
     # The workers have stored the epoch's state by then.
     assert kept_epochs == [2] * len(kept_epochs)

@@ -19,7 +19,7 @@ import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, WorkerDied
 from nanotf.keras import Sequential
-from nanotf.parent import training
+from nanotf.parent import fit_call
 
 _SEQUENCE: Any = tf.keras.utils.PyDataset if is_keras_3() else tf.keras.utils.Sequence
 pytestmark = pytest.mark.own_pool
@@ -248,14 +248,14 @@ def test_shuffled_files_are_read_again(tmp_path: pathlib.Path) -> None:
 
 def _kill_the_first_new_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kills a worker of the first restart before it has read anything."""
-    stock = training._FitCall.sent
+    stock = fit_call.FitCall.sent
 
     def sent(call: Any) -> None:
         stock(call)
         if call.restarts == 1:
             os.kill(nanotf.worker_pids()[0], signal.SIGKILL)
 
-    monkeypatch.setattr(training._FitCall, "sent", sent)
+    monkeypatch.setattr(fit_call.FitCall, "sent", sent)
 
 
 @pytest.mark.usefixtures("float64")

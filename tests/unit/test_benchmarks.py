@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -126,7 +127,10 @@ def test_a_peer_is_one_more_contestant() -> None:
         (["--models", "mlp,vgg"], r"--models: unknown: vgg. Choose from mlp, mlp128, cnn"),
         (["--models", ","], "no name given"),
         (["--contestants", "horovod"], "Choose from plain, ideal, shm, auto, grpc, stock"),
-        (["--parts", "all"], "Choose from models, start-up, collectives, hosts, records, memory"),
+        (
+            ["--parts", "all"],
+            "start-up, collectives, hosts, records, items, readers, memory",
+        ),
         (["--rounds", "0"], "--rounds: must be a whole number of at least 1. Received: '0'"),
         (["--num-processes", "1"], "at least 2. Received: '1'"),
         (["--num-processes", "4", "--batch-size", "2"], "so that every process has a row"),
@@ -249,6 +253,10 @@ def _result() -> dict[str, Any]:
             }
             for reader, speed in (("native", 900.0), ("python", 90.0))
         ],
+        "items": [
+            {"name": "loop", "cold": 9.0, "warm": 8.0, "others": 0.0},
+            {"name": "nanotf.map", "cold": 7.0, "warm": 4.0, "others": 0.25},
+        ],
         "problems": ["cnn grpc: ended with exit code -9"],
     }
 
@@ -287,6 +295,7 @@ def test_a_table_is_aligned() -> None:
 
 def test_the_report_shows_everything() -> None:
     text = report.render(_result())
+    assert re.search(r"nanotf\.map +7\.00? +4\.00? +2\.00 +25%", text)
     for part in (
         "num_processes=2, adam, rounds=2",
         "Other programs used 0% of all cores during the blocks",

@@ -162,8 +162,8 @@ def test_signals_end_all_ranks(number: signal.Signals, tmp_path: pathlib.Path) -
         from nanotf import smp
         smp.init({"partitions": 2})
         smp.barrier()
-        print("ready")
         try:
+            print("ready")
             while True:
                 time.sleep(0.1)
         finally:

@@ -162,7 +162,7 @@ def test_cores_of_another_pool_use_up_the_quota() -> None:
 # ------------------------------------------------------------------------------- errors
 @pytest.mark.parametrize("value", [True, False, 2.0, "four", "2", None, [2]])
 def test_num_processes_must_be_an_integer(value: object) -> None:
-    text = r"integer\. Received: num_processes=.* Only fit\(\) takes num_processes='auto'"
+    text = r"integer\. Received: num_processes=.* Only fit\(\) and nanotf.map\(\) take"
     with pytest.raises(InvalidArgumentTypeError, match=text):
         check_num_processes(value)
 

@@ -1,0 +1,62 @@
+"""Writes the checkpoints of one `fit`: at epochs' ends, at its own end, and at SIGTERM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanotf.console import logger
+from nanotf.parent.moments import Moment
+from nanotf.parent.resume import Checkpoint, Resumption
+from nanotf.parent.sigterm import Sigterm
+
+
+class Checkpointing:
+    """The checkpoints that one `fit` takes and writes.
+
+    Args:
+        call: `FitCall`.
+        resumption: `Resumption`.
+
+    Attributes:
+        sigterm: `Sigterm`, a context for the whole of training.
+        taken: `Checkpoint` that can be written, or None.
+        is_due: bool, whether it is to be written without a signal.
+    """
+
+    def __init__(self, call: Any, resumption: Resumption) -> None:
+        self._call, self.resumption = call, resumption
+        self.sigterm = Sigterm()
+        self.taken: Checkpoint | None = None
+        self.is_due = False
+
+    def take(self, moment: Moment, is_due: bool = True) -> None:
+        """Captures this process's state at a moment.
+
+        Args:
+            moment: `Moment`, of now.
+            is_due: bool, False if only SIGTERM makes `fit` write it.
+        """
+        call = self._call
+        reading = call.data.random_states_of(moment.epoch, call.first[0])
+        stop = bool(call.model.stop_training)
+        self.taken = self.resumption.capture(moment, stop, call.has_ended, reading)
+        self.is_due = is_due
+
+    def write(self) -> None:
+        """Writes what was taken, then delivers SIGTERM if it has come."""
+        if self.taken is not None:
+            try:
+                self.taken.write()
+            except OSError as error:
+                logger.warning(
+                    "A checkpoint could not be written, and training continues without it: %s",
+                    error,
+                )
+            else:
+                if self.sigterm.heard:
+                    logger.warning("SIGTERM: %s holds all steps so far.", self.taken.path)
+        self.taken, self.is_due = None, False
+        if self._call.has_ended:
+            self.sigterm.holds = False  # there is nothing else to write
+        if self.sigterm.heard:
+            self.sigterm.deliver()

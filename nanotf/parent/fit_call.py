@@ -1,0 +1,417 @@
+"""One call of `fit`, in the parent: sends the job, runs hooks, returns the state."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
+from nanotf.compat.generation import generation
+from nanotf.console import logger
+from nanotf.errors import WorkerError
+from nanotf.parent import calls, rejections, report
+from nanotf.parent.callbacks import ParentCallbacks
+from nanotf.parent.checkpointing import Checkpointing
+from nanotf.parent.fit_data import FitArguments, FitData, Resume
+from nanotf.parent.model_call import ModelCall
+from nanotf.parent.moments import Moment, read_all, write_all
+from nanotf.parent.resume import Resumption
+from nanotf.region.sharded_update import OptimizerShards
+from nanotf.shipping import jobs, optimizers
+from nanotf.shipping.state import State, StateLayout
+from nanotf.wire import messages, timing
+from nanotf.wire.blocks import Block
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unrecorded:
+    """A completed epoch that `History` may not have recorded yet: `History` is the last callback.
+
+    Args:
+        turn: int, the turn of the state block with the state after the epoch.
+        epoch: int.
+        logs: the logs for `on_epoch_end`.
+        recorded: the result of `ParentCallbacks.recorded` before the epoch's end.
+    """
+
+    turn: int
+    epoch: int | None
+    logs: Any
+    recorded: list[dict[str, int]]
+
+
+class FitCall(ModelCall):
+    """One call of `fit`.
+
+    After a restart `run` is called again. The callbacks stay as they are. They get no second
+    `on_train_begin`, but all hooks of the incomplete epoch again, from `on_epoch_begin` on.
+    """
+
+    trains = True
+    method = "fit"
+
+    def __init__(
+        self,
+        model: Any,
+        arguments: FitArguments,
+        size: int,
+        sharding: str = "parent",
+        max_restarts: int = 0,
+        resume: Any = None,
+    ) -> None:
+        generation().check_compiled(model, "fit")
+        super().__init__(model, arguments, size, sharding)
+        self.metrics_layout = StateLayout.of(keras_names.metric_state(model), size)
+        self.turn = 0
+        self.loaded = 0  # the turn that the user's model holds
+        self.epoch_end: _Unrecorded | None = None
+        self.sharding = sharding
+        self.restarts = 0
+        self.max_restarts = max_restarts
+        self.has_begun = False  # whether all callbacks got the hook for the start of training
+        self.has_ended = False  # and for its end
+        self.resumption = None if resume is None else Resumption(resume, self)
+        # Where the next workers begin; kept where restarts are allowed or checkpoints written.
+        self.last = None if self.resumption is None else self.resumption.moment
+        self.continues = self.last is not None  # not from the beginning
+        self.checkpoints: Checkpointing | None = None
+        self.epoch = 0
+        self._asked = False  # whether the workers were asked to pause
+        if self.resumption is not None:
+            self.seed = self.resumption.seed
+            self.checkpoints = Checkpointing(self, self.resumption)
+
+    def build(self) -> None:
+        model, specs = self.model, self.data.specs
+        if model.jit_compile and not self.quiet:
+            rejections.warn_of_lengths(model, specs)
+        rejections.refuse_data(model, specs, "fit")
+        super().build()
+        rejections.refuse_optimizer(model, specs)
+        keras_optimizers.build_for_training(model, specs)
+        rejections.refuse_weights(model, self.data.keras_specs(self.data.train), "fit")
+        validation = self.data.validation_specs
+        if validation is not None:
+            a = self.arguments
+            given = True if a.validation_data is None else a.validation_data
+            generation().check_validation(model, given, a.validation_freq)
+            rejections.refuse_data(model, validation, "evaluate")
+            rejections.refuse_weights(
+                model, self.data.keras_specs(self.data.validation), "evaluate"
+            )
+
+    def variables_to_send(self) -> list[Any]:
+        return keras_optimizers.training_variables(self.model)
+
+    def variables_apart(self) -> list[Any]:
+        return keras_names.metric_state(self.model)
+
+    def begin(self) -> list[Block]:
+        if not self.has_begun:
+            self._begin_training()
+        if self.continues:
+            self._begin_again(self.last)
+        blocks = [*self.state_and_blocks(), Block(self.metrics_layout.nbytes)]
+        self.metrics_block = len(blocks) - 1
+        variables = keras_names.metric_state(self.model)
+        self.metrics = State(self.metrics_layout, blocks[self.metrics_block], variables)
+        self.metrics.store(0)  # of metrics that are never reset
+        if not self.continues:
+            self.state.store(self.turn)
+            if self.max_restarts > 0:
+                self.last = Moment(self.first[0], 0, self.state.snapshot(self.turn))
+        elif self.last is not None:
+            self.state.restore(self.turn, self.last.values)
+            if self.last.step:
+                self.metrics.restore(0, self.last.metrics)
+        return blocks
+
+    def _begin_training(self) -> None:
+        a = self.arguments
+        self.callbacks = ParentCallbacks(
+            a.callbacks, self.model, a.verbose, a.epochs, self.data.steps
+        )
+        self.model.stop_training = False
+        self.callbacks.list.on_train_begin()
+        self.first = generation().place_to_resume(self.model, a.initial_epoch, self.data.steps)
+        self.has_begun = True
+        if self.resumption is not None:
+            self.first = a.initial_epoch, 0
+            self.resumption.begin(self.callbacks.list.callbacks)
+            self.model.stop_training = self.resumption.stops
+            self.callbacks.wait_at_validation()
+
+    def _begin_again(self, last: Moment | None) -> None:
+        """Prepares for new workers, which continue after the last completed epoch."""
+        assert last is not None
+        keras_callbacks.forget_open_evaluation(self.callbacks.list)
+        if self.restarts > 0:
+            states = self.data.random_states_of(last.epoch, self.first[0])
+        else:
+            assert self.resumption is not None
+            states = self.resumption.reading
+        self.place_data(last, states)
+        if self.restarts == 0 and self.resumption is not None:
+            self.resumption.restore_random()
+        self.turn = self.loaded = 0  # the turns of a new job
+        self.epoch_end = None
+
+    def place_data(self, last: Moment, states: Any) -> None:
+        """Opens the data again, at a moment.
+
+        Args:
+            last: `Moment`.
+            states: see `Resume.random_states`.
+        """
+        self.data = FitData(
+            self.model,
+            self.arguments,
+            self.seed,
+            calls.STATE_BLOCK + 1,
+            self.sharding,
+            resume=Resume(*self.first, last.epoch, states, last.step),
+        )
+
+    def prepare_restart(self, error: WorkerError) -> None:
+        """Logs that training continues after an error, or raises the error."""
+        if self.last is None or self.restarts >= self.max_restarts:
+            raise error
+        self.restarts += 1
+        self.continues = True
+        if self.checkpoints is not None:
+            self.checkpoints.sigterm.holds = False  # the last moment is on the disk
+        logger.warning(
+            "%s Training continues with epoch %d of %d and new workers: restart %d of %d.",
+            error.what,
+            self.last.epoch + 1,
+            self.arguments.epochs,
+            self.restarts,
+            self.max_restarts,
+        )
+
+    def job(self) -> jobs.FitJob:
+        a = self.arguments
+        epochs, (epoch, step), stop = a.epochs, self.first, bool(self.model.stop_training)
+        passed_steps, passed_logs = 0, None
+        if self.continues and self.last is not None:
+            epoch, step = self.last.epoch, 0
+            passed_steps, passed_logs = self.last.step, self.last.logs
+            if stop:  # no further epoch, only Keras's work at the end of training
+                epochs, stop = epoch, False
+        return jobs.FitJob(
+            **self.common(),
+            train=self.data.train,
+            validation=self.data.validation,
+            epochs=epochs,
+            initial_epoch=epoch,
+            initial_step=step,
+            passed_steps=passed_steps,
+            passed_logs=passed_logs,
+            steps_per_epoch=self.data.steps_per_epoch,
+            validation_steps=self.data.validation_steps,
+            validation_freq=a.validation_freq,
+            shards=self._shards(),
+            optimizers=optimizers.built_optimizers(self.numbered),
+            asks=self.callbacks.asks,
+            metrics_layout=self.metrics_layout,
+            metrics_block=self.metrics_block,
+            pauses=self.checkpoints is not None,
+            stop=stop,
+        )
+
+    def _shards(self) -> OptimizerShards | None:
+        if self.workers.transport != "shm":
+            return None  # TensorFlow's own collectives have no such reduce-scatter
+        return OptimizerShards.of(self.model, self.variables)
+
+    def sent(self) -> None:
+        self.state.reserve(self.turn + 1)
+        self._asked = False
+        if self.checkpoints is not None:
+            workers = self.workers
+            self.checkpoints.sigterm.wake = lambda: workers.post(messages.Woken())
+            self.checkpoints.sigterm.holds = True
+
+    def attend(self) -> None:
+        """Acts on SIGTERM: a checkpoint of validation's start, or of the next step."""
+        checkpoints = self.checkpoints
+        if checkpoints is None or not checkpoints.sigterm.heard:
+            return
+        if checkpoints.taken is not None:
+            checkpoints.write()
+        elif not self._asked:
+            self._asked = True
+            self.workers.send(messages.Pause(self.number))
+
+    # ----------------------------------------------------------------------------- hooks
+    def hear(self, message: Any) -> None:
+        super().hear(message)
+        if message.hook == "on_epoch_begin":
+            self._begin_epoch(message.index)
+        self._tell_data(message.hook, message.index)
+
+    def _tell_data(self, hook: str, index: int | None) -> None:
+        """Notifies the data's readers of the progress of training."""
+        if hook == "on_epoch_begin" and index is not None:
+            self.data.warn_of_epoch(index)
+        for writer in self.writers:
+            if hook == "on_epoch_begin":
+                writer.begin_epoch()
+            elif hook == "on_epoch_end" and not self.model.stop_training:
+                writer.end_epoch()
+            elif hook == "on_train_end":
+                writer.finish()
+
+    def answer(self, first: messages.Waiting) -> messages.Proceed:
+        """Calls the hook that all ranks have reached."""
+        if first.hook == jobs.PAUSE:
+            return self._pause(first)
+        if not first.state and self.callbacks.needs_state(first.hook, first.index):
+            # They must report this hook again, with their state.
+            return messages.Proceed(self.number, store=True)
+        self._bring_home(first)
+        logs = first.logs
+        if first.hook == "on_test_begin":
+            self._begin_validation(logs)
+            logs = None
+        elif first.hook in jobs.BATCH_HOOKS:
+            logs = keras_names.all_logs(self.model, logs)
+        elif first.hook == "on_train_end" and logs is None and self.last is not None:
+            logs = self.last.logs  # no epoch was left to run after a restart
+        self.callbacks.call(first.hook, first.index, logs)
+        if first.hook == "on_epoch_begin":
+            self._begin_epoch(first.index)
+        self._tell_data(first.hook, first.index)
+        answer = self._changes(first)
+        self.has_ended = first.hook == "on_train_end"
+        if first.hook == "on_epoch_end" and first.index is not None and self._keeps_moments():
+            self.last = Moment(first.index + 1, 0, self.state.snapshot(self.turn), logs=logs)
+            self._take(self.last)
+        elif self.has_ended:
+            self._take(self.moment_at_end(logs))
+        return answer
+
+    def answered(self) -> None:
+        """Writes the checkpoint of an epoch's end; the workers train on meanwhile."""
+        if self.checkpoints is not None and self.checkpoints.is_due:
+            self.checkpoints.write()
+
+    def _bring_home(self, first: messages.Waiting) -> None:
+        """Gives the user's model the state that a hook needs."""
+        look = self.callbacks.look_at_model
+        at_end = first.hook == "on_train_end"
+        if first.state:
+            if first.hook == "on_epoch_end":
+                recorded = self.callbacks.recorded()
+                self.epoch_end = _Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
+            self.turn += 1  # from here on the epoch is complete, see `fail`
+        if at_end or (first.state and look):
+            self.state.load(self.turn)
+            self.loaded = self.turn
+        if look or at_end:
+            self.metrics.load(0)
+
+    def _changes(self, first: messages.Waiting) -> messages.Proceed:
+        """Returns the callbacks' changes, which the workers then apply."""
+        reload = reload_metrics = False
+        written: messages.Written = ()
+        if first.state and self.callbacks.look_at_model:
+            reload = self.state.differs(self.turn)
+            if reload:
+                self.state.store(self.turn)
+                written = messages.written(calls.STATE_BLOCK, self.state.spans(self.turn))
+            # A callback that evaluates the model leaves its own numbers in the metrics.
+            reload_metrics = reload or self.metrics.differs(0)
+            if reload_metrics:
+                self.metrics.store(0)
+                written += messages.written(self.metrics_block, self.metrics.spans(0))
+        return messages.Proceed(
+            self.number,
+            stop=bool(self.model.stop_training),
+            reload=reload,
+            reload_metrics=reload_metrics,
+            written=written,
+        )
+
+    # ----------------------------------------------------------------------- checkpoints
+    def _keeps_moments(self) -> bool:
+        return self.max_restarts > 0 or self.resumption is not None
+
+    def moment_at_end(self, logs: Any) -> Moment:
+        """Returns the moment after all callbacks' `on_train_end`."""
+        epoch = self.first[0] if self.last is None else self.last.epoch
+        return Moment(epoch, 0, read_all(self.variables), logs=logs)
+
+    def _take(self, moment: Moment, is_due: bool = True) -> None:
+        if self.checkpoints is not None:
+            self.checkpoints.take(moment, is_due)
+
+    def _begin_epoch(self, epoch: int | None) -> None:
+        """Restores what callbacks have changed at the beginning of an epoch that had begun."""
+        self.epoch = epoch or 0
+        last = self.last
+        if self.continues and last is not None and last.step and last.epoch == epoch:
+            self.state.restore(self.turn, last.values)
+            if self.resumption is not None:
+                self.resumption.restore_callbacks()
+
+    def _moment_within(self, step: int, logs: Any) -> Moment:
+        """Returns the moment after a step whose state the workers have stored."""
+        steps = step if self.data.steps is None else min(step, self.data.steps)
+        values = self.state.snapshot(self.turn)
+        return Moment(self.epoch, steps, values, self.metrics.snapshot(0), logs)
+
+    def _begin_validation(self, logs: Any) -> None:
+        """Takes a checkpoint for SIGTERM during validation; a resumed `fit` validates again."""
+        if self.checkpoints is None or self.data.steps is None or self.model.stop_training:
+            return
+        self._take(self._moment_within(self.data.steps, logs), is_due=False)
+
+    def _pause(self, first: messages.Waiting) -> messages.Proceed:
+        """Writes a checkpoint while the workers wait after a step."""
+        self.turn += 1
+        self._asked = False
+        self.last = self._moment_within(first.index or 0, first.logs)
+        self._take(self.last)
+        return messages.Proceed(self.number)
+
+    def watching(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which SIGTERM makes `fit` write a checkpoint first."""
+        return contextlib.nullcontext() if self.checkpoints is None else self.checkpoints.sigterm
+
+    @property
+    def is_finished(self) -> bool:
+        """True if a checkpoint holds the end of this training."""
+        return self.resumption is not None and self.resumption.is_finished
+
+    def finished(self) -> Any:
+        """Gives the user's model and callbacks the end of training; returns the history."""
+        a = self.arguments
+        assert self.resumption is not None and self.last is not None
+        found = ParentCallbacks(a.callbacks, self.model, 0, a.epochs, self.data.steps)
+        write_all(self.variables, self.last.values)
+        self.resumption.begin(found.list.callbacks)
+        self.model.stop_training = self.resumption.stops
+        times = timing.Stopwatch(0, None).finish()
+        hint = "The training was complete; its checkpoint has the result."
+        self.model.history.nanotf = report.Report.of_one_process("fit", times, hint)
+        return self.model.history
+
+    # ------------------------------------------------------------------------------- end
+    def fail(self) -> None:
+        if self.turn != self.loaded:  # the model gets the state after the last completed epoch
+            self.state.load(self.turn)
+        end = self.epoch_end
+        if end is not None and end.turn == self.turn:  # and its history records that epoch
+            self.callbacks.record(end.epoch, end.logs, end.recorded)
+
+    def release(self) -> None:
+        super().release()
+        del self.metrics
+
+    def end(self, results: list[Any]) -> Any:
+        return self.model.history
+
+    def reported(self) -> None:
+        self.model.history.nanotf = self.report

@@ -1,0 +1,259 @@
+"""`fit(resume=...)` without workers: Keras's own loop in this process, with checkpoints.
+
+The batches are those that workers get: shuffled arrays have nanotf's order, which depends on a seed
+in the checkpoint. So a run may continue with workers, or without.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nanotf.compat import keras_names
+from nanotf.compat.generation import generation
+from nanotf.compat.values import plain_logs
+from nanotf.compat.versions import require_tensorflow
+from nanotf.parent import one_process
+from nanotf.parent.checkpointing import Checkpointing
+from nanotf.parent.fit_call import FitCall
+from nanotf.parent.fit_data import FitArguments
+from nanotf.parent.moments import Moment, read_all, write_all
+from nanotf.shipping import inputs, passed_steps, streams
+
+
+def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume: Any) -> Any:
+    """Trains a model in this process, or continues to.
+
+    Args:
+        model: a compiled Keras model.
+        keras_fit: its `fit` of Keras.
+        given: mapping of str to object, the arguments of Keras's `fit` that were given.
+        hint: str, the end of the report's text.
+        resume: path, see `Resumption`.
+
+    Returns:
+        The `keras.callbacks.History` of the user's model.
+
+    Raises:
+        NanoError: As in `training.fit`.
+    """
+    call = FitCall(model, FitArguments.of(given), 1, resume=resume)
+    checkpoints = call.checkpoints
+    assert checkpoints is not None
+    resumption = checkpoints.resumption
+    if call.is_finished:
+        return call.finished()
+    a, last = call.arguments, call.last
+    call.first = a.initial_epoch, 0
+    epochs, first = a.epochs, a.initial_epoch
+    if last is not None:
+        call.place_data(last, resumption.reading)
+        write_all(call.variables, last.values)
+        first = last.epoch
+        if resumption.stops:
+            epochs = first  # no further epoch, only Keras's work at the end of training
+    arguments = {
+        **_data(call),
+        "epochs": epochs,
+        "initial_epoch": first,
+        "validation_freq": a.validation_freq,
+        "callbacks": _callbacks(call, checkpoints),
+        "shuffle": False,
+        "verbose": 0,
+    }
+    with checkpoints.sigterm:
+        return one_process.fit(keras_fit, (), arguments, hint)
+
+
+def _data(call: FitCall) -> dict[str, Any]:
+    """Returns Keras's arguments for the data."""
+    data = call.data
+    arrays = iter(data.arrays())
+
+    def dataset(source: Any) -> Any:
+        first = call.arguments.initial_epoch
+        return source.dataset_over(next(arrays), 0, 1, first, extents=False)
+
+    if data.read is not None:
+        found = {"x": _dataset_of(data.read, data.train), "steps_per_epoch": data.steps_per_epoch}
+    else:
+        train, steps = inputs.passes_for(call.model, data.train, data.steps_per_epoch)
+        found = {"x": dataset(train), "steps_per_epoch": steps}
+    if isinstance(data.validation, streams.StreamInput):  # each pass over them starts over
+        a = call.arguments
+        found |= {"validation_data": a.validation_data, "validation_steps": a.validation_steps}
+        found["validation_batch_size"] = a.validation_batch_size or a.batch_size
+    elif data.validation is not None:
+        source, steps = inputs.passes_for(call.model, data.validation, data.validation_steps)
+        found |= {"validation_data": dataset(source), "validation_steps": steps}
+    return found
+
+
+def _dataset_of(read: Any, train: Any) -> Any:
+    """Returns a dataset of the batches that Keras itself would read, in the same order.
+
+    Args:
+        read: `compat.keras_epochs.Epochs`.
+        train: the `streams.StreamInput` for the same data.
+    """
+    tf = require_tensorflow()
+    epochs = read.training()
+    epoch: Any = iter(())
+
+    def one_pass() -> Iterator[Any]:
+        nonlocal epoch
+        for _ in epoch:  # what Keras does at the end of an epoch
+            pass
+        keeps = True
+        while keeps and (epoch := next(epochs, None)) is not None:
+            last = None
+            for iterator, batch in epoch:
+                last = iterator
+                yield tuple(streams.flat_arrays(batch, train.signature))
+            keeps = last is not None and read.keeps(last)
+        epoch = iter(())
+
+    specs = tuple(tf.nest.flatten(train.signature))
+    dataset = tf.data.Dataset.from_generator(one_pass, output_signature=specs)
+    dataset = dataset.map(lambda *flat: tf.nest.pack_sequence_as(train.signature, flat))
+    return inputs.claiming(dataset, train.cardinality)
+
+
+class _Run:
+    """The work for checkpoints at the hooks of Keras's loop; see `_list_class`."""
+
+    def __init__(self, call: FitCall, checkpoints: Checkpointing) -> None:
+        self.call, self.checkpoints = call, checkpoints
+        self.resumption = checkpoints.resumption
+        self.epoch = self.step = 0  # of the step that ended last
+        self.logs: Any = None
+
+    def passed_steps(self) -> int:
+        """Returns the number of this epoch's steps that an earlier run completed."""
+        last = self.resumption.moment
+        return last.step if last is not None and last.epoch == self.epoch else 0
+
+    def begin_epoch(self) -> None:
+        """Restores what Keras and the callbacks have changed in an epoch that had begun."""
+        last, call = self.resumption.moment, self.call
+        if last is not None and self.passed_steps():
+            write_all(call.variables, last.values)
+            write_all(keras_names.metric_state(call.model), last.metrics)
+            self.resumption.restore_callbacks()
+            self.step, self.logs = last.step, last.logs
+            reads = call.data.read is not None
+            passed_steps.pass_over(call.model, last.step, last.logs, reads)
+
+    def end_step(self, index: int, logs: Any) -> None:
+        """Writes a checkpoint after a step if SIGTERM has come."""
+        call = self.call
+        self.step = passed_steps.steps_after(call.model, index, call.data.steps)
+        self.logs = logs
+        # A callback that stops training ends the epoch here.
+        if self.checkpoints.sigterm.heard and not call.model.stop_training:
+            self._take_within(is_due=True)
+            self.checkpoints.write()
+
+    def begin_validation(self) -> None:
+        """Takes a checkpoint for SIGTERM during validation; a resumed `fit` validates again."""
+        if not self.call.model.stop_training:
+            self._take_within(is_due=False)
+
+    def _take_within(self, is_due: bool) -> None:
+        call = self.call
+        values = read_all(call.variables)
+        metrics = read_all(keras_names.metric_state(call.model))
+        moment = Moment(self.epoch, self.step, values, metrics, plain_logs(self.logs))
+        self.checkpoints.take(moment, is_due)
+
+    def validate(self) -> None:
+        """Writes the checkpoint of a validation's beginning if SIGTERM has come."""
+        if self.checkpoints.sigterm.heard and self.checkpoints.taken is not None:
+            self.checkpoints.write()
+
+    def end_epoch(self, epoch: int, logs: Any) -> None:
+        """Writes a checkpoint."""
+        call = self.call
+        call.last = Moment(epoch + 1, 0, read_all(call.variables), logs=plain_logs(logs))
+        self.checkpoints.take(call.last)
+        self.checkpoints.write()
+
+    def end(self, logs: Any) -> None:
+        """Writes the checkpoint of the end of training."""
+        self.call.has_ended = True
+        self.checkpoints.take(self.call.moment_at_end(plain_logs(logs)))
+        self.checkpoints.write()
+
+
+@functools.cache
+def _list_class() -> Any:
+    """Returns a class of Keras's callback lists that also writes checkpoints.
+
+    A callback would get the hooks of steps that an earlier run completed, as others would.
+    """
+    base: Any = keras_names.callback_list_class()
+
+    class Checkpointing(base):  # type: ignore[misc]
+        def __init__(self, run: _Run, callbacks: Any, **options: Any) -> None:
+            self._nanotf = run
+            super().__init__(callbacks, add_history=True, **options)
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            super().on_train_begin(logs)
+            self._nanotf.resumption.begin(self.callbacks)
+            self._nanotf.checkpoints.sigterm.holds = True
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self._nanotf.epoch = epoch
+            super().on_epoch_begin(epoch, logs)
+            self._nanotf.begin_epoch()
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if batch >= self._nanotf.passed_steps():
+                super().on_train_batch_begin(batch, logs)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch >= self._nanotf.passed_steps():
+                super().on_train_batch_end(batch, logs)
+                self._nanotf.end_step(batch, logs)
+
+        def on_test_begin(self, logs: Any = None) -> None:
+            self._nanotf.begin_validation()
+            super().on_test_begin(logs)
+
+        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+            super().on_test_batch_end(batch, logs)
+            self._nanotf.validate()
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            super().on_epoch_end(epoch, logs)
+            self._nanotf.end_epoch(epoch, logs)
+
+        def on_train_end(self, logs: Any = None) -> None:
+            last = self._nanotf.call.last
+            if logs is None and last is not None:
+                logs = last.logs  # no epoch was left to run
+            super().on_train_end(logs)
+            self._nanotf.end(logs)
+
+    return Checkpointing
+
+
+def _callbacks(call: FitCall, checkpoints: Checkpointing) -> Any:
+    """Returns the callback list for Keras's `fit`."""
+    a, verbose = call.arguments, call.arguments.verbose
+    if verbose == "auto":
+        verbose = generation().auto_verbose()
+    given, list_class = a.callbacks, keras_names.callback_list_class()
+    if isinstance(given, list_class):
+        given = given.callbacks  # it has a History and a progress bar, or not
+    return _list_class()(
+        _Run(call, checkpoints),
+        given,
+        add_progbar=verbose != 0,
+        model=call.model,
+        verbose=verbose,
+        epochs=a.epochs,
+        steps=call.data.steps,
+    )

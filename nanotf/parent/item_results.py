@@ -1,0 +1,110 @@
+"""The results of a `nanotf.map`, as an iterator in the user's thread."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import NanoError
+from nanotf.parent.item_run import ItemRun, Outcome
+from nanotf.pool import interrupts
+from nanotf.shipping import whole
+
+END_SECONDS = 60.0  # limit for the workers of an interrupted call to end
+
+
+class Results(Iterator[Any]):
+    """The results of `imap`: an iterator, and a context that stops the workers at its end.
+
+    Args:
+        run: `ItemRun`, not yet running.
+        count: int, number of items.
+        ordered: bool, whether results keep the order of the items.
+        raises: bool, whether a failed item raises; otherwise its exception is a result.
+        bar: Keras's progress bar or None.
+    """
+
+    def __init__(self, run: ItemRun, count: int, ordered: bool, raises: bool, bar: Any) -> None:
+        self._run = run
+        self._ordered, self._raises, self._bar = ordered, raises, bar
+        self._early: dict[int, Outcome] = {}  # by index; came before one that is to precede it
+        self._count, self._passed = count, 0
+        self._thread = threading.Thread(target=run.run, name="nanotf-map", daemon=True)
+        self._stop = weakref.finalize(self, run.cancel)  # an iterator that nobody reads
+        self._stop.atexit = False
+        self._thread.start()
+
+    def __iter__(self) -> Results:
+        return self
+
+    def __next__(self) -> Any:
+        if self._passed == self._count:
+            self.close()
+            raise StopIteration
+        try:
+            outcome = self._next_outcome()
+            self._passed += 1
+            if outcome.error is not None and self._raises:
+                raise outcome.error
+            value = outcome.error if outcome.error is not None else _result(outcome)
+        except BaseException:
+            self.close()
+            raise
+        if self._passed == self._count:
+            self.close()  # the pool is free when the last result is there
+        return value
+
+    def __enter__(self) -> Results:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops the workers if they still have items. No further result comes."""
+        if self._passed < self._count:
+            with interrupts.held_back():
+                self._passed = self._count
+                self._stop()
+                self._thread.join(END_SECONDS)
+        else:
+            self._stop.detach()
+            self._thread.join(END_SECONDS)
+
+    def _next_outcome(self) -> Outcome:
+        if self._ordered and self._passed in self._early:
+            return self._early.pop(self._passed)
+        while True:
+            outcome = self._run.outcomes.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            assert outcome is not None, "the run ends after its last outcome"
+            if self._bar is not None:
+                self._bar.add(1)
+            failed = outcome.error is not None and self._raises
+            if not self._ordered or failed or outcome.index == self._passed:
+                return outcome
+            self._early[outcome.index] = outcome
+
+
+def _result(outcome: Outcome) -> Any:
+    """Returns the result that a worker has sent."""
+    assert outcome.result is not None
+    try:
+        return whole.load(outcome.result, outcome.block)
+    except Exception as error:
+        raise NanoError(
+            "The result of an item could not be unpickled in your process. Received: "
+            f"{type(error).__name__}: {error}, for item {outcome.index}. Return arrays, numbers or "
+            "a Keras model."
+        ) from error
+
+
+def progress_bar(count: int, verbose: Any) -> Any:
+    """Returns Keras's progress bar for a number of items."""
+    keras = require_tensorflow().keras
+    shown = 1 if verbose == "auto" else verbose
+    return keras.utils.Progbar(count, verbose=shown, unit_name="item")

@@ -1,0 +1,338 @@
+"""One `nanotf.map` in the parent: gives items to workers, and collects the results.
+
+    mapping.map | imap   checks the arguments, ships function and items, hands out the results
+      ItemRun.run        a thread that has the pool: one item a worker at a time
+
+A thread, so that the workers continue while the user's code works on a result.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import queue
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from nanotf.console import logger
+from nanotf.errors import WorkerDied, WorkerError
+from nanotf.parent import calls
+from nanotf.pool import interrupts, warm
+from nanotf.pool.independent import Cancelled, Ended, IndependentPool, Joined
+from nanotf.pool.plans import AnyPlan
+from nanotf.pool.pool import Delivery, explaining_few_descriptors
+from nanotf.pool.supervision import LOOK_SECONDS
+from nanotf.pool.transports import NO_TRANSPORT
+from nanotf.shipping import jobs, pickling
+from nanotf.shipping.packing import Packer
+from nanotf.shipping.whole import Whole
+from nanotf.wire import messages
+from nanotf.wire.blocks import Block
+
+# Bytes by which a worker may grow after its first item: what libraries and the user's code keep
+# from item to item. To replace the worker takes a fraction of a second.
+GROWTH_LIMIT = 256 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Parcel:
+    """A pickled object, and the arrays that lie beside it.
+
+    Args:
+        whole: `Whole`.
+        packer: `Packer`.
+    """
+
+    whole: Whole
+    packer: Packer
+
+    def block(self) -> Block | None:
+        """Returns a new block with the arrays; None if there are none."""
+        if not self.packer.nbytes:
+            return None
+        block = Block(self.packer.nbytes)
+        self.packer.write(block)
+        return block
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """The work of a call.
+
+    Args:
+        name: str, the function's name.
+        names: tuple of str, of the function's keyword arguments.
+        function: `Parcel`, a tuple of the function and the values of its keyword arguments.
+        items: sequence of `Parcel`.
+        labels: sequence of str, the items for people.
+        seed: int; with an item's index it seeds the item's random numbers.
+        settings: `jobs.KerasSettings`.
+        columns: int, the width of the user's terminal.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    function: Parcel
+    items: Sequence[Parcel]
+    labels: Sequence[str]
+    seed: int
+    settings: jobs.KerasSettings
+    columns: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """Decisions about the workers of a call.
+
+    Args:
+        plan: `topology.Plan`.
+        max_restarts: int, how often an item whose worker died is run again.
+        recycle_after: int or None, items after which a worker is replaced.
+        memory_limit: int, bytes above which a worker is replaced; None for no limit;
+            `topology.AUTO` for a growth above `GROWTH_LIMIT`.
+    """
+
+    plan: AnyPlan
+    max_restarts: int
+    recycle_after: int | None
+    memory_limit: int | str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The end of an item.
+
+    Args:
+        index: int.
+        result: `whole.Whole`; None if the item failed.
+        block: `Block` with the arrays of the result, or None.
+        error: `WorkerError` or None.
+    """
+
+    index: int
+    result: Whole | None = None
+    block: Block | None = None
+    error: WorkerError | None = None
+
+
+class _Stopped(Exception):
+    """The user wants no more results."""
+
+
+def seed_of(base: int, index: int) -> int:
+    """Returns the seed of an item: distinct streams for all indices of one base.
+
+    `numpy.random.SeedSequence` mixes the two numbers.
+    """
+    return int(np.random.SeedSequence((base, index)).generate_state(1)[0])
+
+
+class ItemRun:
+    """One call: its items, and the workers that have them.
+
+    Args:
+        task: `Task`.
+        policy: `Policy`.
+
+    Attributes:
+        outcomes: queue of `Outcome`, in the order in which items end; then of the exception that
+            ended the call, or None. The run's thread fills it.
+    """
+
+    def __init__(self, task: Task, policy: Policy) -> None:
+        self.task, self.policy = task, policy
+        self.outcomes: queue.SimpleQueue[Outcome | BaseException | None] = queue.SimpleQueue()
+        self._waiting = collections.deque(range(len(task.items)))
+        self._left = len(task.items)
+        self._restarts: collections.Counter[int] = collections.Counter()  # by item
+        self._running: dict[int, int] = {}  # by rank, the item
+        self._results: dict[int, Delivery] = {}  # by rank, those with arrays, until `JobDone`
+        self._given: collections.Counter[int] = collections.Counter()  # by rank, of one process
+        self._absent: set[int] = set()  # ranks without a worker that could take an item
+        self._informed: set[int] = set()  # ranks whose worker has the function
+        self._shared: Block | None = None  # the function's arrays
+        self._cancelled = threading.Event()  # set by any thread
+        self._pool: IndependentPool | None = None
+
+    def run(self) -> None:
+        """Runs all items; the target of the run's thread."""
+        try:
+            with warm.pool_for(self.policy.plan, NO_TRANSPORT) as pool:
+                assert isinstance(pool, IndependentPool)
+                self._pool = pool
+                with explaining_few_descriptors(pool.size):
+                    self._run_on(pool)
+        except _Stopped:
+            self.outcomes.put(None)
+        except BaseException as error:  # raised in the thread that waits for outcomes
+            self.outcomes.put(error)
+        else:
+            self.outcomes.put(None)
+
+    def cancel(self) -> None:
+        """Makes the run end soon; its workers are killed in the middle of their items."""
+        self._cancelled.set()
+        if self._pool is not None:
+            self._pool.cancel()
+
+    # ---------------------------------------------------------------------------- the loop
+    def _run_on(self, pool: IndependentPool) -> None:
+        pool.usable = False  # until all have ended their items
+        try:
+            self._shared = self.task.function.block()
+            self._give_all(pool)
+            while self._left:
+                self._hear(pool)
+                self._give_all(pool)
+            self._end(pool)
+        except BaseException:
+            with interrupts.held_back():
+                pool.kill()
+            raise
+        finally:
+            self._shared = None
+
+    def _end(self, pool: IndependentPool) -> None:
+        """Leaves the pool to the next call, without this call's function and arrays."""
+        pool.settle()
+        forget = messages.Job(pool.next_job(), pickling.dumps(jobs.ForgetTask()))
+        for rank in self._informed:
+            pool.send_to(rank, forget)
+        pool.usable = True
+
+    def _hear(self, pool: IndependentPool) -> None:
+        """Waits for an event and handles it."""
+        try:
+            rank, found = pool.event(LOOK_SECONDS)
+        except queue.Empty:
+            return
+        if isinstance(found, BaseException):
+            raise found
+        if isinstance(found, Joined):
+            self._absent.discard(rank)
+        elif isinstance(found, Ended):
+            self._died(pool, rank, found)
+        elif isinstance(found, messages.Printed):
+            calls.show(found)
+        elif isinstance(found, Delivery):
+            self._results[rank] = found
+        elif isinstance(found, messages.JobDone):
+            self._end_item(rank, self._succeeded(rank, found))
+        elif isinstance(found, messages.JobFailed):
+            index = self._running[rank]
+            error = calls.failure_of(pool.workers[rank], found, f"{self._name(index)}: ", index)
+            self._end_item(rank, Outcome(index, error=error))
+        else:
+            assert isinstance(found, Cancelled), found  # `_give_all` stops, if it is for this call
+
+    def _succeeded(self, rank: int, done: messages.JobDone) -> Outcome:
+        index, arrived = self._running[rank], self._results.pop(rank, None)
+        if arrived is None:
+            return Outcome(index, done.result)
+        return Outcome(index, arrived.message.value, arrived.block)
+
+    def _end_item(self, rank: int, outcome: Outcome) -> None:
+        del self._running[rank]
+        self._left -= 1
+        self.outcomes.put(outcome)
+
+    def _name(self, index: int) -> str:
+        return f"Item {index} of {self.task.name} ({self.task.labels[index]})"
+
+    # ------------------------------------------------------------------------------- giving
+    def _give_all(self, pool: IndependentPool) -> None:
+        """Gives each idle worker an item, or replaces it if it has had enough."""
+        if self._cancelled.is_set():
+            raise _Stopped
+        for rank in range(pool.size):
+            if not self._waiting:
+                return
+            if rank in self._running or rank in self._absent:
+                continue
+            if self._is_worn(pool, rank):
+                self._replace(pool, rank)
+            else:
+                self._give(pool, rank, self._waiting.popleft())
+
+    def _is_worn(self, pool: IndependentPool, rank: int) -> bool:
+        # A new worker takes an item whatever it weighs; else a low limit would replace it forever.
+        if not pool.has_worked(rank):
+            return False
+        after, limit = self.policy.recycle_after, self.policy.memory_limit
+        if after is not None and self._given[rank] >= after:
+            return True
+        if isinstance(limit, str):
+            return pool.growth_of(rank) > GROWTH_LIMIT
+        return limit is not None and pool.memory_of(rank) > limit
+
+    def _give(self, pool: IndependentPool, rank: int, index: int) -> None:
+        item, task = self.task.items[index], None
+        blocks = []
+        if rank not in self._informed:
+            self._informed.add(rank)
+            blocks += [] if self._shared is None else [self._shared]
+            whole, names = self.task.function.whole, self.task.names
+            task = jobs.TaskShipment(whole, names, self._shared is not None)
+        of_item = item.block()
+        blocks += [] if of_item is None else [of_item]
+        seed = seed_of(self.task.seed, index)
+        settings, columns = self.task.settings, self.task.columns
+        job = jobs.ItemJob(task, item.whole, of_item is not None, seed, settings, columns)
+        sizes = tuple(block.nbytes for block in blocks)
+        self._running[rank] = index
+        self._given[rank] += 1
+        pool.send_to(rank, messages.Job(pool.next_job(), pickling.dumps(job), sizes), blocks)
+
+    # ---------------------------------------------------------------------------- replacing
+    def _replace(self, pool: IndependentPool, rank: int) -> None:
+        self._absent.add(rank)
+        self._informed.discard(rank)
+        self._given[rank] = 0
+        pool.replace(rank)
+
+    def _died(self, pool: IndependentPool, rank: int, ended: Ended) -> None:
+        """Handles the end of a worker: its item is run again, or has failed."""
+        if rank in self._absent:
+            return
+        died = ended.worker.died("running an item")
+        self._results.pop(rank, None)
+        index = self._running.get(rank)
+        if index is None:
+            logger.warning("%s It had just ended an item, or had none.", died.what)
+        elif self._restarts[index] < self.policy.max_restarts:
+            self._run_again(rank, index, died)
+        else:
+            self._end_item(rank, Outcome(index, error=self._lost(index, died)))
+        self._absent.add(rank)
+        self._informed.discard(rank)
+        if self._waiting:
+            self._replace(pool, rank)
+
+    def _run_again(self, rank: int, index: int, died: WorkerDied) -> None:
+        del self._running[rank]
+        self._restarts[index] += 1
+        self._waiting.appendleft(index)
+        logger.warning(
+            "%s %s is run again: restart %d of %d.",
+            died.what,
+            self._name(index),
+            self._restarts[index],
+            self.policy.max_restarts,
+        )
+
+    def _lost(self, index: int, died: WorkerDied) -> WorkerDied:
+        """Returns the error for an item whose worker died once too often."""
+        remedy = f"Pass max_restarts={self.policy.max_restarts + 1} to run such an item again."
+        return WorkerDied(
+            f"{self._name(index)}: {died.what} {remedy}",
+            rank=died.rank,
+            pid=died.pid,
+            cores=died.cores,
+            exit_code=died.exit_code,
+            signal=died.signal,
+            log_tail=died.log_tail,
+            what=died.what,
+            index=index,
+        )

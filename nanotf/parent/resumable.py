@@ -1,0 +1,86 @@
+"""Refuses arguments of `fit(resume=...)` with which a new process could not continue exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanotf.compat import keras_names
+from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import InvalidArgumentError
+from nanotf.parent.fit_data import FitArguments, FitData
+from nanotf.shipping import inputs, pipelines
+
+
+def check(model: Any, arguments: FitArguments, data: FitData) -> None:
+    """Raises `InvalidArgumentError` for such arguments.
+
+    Args:
+        model: a compiled model.
+        arguments: `FitArguments`.
+        data: `FitData`, of the arguments.
+    """
+    _check_callbacks(arguments.callbacks)
+    if isinstance(data.train, inputs.ArrayInput):
+        _check_steps(model, arguments.steps_per_epoch, data.train.steps)
+    else:
+        _check_read_again(arguments.x, arguments.steps_per_epoch)
+
+
+def _check_callbacks(callbacks: Any) -> None:
+    tf = require_tensorflow()
+    listed = getattr(callbacks, "callbacks", callbacks)
+    for callback in tf.nest.flatten(listed):
+        if isinstance(callback, tf.keras.callbacks.BackupAndRestore):
+            raise InvalidArgumentError(
+                "`resume` and BackupAndRestore both decide where training continues. Received: "
+                f"{type(callback).__name__} among the callbacks. Leave it out."
+            )
+
+
+def _check_steps(model: Any, steps: int | None, size: int) -> None:
+    """Refuses epochs that end in the middle of a pass that Keras 3 then gives up."""
+    if steps is None or not generation().EACH_PASS_HAS_AN_ITERATOR:
+        return
+    if not 0 < steps <= size or size % steps or steps % generation().steps_at_once(model):
+        raise InvalidArgumentError(
+            "With `resume`, steps_per_epoch must divide the steps of a pass over the arrays. "
+            f"Received: steps_per_epoch={steps}, and {size} steps in a pass. Leave it out, or pass "
+            "a divisor."
+        )
+
+
+def _check_read_again(x: Any, steps: int | None) -> None:
+    tf = require_tensorflow()
+    if isinstance(x, tf.data.Dataset):
+        if steps is not None and int(x.cardinality()) != tf.data.INFINITE_CARDINALITY:
+            raise InvalidArgumentError(
+                "With `resume`, a dataset must be endless to be used with steps_per_epoch. "
+                f"Received: steps_per_epoch={steps}. Leave it out, or call repeat()."
+            )
+        reason = pipelines.unseeded(x)
+        if reason is not None:
+            raise InvalidArgumentError(
+                "With `resume`, a dataset must yield the same batches in a new process. Received: "
+                f"{reason}."
+            )
+        return
+    if not hasattr(x, "__getitem__"):
+        raise InvalidArgumentError(
+            "With `resume`, data must be readable from their beginning again. Received: x of class "
+            f"{type(x).__name__}, which can be read only once. Pass arrays, a tf.data.Dataset or a "
+            "PyDataset."
+        )
+    if steps is not None:
+        raise InvalidArgumentError(
+            f"With `resume`, a {type(x).__name__} has an epoch of its own length. Received: "
+            f"steps_per_epoch={steps}. Leave it out."
+        )
+    for hook in ("on_epoch_end", "on_epoch_begin"):
+        method = getattr(type(x), hook, None)
+        if method is not None and not keras_names.is_keras_own(method):
+            raise InvalidArgumentError(
+                "With `resume`, data must not change between epochs in ways that only this process "
+                f"knows. Received: {type(x).__name__}.{hook}(). Pass a tf.data.Dataset, or let "
+                "Keras shuffle the batches (shuffle=True)."
+            )

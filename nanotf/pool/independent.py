@@ -1,0 +1,202 @@
+"""A pool whose workers know nothing of each other, so that each can end and be replaced.
+
+`nanotf.map` runs on it. A worker that dies, or that has used too much memory, gives its cores to
+a new one while the others work: a thread starts that one, and announces it in the inbox.
+
+    worker 0   item 0     item 2 x dies     (starts) item 5 ...
+    worker 1   item 1         item 3     item 4 ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import psutil
+
+from nanotf.machine import topology
+from nanotf.pool.handles import Worker
+from nanotf.pool.local import LocalCrew
+from nanotf.pool.outbox import END_SECONDS, Parcel
+from nanotf.pool.pool import START_SECONDS, Gone, Pool
+from nanotf.pool.transports import NO_TRANSPORT
+from nanotf.wire import messages
+from nanotf.wire.blocks import Block
+from nanotf.wire.channel import packed
+
+_LOOK_SECONDS = 0.05  # between looks at a thread that starts a worker, while the pool ends
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """An event: a worker has ended, and all that it has sent was reported before."""
+
+    worker: Worker
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """An event: a worker that replaces another is ready."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cancelled:
+    """An event: `cancel` was called, by another thread."""
+
+
+class IndependentPool(Pool):
+    """N live workers on this machine, each of which works by itself.
+
+    Args:
+        plan: `topology.Plan`.
+
+    Raises:
+        NanoError: See `Pool`.
+    """
+
+    _crew: LocalCrew
+
+    def __init__(self, plan: topology.Plan) -> None:
+        # Before the workers: `kill` reads them if a start fails.
+        self._ending = False
+        self._starting: dict[int, threading.Thread] = {}  # by rank; the job's thread writes it
+        self._used: set[int] = set()  # ranks whose worker has had a message; likewise
+        self._first_memory: dict[int, int] = {}  # by rank, bytes; likewise
+        # One fork at a time: the zygote's channel is shared. Also guards `_ending`.
+        self._forking = threading.Lock()
+        super().__init__(plan, NO_TRANSPORT)
+
+    # ------------------------------------------------------------------------------ talking
+    def send_to(self, rank: int, message: messages.Message, blocks: Sequence[Block] = ()) -> None:
+        """Sends a message, and the descriptors of shared blocks, to one worker.
+
+        Does not wait for the worker to read it.
+
+        Raises:
+            OSError: This process has no file descriptors left.
+        """
+        self._used.add(rank)
+        fds = [block.fd for block in blocks if block.fd is not None]
+        self._outboxes[rank].put(Parcel(packed(message), fds, 1))
+
+    def event(self, timeout: float) -> tuple[int, Any]:
+        """Waits for the next event.
+
+        Args:
+            timeout: float, seconds.
+
+        Returns:
+            A tuple of the rank and of a message, a `Delivery`, `Ended`, `Joined`, `Cancelled`, or
+            the exception of a thread of the pool.
+
+        Raises:
+            queue.Empty: Nothing has happened for `timeout` seconds.
+        """
+        self._trim_logs()
+        while True:
+            try:
+                rank, found = self._inbox.get(timeout=timeout)
+            except queue.Empty:
+                self._end_channels_of_dead_workers()
+                raise
+            if isinstance(found, Joined):
+                self._starting.pop(rank).join(END_SECONDS)
+            elif isinstance(found, Gone):
+                if found.worker is not self.workers[rank] or rank in self._starting:
+                    continue  # it was replaced
+                found = Ended(found.worker)
+            return rank, found
+
+    def _end_channels_of_dead_workers(self) -> None:
+        """Lets their readers come to the end, though a fork of this process may hold the channel.
+
+        A reader first reports what the worker had sent, so that no result is lost or counted twice.
+        """
+        for worker in self.workers:
+            if worker.rank not in self._starting and worker.process.poll() is not None:
+                worker.channel.shut_down()
+
+    def has_worked(self, rank: int) -> bool:
+        """Returns True if a worker has had an item, in this call or an earlier one."""
+        return rank in self._used
+
+    def cancel(self) -> None:
+        """Makes the thread that waits for events get `Cancelled`. Any thread may call it."""
+        self._inbox.put((-1, Cancelled()))
+
+    def memory_of(self, rank: int) -> int:
+        """Returns the bytes of memory that a worker does not share with this process."""
+        try:
+            found = psutil.Process(self.workers[rank].process.pid).memory_info()
+        except psutil.NoSuchProcess:
+            return 0  # its end is the next event
+        return int(found.rss - getattr(found, "shared", 0))
+
+    def growth_of(self, rank: int) -> int:
+        """Returns by how many bytes a worker's memory has grown since the first call of this."""
+        now = self.memory_of(rank)
+        return now - self._first_memory.setdefault(rank, now)
+
+    # ---------------------------------------------------------------------------- replacing
+    def replace(self, rank: int) -> None:
+        """Ends a worker if it runs, and starts another on its cores; `Joined` tells when.
+
+        Args:
+            rank: int, of a worker that has no item.
+        """
+        self._used.discard(rank)
+        self._first_memory.pop(rank, None)
+        thread = threading.Thread(
+            target=self._replace,
+            args=(self.workers[rank],),
+            name=f"nanotf-replace-{rank}",
+            daemon=True,
+        )
+        self._starting[rank] = thread
+        thread.start()
+
+    def _replace(self, old: Worker) -> None:
+        rank = old.rank
+        try:
+            self._end_worker(old)
+            with self._forking:
+                if self._ending:
+                    return
+                new = self._crew.replace(rank)
+            self._prepare([new])
+            self._readers[rank], self._outboxes[rank] = self._threads_of(new)
+            self._inbox.put((rank, Joined()))
+        except BaseException as error:  # raised in the thread that waits for events
+            self._inbox.put((rank, error))
+
+    def _end_worker(self, worker: Worker) -> None:
+        if worker.process.poll() is None:
+            worker.process.kill()  # it has no item, and nothing worth saving
+        worker.wait_killed()
+        worker.channel.shut_down()
+        self._outboxes[worker.rank].end()
+        self._readers[worker.rank].join(END_SECONDS)
+        worker.close()
+
+    def settle(self) -> None:
+        """Waits for the workers that start; the next call then finds all of them."""
+        for thread in self._starting.values():
+            thread.join(START_SECONDS)
+        self._starting.clear()
+        while not self._inbox.empty():
+            self._inbox.get()
+
+    def kill(self) -> None:
+        """Kills the workers at once."""
+        with self._forking:
+            self._ending = True
+        while any(thread.is_alive() for thread in self._starting.values()):
+            for worker in self.workers:
+                if worker.process.poll() is None:
+                    worker.process.kill()
+            time.sleep(_LOOK_SECONDS)
+        super().kill()

@@ -1,0 +1,275 @@
+"""Sends a dataset with `__getitem__` to readers, whenever it has changed, and its batches back.
+
+A dataset is pickled by the parent at the beginning of each epoch. What `on_epoch_end`, a callback
+or anything else has changed in the user's object thus reaches the readers. Arrays of `LARGE` bytes
+or more lie in shared blocks of their own, which all readers map and which are copied again only if
+their content differs.
+
+Batches come back as pickles whose arrays lie in a reader's slots. The parent's arrays share that
+memory; a slot is free when no array over it is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import pickle
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nanotf.errors import ShippingError
+from nanotf.shipping import pickling
+from nanotf.shipping.packing import Packer
+from nanotf.wire.blocks import Block
+
+LARGE = 1 << 20  # bytes
+_CHUNK = 1 << 20  # bytes that are compared at once
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+
+
+# ------------------------------------------------------------------ the dataset, in the parent
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A dataset as it was at one moment.
+
+    Args:
+        pickle: `Block`, with its pickle.
+        nbytes: int, the pickle's size.
+        arrays: tuple of `Block`, its large arrays.
+    """
+
+    pickle: Block
+    nbytes: int
+    arrays: tuple[Block, ...]
+
+    def blocks(self) -> tuple[Block, ...]:
+        """Returns all blocks."""
+        return self.pickle, *self.arrays
+
+
+def snapshot(dataset: Any, last: Snapshot | None = None) -> Snapshot:
+    """Pickles a dataset.
+
+    Args:
+        dataset: the user's object.
+        last: `Snapshot` or None, an earlier one, whose blocks are used again where they are equal.
+
+    Returns:
+        A `Snapshot`, `last` itself if nothing has changed.
+
+    Raises:
+        ShippingError: The dataset cannot be sent to another process; the message names it.
+    """
+    large: list[memoryview] = []
+    try:
+        body = _dumps(dataset, large)
+    except ShippingError as error:
+        raise _cannot_travel(dataset, error) from error
+    same = dict[int, Block]()
+    if last is not None:
+        pairs = enumerate(zip(last.arrays, large, strict=False))
+        same = {n: block for n, (block, array) in pairs if _holds(block, array)}
+        unchanged = len(same) == len(large) == len(last.arrays)
+        if unchanged and last.nbytes == len(body) and _holds(last.pickle, memoryview(body)):
+            return last
+    arrays = (same.get(n) or _block_of(array) for n, array in enumerate(large))
+    return Snapshot(_block_of(memoryview(body)), len(body), tuple(arrays))
+
+
+def _dumps(obj: Any, large: list[memoryview]) -> bytes:
+    def is_inside(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # an array that is not contiguous
+            return True
+        if raw.nbytes >= LARGE:
+            large.append(raw)
+        return raw.nbytes < LARGE
+
+    file = io.BytesIO()
+    pickling.dump(_DatasetPickler(file, buffer_callback=is_inside), obj)
+    return file.getvalue()
+
+
+def _cannot_travel(dataset: Any, error: ShippingError) -> ShippingError:
+    cls = type(dataset)
+    attributes = getattr(dataset, "__dict__", {})
+    culprit = next((name for name, value in attributes.items() if not _can_travel(value)), None)
+    where = "" if culprit is None else f", because of its attribute {culprit!r}"
+    return ShippingError(
+        "A dataset must be picklable to be read by reader processes. Received: a dataset of class "
+        f"{cls.__module__}.{cls.__qualname__}, which cannot be sent{where}. {error} Open files and "
+        "the like in __getitem__, or leave read_processes out."
+    )
+
+
+def _can_travel(value: Any) -> bool:
+    try:
+        _dumps(value, [])
+    except ShippingError:
+        return False
+    return True
+
+
+def _holds(block: Block, content: memoryview) -> bool:
+    """Returns True if a block has a content; compares piece by piece, to save memory."""
+    new = np.frombuffer(content, np.uint8)
+    if block.nbytes != Block.size_for(new.nbytes):
+        return False
+    old = block.array(0, (new.nbytes,), np.uint8)
+    return all(
+        np.array_equal(old[first : first + _CHUNK], new[first : first + _CHUNK])
+        for first in range(0, new.nbytes, _CHUNK)
+    )
+
+
+def _block_of(content: memoryview) -> Block:
+    array: np.ndarray[Any, Any] = np.frombuffer(content, np.uint8)
+    block = Block(array.nbytes)
+    block.write(0, array)
+    return block
+
+
+class _DatasetPickler(pickling.Pickler):
+    """Pickler that marks random number generators, for `loads` to find."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) in _GENERATORS:
+            return _rebuild_generator, (pickle.dumps(obj),)
+        return super().reducer_override(obj)
+
+
+# ------------------------------------------------------------------ the dataset, in a reader
+@dataclasses.dataclass
+class Held:
+    """A random number generator that a dataset holds.
+
+    Args:
+        generator: of NumPy or Python.
+        origin: bytes, which identify its state in the parent.
+    """
+
+    generator: Any
+    origin: bytes
+
+    def seed(self, key: bytes) -> None:
+        """Sets a state that depends on the generator's own and on a key."""
+        digest = hashlib.sha256(self.origin + key).digest()
+        if isinstance(self.generator, random.Random):
+            self.generator.seed(digest)
+            return
+        words = np.random.SeedSequence(np.frombuffer(digest, np.uint32).tolist())
+        if isinstance(self.generator, np.random.RandomState):
+            kind = self.generator.get_state(legacy=False)["bit_generator"]
+            self.generator.set_state(getattr(np.random, kind)(words).state)
+        else:
+            bits = self.generator.bit_generator
+            bits.state = type(bits)(words).state
+
+
+_found: list[Held] | None = None  # while `loads` runs
+
+
+def _rebuild_generator(data: bytes) -> Any:
+    generator = pickle.loads(data)
+    if _found is not None:
+        _found.append(Held(generator, hashlib.sha256(data).digest()))
+    return generator
+
+
+@contextlib.contextmanager
+def _finding() -> Iterator[list[Held]]:
+    global _found
+    found: list[Held] = []
+    _found = found
+    try:
+        yield found
+    finally:
+        _found = None
+
+
+def loads(body: Any, arrays: list[Any]) -> tuple[Any, list[Held]]:
+    """Makes a dataset from a `Snapshot`, in a reader.
+
+    Args:
+        body: bytes-like, the pickle.
+        arrays: list of bytes-like, its large arrays.
+
+    Returns:
+        A tuple of the dataset and of the generators that it holds.
+    """
+    with _finding() as found:
+        dataset = pickle.loads(body, buffers=arrays)
+    for place, held in enumerate(found):  # two generators in one state differ afterwards, too
+        held.origin += place.to_bytes(4, "big")
+    return dataset, found
+
+
+# ----------------------------------------------------------------------------- the batches
+class _BatchPickler(pickling.Pickler):
+    """Pickler that keeps arrays out of the pickle, whatever their strides."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is np.ndarray and obj.dtype.kind != "O" and not obj.flags.forc:
+            return np.ascontiguousarray(obj).__reduce_ex__(5)
+        return super().reducer_override(obj)
+
+
+def pack_batch(batch: Any) -> tuple[bytes, Packer]:
+    """Pickles a batch, in a reader; returns the pickle and the arrays beside it.
+
+    Raises:
+        ShippingError: Something in it cannot be sent to the parent.
+    """
+    packer, file = Packer(), io.BytesIO()
+    pickling.dump(_BatchPickler(file, buffer_callback=packer.add), batch)
+    return file.getvalue(), packer
+
+
+def unpack_batch(
+    body: bytes, slot: np.ndarray[Any, Any] | None, places: tuple[tuple[int, int], ...]
+) -> Any:
+    """Undoes `pack_batch`, in the parent, without a copy.
+
+    Args:
+        body: bytes.
+        slot: array of bytes, which stays alive as long as an array of the batch; or None.
+        places: tuple of offset and size in bytes of the arrays in `slot`.
+    """
+    buffers = [] if slot is None else [slot[begin : begin + n].data for begin, n in places]
+    return pickle.loads(body, buffers=buffers)
+
+
+class Slots:
+    """A reader's memory for batches, which grows with what the parent holds."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Block] = []
+        self._free: set[int] = set()
+
+    def release(self, numbers: tuple[int, ...]) -> None:
+        """Takes back slots that the parent needs no longer."""
+        self._free.update(numbers)
+
+    def write(self, packer: Packer) -> tuple[int, Block | None]:
+        """Writes arrays to a slot; returns its number, and its block if it is new."""
+        fitting = [n for n in self._free if self._blocks[n].nbytes >= packer.nbytes]
+        if fitting:
+            number = min(fitting, key=lambda n: self._blocks[n].nbytes)
+            self._free.remove(number)
+            packer.write(self._blocks[number])
+            return number, None
+        block = Block(-(-packer.nbytes // 4096) * 4096)
+        packer.write(block)
+        if self._free:  # too small
+            number = self._free.pop()
+            self._blocks[number] = block
+        else:
+            number = len(self._blocks)
+            self._blocks.append(block)
+        return number, block

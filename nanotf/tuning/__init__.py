@@ -1,0 +1,1 @@
+"""`nanotf.search`: hyperparameters of a Keras model, with Optuna, on workers of `nanotf.map`."""

@@ -1,0 +1,153 @@
+"""`parallel="auto"`: measures whether many trials on few cores each, or few on many, end first.
+
+For 1, 2, 4, ... workers, each trains the same model on its share of the cores, all at the same
+time. So the measurement includes that trials compete for memory bandwidth. It takes about a second
+of training steps for each number of workers, after the model has been traced.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nanotf.compat.versions import require_tensorflow
+from nanotf.console import say
+from nanotf.errors import WorkerError
+from nanotf.machine import topology
+from nanotf.parent import auto_candidates, auto_trials, mapping
+from nanotf.tuning import studies
+from nanotf.tuning.arguments import Request
+from nanotf.tuning.requirement import require_optuna
+from nanotf.tuning.space import suggest
+from nanotf.tuning.trials import Recipe
+
+WARM_UP = 2  # steps, of which the first traces the model
+
+
+class _Measured(Exception):
+    """Enough steps have been measured."""
+
+
+@dataclasses.dataclass
+class StepTime:
+    """The function of `nanotf.map` in a measurement.
+
+    Args:
+        recipe: `Recipe`.
+        parameters: mapping of str to value.
+    """
+
+    recipe: Recipe
+    parameters: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        self.__qualname__ = "nanotf.search"
+
+    def __call__(self, slot: int, fit: Mapping[str, Any]) -> float:
+        """Returns the seconds of a training step.
+
+        Args:
+            slot: int, tells the workers apart.
+            fit: mapping of str to object, arguments of `fit`.
+        """
+        model = self.recipe.model(self.parameters)
+        arguments = self.recipe.fit_arguments(self.parameters, fit)
+        clock = _clock()
+        # The user's callbacks may write files, or stop the training early.
+        arguments |= {"callbacks": [clock], "verbose": 0}
+        try:
+            model.fit(**arguments)
+        except _Measured:
+            pass
+        return float(clock.seconds)
+
+
+def _clock() -> Any:
+    """Returns a callback that measures steps, and then ends `fit` with `_Measured`."""
+
+    class Clock(require_tensorflow().keras.callbacks.Callback):  # type: ignore[misc]
+        steps, seconds, began = 0, math.nan, 0.0
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if self.steps in (0, WARM_UP):  # a job with few steps has only the first time
+                self.began = time.perf_counter()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.steps += 1
+            counted = self.steps if self.steps <= WARM_UP else self.steps - WARM_UP
+            elapsed = time.perf_counter() - self.began
+            self.seconds = elapsed / counted
+            measured = self.steps > WARM_UP and elapsed > auto_trials.MEASURED_SECONDS
+            if measured or self.steps == WARM_UP + auto_trials.MOST_STEPS:
+                raise _Measured
+
+    return Clock()
+
+
+def decide(step: Mapping[int, float], trials: int) -> int:
+    """Returns the number of workers with which the trials end first.
+
+    Args:
+        step: mapping of the number of workers to the seconds of a step on each. Not empty.
+        trials: int. Ten trials on eight workers take as long as sixteen.
+    """
+    return min(step, key=lambda workers: (math.ceil(trials / workers) * step[workers], workers))
+
+
+def choose(request: Request, study: Any, trials: int, verbose: Any) -> int:
+    """Returns the number of workers for a search, measured once in a study.
+
+    Args:
+        request: `Request`.
+        study: `optuna.Study`, which remembers the measurement.
+        trials: int, the trials that are left.
+        verbose: as in `search`; unless 0, a line tells the choice.
+    """
+    plans = auto_candidates.candidates(request.cores_per_process, request.cores)
+    numbers = [n for n in plans if n <= trials]
+    if len(numbers) == 1:
+        return numbers[0]
+    key = [topology.usable_count(), request.cores_per_process]
+    known = study.user_attrs.get(studies.PARALLEL, {})
+    if known.get("key") != key or not {*numbers} <= {*known["tried"]}:
+        known = {"key": key, "tried": numbers, "step": _measure(request, numbers)}
+        study.set_user_attr(studies.PARALLEL, known)
+    step = {int(n): t for n, t in known["step"].items() if int(n) in numbers}
+    if not step:
+        return max(numbers)
+    chosen = decide(step, trials)
+    if verbose != 0:
+        times = ", ".join(f"{n} at a time: {1000 * t:.2f} ms per step" for n, t in step.items())
+        say(f'parallel="auto": {chosen}. Measured {times}.')
+    return chosen
+
+
+def _measure(request: Request, numbers: list[int]) -> dict[str, float]:
+    """Returns the seconds of a step by the number of workers; as text, which a study stores."""
+    optuna = require_optuna()
+    draw = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)).ask()
+    function = StepTime(request.recipe, suggest(draw, request.space))
+    found: dict[str, float] = {}
+    for number in numbers:
+        try:
+            steps = mapping.map(
+                function,
+                range(number),
+                number,
+                cores_per_process=request.cores_per_process if number > 1 else None,
+                shared={"fit": request.fit},
+                cores=request.cores,
+                seed=0,
+                verbose=0,
+            )
+        except request.catch as error:
+            if not isinstance(error, WorkerError):
+                raise
+            continue  # such a trial fails, and tells nothing of time
+        seconds = sum(steps) / number
+        if math.isfinite(seconds):
+            found[str(number)] = seconds
+    return found

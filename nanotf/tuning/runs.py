@@ -1,0 +1,146 @@
+"""One call of `nanotf.search` in the parent: opens the study, and gives its trials to workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudpickle
+
+from nanotf.console import logger
+from nanotf.errors import InvalidArgumentError, WorkerDied
+from nanotf.machine import topology
+from nanotf.parent import mapping
+from nanotf.tuning import measure, studies
+from nanotf.tuning.arguments import Request
+from nanotf.tuning.requirement import require_optuna
+from nanotf.tuning.result import SearchResult
+from nanotf.tuning.sampling import SeededSampler
+from nanotf.tuning.trials import BestModel, TrialFunction
+
+
+class Run:
+    """One call of `search`.
+
+    Args:
+        request: `Request`.
+        study: `optuna.Study`.
+        storage: its storage.
+        seed: int.
+        verbose: as in `search`.
+    """
+
+    def __init__(self, request: Request, study: Any, storage: Any, seed: int, verbose: Any) -> None:
+        self._request, self._study, self._storage = request, study, storage
+        self._seed, self._verbose = seed, verbose
+        self._best: tuple[int, Any] = (-1, None)  # a trial and its model
+        self._parallel = 0
+
+    def run(self, keep: bool) -> SearchResult:
+        """Runs the trials that are left.
+
+        Args:
+            keep: bool, whether the study is to be copied into memory: its storage ends.
+        """
+        try:
+            studies.fail_dead_trials(self._study)  # of an earlier call
+            left, before = self._left(), None
+            # A trial whose worker dies once too often is replaced, as long as others end.
+            while left and left != before:
+                self._run_trials(left)
+                left, before = self._left(), left
+        finally:
+            studies.fail_dead_trials(self._study)  # those that an exception interrupted
+        study = studies.in_memory(self._study, self._storage) if keep else self._study
+        return SearchResult(study, *self._best, self._train_again, self._parallel)
+
+    def _left(self) -> int:
+        return max(0, self._request.trials - studies.ended(self._study))
+
+    def _run_trials(self, count: int) -> None:
+        """Runs a number of trials."""
+        request = self._request
+        workers: Any = request.parallel
+        if workers == topology.AUTO:
+            workers = measure.choose(request, self._study, count, self._verbose)
+        workers = min(workers, count)
+        self._parallel = max(self._parallel, workers)
+        first = len(self._study.get_trials(deepcopy=False))
+        results = mapping.imap(
+            self._function(workers),
+            range(first, first + count),
+            workers,
+            cores_per_process=request.cores_per_process,
+            shared={"fit": request.fit},
+            on_error="return",
+            cores=request.cores,
+            seed=self._seed,
+            max_restarts=request.max_restarts,
+            verbose=0 if self._verbose == 2 else self._verbose,
+        )
+        with results:
+            for result in results:
+                if isinstance(result, WorkerDied):
+                    given_up = studies.fail_dead_trials(self._study, request.max_restarts)
+                    logger.warning("Trials %s are not tried again. %s", given_up, result.what)
+                elif isinstance(result, BaseException):
+                    raise result
+                else:
+                    self._take(*result)
+
+    def _take(self, number: int, model: Any) -> None:
+        """Keeps a model if it is the best so far."""
+        if model is not None and self._study.best_trial.number == number:
+            self._best = number, model
+
+    def _function(self, workers: int) -> Any:
+        """Returns the function that runs a trial in a worker."""
+        study, request = self._study, self._request
+        opened = {
+            "study_name": study.study_name,
+            "storage": self._storage,
+            "sampler": study.sampler,
+            "pruner": study.pruner,
+        }
+        return TrialFunction(
+            request.recipe,
+            request.space,
+            _pickled(opened),
+            self._seed,
+            workers > 1 and not isinstance(study.sampler, SeededSampler),
+            request.catch,
+            request.max_restarts,
+            require_optuna().logging.get_verbosity(),
+        )
+
+    def _train_again(self, trial: Any) -> Any:
+        """Trains the model of a trial of an earlier call, in a worker."""
+        request = self._request
+        seed = studies.training_seed(self._seed, trial)
+        function = BestModel(request.recipe, dict(trial.params), seed)
+        [model] = mapping.map(
+            function,
+            [trial.number],
+            1,
+            cores_per_process=request.cores_per_process,
+            shared={"fit": request.fit},
+            cores=request.cores,
+            verbose=0,
+        )
+        return model
+
+
+def _pickled(opened: dict[str, Any]) -> bytes:
+    """Pickles the arguments of `optuna.load_study`.
+
+    Raises:
+        InvalidArgumentError: One of them cannot be pickled; names it.
+    """
+    for name, value in opened.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise InvalidArgumentError(
+                f"Each worker opens the study, so its {name} must be picklable. Received: an "
+                f"object of class {type(value).__qualname__}, which is not: {error}. Pass another."
+            ) from error
+    return bytes(cloudpickle.dumps(opened))

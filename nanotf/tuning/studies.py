@@ -1,0 +1,238 @@
+"""The study of a search: where it is stored, which trials have ended, and those that died.
+
+A worker notes its process in each trial that it begins. So any process of the same host can tell a
+trial that runs from one whose worker, or whose whole program, was killed. It marks a killed
+worker's trial failed and enqueues its parameters again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import platform
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+
+from nanotf.errors import InvalidArgumentError
+from nanotf.tuning.requirement import require_optuna
+from nanotf.tuning.sampling import seed_of
+
+# Attributes of trials.
+PROCESS = "nanotf_process"  # [host, process id, its start in seconds since the epoch]
+ERROR = "nanotf_error"  # text; the trial has ended without a value, and is not tried again
+RETRY_OF = "nanotf_retry_of"  # number of the trial that died first
+ATTEMPT = "nanotf_attempt"  # how many trials with these parameters died before
+# Attributes of the study.
+METRIC = "nanotf_metric"
+SEED = "nanotf_seed"
+PARALLEL = "nanotf_parallel"
+
+SQLITE_SECONDS = 60.0  # a worker waits that long while others write
+
+
+@contextlib.contextmanager
+def log_level(verbose: Any) -> Iterator[None]:
+    """Hides Optuna's line for each trial meanwhile, unless it was asked for.
+
+    Args:
+        verbose: as in `search`.
+    """
+    logging = require_optuna().logging
+    level = logging.get_verbosity()
+    try:
+        if verbose != 2:
+            logging.set_verbosity(max(level, logging.WARNING))
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextlib.contextmanager
+def storage_for(given: Any) -> Iterator[Any]:
+    """Opens a storage that worker processes can open, too.
+
+    Args:
+        given: str, an address of a database; an Optuna storage; or None for a temporary file.
+
+    Yields:
+        An Optuna storage.
+
+    Raises:
+        InvalidArgumentError: The storage cannot be opened, or not by other processes.
+    """
+    optuna = require_optuna()
+    if given is None:
+        with tempfile.TemporaryDirectory(prefix="nanotf-search-") as folder:
+            path = str(pathlib.Path(folder, "journal.log"))
+            backend = optuna.storages.journal.JournalFileBackend(path)
+            yield optuna.storages.JournalStorage(backend)
+    elif isinstance(given, optuna.storages.InMemoryStorage):
+        raise _refused("an InMemoryStorage", "other processes cannot read it")
+    elif isinstance(given, str):
+        yield _database(given)
+    else:
+        yield given
+
+
+def _database(address: str) -> Any:
+    import sqlalchemy
+
+    optuna = require_optuna()
+    try:
+        url = sqlalchemy.engine.make_url(address)
+        if url.get_backend_name() != "sqlite":
+            return optuna.storages.RDBStorage(address)
+        if url.database in (None, "", ":memory:"):
+            raise _refused(repr(address), "other processes cannot read a database in memory")
+        # Workers may have another working directory.
+        url = url.set(database=str(pathlib.Path(url.database).absolute()))
+        waiting = {"connect_args": {"timeout": SQLITE_SECONDS}}
+        return optuna.storages.RDBStorage(
+            url.render_as_string(hide_password=False), engine_kwargs=waiting
+        )
+    except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
+        raise _refused(repr(address), f"{type(error).__name__}: {error}") from error
+
+
+def _refused(received: str, why: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "`storage` must be the address of a database that worker processes can open. Received: "
+        f"storage={received}: {why}. Pass a file such as storage='sqlite:///study.db', or leave it "
+        "out."
+    )
+
+
+def open_study(storage: Any, name: str | None, direction: str, metric: str, pruner: Any) -> Any:
+    """Creates a study, or opens the one of that name.
+
+    Raises:
+        InvalidArgumentError: The study of that name has another direction or metric.
+    """
+    study = require_optuna().create_study(
+        storage=storage,
+        study_name=name,
+        direction=direction,
+        pruner=pruner,
+        load_if_exists=True,
+    )
+    stored = {
+        "direction": study.direction.name.lower(),
+        "metric": study.user_attrs.get(METRIC, metric),
+    }
+    for argument, value in {"direction": direction, "metric": metric}.items():
+        if stored[argument] != value:
+            raise InvalidArgumentError(
+                f"A study keeps its {argument}. Received: {argument}={value!r}, for the study "
+                f"{name!r} with {argument}={stored[argument]!r}. Choose another `study_name`, or "
+                f"pass {argument}={stored[argument]!r}."
+            )
+    study.set_user_attr(METRIC, metric)
+    return study
+
+
+def seed_for(study: Any, seed: int | None) -> int:
+    """Returns the seed of a search, and notes it in the study.
+
+    Args:
+        study: `optuna.Study`.
+        seed: int or None for that of an earlier call or, in a new study, one from NumPy's global
+            generator.
+    """
+    if seed is None:
+        seed = int(study.user_attrs.get(SEED, np.random.randint(2**31)))
+    study.set_user_attr(SEED, seed)
+    return seed
+
+
+def training_seed(seed: int, trial: Any) -> int:
+    """Returns the seed of a trial's training: a trial that is tried again has that of the first.
+
+    Args:
+        seed: int, the search's seed.
+        trial: trial of Optuna.
+    """
+    return seed_of(seed, trial.user_attrs.get(RETRY_OF, trial.number))
+
+
+def in_memory(study: Any, storage: Any) -> Any:
+    """Copies a study into this process's memory.
+
+    Args:
+        study: `optuna.Study`.
+        storage: its storage.
+    """
+    optuna = require_optuna()
+    memory = optuna.storages.InMemoryStorage()
+    optuna.copy_study(from_study_name=study.study_name, from_storage=storage, to_storage=memory)
+    return optuna.load_study(
+        study_name=study.study_name, storage=memory, sampler=study.sampler, pruner=study.pruner
+    )
+
+
+def ended(study: Any) -> int:
+    """Counts the trials that need not be tried again: with a value, pruned, or failed for good."""
+    state = require_optuna().trial.TrialState
+    done = (state.COMPLETE, state.PRUNED)
+    trials = study.get_trials(deepcopy=False)
+    return sum(t.state in done or (t.state == state.FAIL and ERROR in t.user_attrs) for t in trials)
+
+
+def this_process() -> list[Any]:
+    """Returns the value of `PROCESS` for trials of this process."""
+    process = psutil.Process()
+    return [platform.node(), process.pid, process.create_time()]
+
+
+def _is_dead(process: Any) -> bool:
+    """Returns True if a process of this host has ended; False for those of other hosts."""
+    if process is None:
+        return False  # not a trial of nanotf
+    host, pid, began = process
+    if host != platform.node():
+        return False
+    try:
+        found = psutil.Process(pid)
+        return bool(found.create_time() != began or found.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def fail_dead_trials(study: Any, max_restarts: int | None = None) -> list[int]:
+    """Marks the running trials of dead processes failed, and enqueues their parameters again.
+
+    Args:
+        study: `optuna.Study`.
+        max_restarts: int, how often parameters are tried again; None for always, since the program
+            was interrupted.
+
+    Returns:
+        A list of the numbers of trials that are not tried again.
+    """
+    running = require_optuna().trial.TrialState.RUNNING
+    given_up = []
+    for trial in study.get_trials(deepcopy=False, states=(running,)):
+        if not _is_dead(trial.user_attrs.get(PROCESS)) or not _fail(study, trial.number):
+            continue
+        attempt = trial.user_attrs.get(ATTEMPT, 0)
+        if max_restarts is None or attempt < max_restarts:
+            first = trial.user_attrs.get(RETRY_OF, trial.number)
+            study.enqueue_trial(trial.params, user_attrs={RETRY_OF: first, ATTEMPT: attempt + 1})
+        else:
+            given_up.append(trial.number)
+    return given_up
+
+
+def _fail(study: Any, number: int) -> bool:
+    """Marks a trial failed; returns False if another process did so first."""
+    try:
+        study.tell(number, state=require_optuna().trial.TrialState.FAIL)
+    except (ValueError, RuntimeError):
+        # `tell` refuses trials that have ended. One of several callers gets here without an error.
+        if study.trials[number].state.is_finished():
+            return False
+        raise
+    return True

@@ -1,0 +1,268 @@
+"""Runs the trials of a search in a worker: trains their models and reports their epochs.
+
+A trial is Optuna's own: `Study.optimize` with one trial, on a study in a storage that all workers
+open. So samplers, pruners, enqueued trials and the log are those of Optuna's parallel studies.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from nanotf.compat.versions import require_tensorflow
+from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
+from nanotf.tuning import studies
+from nanotf.tuning.requirement import require_optuna
+from nanotf.tuning.space import suggest
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Makes a model from parameters and trains it.
+
+    Args:
+        build: callable, returns a compiled model.
+        data: callable or None, returns arguments of `fit`.
+        metric: str, a name in the logs of an epoch.
+    """
+
+    build: Callable[..., Any]
+    data: Callable[..., Any] | None
+    metric: str
+
+    def model(self, parameters: Mapping[str, Any]) -> Any:
+        """Builds the model.
+
+        Raises:
+            InvalidArgumentTypeError: `build` returns something else.
+        """
+        model = self.build(**taken(self.build, parameters))
+        if not isinstance(model, require_tensorflow().keras.Model):
+            raise InvalidArgumentTypeError(
+                "`build` must return a compiled Keras model. Received: an object of class "
+                f"{type(model).__qualname__}. Add `return model`."
+            )
+        return model
+
+    def fit_arguments(
+        self, parameters: Mapping[str, Any], fit: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Returns the arguments of `fit` for parameters; callbacks are copies.
+
+        Args:
+            parameters: mapping of str to value.
+            fit: mapping of str to object, the arguments that all trials share.
+        """
+        found = dict(fit)
+        if self.data is not None:
+            found |= as_arguments(self.data(**taken(self.data, parameters)))
+        found.setdefault("verbose", 0)  # bars of several workers would overwrite each other
+        # The worker keeps its arguments from trial to trial; a callback has a state.
+        found["callbacks"] = copy.deepcopy(_listed(found.get("callbacks")))
+        return found
+
+    def train(self, parameters: Mapping[str, Any], fit: Mapping[str, Any], trial: Any) -> Any:
+        """Builds and trains a model.
+
+        Args:
+            parameters, fit: as in `fit_arguments`.
+            trial: `optuna.trial.Trial`, which gets the epochs' values; or None.
+
+        Returns:
+            A tuple of the model and the reporting callback.
+        """
+        model = self.model(parameters)
+        arguments = self.fit_arguments(parameters, fit)
+        reporter = _reporter(self.metric, trial)
+        arguments["callbacks"] = [*arguments["callbacks"], reporter]
+        model.fit(**arguments)
+        return model, reporter
+
+
+def taken(function: Callable[..., Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns those parameters that a function takes by name: all, if it takes any name."""
+    kinds = {p.name: p.kind for p in inspect.signature(function).parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD in kinds.values():
+        return dict(parameters)
+    return {name: value for name, value in parameters.items() if name in kinds}
+
+
+def as_arguments(data: Any) -> dict[str, Any]:
+    """Returns data as arguments of `fit`: a dict as it is, a tuple as x, y and sample weights.
+
+    Raises:
+        InvalidArgumentError: A tuple has another length.
+    """
+    if isinstance(data, dict):
+        return dict(data)
+    if not isinstance(data, tuple):
+        return {"x": data}
+    if len(data) not in (2, 3):
+        raise InvalidArgumentError(
+            "`data` must be (x, y), (x, y, sample_weight), a dict of arguments of fit, or a "
+            f"function that returns one of them. Received: a tuple of {len(data)}. Use one of "
+            "these forms."
+        )
+    return dict(zip(("x", "y", "sample_weight"), data, strict=False))
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+def _reporter(metric: str, trial: Any) -> Any:
+    """Returns a callback that reports each epoch's metric, and stops a pruned trial's training.
+
+    Its `value` is the last epoch's metric; `is_pruned` tells whether Optuna's pruner stopped it.
+    """
+
+    class Reporter(require_tensorflow().keras.callbacks.Callback):  # type: ignore[misc]
+        value = math.nan
+        epochs = 0
+        is_pruned = False
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if metric not in (logs or {}):
+                raise InvalidArgumentError(
+                    "`metric` must be a name in the logs of an epoch. Received: "
+                    f"metric={metric!r}; the logs have {sorted(logs or {})}. Pass one of these, or "
+                    "compile the model with the metric. Names with val_ need validation data."
+                )
+            self.value, self.epochs = float(logs[metric]), epoch + 1
+            if trial is None:
+                return
+            trial.report(self.value, epoch)
+            if trial.should_prune():
+                self.is_pruned = True
+                self.model.stop_training = True  # lets other callbacks end their training
+
+    return Reporter()
+
+
+@dataclasses.dataclass
+class TrialFunction:
+    """The function of `nanotf.imap` in a search: runs one trial.
+
+    Args:
+        recipe: `Recipe`.
+        space: dict of str to distribution.
+        study: bytes, the pickled arguments of `optuna.load_study`.
+        seed: int.
+        reseed: bool, whether each worker's sampler draws its own random numbers.
+        catch: tuple of exception classes with which a trial fails, and the search continues.
+        max_restarts: int.
+        log_level: int, of Optuna's logger.
+    """
+
+    recipe: Recipe
+    space: dict[str, Any]
+    study: bytes
+    seed: int
+    reseed: bool
+    catch: tuple[type[Exception], ...]
+    max_restarts: int
+    log_level: int
+
+    def __post_init__(self) -> None:
+        self.__qualname__ = "nanotf.search"  # errors name the function so
+        self._study: Any = None  # a worker opens it once
+
+    def __call__(self, slot: int, fit: Mapping[str, Any]) -> tuple[int, Any]:
+        """Runs a trial.
+
+        Args:
+            slot: int, tells the items of `nanotf.imap` apart.
+            fit: mapping of str to object, arguments of `fit`.
+
+        Returns:
+            A tuple of the trial's number, and of its model if it is the best so far, or None.
+        """
+        study = self._opened()
+        studies.fail_dead_trials(study, self.max_restarts)
+        run = _OneTrial(self, fit)
+        study.optimize(run.objective, n_trials=1, catch=self.catch)
+        completed = study.get_trials(
+            deepcopy=False, states=(require_optuna().trial.TrialState.COMPLETE,)
+        )
+        is_best = bool(completed) and study.best_trial.number == run.number
+        return run.number, run.model if is_best else None
+
+    def _opened(self) -> Any:
+        if self._study is None:
+            optuna = require_optuna()
+            optuna.logging.set_verbosity(self.log_level)
+            self._study = optuna.load_study(**pickle.loads(self.study))
+            if self.reseed:
+                self._study.sampler.reseed_rng()
+        return self._study
+
+
+@dataclasses.dataclass
+class BestModel:
+    """The function of `nanotf.map` that trains the model of an ended trial again.
+
+    Args:
+        recipe: `Recipe`.
+        parameters: dict of str to value.
+        seed: int, of the trial.
+    """
+
+    recipe: Recipe
+    parameters: dict[str, Any]
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.__qualname__ = "nanotf.search"
+
+    def __call__(self, number: int, fit: Mapping[str, Any]) -> Any:
+        """Returns the trained model.
+
+        Args:
+            number: int, of the trial.
+            fit: mapping of str to object, arguments of `fit`.
+        """
+        require_tensorflow().keras.utils.set_random_seed(self.seed)
+        model, _ = self.recipe.train(self.parameters, fit, None)
+        return model
+
+
+class _OneTrial:
+    """One trial in a worker.
+
+    Args:
+        function: `TrialFunction`.
+        fit: mapping of str to object.
+
+    Attributes:
+        number: int, of the trial; -1 before it begins.
+        model: its trained model or None.
+    """
+
+    def __init__(self, function: TrialFunction, fit: Mapping[str, Any]) -> None:
+        self._function, self._fit = function, fit
+        self.number, self.model = -1, None
+
+    def objective(self, trial: Any) -> float:
+        """Optuna's objective: trains the trial's model and returns its metric."""
+        trial.set_user_attr(studies.PROCESS, studies.this_process())
+        self.number = trial.number
+        parameters = suggest(trial, self._function.space)
+        seed = studies.training_seed(self._function.seed, trial)
+        require_tensorflow().keras.utils.set_random_seed(seed)
+        try:
+            self.model, reporter = self._function.recipe.train(parameters, self._fit, trial)
+        except self._function.catch as error:
+            trial.set_user_attr(studies.ERROR, f"{type(error).__name__}: {error}")
+            raise
+        if reporter.is_pruned:
+            raise require_optuna().TrialPruned(f"after epoch {reporter.epochs}")
+        if math.isnan(reporter.value):
+            trial.set_user_attr(studies.ERROR, "the metric is not a number")
+        return float(reporter.value)

@@ -1,0 +1,110 @@
+"""A worker of `nanotf.map`: it calls the user's function, as a process of its own would.
+
+Unlike `session.Session` it has no strategy, and nothing of Keras is replaced. Of TensorFlow, only
+what keeps the graphs of ended items in memory is.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.compat import custom_gradients
+from nanotf.shipping import jobs, pickling, whole
+from nanotf.shipping.packing import Packer
+from nanotf.wire import messages
+from nanotf.wire.blocks import Block
+from nanotf.wire.channel import Channel, ChannelClosed
+from nanotf.worker import output
+from nanotf.worker.job_failure import job_failed
+
+# Bars that several workers redraw would overwrite each other.
+_NO_TERMINAL = {"stdout": False, "stderr": False}
+
+
+class ItemSession:
+    """A worker's state between items: the function, which it loads once for each call.
+
+    Args:
+        rank: int.
+        channel: `Channel` to the parent.
+        setup: `messages.Setup`.
+        fds: list of int, empty: no group.
+    """
+
+    def __init__(self, rank: int, channel: Channel, setup: messages.Setup, fds: list[int]) -> None:
+        self.rank = rank
+        self.channel = channel
+        self._task: Any = None  # the function and its keyword arguments
+        custom_gradients.end_with_graphs()
+        tf.config.set_visible_devices([], "GPU")  # workers would fight for its memory
+
+    def run(self, inbox: Any, message: messages.Job, blocks: list[Block], reader: Any) -> None:
+        """Runs a job received by `inbox`, and reports its end."""
+        job = pickling.loads(message.body)
+        if isinstance(job, jobs.ForgetTask):
+            self._task = None
+            _clean()
+            return
+        try:
+            small = self._run_item(message.job, job, blocks)
+            answer: messages.Message = messages.JobDone(message.job, self.rank, small)
+        except ChannelClosed:
+            raise
+        except BaseException as error:
+            answer = job_failed(message.job, self.rank, error)
+        del job, blocks
+        _clean()  # before the answer, so that the parent sees how much memory is left in use
+        self.channel.send(answer)
+
+    def _run_item(self, number: int, job: jobs.ItemJob, blocks: list[Block]) -> whole.Whole | None:
+        if job.task is not None:
+            shared = blocks[0] if job.task.has_block else None
+            function, *values = whole.load(job.task.whole, shared, in_place=True)
+            self._task = function, dict(zip(job.task.names, values, strict=True))
+        function, arguments = self._task
+        item = whole.load(job.whole, blocks[-1] if job.has_block else None)
+        terminal = jobs.Terminal(_NO_TERMINAL, job.columns)
+        with output.relayed(self._printing(number), terminal):
+            _begin(job)
+            result = function(item, **arguments)
+        return self._send_arrays(number, result)
+
+    def _printing(self, number: int) -> Any:
+        def send(stream: str, text: str) -> None:
+            self.channel.send(messages.Printed(number, stream, text))
+
+        return send
+
+    def _send_arrays(self, number: int, result: Any) -> whole.Whole | None:
+        """Sends a result with large arrays; returns one without, which needs no shared block."""
+        packer = Packer()
+        found = whole.dump("The result", result, packer)
+        if not packer.nbytes:
+            return found
+        block = Block(packer.nbytes)
+        packer.write(block)
+        assert block.fd is not None
+        returned = messages.Returned(number, found, None, block.nbytes)
+        self.channel.send(returned, [block.fd])
+        block.close_fd()
+        return None
+
+
+def _begin(job: jobs.ItemJob) -> None:
+    """Makes Keras and all random numbers the same, whatever ran in this process before.
+
+    Keras counts the layers of a process to name them. `set_random_seed` comes last: the settings
+    must not draw from it.
+    """
+    tf.keras.backend.clear_session()
+    job.settings.restore()
+    tf.keras.utils.set_random_seed(job.seed)
+
+
+def _clean() -> None:
+    """Frees the models of an item, which are in reference cycles and in Keras's lists."""
+    tf.keras.backend.clear_session()
+    gc.collect()

@@ -1,0 +1,20 @@
+"""The message that tells the parent of an exception in a job."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+
+from nanotf.shipping import pickling
+from nanotf.wire import messages
+
+
+def job_failed(job: int, rank: int, error: BaseException) -> messages.JobFailed:
+    """Returns the message for a job that raised, with the exception itself if it can be pickled."""
+    try:
+        pickled = pickling.dumps(error)
+        pickle.loads(pickled)
+    except BaseException:
+        pickled = b""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return messages.JobFailed(job, rank, f"{type(error).__name__}: {error}", text, pickled)

@@ -1,0 +1,346 @@
+"""With `fit(resume=folder)` a new process continues training, as if the first had not ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from parity import assert_same_history, assert_same_state, digits
+from processes import ROOT
+from processes import SECONDS as RUN_SECONDS
+
+from nanotf.compat.versions import is_keras_3
+from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
+from nanotf.keras import Sequential
+
+L = tf.keras.layers
+_SEQUENCE: Any = tf.keras.utils.PyDataset if is_keras_3() else tf.keras.utils.Sequence
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+class _Preempted(Exception):
+    """The user's own handler of SIGTERM raises it, so that this process continues."""
+
+
+class _Preempt(tf.keras.callbacks.Callback):
+    """Sends SIGTERM to this process at a hook of an epoch."""
+
+    def __init__(self, epoch: int, hook: str, index: int | None = None) -> None:
+        super().__init__()
+        self._at = (epoch, index)
+        self._epoch = -1
+        setattr(self, hook, self._signal)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def _signal(self, *arguments: Any, **_: Any) -> None:
+        index = arguments[0] if arguments and isinstance(arguments[0], int) else None
+        epoch, at = self._at
+        if self._epoch == epoch and at in (None, index):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Record(tf.keras.callbacks.Callback):
+    """Records hooks, and lowers the learning rate when an epoch begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard: list[Any] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.heard.append(["epoch", epoch])
+        rate = self.model.optimizer.learning_rate
+        rate.assign(rate * 0.9)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.heard.append(batch)
+
+
+@pytest.fixture
+def preemptible() -> Iterator[None]:
+    def handler(*_: Any) -> None:
+        raise _Preempted
+
+    before = signal.signal(signal.SIGTERM, handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def _model(units: int = 16, optimizer: Any = None) -> Any:
+    tf.keras.utils.set_random_seed(11)
+    # Keras 2's dropout draws from a state in TensorFlow that nobody can read.
+    random = [L.Dropout(0.2)] if is_keras_3() else []
+    layers = [L.Input((8, 8, 1)), L.Flatten(), L.Dense(units, "tanh"), *random, L.Dense(10)]
+    model = Sequential(layers)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer or tf.keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    return model
+
+
+def _arrays() -> dict[str, Any]:
+    x, y = digits(240)
+    held = (x[200:], y[200:])
+    return {"x": x[:200], "y": y[:200], "batch_size": 40, "validation_data": held}
+
+
+def _fit(folder: pathlib.Path, *more: Any, model: Any = None, **arguments: Any) -> Any:
+    """Trains a new model; returns it, its history and the hooks that its callbacks heard."""
+    model, record = model or _model(), _Record()
+    stop = tf.keras.callbacks.EarlyStopping("val_loss", patience=9)
+    arguments = {"epochs": 4, "verbose": 0, **arguments}
+    history = model.fit(resume=folder, callbacks=[record, stop, *more], **arguments)
+    return model, history, record.heard
+
+
+def _place(folder: pathlib.Path) -> tuple[int, int]:
+    """Returns the epoch and the step of the newest checkpoint."""
+    newest = max(path for path in folder.iterdir() if path.name.isdigit())
+    content = json.loads((newest / "manifest.json").read_text())["content"]
+    return content["epoch"], content["step"]
+
+
+def _assert_same(found: Any, expected: Any) -> None:
+    assert_same_history(found[1].history, expected[1].history)
+    assert found[1].epoch == expected[1].epoch
+    assert found[2] == expected[2]
+    assert_same_state(found[0], expected[0])
+
+
+def _interrupt(folder: pathlib.Path, *at: Any, **arguments: Any) -> tuple[int, int]:
+    with pytest.raises(_Preempted):
+        _fit(folder, _Preempt(*at), **arguments)
+    return _place(folder)
+
+
+@pytest.mark.both_generations
+@pytest.mark.usefixtures("preemptible")
+def test_one_run_in_parts_with_workers_and_without(tmp_path: pathlib.Path) -> None:
+    """Shuffled arrays, dropout, Adam, validation, callbacks with state; five parts of one run."""
+    data = _arrays()
+    expected = _fit(tmp_path / "undisturbed", **data)
+    parts = tmp_path / "parts"
+    two = {**data, "num_processes": 2}
+    # Workers end the step at which they next ask each other.
+    assert _interrupt(parts, 0, "on_train_batch_end", 1, **two) in [(0, 2), (0, 3), (0, 4)]
+    assert _interrupt(parts, 1, "on_train_batch_end", 0, **data) == (1, 1)
+    assert _interrupt(parts, 1, "on_test_begin", **two) == (1, 5)
+    assert _interrupt(parts, 2, "on_epoch_end", **data) == (3, 0)
+    found = _fit(parts, **two)
+    _assert_same(found, expected)
+    assert len(list(parts.iterdir())) == 2
+    # A finished training returns its history at once, with other numbers of workers as well.
+    _assert_same(_fit(parts, **data), expected)
+
+
+class _Altered(_SEQUENCE):  # type: ignore[misc, valid-type]
+    """Batches that Keras shuffles and that random numbers alter."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = digits(200)
+        part = slice(40 * index, 40 * (index + 1))
+        return x[part] + np.random.uniform(0, 0.1), y[part]
+
+
+def _dataset() -> Any:
+    return tf.data.Dataset.from_tensor_slices(digits(200)).shuffle(200, seed=5).batch(40)
+
+
+def _endless() -> Any:
+    return _dataset().repeat()
+
+
+@pytest.mark.thorough
+@pytest.mark.every_case
+@pytest.mark.usefixtures("preemptible")
+@pytest.mark.parametrize("make", [_dataset, _endless, _Altered])
+@pytest.mark.parametrize("processes", [(None, None), (2, 2), (None, 2), (2, None)])
+def test_data_that_are_read_again(make: Any, processes: Any, tmp_path: pathlib.Path) -> None:
+    first, second = processes
+    steps = 4 if make is _endless else None
+
+    def arguments(number: int | None) -> dict[str, Any]:
+        tf.keras.utils.set_random_seed(3)
+        return {"x": make(), "steps_per_epoch": steps, "num_processes": number}
+
+    expected = _fit(tmp_path / "undisturbed", **arguments(first))
+    parts = tmp_path / "parts"
+    assert _interrupt(parts, 0, "on_epoch_end", **arguments(first)) == (1, 0)
+    assert _interrupt(parts, 2, "on_train_batch_end", 1, **arguments(second)) > (2, 1)
+    _assert_same(_fit(parts, **arguments(first)), expected)
+
+
+@pytest.mark.usefixtures("preemptible")
+def test_a_damaged_checkpoint(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = _arrays()
+    expected = _fit(tmp_path / "undisturbed", **data)
+    parts = tmp_path / "parts"
+    _interrupt(parts, 2, "on_train_batch_end", 2, **data)
+    newest = max(parts.iterdir()) / "arrays.npz"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    (parts / ".unfinished-by-a-killed-process").mkdir()
+    with caplog.at_level(logging.WARNING, logger="nanotf"):
+        found = _fit(parts, **data)
+    (line,) = [r.getMessage() for r in caplog.records if "cannot be used" in r.getMessage()]
+    assert "incomplete or has changed" in line
+    _assert_same(found, expected)
+
+
+def test_another_call(tmp_path: pathlib.Path) -> None:
+    """A call that differs is refused before a worker starts, and nothing is overwritten."""
+    data = {**_arrays(), "epochs": 2}
+    expected = _fit(tmp_path, **data)
+    fewer = {**data, "x": data["x"][:190], "y": data["y"][:190]}
+    for message, arguments in {
+        r"variable number 0 '.*dense.*' of shape \(64, 17\).*\(64, 16\)": {"model": _model(17)},
+        r"optimizer \['SGD'\], and in .* \['Adam'\]": {"model": _model(16, "sgd")},
+        "batch_size 20, and in .* it is 40": {"batch_size": 20},
+        "shuffle False, and in .* it is True": {"shuffle": False},
+        "samples 190, and in .* it is 200": fewer,
+        "epochs=1, and .* is in epoch 2": {"epochs": 1},
+        "BackupAndRestore": {"callbacks": [tf.keras.callbacks.BackupAndRestore("unused")]},
+    }.items():
+        model = arguments.pop("model", None) or _model()
+        with pytest.raises(InvalidArgumentError, match=message):
+            model.fit(resume=tmp_path, verbose=0, num_processes=2, **{**data, **arguments})
+    _assert_same(_fit(tmp_path, **data), expected)
+    longer = _fit(tmp_path, **{**data, "epochs": 3})
+    _assert_same(longer, _fit(tmp_path / "undisturbed", **{**data, "epochs": 3}))
+
+
+def test_data_and_folders_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
+    x, y = digits(80)
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(InvalidArgumentError, match="a folder that can be written"):
+        _model().fit(x, y, resume=file, num_processes=2)
+    with pytest.raises(InvalidArgumentTypeError, match="the path of a folder"):
+        _model().fit(x, y, resume=3, num_processes=2)
+    with pytest.raises(InvalidArgumentError, match="which can be read only once"):
+        _model().fit(((x, y) for _ in range(4)), steps_per_epoch=2, resume=tmp_path)
+    if is_keras_3():
+        with pytest.raises(InvalidArgumentError, match="must divide the steps of a pass"):
+            _model().fit(x, y, batch_size=20, steps_per_epoch=3, resume=tmp_path)
+
+
+_JOB = """
+import os, signal, sys
+import numpy as np
+import tensorflow as tf
+from nanotf.keras import Sequential
+
+folder, processes, epochs, end_at = sys.argv[1], *map(int, sys.argv[2:])
+tf.keras.backend.set_floatx("float64")
+tf.keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(400, 8))
+model = Sequential([tf.keras.layers.Input((8,)), tf.keras.layers.Dense(4, "tanh"),
+                    tf.keras.layers.Dense(1)])
+model.compile("adam", "mse")
+
+class Told(tf.keras.callbacks.Callback):
+    nanotf_needs = "progress"
+    def on_epoch_begin(self, epoch, logs=None):
+        print("epoch", epoch, flush=True)
+        if epoch == end_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+history = model.fit(x, x.sum(axis=1), batch_size=4, epochs=epochs, verbose=0,
+                    validation_split=0.2, callbacks=[Told()], resume=folder,
+                    num_processes=processes)
+np.savez(folder + ".npz", *model.get_weights(), history.history["val_loss"])
+"""
+
+
+class _Job:
+    """A program that trains, in a process of its own, as a scheduler starts it.
+
+    Args:
+        directory: folder for the program and the checkpoints.
+        name: str, of the folder of checkpoints.
+        epochs: int.
+    """
+
+    def __init__(self, directory: pathlib.Path, name: str, epochs: int) -> None:
+        self._script = directory / "job.py"
+        self._script.write_text(_JOB)
+        self.folder, self._epochs = directory / name, epochs
+
+    def start(self, processes: int, end_at: int = -1) -> subprocess.Popen[str]:
+        """Starts it; it sends itself SIGTERM at the beginning of the epoch `end_at`."""
+        arguments = [str(self.folder), str(processes), str(self._epochs), str(end_at)]
+        return subprocess.Popen(
+            [sys.executable, str(self._script), *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, processes: int, end_at: int = -1) -> int:
+        """Runs it; returns the exit code."""
+        process = self.start(processes, end_at)
+        process.communicate(timeout=RUN_SECONDS)
+        return process.returncode
+
+    def end_at_random(self, processes: int, random: np.random.Generator) -> int:
+        """Runs it, with SIGTERM at a random moment; returns the exit code."""
+        process = self.start(processes)
+        assert process.stdout is not None
+        epochs = 1 + random.integers(2)
+        with process.stdout as lines:
+            for line in lines:
+                epochs -= line.startswith("epoch")
+                if epochs == 0:  # any moment after it; no condition tells which
+                    threading.Timer(random.uniform(0, 0.3), process.terminate).start()
+        return process.wait(RUN_SECONDS)
+
+    def result(self) -> list[Any]:
+        with np.load(f"{self.folder}.npz") as found:
+            return [found[name] for name in found.files]
+
+
+def _assert_same_results(found: _Job, expected: _Job) -> None:
+    for ours, theirs in zip(found.result(), expected.result(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_sigterm_ends_a_job_after_a_checkpoint(tmp_path: pathlib.Path) -> None:
+    undisturbed, job = _Job(tmp_path, "undisturbed", 3), _Job(tmp_path, "parts", 3)
+    assert undisturbed.run(1) == 0
+    assert job.run(2, end_at=1) == -signal.SIGTERM  # 143 in a shell
+    epoch, step = _place(job.folder)
+    assert epoch == 1
+    assert step > 0
+    assert job.run(1) == 0
+    _assert_same_results(job, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_sigterm_at_random_moments(tmp_path: pathlib.Path) -> None:
+    """Twenty of them, with one process and with two in turn."""
+    undisturbed, job = _Job(tmp_path, "undisturbed", 120), _Job(tmp_path, "parts", 120)
+    assert undisturbed.run(1) == 0
+    random = np.random.default_rng(int(os.environ.get("NANOTF_SOAK_SEED", "0")))
+    places = []
+    for number in range(20):
+        assert job.end_at_random(1 + number % 2, random) == -signal.SIGTERM
+        places.append(_place(job.folder))
+    print("stopped at (epoch, step):", places)
+    assert places == sorted(places)
+    assert any(step for _, step in places)
+    assert job.run(2) == 0
+    _assert_same_results(job, undisturbed)

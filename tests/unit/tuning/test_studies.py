@@ -1,0 +1,137 @@
+"""Studies and samplers of a search, without TensorFlow."""
+
+from __future__ import annotations
+
+import pathlib
+import platform
+import subprocess
+import sys
+from typing import Any
+
+import optuna
+import pytest
+
+from nanotf.errors import InvalidArgumentError, UnavailableError
+from nanotf.tuning import measure, requirement, studies
+from nanotf.tuning.sampling import SeededSampler, default_sampler
+
+STATE = optuna.trial.TrialState
+
+
+@pytest.fixture
+def study() -> Any:
+    return optuna.create_study()
+
+
+def _ended_process() -> list[Any]:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return [platform.node(), process.pid, 0.0]
+
+
+def _running(study: Any, process: Any) -> int:
+    trial = study.ask()
+    trial.suggest_float("rate", 0, 1)
+    if process is not None:
+        trial.set_user_attr(studies.PROCESS, process)
+    return int(trial.number)
+
+
+def test_trials_of_dead_processes_are_tried_again(study: Any) -> None:
+    dead = _running(study, _ended_process())
+    alive = [
+        _running(study, studies.this_process()),
+        _running(study, ["another host", 1, 0.0]),
+        _running(study, None),  # not of nanotf
+    ]
+    assert studies.fail_dead_trials(study, 1) == []
+    found = study.trials
+    assert found[dead].state == STATE.FAIL
+    assert [found[number].state for number in alive] == [STATE.RUNNING] * 3
+    again = study.ask()
+    assert again.suggest_float("rate", 0, 1) == found[dead].params["rate"]
+    assert again.user_attrs[studies.RETRY_OF] == dead
+    assert studies.training_seed(5, again) == studies.training_seed(5, found[dead])
+    again.set_user_attr(studies.PROCESS, _ended_process())
+    assert studies.fail_dead_trials(study, 1) == [again.number]
+    assert not study.get_trials(states=(STATE.WAITING,))
+
+
+def test_an_interrupted_program_does_not_use_up_the_restarts(study: Any) -> None:
+    for _ in range(3):
+        trial = study.ask()
+        trial.set_user_attr(studies.PROCESS, _ended_process())
+        assert studies.fail_dead_trials(study) == []
+    assert len(study.get_trials(states=(STATE.WAITING,))) == 1
+
+
+def test_trials_that_count(study: Any) -> None:
+    study.tell(study.ask(), 1.0)
+    study.tell(study.ask(), state=STATE.PRUNED)
+    study.tell(study.ask(), state=STATE.FAIL)  # an exception that ended the search
+    caught = study.ask()
+    caught.set_user_attr(studies.ERROR, "ValueError: too wide")
+    study.tell(caught, state=STATE.FAIL)
+    study.enqueue_trial({})
+    assert studies.ended(study) == 3
+
+
+def test_a_study_keeps_its_direction_and_metric(tmp_path: pathlib.Path) -> None:
+    address = f"sqlite:///{tmp_path}/study.db"
+    with studies.storage_for(address) as storage:
+        first = studies.open_study(storage, "a", "minimize", "loss", None)
+        seed = studies.seed_for(first, None)
+    with studies.storage_for(address) as storage:
+        again = studies.open_study(storage, "a", "minimize", "loss", None)
+        assert studies.seed_for(again, None) == seed
+        with pytest.raises(InvalidArgumentError, match="direction='minimize'"):
+            studies.open_study(storage, "a", "maximize", "loss", None)
+        with pytest.raises(InvalidArgumentError, match="metric='loss'"):
+            studies.open_study(storage, "a", "minimize", "mae", None)
+
+
+@pytest.mark.parametrize(
+    "storage",
+    ["sqlite://", "sqlite:///:memory:", "study.db", "nodatabase://a", "sqlite:////no/folder/a.db"],
+)
+def test_storages_that_workers_cannot_open(storage: str) -> None:
+    with (
+        pytest.raises(InvalidArgumentError, match="address of a database"),
+        studies.storage_for(storage),
+    ):
+        pass
+
+
+def test_a_storage_in_memory_is_refused() -> None:
+    memory = optuna.storages.InMemoryStorage()
+    with pytest.raises(InvalidArgumentError, match="other processes"), studies.storage_for(memory):
+        pass
+
+
+@pytest.mark.parametrize("make", [default_sampler, optuna.samplers.RandomSampler])
+def test_first_parameters_follow_from_the_seed_and_the_number(make: Any) -> None:
+    """Several processes draw what one draws, whichever of them asks."""
+    alone = optuna.create_study(sampler=SeededSampler(make, 3))
+    drawn = [alone.ask().suggest_float("rate", 0, 1) for _ in range(4)]
+    shared = optuna.create_study()
+    samplers = [SeededSampler(make, 3), SeededSampler(make, 3)]
+    again = []
+    for number in range(4):
+        shared.sampler = samplers[number % 3 % 2]
+        again.append(shared.ask().suggest_float("rate", 0, 1))
+    assert again == drawn
+    assert len(set(drawn)) == 4
+
+
+def test_the_number_of_workers_that_ends_first() -> None:
+    assert measure.decide({1: 1.0, 2: 1.5, 4: 2.5}, 8) == 4  # 8, 6, 5 steps
+    assert measure.decide({1: 1.0, 2: 1.5, 4: 2.5}, 2) == 2  # 2, 1.5, 2.5
+    assert measure.decide({1: 1.0, 8: 2.0, 16: 2.1}, 8) == 8
+    assert measure.decide({1: 1.0, 2: 2.0}, 8) == 1  # workers hinder each other
+
+
+def test_without_optuna_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    requirement.require_optuna.cache_clear()
+    with pytest.raises(UnavailableError, match=r"pip install 'nanotf\[search\]'"):
+        requirement.require_optuna()
