@@ -93,7 +93,8 @@ class KerasModel(DistributedModel):
         # Like functional models, it leaves casts to layers.
         super().__init__(name=model.name, autocast=False)
         self.original = model
-        self.output_names = list(model.output_names)  # for losses by name
+        if hasattr(model, "output_names"):  # of Keras 3's classes, Functional alone
+            self.output_names = list(model.output_names)  # for losses by name
         self._nanotf_spec = _specs(model, "input")
         arguments = ("x", "y", "sample_weight")
         plain = {"autograph": False}
