@@ -34,7 +34,7 @@ from nanotf.errors import (
 )
 from nanotf.smp import exchange, objects, partitioned, replicas, runtime
 from nanotf.smp.bodies import Call
-from nanotf.smp.models import DistributedModel
+from nanotf.smp.models import StepModel
 from nanotf.smp.shares import Shares
 from nanotf.smp.steps import Step
 
@@ -51,7 +51,7 @@ def check(model: Any) -> None:
         raise InvalidArgumentTypeError(
             f"from_keras takes a model of Keras. Received: {model!r} of type {type(model)}."
         )
-    if isinstance(model, DistributedModel):
+    if isinstance(model, StepModel):
         raise ModelError(
             "from_keras takes a functional or Sequential model of tf.keras. Received: "
             f"{model.name!r}, which is a smp.DistributedModel."
@@ -82,7 +82,7 @@ def check(model: Any) -> None:
         )
 
 
-class KerasModel(DistributedModel):
+class KerasModel(StepModel):
     """A Keras model in microbatches and partitions; `DistributedModel.from_keras` makes it.
 
     Args:
@@ -126,7 +126,7 @@ class KerasModel(DistributedModel):
         """Cuts the model before an optimizer makes slots for its variables."""
 
         def cut(inputs: Any) -> None:
-            whole = super(DistributedModel, self).__call__
+            whole = super(StepModel, self).__call__
             call = Call(self, whole, (inputs,), {"training": True})
             partitioned.begun(self).cut(call)
 

@@ -41,7 +41,7 @@ class Shares:
         batch = self.signature.bind(*args, **kwargs).args
         rows = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
         everyone, first = count * runtime.dp_size(), count * runtime.dp_rank()
-        found = []
+        found: list[Any] = []
         for number in range(first, first + count):
             begin, size = bounds(rows, everyone, number)
             begin, length = tf.minimum(begin, rows - 1), tf.maximum(size, 1)
