@@ -26,7 +26,7 @@ import psutil
 import pytest
 from waiting import wait_until
 
-# Folders of tests with real workers or shells, and how many cases of a test count as one of `--cases`.
+# Folders of tests with real workers or shells, and how many cases of a test count as one.
 _REAL = {"e2e": 1, "programs": 5, "scripts": 4}
 # The pool's own threads live from one test to the next, like the pool. `Timer` is its idle timer.
 _POOL_THREADS = ("nanotf-", "Thread-")
