@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import collections
 import contextlib
 import functools
@@ -9,6 +10,7 @@ import io
 import logging
 import os
 import pathlib
+import select
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +24,13 @@ from nanotf.shipping.jobs import Terminal
 from nanotf.wire import messages
 
 STREAMS = ("stdout", "stderr")
-_FLUSH_SECONDS = 5.0  # limit for reading the pipe, which normally takes a millisecond
+_PIPE_BYTES = 1 << 16  # what a pipe holds
+
+# Held while text is sent, by Python's streams and by the reader of `tf.print`'s pipe, so that all
+# of it arrives in the order in which it was written. User code may print from several threads. It
+# may also print in a destructor, when the garbage collector runs in the middle of a print: hence
+# an RLock, and one for all.
+_order = threading.RLock()
 
 
 class _Warnings(logging.Handler):
@@ -44,7 +52,7 @@ class _Relay(io.TextIOBase):
     """A text stream that passes on its text, line by line.
 
     Args:
-        send: callable of a str.
+        send: callable of a str, called with `_order` held.
         is_terminal: bool, returned by `isatty`, which progress bars call.
     """
 
@@ -55,19 +63,16 @@ class _Relay(io.TextIOBase):
         self._send = send
         self._is_terminal = is_terminal
         self._texts: collections.deque[str] = collections.deque()
-        # User code may print from several threads. It may also print in a destructor, when the
-        # garbage collector runs in the middle of a print: hence an RLock.
-        self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        with self._lock:
+        with _order:
             self._texts.append(text)
             if "\n" in text or "\r" in text:
                 self._pass_on()
         return len(text)
 
     def flush(self) -> None:
-        with self._lock:
+        with _order:
             self._pass_on()
 
     def _pass_on(self) -> None:
@@ -92,17 +97,25 @@ class TensorFlowPrints:
 
     def __init__(self) -> None:
         self._send: Callable[[str], None] | None = None
-        self._written = threading.Event()
         self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._path = f"file:///proc/self/fd/{self._writer}"
         threading.Thread(target=self._read, name="nanotf-prints", daemon=True).start()
 
     def _read(self) -> None:
         while True:
-            text = os.read(self._reader, 1 << 16).decode(errors="replace")
-            if "\0" in text:
-                self._written.set()
-                text = text.replace("\0", "")
+            select.select([self._reader], [], [])
+            self.pass_on()
+
+    def pass_on(self) -> None:
+        """Sends what `tf.print` has written so far."""
+        with _order:
+            try:
+                written = os.read(self._reader, _PIPE_BYTES)
+            except BlockingIOError:
+                return
+            text = self._decoder.decode(written)
             if self._send is not None and text:
                 self._send(text)
 
@@ -125,9 +138,7 @@ class TensorFlowPrints:
             yield
         finally:
             tf.print = stock
-            self._written.clear()
-            os.write(self._writer, b"\0")  # once this byte is read, everything before it is read
-            self._written.wait(_FLUSH_SECONDS)
+            self.pass_on()
             self._send = None
 
 
@@ -177,8 +188,14 @@ def relayed(
         streams: as in `to_parent`.
     """
     global _tensorflow_prints
-    out = _Relay(functools.partial(send, "stdout"), terminal.is_terminal["stdout"])
-    err = _Relay(functools.partial(send, "stderr"), terminal.is_terminal["stderr"])
+
+    def send_in_order(stream: str, text: str) -> None:
+        if _tensorflow_prints is not None:
+            _tensorflow_prints.pass_on()
+        send(stream, text)
+
+    out = _Relay(functools.partial(send_in_order, "stdout"), terminal.is_terminal["stdout"])
+    err = _Relay(functools.partial(send_in_order, "stderr"), terminal.is_terminal["stderr"])
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(terminal.columns)
     prints: Any = contextlib.nullcontext()
