@@ -13,12 +13,15 @@ from nanotf.parent.sigterm import Sigterm
 class Checkpointing:
     """The checkpoints that one `fit` takes and writes.
 
+    A context for the whole of training: within, SIGTERM makes `fit` write a checkpoint first, and
+    no other run uses the folder.
+
     Args:
         call: `FitCall`.
         resumption: `Resumption`.
 
     Attributes:
-        sigterm: `Sigterm`, a context for the whole of training.
+        sigterm: `Sigterm`.
         taken: `Checkpoint` that can be written, or None.
         is_due: bool, whether it is to be written without a signal.
     """
@@ -28,6 +31,14 @@ class Checkpointing:
         self.sigterm = Sigterm()
         self.taken: Checkpoint | None = None
         self.is_due = False
+
+    def __enter__(self) -> Checkpointing:
+        self.sigterm.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.resumption.release()  # first: the signal may end this process, or raise
+        self.sigterm.__exit__(*error)
 
     def take(self, moment: Moment, is_due: bool = True) -> None:
         """Captures this process's state at a moment.

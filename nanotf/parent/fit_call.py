@@ -377,8 +377,8 @@ class FitCall(ModelCall):
         return messages.Proceed(self.number)
 
     def watching(self) -> contextlib.AbstractContextManager[Any]:
-        """Returns a context in which SIGTERM makes `fit` write a checkpoint first."""
-        return contextlib.nullcontext() if self.checkpoints is None else self.checkpoints.sigterm
+        """Returns the context in which training runs, see `Checkpointing`."""
+        return contextlib.nullcontext() if self.checkpoints is None else self.checkpoints
 
     @property
     def is_finished(self) -> bool:

@@ -41,9 +41,15 @@ def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume:
     call = FitCall(model, FitArguments.of(given), 1, resume=resume)
     checkpoints = call.checkpoints
     assert checkpoints is not None
-    resumption = checkpoints.resumption
     if call.is_finished:
         return call.finished()
+    with checkpoints:
+        return one_process.fit(keras_fit, (), _arguments(call, checkpoints), hint)
+
+
+def _arguments(call: FitCall, checkpoints: Checkpointing) -> dict[str, Any]:
+    """Returns the arguments of Keras's `fit`, and brings the model to where training continues."""
+    resumption = checkpoints.resumption
     a, last = call.arguments, call.last
     call.first = a.initial_epoch, 0
     epochs, first = a.epochs, a.initial_epoch
@@ -53,7 +59,7 @@ def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume:
         first = last.epoch
         if resumption.stops:
             epochs = first  # no further epoch, only Keras's work at the end of training
-    arguments = {
+    return {
         **_data(call),
         "epochs": epochs,
         "initial_epoch": first,
@@ -62,8 +68,6 @@ def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume:
         "shuffle": False,
         "verbose": 0,
     }
-    with checkpoints.sigterm:
-        return one_process.fit(keras_fit, (), arguments, hint)
 
 
 def _data(call: FitCall) -> dict[str, Any]:

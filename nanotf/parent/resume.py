@@ -21,6 +21,7 @@ from nanotf.parent import resumable
 from nanotf.parent.callback_states import CallbackStates
 from nanotf.parent.checkpoints import Folder, Stored
 from nanotf.parent.encoding import Arrays, decode, encode, typed
+from nanotf.parent.folder_lock import FolderLock
 from nanotf.parent.moments import Moment, Values
 from nanotf.shipping.arrays import numpy_dtype
 from nanotf.shipping.state import StateLayout
@@ -43,7 +44,8 @@ class Resumption:
         reading: random states when the first run began to read the moment's epoch, or None.
 
     Raises:
-        InvalidArgumentError: The folder cannot be used, or is of another model or other data.
+        InvalidArgumentError: The folder cannot be used, another run uses it, or it is of another
+            model or other data.
     """
 
     def __init__(self, path: Any, call: Any) -> None:
@@ -57,9 +59,20 @@ class Resumption:
         self.reading: Any = None
         self._chance: Chance | None = None
         self._of_callbacks: dict[str, dict[str, Any]] = {}
-        stored = self._newest()
-        if stored is not None:
-            self._take(stored)
+        self._lock = FolderLock(self._folder.path)
+        try:
+            stored = self._newest()
+            if stored is not None:
+                self._take(stored)
+        except BaseException:
+            self.release()
+            raise
+        if self.is_finished:  # there is nothing to write
+            self.release()
+
+    def release(self) -> None:
+        """Lets other runs use the folder."""
+        self._lock.release()
 
     def _newest(self) -> Stored | None:
         """Returns the checkpoint from which this call continues."""

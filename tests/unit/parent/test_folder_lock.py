@@ -1,0 +1,57 @@
+"""One run at a time uses a folder of checkpoints."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from nanotf.errors import InvalidArgumentError
+from nanotf.parent.folder_lock import FolderLock
+
+_HOLDER = """
+import pathlib, sys
+from nanotf.parent.folder_lock import FolderLock
+lock = FolderLock(pathlib.Path(sys.argv[1]))
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_run_in_this_process(tmp_path: pathlib.Path) -> None:
+    lock = FolderLock(tmp_path)
+    link = tmp_path.parent / f"{tmp_path.name}-link"
+    link.symlink_to(tmp_path)
+    with pytest.raises(InvalidArgumentError, match=rf"this process \(pid {os.getpid()}\)"):
+        FolderLock(link)
+    lock.release()
+    lock.release()
+    FolderLock(link).release()
+
+
+def test_another_process_is_named_and_its_death_releases(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"locked\n"
+        with pytest.raises(InvalidArgumentError, match=f"which process {holder.pid} on .+ uses"):
+            FolderLock(tmp_path)
+        holder.send_signal(signal.SIGKILL)
+    FolderLock(tmp_path).release()
+
+
+def test_a_forked_child_does_not_have_its_parents_lock(tmp_path: pathlib.Path) -> None:
+    lock = FolderLock(tmp_path)
+    child = os.fork()
+    if child == 0:
+        try:
+            FolderLock(tmp_path)
+        except InvalidArgumentError as error:
+            os._exit(0 if f"process {os.getppid()} on" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    lock.release()
