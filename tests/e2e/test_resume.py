@@ -80,9 +80,9 @@ def preemptible() -> Iterator[None]:
 
 def _model(units: int = 16, optimizer: Any = None) -> Any:
     tf.keras.utils.set_random_seed(11)
-    # Keras 2's dropout draws from a state in TensorFlow that nobody can read.
-    random = [L.Dropout(0.2)] if is_keras_3() else []
-    layers = [L.Input((8, 8, 1)), L.Flatten(), L.Dense(units, "tanh"), *random, L.Dense(10)]
+    # By default, Keras 2's dropout draws from a state in TensorFlow that nobody can read.
+    dropout = L.Dropout(0.2, **({} if is_keras_3() else {"rng_type": "stateful"}))
+    layers = [L.Input((8, 8, 1)), L.Flatten(), L.Dense(units, "tanh"), dropout, L.Dense(10)]
     model = Sequential(layers)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer or tf.keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
@@ -235,6 +235,44 @@ def test_data_and_folders_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
     if is_keras_3():
         with pytest.raises(InvalidArgumentError, match="must divide the steps of a pass"):
             _model().fit(x, y, batch_size=20, steps_per_epoch=3, resume=tmp_path)
+
+
+class _Noise(L.Layer):  # type: ignore[misc]
+    def call(self, x: Any, training: bool = False) -> Any:
+        return x + tf.random.uniform(tf.shape(x), dtype=x.dtype)
+
+
+@pytest.mark.both_generations
+def test_random_numbers_that_no_checkpoint_holds(tmp_path: pathlib.Path) -> None:
+    x, y = digits(80)
+    layers = [_Noise()] if is_keras_3() else [_Noise(), L.Dropout(0.5)]
+    for layer in layers:
+        model = Sequential([L.Input((8, 8, 1)), L.Flatten(), layer, L.Dense(10)])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        with pytest.raises(InvalidArgumentError, match=r"RandomUniform in Sequential\.train_step"):
+            model.fit(x, y, resume=tmp_path, num_processes=2)
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(InvalidArgumentError, match="run_eagerly=True"):
+        model.fit(x, y, resume=tmp_path)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(20)
+    noisy = data.map(lambda x, y: (x + tf.random.uniform((), dtype=x.dtype), y))
+    with pytest.raises(InvalidArgumentError, match="RandomUniform without a seed"):
+        _model().fit(noisy, resume=tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_two_runs_in_one_folder(tmp_path: pathlib.Path) -> None:
+    """The second is refused while the first trains, and nothing of the first changes."""
+    data, folder = {**_arrays(), "epochs": 2}, tmp_path / "one"
+
+    class Second(tf.keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            with pytest.raises(InvalidArgumentError, match="which another fit in this process"):
+                _model().fit(resume=folder, num_processes=2, **data)
+
+    found = _fit(folder, Second(), **data)
+    _assert_same(found, _fit(tmp_path / "alone", **data))
+    _assert_same(_fit(folder, **data), found)
 
 
 _JOB = """
