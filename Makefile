@@ -47,20 +47,21 @@ demo: $(STAMP)
 # three run in parallel; each prints at its end. Exit code 5: ARGS selects no test. `loadfile`: the
 # tests of a file share fixtures that are slow to make. (pytest 9.2 ignores the groups of xdist 3.8.)
 test test-all: lint
-	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target newest-1 newest-2 \
+	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target newest-1 newest-2 newest-3 \
 		$(if $(filter 2.15%,$(TF)),,legacy) units SAMPLE="$(SAMPLE)" LEGACY="$(LEGACY)"
 
-.PHONY: units newest-1 newest-2 legacy
-newest-1 newest-2: newest-%:
-	$(PYTEST) tests/e2e tests/programs --part $*/2 $(SAMPLE) $(ARGS) || test $$? = 5
+.PHONY: units newest-1 newest-2 newest-3 legacy
+newest-1 newest-2 newest-3: newest-%:
+	$(PYTEST) tests/e2e tests/programs --part $*/3 $(SAMPLE) $(ARGS) || test $$? = 5
 units:
 	$(PYTEST) -n auto --dist loadfile --ignore tests/e2e --ignore tests/programs tests $(SAMPLE) $(ARGS) || test $$? = 5
 legacy:
 	TF_USE_LEGACY_KERAS=1 $(PYTEST) tests/e2e tests/programs $(SAMPLE) $(LEGACY) $(ARGS) || test $$? = 5
 
-# `make test` selects one case of each test, and no variation of a promise that another test covers.
+# `make test` selects one case of each test, and no variation of a promise that another test covers;
+# with legacy Keras, 4 tests of each file.
 test: SAMPLE := --cases 1 -m 'not slow and not thorough'
-test: LEGACY := -m 'both_generations and not thorough'
+test: LEGACY := -m 'both_generations and not thorough' --of-each-file 4
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest tests/unit $(ARGS)

@@ -39,7 +39,9 @@ class Others:
 def _busy() -> float:
     """Returns CPU seconds used since the machine started."""
     times = psutil.cpu_times()
-    return float(times.user + times.system + getattr(times, "irq", 0.0))
+    # Linux counts the time of programs with a positive nice value apart from `user`.
+    niced = getattr(times, "nice", 0.0)
+    return float(times.user + niced + times.system + getattr(times, "irq", 0.0))
 
 
 def _own(pids: Sequence[int]) -> float:

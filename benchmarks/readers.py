@@ -1,10 +1,12 @@
 """Measures datasets that Python decodes: `python -m benchmarks.readers [--help]`.
 
-A `PyDataset` decodes hexadecimal text, number by number, as a parser written in Python does. A
-small model trains on it in one process: plain Keras, Keras's own processes (`workers=N,
-use_multiprocessing=True`) and `read_processes=N`. Epochs are interleaved, each kind in a `fit` of
-its own; the first `fit` of each is not counted. The time is that of the whole call, so it includes
-starting the processes, as every user's call does.
+A `PyDataset` reads files of hexadecimal text and decodes them number by number, as a parser written
+in Python does. A small model trains on it in one process: plain Keras, Keras's own processes
+(`workers=N, use_multiprocessing=True`) and `read_processes=N`. The time is that of the whole call,
+so it includes starting the processes, as every user's call does.
+
+Cold: the first call of each way. In nanotf's, another process imports TensorFlow, from which later
+calls fork their readers, too. Warm: the later calls, interleaved.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pathlib
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,31 +28,42 @@ import nanotf
 from benchmarks import report
 from nanotf.compat.versions import is_keras_3
 
-BATCH, FEATURES = 64, 256
+BATCH, FEATURES = 64, 1536  # 20 ms of decoding a batch (Python 3.11, 2 shared cores)
+FILES = 8  # read again and again, so that the page cache holds them
 _Base: Any = tf.keras.utils.Sequence
 
 
 class Decoded(_Base):  # type: ignore[misc]
-    """Rows of hexadecimal text.
+    """Batches from files of hexadecimal text.
 
     Args:
+        files: list of str, one batch each.
         batches: int, in an epoch.
         **keras: `workers` and `use_multiprocessing` of Keras 3's `PyDataset`.
     """
 
-    def __init__(self, batches: int, **keras: Any) -> None:
+    def __init__(self, files: list[str], batches: int, **keras: Any) -> None:
         super().__init__(**keras)
-        numbers = np.random.default_rng(0).integers(0, 2**16, (batches * BATCH, FEATURES))
-        self.lines = [" ".join(f"{number:04x}" for number in row) for row in numbers]
+        self.files, self.batches = files, batches
 
     def __len__(self) -> int:
-        return len(self.lines) // BATCH
+        return self.batches
 
     def __getitem__(self, index: int) -> Any:
-        lines = self.lines[index * BATCH : (index + 1) * BATCH]
-        rows = [[int(word, 16) / 65536 for word in line.split()] for line in lines]
+        text = pathlib.Path(self.files[index % len(self.files)]).read_text()
+        rows = [[int(word, 16) / 65536 for word in line.split()] for line in text.splitlines()]
         x = np.array(rows, "float32")
         return x, x.mean(axis=1, keepdims=True)
+
+
+def write(folder: pathlib.Path) -> list[str]:
+    """Writes the files of the dataset; returns their paths."""
+    random = np.random.default_rng(0)
+    paths = [folder / f"{number}.txt" for number in range(FILES)]
+    for path in paths:
+        rows = random.integers(0, 2**16, (BATCH, FEATURES))
+        path.write_text("\n".join(" ".join(f"{n:04x}" for n in row) for row in rows))
+    return [str(path) for path in paths]
 
 
 def _model() -> Any:
@@ -61,22 +76,25 @@ def _model() -> Any:
     return model
 
 
-def compare(readers: int, batches: int, rounds: int) -> list[dict[str, Any]]:
+def compare(files: list[str], readers: int, batches: int, rounds: int) -> list[dict[str, Any]]:
     """Compares the ways to read, interleaved.
 
     Args:
+        files: list of str, the dataset's, see `write`.
         readers: int, processes that read.
         batches: int, in an epoch.
-        rounds: int.
+        rounds: int, warm calls of each way.
 
     Returns:
-        list of dict, for each way: `reader`, its name; `seconds`, the median of a call; `ratios`,
-        Keras's processes / this way of each round.
+        list of dict, for each way: `reader`, its name; `cold`, the seconds of its first call;
+        `seconds`, the median of its later calls; `ratios`, Keras's processes / this way of each
+        round.
     """
     own = {"workers": readers, "use_multiprocessing": True}
     in_data, in_fit = (own, {}) if is_keras_3() else ({}, own)
-    plain, processes = Decoded(batches), Decoded(batches, **in_data)
+    plain, processes = Decoded(files, batches), Decoded(files, batches, **in_data)
     model = _model()
+    model.fit(Decoded(files, 2), verbose=0)  # traces the step, which no way of reading changes
     ways: dict[str, Callable[[], Any]] = {
         "one process": lambda: model.fit(plain, verbose=0),
         f"Keras, workers={readers}, use_multiprocessing": lambda: model.fit(
@@ -87,21 +105,21 @@ def compare(readers: int, batches: int, rounds: int) -> list[dict[str, Any]]:
         ),
     }
     times: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(rounds + 1):
+    for _ in range(rounds + 1):
         for way, run in ways.items():
             began = time.perf_counter()
             run()
-            if number > 0:
-                times[way].append(time.perf_counter() - began)
-    keras = times[list(ways)[1]]
+            times[way].append(time.perf_counter() - began)
+    keras = times[list(ways)[1]][1:]
     return [
         {
             "reader": way,
             "batches": batches,
-            "seconds": statistics.median(found),
-            "ratios": [theirs / ours for theirs, ours in zip(keras, found, strict=True)],
+            "cold": cold,
+            "seconds": statistics.median(warm),
+            "ratios": [theirs / ours for theirs, ours in zip(keras, warm, strict=True)],
         }
-        for way, found in times.items()
+        for way, (cold, *warm) in times.items()
     ]
 
 
@@ -113,7 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="interleaved runs, default 3")
     parser.add_argument("--json", action="store_true", help="print JSON instead")
     options = parser.parse_args(arguments)
-    rows = compare(options.readers, options.batches, options.rounds)
+    with tempfile.TemporaryDirectory() as folder:
+        files = write(pathlib.Path(folder))
+        rows = compare(files, options.readers, options.batches, options.rounds)
     nanotf.shutdown()
     if options.json:
         print(json.dumps(rows))

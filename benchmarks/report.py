@@ -267,13 +267,14 @@ def levels(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def reading(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns a table of ways to read a dataset that Python decodes."""
-    header = ["read by", "batches", "s", "Keras's processes / this"]
+    header = ["read by", "batches", "first call, s", "later, s", "Keras's processes / this"]
     return table(
         header,
         [
             [
                 r["reader"],
                 str(r["batches"]),
+                number(r["cold"]),
                 number(r["seconds"]),
                 "{:.2f} ({:.2f}-{:.2f})".format(*(goals.spread(r["ratios"]) or (0.0, 0.0, 0.0))),
             ]

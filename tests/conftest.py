@@ -5,8 +5,8 @@ After each module the child processes, the temporary files, the segments in /dev
 warm pool is the same, the file descriptors are also unchanged; after the session all of these are.
 
 `--cases N` runs N cases of a parametrized end-to-end test instead of all, the same cases each time.
-Tests marked `every_case` run whole. `--part 1/2` runs every second test file, `--part 2/2` the
-rest.
+Tests marked `every_case` run whole. `--of-each-file N` draws N tests of each file in the same way.
+`--part 1/2` runs every second test file, `--part 2/2` the rest.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ import psutil
 import pytest
 from waiting import wait_until
 
-# Folders of tests with real workers, and how many cases of a test count as one of `--cases`.
-_REAL = {"e2e": 1, "programs": 5}
+# Folders of tests with real workers or shells, and how many cases of a test count as one.
+_REAL = {"e2e": 1, "programs": 5, "scripts": 4}
 # The pool's own threads live from one test to the next, like the pool. `Timer` is its idle timer.
 _POOL_THREADS = ("nanotf-", "Thread-")
 
@@ -50,6 +50,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="of a parametrised end-to-end test, run N cases (default: all)",
     )
     parser.addoption(
+        "--of-each-file",
+        type=int,
+        metavar="N",
+        help="run N tests of each file with end-to-end tests (default: all)",
+    )
+    parser.addoption(
         "--part",
         metavar="I/N",
         default="1/1",
@@ -68,6 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _take_part(config, items)
     _sample(config, items)
+    _draw_of_each_file(config, items)
     items.sort(key=_pool_wanted)
 
 
@@ -113,6 +120,21 @@ def _sample(config: pytest.Config, items: list[pytest.Item]) -> None:
         draw.shuffle(each)
         each.sort(key=_is_grpc)  # last: gRPC has a module of its own (test_transport_grpc)
         left_out.update(each[number * _REAL[path.parent.name] :])
+    _deselect(config, items, left_out)
+
+
+def _draw_of_each_file(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps `--of-each-file` tests of each file with end-to-end tests."""
+    number = config.getoption("--of-each-file")
+    if number is None:
+        return
+    files = collections.defaultdict(list)
+    for item in items:
+        if item.path.parent.name in _REAL:
+            files[item.path].append(item)
+    left_out = set[pytest.Item]()
+    for path, each in files.items():
+        left_out.update(random.Random(path.name).sample(each, max(0, len(each) - number)))
     _deselect(config, items, left_out)
 
 

@@ -310,7 +310,7 @@ class ItemRun:
         if self._waiting:
             self._replace(pool, rank)
 
-    def _run_again(self, rank: int, index: int, died: WorkerDied) -> None:
+    def _run_again(self, rank: int, index: int, died: WorkerError) -> None:
         del self._running[rank]
         self._restarts[index] += 1
         self._waiting.appendleft(index)
@@ -322,7 +322,7 @@ class ItemRun:
             self.policy.max_restarts,
         )
 
-    def _lost(self, index: int, died: WorkerDied) -> WorkerDied:
+    def _lost(self, index: int, died: WorkerError) -> WorkerDied:
         """Returns the error for an item whose worker died once too often."""
         remedy = f"Pass max_restarts={self.policy.max_restarts + 1} to run such an item again."
         return WorkerDied(

@@ -61,8 +61,10 @@ class Worker:
         log: `WorkerLog`, its output.
         host: str, the address at which other workers reach it.
         shares_memory: bool, whether it maps this process's shared blocks.
+        title: str, what errors call it.
     """
 
+    title = "Worker"
     rank: int
     cores: tuple[int, ...]
     process: Process
@@ -100,12 +102,12 @@ class Worker:
             **more,
         )
 
-    def died(self, doing: str) -> WorkerDied:
-        """Returns the error that reports how the worker ended."""
+    def died(self, doing: str) -> WorkerError:
+        """Returns the error that reports how the worker ended, a `WorkerDied` by default."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=DEATH_SECONDS)
         how, exit_code, signal = self.how_it_ended()
-        what = f"Worker {self.rank} ({self.where()}) {how} while {doing}."
+        what = f"{self.title} {self.rank} ({self.where()}) {how} while {doing}."
         return self.error(
             WorkerDied,
             f"{what} {OTHERS_STOPPED}",
@@ -157,7 +159,8 @@ class Worker:
             self.process.wait(KILL_SECONDS)
         except subprocess.TimeoutExpired:  # stuck in the kernel, as with a hanging file system
             logger.warning(
-                "Worker %d (%s) was killed, and has not ended for %g s.",
+                "%s %d (%s) was killed, and has not ended for %g s.",
+                self.title,
                 self.rank,
                 self.where(),
                 KILL_SECONDS,

@@ -20,9 +20,10 @@ import psutil
 
 from nanotf.machine import topology
 from nanotf.pool.handles import Worker
+from nanotf.pool.handshake import START_SECONDS
 from nanotf.pool.local import LocalCrew
 from nanotf.pool.outbox import END_SECONDS, Parcel
-from nanotf.pool.pool import START_SECONDS, Gone, Pool
+from nanotf.pool.pool import Gone, Pool
 from nanotf.pool.transports import NO_TRANSPORT
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block

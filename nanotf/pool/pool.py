@@ -34,9 +34,10 @@ from typing import Any
 
 from nanotf import collectives
 from nanotf.console import logger
-from nanotf.errors import NanoError, WorkerDied, WorkerError
+from nanotf.errors import NanoError, WorkerError
 from nanotf.pool import backends, interrupts, stalls
 from nanotf.pool.handles import Worker
+from nanotf.pool.handshake import START_SECONDS, greet
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.supervision import Supervisor, not_finished
@@ -44,7 +45,6 @@ from nanotf.wire import messages
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import KEY_NBYTES, NO_DESCRIPTORS, ChannelClosed, packed
 
-START_SECONDS = 300.0  # importing TensorFlow from a cold network file system takes minutes
 STOP_SECONDS = 2.0
 TRIM_SECONDS = 60.0  # how often the parent checks whether a worker's log has become long
 
@@ -153,22 +153,8 @@ class Pool:
         """Waits until workers have started, and sets them up."""
         deadline = time.monotonic() + START_SECONDS
         for worker in workers:
-            self._greet(worker, deadline)
+            greet(worker, self._key, deadline)
         self._set_up(workers, deadline)
-
-    def _greet(self, worker: Worker, deadline: float) -> None:
-        while not worker.channel.poll(0.2):
-            if worker.process.poll() is not None:
-                raise worker.died("starting")
-            if time.monotonic() > deadline:
-                raise not_finished([worker], "starting", START_SECONDS)
-        worker.channel.limit(max(0.1, deadline - time.monotonic()))
-        try:
-            worker.channel.show_key_second(self._key)
-        except BlockingIOError as error:
-            raise not_finished([worker], "starting", START_SECONDS) from error
-        except (EOFError, OSError) as error:
-            raise worker.died("starting") from error
 
     def _expect(
         self, workers: Sequence[Worker], kind: type, doing: str, deadline: float
@@ -305,7 +291,7 @@ class Pool:
                 "nanotf.shutdown() during that call, in a callback or a signal handler. Call it "
                 "later."
             )
-        died: WorkerDied = worker.died("a job ran")
+        died: WorkerError = worker.died("a job ran")
         return died
 
     def _trim_logs(self) -> None:

@@ -32,16 +32,16 @@ from nanotf.errors import NanoError, ReaderDied
 from nanotf.machine import topology
 from nanotf.pool import stalls
 from nanotf.pool.handles import DEATH_SECONDS
+from nanotf.pool.handshake import START_SECONDS, greet
 from nanotf.pool.local import LocalWorker, worker_variables
+from nanotf.pool.supervision import not_finished
 from nanotf.pool.zygote import Zygote, shared_zygote
 from nanotf.wire import messages, reading
 from nanotf.wire.blocks import Block
 from nanotf.wire.channel import KEY_NBYTES, ChannelClosed
 
 AHEAD = 2
-START_SECONDS = 300.0
 END_SECONDS = 20.0  # for the threads, once the processes are killed
-_LOOK_SECONDS = 0.2
 
 Future = concurrent.futures.Future  # of a `Batch`
 
@@ -85,9 +85,34 @@ class _Task:
 
 
 class ReaderProcess(LocalWorker):
-    """A reader's process."""
+    """A reader's process.
 
-    kind = "reader"
+    Args:
+        max_restarts: int, of the call, for errors.
+        *arguments: as for `LocalWorker`.
+    """
+
+    kind, title = "reader", "Reader"
+
+    def __init__(self, max_restarts: int, *arguments: Any) -> None:
+        self._max_restarts = max_restarts
+        super().__init__(*arguments)
+
+    def died(self, doing: str) -> ReaderDied:
+        """Returns the error that reports how the reader ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(DEATH_SECONDS)
+        self.process.kill()  # if it has closed its channel and still runs
+        how, exit_code, signal = self.how_it_ended()
+        what = f"{self.title} {self.rank} ({self.where()}) {how} while {doing}."
+        number = self._max_restarts
+        return self.error(
+            ReaderDied,
+            f"{what} max_restarts={number} allows {number} new ones in a call.",
+            exit_code=exit_code,
+            signal=signal,
+            what=what,
+        )
 
 
 class _Seat:
@@ -245,12 +270,13 @@ class ReaderPool:
         if zygote is None:
             zygote = Zygote(environ, imports=False)
             self._zygotes.append(zygote)
-        process = ReaderProcess(seat.placement, self._key, reading.READS, environ, zygote)
+        of_worker = (seat.placement, self._key, reading.READS, environ, zygote)
+        process = ReaderProcess(self._max_restarts, *of_worker)
         with self._lock:
             seat.process = process
             if self._closed:
                 process.process.kill()
-        hello = self._greet(process)
+        hello = self._greeted(process)
         for warning in hello.warnings:
             logger.warning("Reader %d: %s", process.rank, warning)
         setup = messages.Setup(tuple(sys.path), tuple(sys.argv), 1, self.stall_seconds)
@@ -263,17 +289,14 @@ class ReaderPool:
                 self._tell(seat, published)
             self._hand_out()
 
-    def _greet(self, process: ReaderProcess) -> messages.Hello:
-        deadline = time.monotonic() + START_SECONDS
-        while not process.channel.poll(_LOOK_SECONDS):
-            if process.process.poll() is not None or time.monotonic() > deadline:
-                raise self._died(process, "starting")
-        process.channel.limit(max(0.1, deadline - time.monotonic()))
+    def _greeted(self, process: ReaderProcess) -> messages.Hello:
+        greet(process, self._key, time.monotonic() + START_SECONDS)
         try:
-            process.channel.show_key_second(self._key)
             hello: messages.Hello = process.channel.receive()
-        except (EOFError, OSError) as error:
-            raise self._died(process, "starting") from error
+        except BlockingIOError as error:
+            raise not_finished([process], "starting", START_SECONDS) from error
+        except ChannelClosed as error:
+            raise process.died("starting") from error
         return hello
 
     def _converse(self, seat: _Seat) -> None:
@@ -317,7 +340,7 @@ class ReaderPool:
             self._restarts += 1
             restarts = self._restarts
         doing = f"it read batch {tasks[0].read.index}" if tasks else "it waited"
-        died = self._died(process, doing)
+        died = process.died(doing)
         if restarts > self._max_restarts:
             raise died
         logger.warning(
@@ -329,21 +352,6 @@ class ReaderPool:
         with self._lock:
             seat.process = None
         process.close()
-
-    def _died(self, process: ReaderProcess, doing: str) -> ReaderDied:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.process.wait(DEATH_SECONDS)
-        process.process.kill()  # if it has closed its channel and still runs
-        how, exit_code, signal = process.how_it_ended()
-        what = f"Reader {process.rank} ({process.where()}) {how} while {doing}."
-        number = self._max_restarts
-        return process.error(
-            ReaderDied,
-            f"{what} max_restarts={number} allows {number} new ones in a call.",
-            exit_code=exit_code,
-            signal=signal,
-            what=what,
-        )
 
     # ------------------------------------------------------------------------------- ending
     def _fail(self, error: BaseException) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from nanotf.console import logger
-from nanotf.errors import WorkerDied, WorkerError, WorkerStuck
+from nanotf.errors import WorkerError, WorkerStuck
 from nanotf.pool import silence, stalls
 from nanotf.pool.handles import OTHERS_STOPPED, Worker, stacks
 from nanotf.wire import messages
@@ -189,7 +189,7 @@ class Supervisor:
             silent = [worker for worker in self._workers if not worker.has_answered(began)]
             ended = [worker for worker in self._workers if worker.process.poll() is not None]
             if ended or (silent and waited > SILENT_SECONDS):
-                died: WorkerDied = (ended or silent)[0].died("a job ran")
+                died: WorkerError = (ended or silent)[0].died("a job ran")
                 return died
             if not silent and (not waits or waited > grace):
                 return None
@@ -198,7 +198,8 @@ class Supervisor:
 
 def not_finished(workers: Sequence[Worker], doing: str, seconds: float) -> WorkerError:
     """Returns the error for workers that did not finish an action, such as "starting", in time."""
-    text = f"Workers {[w.rank for w in workers]} did not finish {doing} within {seconds:.0f} s."
+    ranks = [w.rank for w in workers]
+    text = f"{workers[0].title}s {ranks} did not finish {doing} within {seconds:.0f} s."
     stopped = [w.rank for w in workers if w.is_stopped()]
     if stopped:
         text += f" A signal (SIGSTOP) has stopped {stopped}."

@@ -94,35 +94,51 @@ def root_in(module: types.ModuleType, seen: set[str] | None = None) -> str | Non
         str or None: a global of the module, or of a module that it imports something from.
     """
     seen = set() if seen is None else seen
-    if module.__name__ in seen or not is_users(module):
+    values = _globals_of(module)
+    module_name = values["__name__"]
+    if module_name in seen or not is_users(module):
         return None
-    seen.add(module.__name__)
-    values = dict(vars(module))
-    found = (f"{module.__name__}.{name}" for name, value in values.items() if _holds_root(value))
+    seen.add(module_name)
+    found = (f"{module_name}.{name}" for name, value in values.items() if _holds_root(value))
     inner = filter(None, map(module_of, values.values()))
     below = (root_in(other, seen) for other in inner)
     return next(itertools.chain(found, filter(None, below)), None)
 
 
+def _globals_of(module: types.ModuleType) -> dict[str, Any]:
+    """Returns a copy of what a module holds now.
+
+    A lazy module (`importlib.util.LazyLoader`, or with `__getattr__`) imports itself when an
+    attribute is read, which takes long, or fails if an optional package is missing.
+    """
+    name = object.__getattribute__(module, "__name__")
+    return {"__name__": name, **object.__getattribute__(module, "__dict__")}
+
+
 def _holds_root(value: Any) -> bool:
     """Returns True if a value is a root, contains one, or has one as an attribute."""
+    if isinstance(
+        value, types.ModuleType
+    ):  # first, since other checks read a lazy one's attributes
+        return False
     inside: Iterable[Any] = ()
     if isinstance(value, (list, tuple, set)):
         inside = value
     elif isinstance(value, dict):
         inside = dict.values(value)  # a subclass may load what it lists
-    elif not isinstance(value, (types.ModuleType, type)):
+    elif not isinstance(value, type):
         inside = getattr(value, "__dict__", {}).values()
     return any(map(objects.is_root, [value, *itertools.islice(inside, _LONGEST)]))
 
 
 def is_users(module: types.ModuleType) -> bool:
     """Returns True if a module is the user's own, not an installed library's."""
-    if module.__name__.split(".")[0] in _LIBRARIES:
+    found = _globals_of(module)
+    if found["__name__"].split(".")[0] in _LIBRARIES:
         return False
-    origin = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    origin = found.get("__file__") or next(iter(found.get("__path__", ())), None)
     if origin is None:
-        return module.__name__ == "__main__"
+        return bool(found["__name__"] == "__main__")
     path = pathlib.Path(origin)
     standard = pathlib.Path(sysconfig.get_path("stdlib"))
     return not path.is_relative_to(standard) and not set(_INSTALLED) & set(path.parts)

@@ -3,7 +3,8 @@
     smp.init(config)         `runtime`: the configuration (`config`), this process's rank (`ranks`)
     @smp.step                `steps`: splits a batch (`slicing`), runs the body once per
                              microbatch, one after the other, and returns `StepOutput`s (`outputs`)
-    smp.DistributedModel     `models`
+    smp.DistributedModel     `distributed`, on top of `models` and of `from_keras`: Keras's loops
+                             (`shares`: their batches)
     smp.CheckpointManager    `checkpoints`
     smp.send, smp.barrier    `objects`, through mailboxes (`collectives.mailbox`)
     StepOutput.accumulate    `replicas`: averages over the copies of the model
@@ -32,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nanotf.smp.checkpoints import CheckpointManager
-    from nanotf.smp.models import DistributedModel
+    from nanotf.smp.distributed import DistributedModel
     from nanotf.smp.objects import (
         allgather,
         barrier,
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CheckpointManager": "checkpoints",
     "CommGroup": "ranks",
-    "DistributedModel": "models",
+    "DistributedModel": "distributed",
     "RankType": "ranks",
     "StepOutput": "outputs",
     "allgather": "objects",

@@ -10,7 +10,7 @@ from nanotf.compat import keras_optimizers
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import ModelError
 from nanotf.smp import objects, partitioned, runtime
-from nanotf.smp.models import DistributedModel
+from nanotf.smp.models import StepModel
 from nanotf.smp.ranks import CommGroup
 
 DIRECTORY = "/opt/ml/checkpoints"
@@ -67,7 +67,7 @@ class CheckpointManager:
         if not self._is_partial:
             return
         for name, part in self._children().items():
-            if isinstance(part, DistributedModel):
+            if isinstance(part, StepModel):
                 if not partitioned.is_cut(part):
                     raise ModelError(
                         "A model in several partitions is saved after a step has called it. "

@@ -1,4 +1,4 @@
-"""`smp.DistributedModel`: a model that steps may call, saved as a whole."""
+"""A model that steps may call, saved as a whole."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _of_this_partition(name: str) -> property:
     return property(held)
 
 
-class DistributedModel(tf.keras.Model):  # type: ignore[misc]
-    """A `tf.keras.Model` for `smp.step`. Derive from it, and implement `call`.
+class StepModel(tf.keras.Model):  # type: ignore[misc]
+    """A `tf.keras.Model` that steps call: the base of `smp.DistributedModel`.
 
     Args:
         *args, **kwargs: as for `tf.keras.Model`.

@@ -83,18 +83,18 @@ def init(config: dict[str, Any] | None = None) -> None:
         raise JobError(
             "Each partition of a model needs a process. Received: partitions="
             f"{found.partitions}, in the only process. Start the script with\n"
-            f"    {_command(found.partitions)}\n"
+            f"    {command(found.partitions)}\n"
             "A larger number, divisible by that of partitions, trains several copies."
         )
     _config = found
     _hooks.clear()
 
 
-def _command(partitions: int) -> str:
-    """Returns the command that starts this script as ranks."""
+def command(processes: int | None) -> str:
+    """Returns the command that starts this script as so many ranks."""
     is_script = pathlib.Path(sys.argv[0]).is_file()
     words = sys.argv if is_script else ["train.py", *sys.argv[1:]]
-    return f"nanotf run --smp -n {partitions} {shlex.join(words)}"
+    return f"nanotf run --smp -n {processes} {shlex.join(words)}"
 
 
 def current() -> Config:

@@ -24,6 +24,7 @@ from nanotf.errors import (
 )
 from nanotf.smp import pipeline, replicas, runtime
 from nanotf.smp.outputs import StepOutput
+from nanotf.smp.shares import Shares
 from nanotf.smp.slicing import Slicing
 
 _OF_BODY = ("autograph", "experimental_autograph_options")
@@ -78,7 +79,7 @@ def step(
     signature = inspect.signature(function)
     slicing = Slicing(signature, frozenset(non_split_inputs), dict(input_split_axes or {}))
     slicing.check()
-    made = _Step(function, slicing, options)
+    made = Step(function, slicing, options)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -87,17 +88,17 @@ def step(
     return call
 
 
-class _Step:
+class Step:
     """A decorated function.
 
     Args:
         function: the user's.
-        slicing: `Slicing`.
+        slicing: `Slicing`, or `Shares`.
         options: dict, arguments of `tf.function`.
     """
 
     def __init__(
-        self, function: Callable[..., Any], slicing: Slicing, options: dict[str, Any]
+        self, function: Callable[..., Any], slicing: Slicing | Shares, options: dict[str, Any]
     ) -> None:
         self._function, self._slicing, self._options = function, slicing, options
         self._graphs: Any = None

@@ -258,6 +258,7 @@ class Pause(Message):
     job: int
 
 
+@dataclasses.dataclass(frozen=True)
 class Woken(Message):
     """Parent -> itself: something has happened in its own process."""
 

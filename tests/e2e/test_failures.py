@@ -351,6 +351,7 @@ def test_workers_leave_no_temporary_files(
     assert left == []
 
 
+@pytest.mark.thorough
 def test_secrets_reach_workers_but_no_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -428,6 +429,7 @@ print("RESULT", nanotf.worker_pids() == pids)
 """
 
 
+@pytest.mark.thorough
 def test_forked_process_leaves_the_workers_alone(tmp_path: pathlib.Path) -> None:
     done = run_script(tmp_path, FORKED)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]

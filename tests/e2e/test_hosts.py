@@ -242,6 +242,7 @@ def test_two_workers_each_with_slurms_variables(
     assert "lends" not in run.text(2)
 
 
+@pytest.mark.thorough
 def test_killed_agent_restarts_with_the_hosts_that_are_left(
     runs: list[_Run], tmp_path: pathlib.Path, plain: dict[str, Any]
 ) -> None:

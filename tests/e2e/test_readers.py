@@ -215,6 +215,15 @@ def test_refused_before_any_process_starts(name: str) -> None:
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
+def test_refused_together_with_resume(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "checkpoints"
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(InvalidArgumentError, match=r"read_processes=2 and resume=.*Leave one"):
+        _fit(Rows(), read_processes=2, resume=str(folder))
+    assert not folder.exists()
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
 def test_a_dataset_that_cannot_travel() -> None:
     with pytest.raises(ShippingError, match=r"Holding.*attribute 'lock'.*_thread\.lock"):
         _fit(Holding(), read_processes=1)

@@ -107,6 +107,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.thorough
 def test_a_script_in_a_folder_with_other_modules(tmp_path: pathlib.Path) -> None:
     """Files in the folder or beside nanotf are imported only if the script imports them."""
     shared, packages = tmp_path / "shared", tmp_path / "packages"
@@ -148,6 +149,7 @@ print("TOTAL", total())
 """
 
 
+@pytest.mark.thorough
 def test_without_dev_shm(tmp_path: pathlib.Path) -> None:
     """The case of AWS Lambda."""
     bare = [

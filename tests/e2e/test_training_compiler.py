@@ -62,17 +62,18 @@ def _script(directory: pathlib.Path, source: str, *command: str, **environment: 
 
 
 @pytest.mark.own_pool
-def test_a_fit_in_the_scope_of_a_strategy(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    "made", ["MultiWorkerMirroredStrategy()", "MirroredStrategy(['cpu:0', 'cpu:1'])"]
+)
+def test_a_fit_in_the_scope_of_a_strategy(made: str, tmp_path: pathlib.Path) -> None:
     plain = _script(tmp_path, FIT, "script.py", "tf.distribute.get_strategy()")
     expected = last_json(plain)[0]
     arguments = ("-m", "nanotf", "run", "-n", "2", "--hosts", "localhost", "script.py")
-    for made in ("MultiWorkerMirroredStrategy()", "MirroredStrategy(['cpu:0', 'cpu:1'])"):
-        done = _script(
-            tmp_path, FIT, *arguments, f"strategies.{made}", TF_CONFIG=json.dumps(CLUSTER)
-        )
-        losses, workers, is_strategy = last_json(done)
-        np.testing.assert_allclose(losses, expected, rtol=1e-4)
-        assert (workers, is_strategy) == (2, True)
+    config = json.dumps(CLUSTER)
+    done = _script(tmp_path, FIT, *arguments, f"strategies.{made}", TF_CONFIG=config)
+    losses, workers, is_strategy = last_json(done)
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert (workers, is_strategy) == (2, True)
 
 
 def test_strategies_of_one_replica() -> None:

@@ -73,7 +73,6 @@ def _default_transport(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transports, "DEFAULT_TRANSPORT", "grpc")
 
 
-@pytest.mark.every_case
 @pytest.mark.parametrize("case", CASES, ids=_name)
 def test_same_results_as_over_shm(case: Any, request: pytest.FixtureRequest) -> None:
     test, given = case

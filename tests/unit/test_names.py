@@ -21,6 +21,7 @@ BASES = {
     "ShippingError": ValueError,
     "UnsupportedVersionError": ImportError,
     "CollectiveError": RuntimeError,
+    "ReaderDied": RuntimeError,
     "RecordError": ValueError,
     "JobError": RuntimeError,
     "UnavailableError": NotImplementedError,

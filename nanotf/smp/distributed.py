@@ -1,0 +1,55 @@
+"""`smp.DistributedModel`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nanotf.smp import from_keras, runtime
+from nanotf.smp.models import StepModel
+
+
+class DistributedModel(StepModel):
+    """A `tf.keras.Model` for `smp.step`. Derive from it, and implement `call`.
+
+    Args:
+        *args, **kwargs: as for `tf.keras.Model`.
+
+    Raises:
+        JobError: The model is called outside a function decorated by `smp.step`.
+    """
+
+    @staticmethod
+    def from_keras(model: Any, partitions: int | None = None, **config: Any) -> Any:
+        """Returns a functional or Sequential model as one for several processes, with `fit`.
+
+        The new model takes the given one's weights. With several partitions, it frees those of
+        other partitions in this process, so the given model cannot be used anymore.
+
+        Args:
+            model: a functional or Sequential `tf.keras.Model` of known input shape. It need not be
+                compiled; the new model must be.
+            partitions: int or None, with which this calls `smp.init`; None if the script has
+                called it.
+            **config: further keys for `smp.init`, such as `microbatches=4`.
+
+        Returns:
+            A `from_keras.KerasModel` with `compile`, `fit`, `evaluate`, `predict`, `save` and
+            `save_weights`. All ranks call them with the same arguments.
+
+        Raises:
+            JobError: Several partitions in one process; the text is the command that starts more.
+            ModelError: The model is of another kind, or cannot be cut.
+            UnavailableError: It has steps of its own, masked outputs, or, with several partitions,
+                losses of regularizers.
+
+        Example:
+            >>> model = smp.DistributedModel.from_keras(model, partitions=2, microbatches=4)
+            >>> model.compile("adam", "mse")
+            >>> model.fit(x, y)
+        """
+        if partitions is not None:
+            config["partitions"] = partitions
+        if config:
+            runtime.init(config)
+        from_keras.check(model)
+        return from_keras.KerasModel(model)
