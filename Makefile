@@ -59,9 +59,9 @@ legacy:
 	TF_USE_LEGACY_KERAS=1 $(PYTEST) tests/e2e tests/programs $(SAMPLE) $(LEGACY) $(ARGS) || test $$? = 5
 
 # `make test` selects one case of each test, and no variation of a promise that another test covers;
-# with legacy Keras, 4 tests of each file.
+# with legacy Keras, 2 tests of each file.
 test: SAMPLE := --cases 1 -m 'not slow and not thorough'
-test: LEGACY := -m 'both_generations and not thorough' --of-each-file 4
+test: LEGACY := -m 'both_generations and not thorough' --of-each-file 2
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest tests/unit $(ARGS)
