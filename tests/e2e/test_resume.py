@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pathlib
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits
-from processes import ROOT
-from processes import SECONDS as RUN_SECONDS
+from preempted_job import Job, assert_same_results, place
 
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
@@ -104,13 +99,6 @@ def _fit(folder: pathlib.Path, *more: Any, model: Any = None, **arguments: Any) 
     return model, history, record.heard
 
 
-def _place(folder: pathlib.Path) -> tuple[int, int]:
-    """Returns the epoch and the step of the newest checkpoint."""
-    newest = max(path for path in folder.iterdir() if path.name.isdigit())
-    content = json.loads((newest / "manifest.json").read_text())["content"]
-    return content["epoch"], content["step"]
-
-
 def _assert_same(found: Any, expected: Any) -> None:
     assert_same_history(found[1].history, expected[1].history)
     assert found[1].epoch == expected[1].epoch
@@ -121,7 +109,7 @@ def _assert_same(found: Any, expected: Any) -> None:
 def _interrupt(folder: pathlib.Path, *at: Any, **arguments: Any) -> tuple[int, int]:
     with pytest.raises(_Preempted):
         _fit(folder, _Preempt(*at), **arguments)
-    return _place(folder)
+    return place(folder)
 
 
 @pytest.mark.both_generations
@@ -276,110 +264,12 @@ def test_two_runs_in_one_folder(tmp_path: pathlib.Path) -> None:
     _assert_same(_fit(folder, **data), found)
 
 
-_JOB = """
-import os, signal, sys
-import numpy as np
-import tensorflow as tf
-from nanotf.keras import Sequential
-
-folder, processes, epochs, end_at = sys.argv[1], *map(int, sys.argv[2:])
-tf.keras.backend.set_floatx("float64")
-tf.keras.utils.set_random_seed(1)
-x = np.random.default_rng(0).normal(size=(400, 8))
-model = Sequential([tf.keras.layers.Input((8,)), tf.keras.layers.Dense(4, "tanh"),
-                    tf.keras.layers.Dense(1)])
-model.compile("adam", "mse")
-
-class Told(tf.keras.callbacks.Callback):
-    nanotf_needs = "progress"
-    def on_epoch_begin(self, epoch, logs=None):
-        print("epoch", epoch, flush=True)
-        if epoch == end_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-history = model.fit(x, x.sum(axis=1), batch_size=4, epochs=epochs, verbose=0,
-                    validation_split=0.2, callbacks=[Told()], resume=folder,
-                    num_processes=processes)
-np.savez(folder + ".npz", *model.get_weights(), history.history["val_loss"])
-"""
-
-
-class _Job:
-    """A program that trains, in a process of its own, as a scheduler starts it.
-
-    Args:
-        directory: folder for the program and the checkpoints.
-        name: str, of the folder of checkpoints.
-        epochs: int.
-    """
-
-    def __init__(self, directory: pathlib.Path, name: str, epochs: int) -> None:
-        self._script = directory / "job.py"
-        self._script.write_text(_JOB)
-        self.folder, self._epochs = directory / name, epochs
-
-    def start(self, processes: int, end_at: int = -1) -> subprocess.Popen[str]:
-        """Starts it; it sends itself SIGTERM at the beginning of the epoch `end_at`."""
-        arguments = [str(self.folder), str(processes), str(self._epochs), str(end_at)]
-        return subprocess.Popen(
-            [sys.executable, str(self._script), *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, processes: int, end_at: int = -1) -> int:
-        """Runs it; returns the exit code."""
-        process = self.start(processes, end_at)
-        process.communicate(timeout=RUN_SECONDS)
-        return process.returncode
-
-    def end_at_random(self, processes: int, random: np.random.Generator) -> int:
-        """Runs it, with SIGTERM at a random moment; returns the exit code."""
-        process = self.start(processes)
-        assert process.stdout is not None
-        epochs = 1 + random.integers(2)
-        with process.stdout as lines:
-            for line in lines:
-                epochs -= line.startswith("epoch")
-                if epochs == 0:  # any moment after it; no condition tells which
-                    threading.Timer(random.uniform(0, 0.3), process.terminate).start()
-        return process.wait(RUN_SECONDS)
-
-    def result(self) -> list[Any]:
-        with np.load(f"{self.folder}.npz") as found:
-            return [found[name] for name in found.files]
-
-
-def _assert_same_results(found: _Job, expected: _Job) -> None:
-    for ours, theirs in zip(found.result(), expected.result(), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-10)
-
-
 def test_sigterm_ends_a_job_after_a_checkpoint(tmp_path: pathlib.Path) -> None:
-    undisturbed, job = _Job(tmp_path, "undisturbed", 3), _Job(tmp_path, "parts", 3)
+    undisturbed, job = Job(tmp_path, "undisturbed", 3), Job(tmp_path, "parts", 3)
     assert undisturbed.run(1) == 0
     assert job.run(2, end_at=1) == -signal.SIGTERM  # 143 in a shell
-    epoch, step = _place(job.folder)
+    epoch, step = place(job.folder)
     assert epoch == 1
     assert step > 0
     assert job.run(1) == 0
-    _assert_same_results(job, undisturbed)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_sigterm_at_random_moments(tmp_path: pathlib.Path) -> None:
-    """Twenty of them, with one process and with two in turn."""
-    undisturbed, job = _Job(tmp_path, "undisturbed", 120), _Job(tmp_path, "parts", 120)
-    assert undisturbed.run(1) == 0
-    random = np.random.default_rng(int(os.environ.get("NANOTF_SOAK_SEED", "0")))
-    places = []
-    for number in range(20):
-        assert job.end_at_random(1 + number % 2, random) == -signal.SIGTERM
-        places.append(_place(job.folder))
-    print("stopped at (epoch, step):", places)
-    assert places == sorted(places)
-    assert any(step for _, step in places)
-    assert job.run(2) == 0
-    _assert_same_results(job, undisturbed)
+    assert_same_results(job, undisturbed)
