@@ -132,6 +132,38 @@ def test_one_run_in_parts_with_workers_and_without(tmp_path: pathlib.Path) -> No
     _assert_same(_fit(parts, **data), expected)
 
 
+@pytest.mark.thorough
+@pytest.mark.usefixtures("preemptible")
+@pytest.mark.parametrize("processes", [(None, 2), (2, None)])
+def test_several_steps_per_execution(processes: Any, tmp_path: pathlib.Path) -> None:
+    """Five steps an epoch, two an execution: the last execution is short."""
+
+    def made() -> Any:
+        model = _model()
+        model.compile(model.optimizer, model.loss, metrics=["accuracy"], steps_per_execution=2)
+        return model
+
+    data = _arrays()
+    first, second = ({**data, "num_processes": number} for number in processes)
+    expected = _fit(tmp_path / "undisturbed", model=made(), **data)
+    parts = tmp_path / "parts"
+    assert _interrupt(parts, 1, "on_train_batch_end", model=made(), **first) in [(1, 2), (1, 4)]
+    _assert_same(_fit(parts, model=made(), **second), expected)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("preemptible")
+def test_grpc(tmp_path: pathlib.Path) -> None:
+    data = {**_arrays(), "epochs": 2}
+    workers = {**data, "num_processes": 2, "transport": "grpc"}
+    expected = _fit(tmp_path / "undisturbed", **data)
+    parts = tmp_path / "parts"
+    epoch, step = _interrupt(parts, 0, "on_train_batch_end", 0, **workers)
+    assert (epoch, step) > (0, 0)
+    assert _interrupt(parts, 1, "on_train_batch_end", 0, **data) == (1, 1)
+    _assert_same(_fit(parts, **workers), expected)
+
+
 class _Altered(_SEQUENCE):  # type: ignore[misc, valid-type]
     """Batches that Keras shuffles and that random numbers alter."""
 
