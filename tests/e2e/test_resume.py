@@ -134,8 +134,13 @@ def test_one_run_in_parts_with_workers_and_without(tmp_path: pathlib.Path) -> No
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("preemptible")
+@pytest.mark.every_case
 @pytest.mark.parametrize("processes", [(None, 2), (2, None)])
-def test_several_steps_per_execution(processes: Any, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_test_begin"])
+@pytest.mark.parametrize("read", [False, True])
+def test_several_steps_per_execution(
+    read: bool, hook: str, processes: Any, tmp_path: pathlib.Path
+) -> None:
     """Five steps an epoch, two an execution: the last execution is short."""
 
     def made() -> Any:
@@ -144,11 +149,19 @@ def test_several_steps_per_execution(processes: Any, tmp_path: pathlib.Path) -> 
         return model
 
     data = _arrays()
-    first, second = ({**data, "num_processes": number} for number in processes)
-    expected = _fit(tmp_path / "undisturbed", model=made(), **data)
+    if read:
+        held = data["validation_data"]
+        data = {"validation_data": tf.data.Dataset.from_tensor_slices(held).batch(40)}
+
+    def arguments(number: int | None) -> dict[str, Any]:
+        x = {"x": _dataset()} if read else {}
+        return {"model": made(), "num_processes": number, **data, **x}
+
+    first, second = processes
+    expected = _fit(tmp_path / "undisturbed", **arguments(first))
     parts = tmp_path / "parts"
-    assert _interrupt(parts, 1, "on_train_batch_end", model=made(), **first) in [(1, 2), (1, 4)]
-    _assert_same(_fit(parts, model=made(), **second), expected)
+    assert _interrupt(parts, 1, hook, **arguments(first)) in [(1, 2), (1, 4), (1, 5)]
+    _assert_same(_fit(parts, **arguments(second)), expected)
 
 
 @pytest.mark.thorough
