@@ -28,6 +28,7 @@ def check(model: Any, arguments: FitArguments, data: FitData) -> None:
     """
     _check_callbacks(arguments.callbacks)
     _check_eager(model)
+    _check_executions(model, data.steps)
     if found := unreadable(model, data):
         raise InvalidArgumentError(
             "With `resume`, random numbers must have a state that a checkpoint can hold. Received: "
@@ -64,6 +65,17 @@ def _check_eager(model: Any) -> None:
         raise InvalidArgumentError(
             "With `resume`, steps must be graphs: the random numbers of Python code that workers "
             "run are not in a checkpoint. Received: run_eagerly=True. Leave it out."
+        )
+
+
+def _check_executions(model: Any, steps: int | None) -> None:
+    """Refuses executions that Keras 3 would run past the end of an epoch."""
+    at_once = generation().steps_at_once(model)
+    if at_once > 1 and (steps is None or steps % at_once):
+        raise InvalidArgumentError(
+            "With `resume`, steps_per_execution must divide the steps of an epoch. Received: "
+            f"steps_per_execution={at_once}, and {steps or 'an unknown number of'} steps in an "
+            "epoch. Call compile() with a divisor, or leave it out."
         )
 
 
