@@ -10,7 +10,7 @@
 #   make docs                build the documentation, strictly, into build/site
 #   make format              let ruff and clang-format rewrite the files
 #   make test-fast           unit tests alone
-#   make soak                load and faults many times over: 200 warm jobs, 100 random kills
+#   make soak                load and faults many times over: 200 warm jobs, 100 random kills, 20 SIGTERMs
 #   make bench               compare with plain Keras and others; results in benchmarks/results
 #   make scaling             compare with plain Keras for 2, 4, 8, ... workers
 #   make dist                build a release in dist: a manylinux wheel, the source distribution

@@ -290,7 +290,7 @@ def scope_of(model: Any) -> Any:
     return model.distribute_strategy.scope()
 
 
-def trace_step(model: Any, name: str, specs: Any, strategy: Any = None) -> None:
+def trace_step(model: Any, name: str, specs: Any, strategy: Any = None) -> Any:
     """Traces a step, which makes all variables that it uses, without running it.
 
     Args:
@@ -298,6 +298,9 @@ def trace_step(model: Any, name: str, specs: Any, strategy: Any = None) -> None:
         name: str, "train_step", "test_step" or "predict_step".
         specs: nested structure of `tf.TensorSpec`, the step's argument.
         strategy: the `tf.distribute.Strategy` that the model trains under, or None.
+
+    Returns:
+        The `tf.Graph` of the step.
     """
 
     tf = require_tensorflow()
@@ -305,7 +308,7 @@ def trace_step(model: Any, name: str, specs: Any, strategy: Any = None) -> None:
     def step(data: Any) -> Any:
         return (strategy or tf.distribute.get_strategy()).run(getattr(model, name), (data,))
 
-    tf.function(step).get_concrete_function(specs)
+    return tf.function(step).get_concrete_function(specs).graph
 
 
 def build_metrics(model: Any, specs: Any, trace: Callable[[], None] | None = None) -> None:

@@ -39,6 +39,15 @@ def to_graph(dataset: Any) -> bytes:
     return _graph(dataset, _FAIL_ON_STATE)
 
 
+def definition_of(dataset: Any) -> Any:
+    """Returns the `tf.compat.v1.GraphDef` of a dataset, whatever state its operations have.
+
+    Raises:
+        tf.errors.OpError: TensorFlow cannot write it.
+    """
+    return tf.compat.v1.GraphDef.FromString(_graph(dataset, _IGNORE_STATE))
+
+
 def _graph(dataset: Any, policy: int, strip_devices: bool = True) -> bytes:
     graph: bytes = tf.raw_ops.DatasetToGraphV2(
         input_dataset=dataset._variant_tensor,

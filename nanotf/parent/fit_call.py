@@ -10,7 +10,7 @@ from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.console import logger
 from nanotf.errors import WorkerError
-from nanotf.parent import calls, rejections, report
+from nanotf.parent import calls, rejections, report, resumable
 from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.checkpointing import Checkpointing
 from nanotf.parent.fit_data import FitArguments, FitData, Resume
@@ -189,6 +189,19 @@ class FitCall(ModelCall):
             self.restarts,
             self.max_restarts,
         )
+        self._warn_of_other_numbers()
+
+    def _warn_of_other_numbers(self) -> None:
+        """Warns once if new workers draw other random numbers than the old ones would have."""
+        if self.restarts > 1 or self.model.run_eagerly:
+            return
+        if found := resumable.unreadable(self.model, self.data):
+            logger.warning(
+                "From here on random numbers differ from those of an undisturbed run: the model "
+                "has %s, whose state TensorFlow keeps to itself. %s",
+                found,
+                resumable.REMEDY,
+            )
 
     def job(self) -> jobs.FitJob:
         a = self.arguments

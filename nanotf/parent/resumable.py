@@ -9,7 +9,13 @@ from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent.fit_data import FitArguments, FitData
-from nanotf.shipping import inputs, pipelines
+from nanotf.shipping import inputs, pipelines, random_operations
+
+REMEDY = (
+    "Use tf.random.stateless_* with a seed from a variable, or a tf.random.Generator of the model. "
+    "With Keras 2, dropout has such a generator if the program calls "
+    "tf.keras.backend.experimental.enable_tf_random_generator() before it makes the layer."
+)
 
 
 def check(model: Any, arguments: FitArguments, data: FitData) -> None:
@@ -21,10 +27,56 @@ def check(model: Any, arguments: FitArguments, data: FitData) -> None:
         data: `FitData`, of the arguments.
     """
     _check_callbacks(arguments.callbacks)
+    _check_eager(model)
+    _check_executions(model, data.steps)
+    if found := unreadable(model, data):
+        raise InvalidArgumentError(
+            "With `resume`, random numbers must have a state that a checkpoint can hold. Received: "
+            f"{found}, whose state TensorFlow keeps to itself. {REMEDY}"
+        )
     if isinstance(data.train, inputs.ArrayInput):
         _check_steps(model, arguments.steps_per_epoch, data.train.steps)
     else:
         _check_read_again(arguments.x, arguments.steps_per_epoch)
+
+
+def unreadable(model: Any, data: FitData) -> str | None:
+    """Returns which operation of a model's steps has random numbers of unreadable state, or None.
+
+    Traces the steps, which is the only way to know them.
+
+    Args:
+        model: a built and compiled model.
+        data: `FitData`, of a call of `fit`.
+    """
+    steps = {"train_step": data.specs, "test_step": data.validation_specs}
+    for name, specs in steps.items():
+        if specs is None:
+            continue
+        with keras_names.scope_of(model), keras_names.kept_random_states():
+            graph = keras_names.trace_step(model, name, specs)
+        for operation in random_operations.with_state(graph.as_graph_def()):
+            return f"{operation.op} in {type(model).__name__}.{name}, as {operation.name!r}"
+    return None
+
+
+def _check_eager(model: Any) -> None:
+    if model.run_eagerly:
+        raise InvalidArgumentError(
+            "With `resume`, steps must be graphs: the random numbers of Python code that workers "
+            "run are not in a checkpoint. Received: run_eagerly=True. Leave it out."
+        )
+
+
+def _check_executions(model: Any, steps: int | None) -> None:
+    """Refuses executions that Keras 3 would run past the end of an epoch."""
+    at_once = generation().steps_at_once(model)
+    if at_once > 1 and (steps is None or steps % at_once):
+        raise InvalidArgumentError(
+            "With `resume`, steps_per_execution must divide the steps of an epoch. Received: "
+            f"steps_per_execution={at_once}, and {steps or 'an unknown number of'} steps in an "
+            "epoch. Call compile() with a divisor, or leave it out."
+        )
 
 
 def _check_callbacks(callbacks: Any) -> None:

@@ -32,15 +32,18 @@ def pass_over(model: Any, steps: int, logs: Any, reads: bool) -> None:
         reads: bool, whether to read the steps' batches, since the data begin before them.
     """
     stock = model.train_function
-    at_once = generation().steps_at_once(model)
-    left = -(-steps // at_once)
+    each = generation().steps_per_execution(model)
+    # Keras 2 shortens the last execution of an epoch; in Keras 3 it exceeds the epoch.
+    is_cut = generation().steps_at_once(model) < each
+    made = 0
 
     def passed(iterator: Any) -> Any:
-        nonlocal left
-        for _ in range(at_once if reads else 0):
+        nonlocal made
+        count = min(each, steps - made) if is_cut else each
+        for _ in range(count if reads else 0):
             next(iterator)
-        left -= 1
-        if left == 0:
+        made += count
+        if made >= steps:
             model.train_function = stock
         return dict(logs) if isinstance(logs, dict) else logs
 

@@ -33,6 +33,7 @@ import numpy as np
 
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError, ShippingError
+from nanotf.shipping import random_operations
 from nanotf.shipping.inputs import (
     claiming,
     extent_of,
@@ -146,7 +147,8 @@ def pipeline_input(
             f'workers. Received: sharding="data" and a dataset that TensorFlow rejects: '
             f'{error.message} Use sharding="parent".'
         ) from error
-    for reason in _differences(graph) if alike else ():
+    definition = tf.compat.v1.GraphDef.FromString(graph)
+    for reason in _differences(definition) if alike else ():
         raise ShippingError(
             f"{what} must yield the same batches in every worker to be read by them. Received: "
             f'sharding="data" and {reason}, or use sharding="parent".'
@@ -162,16 +164,17 @@ def unseeded(dataset: Any) -> str | None:
     from nanotf.compat import pipelines
 
     try:
-        graph = pipelines.to_graph(dataset)
+        definition = pipelines.definition_of(dataset)
     except require_tensorflow().errors.OpError:
         return None
-    return next(_differences(graph), None)
+    for node in random_operations.without_seed(definition):
+        return f"a {node.op} without a seed; give it one, or call set_random_seed()"
+    return next(_differences(definition), None)
 
 
-def _differences(graph: bytes) -> Iterator[str]:
+def _differences(definition: Any) -> Iterator[str]:
     """Yields reasons why a graph's batches would differ between workers, with their remedies."""
     tf = require_tensorflow()
-    definition = tf.compat.v1.GraphDef.FromString(graph)
     for nodes in (definition.node, *(f.node_def for f in definition.library.function)):
         values = {
             node.name: tf.make_ndarray(node.attr["value"].tensor)

@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from nanotf.shipping.random_operations import with_state
+
 MOST_STEPS = 16  # in one call
 MOST_SECONDS = 0.05  # per call, so that the user sees progress and can interrupt training
 FEWEST_STEPS = 4  # that must fit into MOST_SECONDS; with fewer, running ahead gains nothing
@@ -133,7 +135,8 @@ class Ahead:
         assert self._left is not None and self._to_come is not None
         if self._left + self._to_come < STEPS_TO_COME or not _is_scalars(self._result):
             return False
-        if self._graph is not None and _keeps_random_state(self._graph):
+        # Their operations have a different state in a graph of several steps.
+        if self._graph is not None and any(with_state(self._graph.as_graph_def())):
             self._graph = None
         return self._graph is not None
 
@@ -141,14 +144,3 @@ class Ahead:
 def _is_scalars(result: Any) -> bool:
     """Returns True if a step's result has the same shape after every step."""
     return all(tf.is_tensor(leaf) and leaf.shape == () for leaf in tf.nest.flatten(result))
-
-
-def _keeps_random_state(graph: Any) -> bool:
-    """Returns True if an operation of a graph draws random numbers from its own state.
-
-    The same operation has a different state in another graph. Operations with the attributes
-    `seed` and `seed2` have such a state: those of `tf.random.uniform`, and dropout in Keras 2.
-    """
-    definition = graph.as_graph_def()
-    parts = [definition.node, *(f.node_def for f in definition.library.function)]
-    return any({"seed", "seed2"} <= set(node.attr) for nodes in parts for node in nodes)

@@ -116,6 +116,24 @@ def test_killed_at_other_moments(hook: str) -> None:
     ]
 
 
+class _Noise(tf.keras.layers.Layer):  # type: ignore[misc]
+    def call(self, x: Any) -> Any:
+        return x + tf.random.uniform(tf.shape(x), dtype=x.dtype)
+
+
+@pytest.mark.thorough
+def test_random_numbers_that_begin_anew(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = digits(200)
+    L = tf.keras.layers
+    model = Sequential([L.Input((8, 8, 1)), L.Flatten(), _Noise(), L.Dense(10, "softmax")])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    kill = _Kill("on_train_batch_end", 1)
+    history = model.fit(x, y, **FIT, callbacks=[kill], max_restarts=1)
+    assert history.epoch == list(range(FIT["epochs"]))
+    (line,) = [r.getMessage() for r in caplog.records if "random numbers differ" in r.getMessage()]
+    assert "RandomUniform in Sequential.train_step" in line
+
+
 @pytest.mark.usefixtures("float64")
 def test_callbacks_keep_their_state() -> None:
     """A schedule, and a stop that depends on all epochs so far."""

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pathlib
 import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits
-from processes import ROOT
-from processes import SECONDS as RUN_SECONDS
+from preempted_job import Job, assert_same_results, place
 
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
@@ -80,9 +75,9 @@ def preemptible() -> Iterator[None]:
 
 def _model(units: int = 16, optimizer: Any = None) -> Any:
     tf.keras.utils.set_random_seed(11)
-    # Keras 2's dropout draws from a state in TensorFlow that nobody can read.
-    random = [L.Dropout(0.2)] if is_keras_3() else []
-    layers = [L.Input((8, 8, 1)), L.Flatten(), L.Dense(units, "tanh"), *random, L.Dense(10)]
+    # By default, Keras 2's dropout draws from a state in TensorFlow that nobody can read.
+    dropout = L.Dropout(0.2, **({} if is_keras_3() else {"rng_type": "stateful"}))
+    layers = [L.Input((8, 8, 1)), L.Flatten(), L.Dense(units, "tanh"), dropout, L.Dense(10)]
     model = Sequential(layers)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer or tf.keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
@@ -104,13 +99,6 @@ def _fit(folder: pathlib.Path, *more: Any, model: Any = None, **arguments: Any) 
     return model, history, record.heard
 
 
-def _place(folder: pathlib.Path) -> tuple[int, int]:
-    """Returns the epoch and the step of the newest checkpoint."""
-    newest = max(path for path in folder.iterdir() if path.name.isdigit())
-    content = json.loads((newest / "manifest.json").read_text())["content"]
-    return content["epoch"], content["step"]
-
-
 def _assert_same(found: Any, expected: Any) -> None:
     assert_same_history(found[1].history, expected[1].history)
     assert found[1].epoch == expected[1].epoch
@@ -121,7 +109,7 @@ def _assert_same(found: Any, expected: Any) -> None:
 def _interrupt(folder: pathlib.Path, *at: Any, **arguments: Any) -> tuple[int, int]:
     with pytest.raises(_Preempted):
         _fit(folder, _Preempt(*at), **arguments)
-    return _place(folder)
+    return place(folder)
 
 
 @pytest.mark.both_generations
@@ -144,6 +132,52 @@ def test_one_run_in_parts_with_workers_and_without(tmp_path: pathlib.Path) -> No
     _assert_same(_fit(parts, **data), expected)
 
 
+@pytest.mark.thorough
+@pytest.mark.usefixtures("preemptible")
+@pytest.mark.every_case
+@pytest.mark.parametrize("processes", [(None, 2), (2, None)])
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_test_begin"])
+@pytest.mark.parametrize("read", [False, True])
+def test_several_steps_per_execution(
+    read: bool, hook: str, processes: Any, tmp_path: pathlib.Path
+) -> None:
+    """Two steps an execution. In Keras 2 the last of an epoch's five is one by itself."""
+
+    def made() -> Any:
+        model = _model()
+        model.compile(model.optimizer, model.loss, metrics=["accuracy"], steps_per_execution=2)
+        return model
+
+    size = 50 if is_keras_3() else 40
+    data = {**_arrays(), "batch_size": size}
+    if read:
+        held = data["validation_data"]
+        data = {"validation_data": tf.data.Dataset.from_tensor_slices(held).batch(40)}
+
+    def arguments(number: int | None) -> dict[str, Any]:
+        x = {"x": _dataset(size)} if read else {}
+        return {"model": made(), "num_processes": number, **data, **x}
+
+    first, second = processes
+    expected = _fit(tmp_path / "undisturbed", **arguments(first))
+    parts = tmp_path / "parts"
+    assert _interrupt(parts, 1, hook, **arguments(first)) in [(1, 2), (1, 4), (1, 200 // size)]
+    _assert_same(_fit(parts, **arguments(second)), expected)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("preemptible")
+def test_grpc(tmp_path: pathlib.Path) -> None:
+    data = {**_arrays(), "epochs": 2}
+    workers = {**data, "num_processes": 2, "transport": "grpc"}
+    expected = _fit(tmp_path / "undisturbed", **data)
+    parts = tmp_path / "parts"
+    epoch, step = _interrupt(parts, 0, "on_train_batch_end", 0, **workers)
+    assert (epoch, step) > (0, 0)
+    assert _interrupt(parts, 1, "on_train_batch_end", 0, **data) == (1, 1)
+    _assert_same(_fit(parts, **workers), expected)
+
+
 class _Altered(_SEQUENCE):  # type: ignore[misc, valid-type]
     """Batches that Keras shuffles and that random numbers alter."""
 
@@ -156,8 +190,8 @@ class _Altered(_SEQUENCE):  # type: ignore[misc, valid-type]
         return x[part] + np.random.uniform(0, 0.1), y[part]
 
 
-def _dataset() -> Any:
-    return tf.data.Dataset.from_tensor_slices(digits(200)).shuffle(200, seed=5).batch(40)
+def _dataset(size: int = 40) -> Any:
+    return tf.data.Dataset.from_tensor_slices(digits(200)).shuffle(200, seed=5).batch(size)
 
 
 def _endless() -> Any:
@@ -235,112 +269,57 @@ def test_data_and_folders_that_cannot_be_used(tmp_path: pathlib.Path) -> None:
     if is_keras_3():
         with pytest.raises(InvalidArgumentError, match="must divide the steps of a pass"):
             _model().fit(x, y, batch_size=20, steps_per_epoch=3, resume=tmp_path)
+        model = _model()
+        model.compile(model.optimizer, model.loss, steps_per_execution=3)
+        with pytest.raises(InvalidArgumentError, match="steps_per_execution=3, and 4 steps in an"):
+            model.fit(x, y, batch_size=20, resume=tmp_path, num_processes=2)
 
 
-_JOB = """
-import os, signal, sys
-import numpy as np
-import tensorflow as tf
-from nanotf.keras import Sequential
-
-folder, processes, epochs, end_at = sys.argv[1], *map(int, sys.argv[2:])
-tf.keras.backend.set_floatx("float64")
-tf.keras.utils.set_random_seed(1)
-x = np.random.default_rng(0).normal(size=(400, 8))
-model = Sequential([tf.keras.layers.Input((8,)), tf.keras.layers.Dense(4, "tanh"),
-                    tf.keras.layers.Dense(1)])
-model.compile("adam", "mse")
-
-class Told(tf.keras.callbacks.Callback):
-    nanotf_needs = "progress"
-    def on_epoch_begin(self, epoch, logs=None):
-        print("epoch", epoch, flush=True)
-        if epoch == end_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-history = model.fit(x, x.sum(axis=1), batch_size=4, epochs=epochs, verbose=0,
-                    validation_split=0.2, callbacks=[Told()], resume=folder,
-                    num_processes=processes)
-np.savez(folder + ".npz", *model.get_weights(), history.history["val_loss"])
-"""
+class _Noise(L.Layer):  # type: ignore[misc]
+    def call(self, x: Any, training: bool = False) -> Any:
+        return x + tf.random.uniform(tf.shape(x), dtype=x.dtype)
 
 
-class _Job:
-    """A program that trains, in a process of its own, as a scheduler starts it.
-
-    Args:
-        directory: folder for the program and the checkpoints.
-        name: str, of the folder of checkpoints.
-        epochs: int.
-    """
-
-    def __init__(self, directory: pathlib.Path, name: str, epochs: int) -> None:
-        self._script = directory / "job.py"
-        self._script.write_text(_JOB)
-        self.folder, self._epochs = directory / name, epochs
-
-    def start(self, processes: int, end_at: int = -1) -> subprocess.Popen[str]:
-        """Starts it; it sends itself SIGTERM at the beginning of the epoch `end_at`."""
-        arguments = [str(self.folder), str(processes), str(self._epochs), str(end_at)]
-        return subprocess.Popen(
-            [sys.executable, str(self._script), *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, processes: int, end_at: int = -1) -> int:
-        """Runs it; returns the exit code."""
-        process = self.start(processes, end_at)
-        process.communicate(timeout=RUN_SECONDS)
-        return process.returncode
-
-    def end_at_random(self, processes: int, random: np.random.Generator) -> int:
-        """Runs it, with SIGTERM at a random moment; returns the exit code."""
-        process = self.start(processes)
-        assert process.stdout is not None
-        epochs = 1 + random.integers(2)
-        with process.stdout as lines:
-            for line in lines:
-                epochs -= line.startswith("epoch")
-                if epochs == 0:  # any moment after it; no condition tells which
-                    threading.Timer(random.uniform(0, 0.3), process.terminate).start()
-        return process.wait(RUN_SECONDS)
-
-    def result(self) -> list[Any]:
-        with np.load(f"{self.folder}.npz") as found:
-            return [found[name] for name in found.files]
+@pytest.mark.both_generations
+def test_random_numbers_that_no_checkpoint_holds(tmp_path: pathlib.Path) -> None:
+    x, y = digits(80)
+    layers = [_Noise()] if is_keras_3() else [_Noise(), L.Dropout(0.5)]
+    for layer in layers:
+        model = Sequential([L.Input((8, 8, 1)), L.Flatten(), layer, L.Dense(10)])
+        model.compile("sgd", "sparse_categorical_crossentropy")
+        with pytest.raises(InvalidArgumentError, match=r"RandomUniform in Sequential\.train_step"):
+            model.fit(x, y, resume=tmp_path, num_processes=2)
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(InvalidArgumentError, match="run_eagerly=True"):
+        model.fit(x, y, resume=tmp_path)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).batch(20)
+    tf.random.set_seed(None)  # as in a program that sets none
+    noisy = data.map(lambda x, y: (x + tf.random.uniform((), dtype=x.dtype), y))
+    with pytest.raises(InvalidArgumentError, match="RandomUniform without a seed"):
+        _model().fit(noisy, resume=tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
-def _assert_same_results(found: _Job, expected: _Job) -> None:
-    for ours, theirs in zip(found.result(), expected.result(), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-10)
+def test_two_runs_in_one_folder(tmp_path: pathlib.Path) -> None:
+    """The second is refused while the first trains, and nothing of the first changes."""
+    data, folder = {**_arrays(), "epochs": 2}, tmp_path / "one"
+
+    class Second(tf.keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            with pytest.raises(InvalidArgumentError, match="which another fit in this process"):
+                _model().fit(resume=folder, num_processes=2, **data)
+
+    found = _fit(folder, Second(), **data)
+    _assert_same(found, _fit(tmp_path / "alone", **data))
+    _assert_same(_fit(folder, **data), found)
 
 
 def test_sigterm_ends_a_job_after_a_checkpoint(tmp_path: pathlib.Path) -> None:
-    undisturbed, job = _Job(tmp_path, "undisturbed", 3), _Job(tmp_path, "parts", 3)
+    undisturbed, job = Job(tmp_path, "undisturbed", 3), Job(tmp_path, "parts", 3)
     assert undisturbed.run(1) == 0
     assert job.run(2, end_at=1) == -signal.SIGTERM  # 143 in a shell
-    epoch, step = _place(job.folder)
+    epoch, step = place(job.folder)
     assert epoch == 1
     assert step > 0
     assert job.run(1) == 0
-    _assert_same_results(job, undisturbed)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_sigterm_at_random_moments(tmp_path: pathlib.Path) -> None:
-    """Twenty of them, with one process and with two in turn."""
-    undisturbed, job = _Job(tmp_path, "undisturbed", 120), _Job(tmp_path, "parts", 120)
-    assert undisturbed.run(1) == 0
-    random = np.random.default_rng(int(os.environ.get("NANOTF_SOAK_SEED", "0")))
-    places = []
-    for number in range(20):
-        assert job.end_at_random(1 + number % 2, random) == -signal.SIGTERM
-        places.append(_place(job.folder))
-    print("stopped at (epoch, step):", places)
-    assert places == sorted(places)
-    assert any(step for _, step in places)
-    assert job.run(2) == 0
-    _assert_same_results(job, undisturbed)
+    assert_same_results(job, undisturbed)

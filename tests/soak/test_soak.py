@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import pathlib
+import signal
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from faults import PROMISED_SECONDS, Outcome, kills, seed_of_today, table
 from load import Footprint, warm_jobs
+from preempted_job import Job, assert_same_results, place
 
 import nanotf
 
@@ -80,3 +84,22 @@ def test_a_hundred_kills() -> None:
     outcomes = kills(_number("NANOTF_SOAK_KILLS", 100), seed)
     print(f"\nNANOTF_SOAK_SEED={seed}, at most {seconds:g} s\n{table(outcomes, seconds)}")
     _assert_as_promised(outcomes, seconds)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_sigterm_at_random_moments(tmp_path: pathlib.Path) -> None:
+    """Twenty of them, with one process and with two in turn."""
+    undisturbed, job = Job(tmp_path, "undisturbed", 120), Job(tmp_path, "parts", 120)
+    assert undisturbed.run(1) == 0
+    seed = seed_of_today()
+    random = np.random.default_rng(seed)
+    places = []
+    for number in range(20):
+        assert job.end_at_random(1 + number % 2, random) == -signal.SIGTERM
+        places.append(place(job.folder))
+    print(f"\nNANOTF_SOAK_SEED={seed}, stopped at (epoch, step): {places}")
+    assert places == sorted(places)
+    assert any(step for _, step in places)
+    assert job.run(2) == 0
+    assert_same_results(job, undisturbed)
