@@ -116,7 +116,7 @@ class FitCall(ModelCall):
         self.metrics_block = len(blocks) - 1
         variables = keras_names.metric_state(self.model)
         self.metrics = State(self.metrics_layout, blocks[self.metrics_block], variables)
-        self.metrics.store(0)  # of metrics that are never reset
+        self.metrics.store(jobs.FIRST_METRICS)  # of metrics that are never reset
         if not self.continues:
             self.state.store(self.turn)
             if self.max_restarts > 0:
@@ -124,7 +124,7 @@ class FitCall(ModelCall):
         elif self.last is not None:
             self.state.restore(self.turn, self.last.values)
             if self.last.step:
-                self.metrics.restore(0, self.last.metrics)
+                self.metrics.restore(jobs.FIRST_METRICS, self.last.metrics)
         return blocks
 
     def _begin_training(self) -> None:
@@ -323,7 +323,7 @@ class FitCall(ModelCall):
             self.state.load(self.turn)
             self.loaded = self.turn
         if look or at_end:
-            self.metrics.load(0)
+            self.metrics.load(jobs.METRICS)
 
     def _changes(self, first: messages.Waiting) -> messages.Proceed:
         """Returns the callbacks' changes, which the workers then apply."""
@@ -335,10 +335,10 @@ class FitCall(ModelCall):
                 self.state.store(self.turn)
                 written = messages.written(calls.STATE_BLOCK, self.state.spans(self.turn))
             # A callback that evaluates the model leaves its own numbers in the metrics.
-            reload_metrics = reload or self.metrics.differs(0)
+            reload_metrics = reload or self.metrics.differs(jobs.METRICS)
             if reload_metrics:
-                self.metrics.store(0)
-                written += messages.written(self.metrics_block, self.metrics.spans(0))
+                self.metrics.store(jobs.METRICS)
+                written += messages.written(self.metrics_block, self.metrics.spans(jobs.METRICS))
         return messages.Proceed(
             self.number,
             stop=bool(self.model.stop_training),
@@ -373,7 +373,7 @@ class FitCall(ModelCall):
         """Returns the moment after a step whose state the workers have stored."""
         steps = step if self.data.steps is None else min(step, self.data.steps)
         values = self.state.snapshot(self.turn)
-        return Moment(self.epoch, steps, values, self.metrics.snapshot(0), logs)
+        return Moment(self.epoch, steps, values, self.metrics.snapshot(jobs.METRICS), logs)
 
     def _begin_validation(self, logs: Any) -> None:
         """Takes a checkpoint for SIGTERM during validation; a resumed `fit` validates again."""

@@ -29,6 +29,11 @@ PAUSE = "pause"  # no hook of Keras's: all ranks wait after a step, with their s
 PLAIN_HOOKS = ("on_test_begin", "on_test_end", "on_train_end")
 HOOKS = EPOCH_HOOKS + BATCH_HOOKS + PLAIN_HOOKS
 
+# The turns of the block of metrics. The values at the start of a job have a turn of their own: a
+# rank that reaches its first hook stores its metrics, which Keras has just reset, while another
+# rank may still have to load the values of the start.
+METRICS, FIRST_METRICS = 0, 1
+
 
 def index_and_logs(hook: str, *arguments: Any, **named: Any) -> tuple[int | None, Any]:
     """Returns the epoch or batch (None for a hook without one) and the logs (or None) of a call."""

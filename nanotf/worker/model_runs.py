@@ -242,7 +242,7 @@ class FitRun(_ModelRun):
         if job.pauses:
             self.own_hooks |= {"on_train_batch_end"}
             self.looks = Looks(self.session.strategy, lambda: self.inbox.pauses == self.number)
-        self.metrics.load(0)
+        self.metrics.load(jobs.FIRST_METRICS)
         self._metrics_before = [v.numpy() for v in self.metrics.variables]
         generation().begin_at(self.model, job.initial_epoch, job.initial_step)
         keras_names.forget_validation_data(self.model)
@@ -360,7 +360,7 @@ class FitRun(_ModelRun):
         if answer.reload:
             self.state.load(self.turn)
         if answer.reload_metrics:
-            self.metrics.load(0)
+            self.metrics.load(jobs.METRICS)
 
     def _store_and_ask(
         self, name: str, index: int | None, logs: messages.Logs | None, with_state: bool
@@ -369,10 +369,11 @@ class FitRun(_ModelRun):
         if with_state:
             self.turn += 1
             self.state.store_rank(self.turn, rank)
-        self.metrics.store_rank(0, rank)
+        self.metrics.store_rank(jobs.METRICS, rank)
         written: messages.Written = ()
         if self.session.says_written:
-            written = messages.written(job.metrics_block, self.metrics.spans_of_rank(0, rank))
+            spans = self.metrics.spans_of_rank(jobs.METRICS, rank)
+            written = messages.written(job.metrics_block, spans)
             if with_state:
                 spans = self.state.spans_of_rank(self.turn, rank)
                 written += messages.written(job.state_block, spans)
