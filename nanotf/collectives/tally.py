@@ -11,12 +11,16 @@ that run the same program begin the same collectives in the same order. Therefor
 from __future__ import annotations
 
 import dataclasses
-import weakref
 import zlib
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+
+# Attribute of a graph: the result of its last collective. The next is counted only after it is
+# done: the counting and the collectives share no variable, so TensorFlow would see no order. (A
+# dictionary by graph would keep all graphs: results refer to theirs.)
+_BEFORE = "_nanotf_last_collective"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +59,6 @@ class Tally:
         with tf.init_scope(), tf.device("CPU:0"):
             self._counts = tf.Variable(tf.zeros(2, tf.int64), trainable=False)
             self._last = tf.Variable(tf.constant(-1, tf.int64), trainable=False)
-        # The last collective by graph. The next is counted only after it is done: the counting
-        # and the collectives share no variable, so TensorFlow would see no order.
-        self._before: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def begin(self, name: str, tensor: Any) -> Any:
         """Counts a collective.
@@ -74,7 +75,7 @@ class Tally:
         counted = self._counting(name, tensor)
         waits = [tensor]
         if not tf.executing_eagerly():
-            before = self._before.get(tf.compat.v1.get_default_graph())
+            before = getattr(tf.compat.v1.get_default_graph(), _BEFORE, None)
             waits += [] if before is None else [before]
         with tf.control_dependencies(waits):
             done = counted()
@@ -117,7 +118,7 @@ class Tally:
     def end(self, result: Any) -> Any:
         """Records a collective's result and returns it."""
         if self.active and not tf.executing_eagerly():
-            self._before[tf.compat.v1.get_default_graph()] = result
+            setattr(tf.compat.v1.get_default_graph(), _BEFORE, result)
         return result
 
     def progress(self) -> Progress:

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +23,9 @@ from tensorflow.python.ops import resource_variable_ops
 from nanotf.compat import distribute
 
 _SAME = "_nanotf_same_as"  # attribute of a copy: the original handle in the same graph
-_copies: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()  # by graph
+# Attributes of a graph, and no dictionary by graph: handles refer to their graph, and would keep it.
+_COPIES = "_nanotf_copies"  # list of the copies made in it
+_KNOWN = "_nanotf_known"  # the number of handles it had captured, and the original of each copy
 
 
 def note_use(variables: Sequence[Any]) -> None:
@@ -61,7 +62,8 @@ def name_same(handle: Any, other: Any) -> None:
     if not tf.executing_eagerly():
         here = tf.compat.v1.get_default_graph().capture(other)
         setattr(handle, _SAME, getattr(here, _SAME, here))
-        _copies.setdefault(handle.graph, []).append(handle)
+        graph = handle.graph
+        setattr(graph, _COPIES, [*getattr(graph, _COPIES, ()), handle])
 
 
 @contextlib.contextmanager
@@ -88,22 +90,19 @@ def _resolve(op: Any, reads: Any, writes: Any) -> bool:
     return changed
 
 
-# By graph: the number of handles it had captured, and the original of each copy.
-_known: weakref.WeakKeyDictionary[Any, tuple[int, dict[int, Any]]] = weakref.WeakKeyDictionary()
-
-
 def _same_in(graph: Any) -> dict[int, Any]:
-    captures = getattr(graph, "captures", ())
-    number = len(captures) + len(_copies.get(graph, ()))
-    if graph in _known and _known[graph][0] == number:
-        return _known[graph][1]
-    same = {id(copy): getattr(copy, _SAME) for copy in _copies.get(graph, ())}
+    captures, copies = getattr(graph, "captures", ()), getattr(graph, _COPIES, ())
+    number = len(captures) + len(copies)
+    known: tuple[int, dict[int, Any]] = getattr(graph, _KNOWN, (-1, {}))
+    if known[0] == number:
+        return known[1]
+    same = {id(copy): getattr(copy, _SAME) for copy in copies}
     inside = {id(outer): inner for outer, inner in captures}
     for outer, inner in captures:
         original = getattr(outer, _SAME, None)
         if original is not None:
             same[id(inner)] = inside.get(id(original), original)
-    _known[graph] = number, same
+    setattr(graph, _KNOWN, (number, same))
     return same
 
 

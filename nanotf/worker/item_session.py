@@ -1,7 +1,7 @@
 """A worker of `nanotf.map`: it calls the user's function, as a process of its own would.
 
-Unlike `session.Session` it has no strategy, and nothing of Keras is replaced. Of TensorFlow, only
-what keeps the graphs of ended items in memory is.
+Unlike `session.Session` it has no strategy. Nothing of Keras or TensorFlow is replaced, but for
+what would keep the graphs of ended items in memory (`life`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from nanotf.compat import custom_gradients
 from nanotf.shipping import jobs, pickling, whole
 from nanotf.shipping.packing import Packer
 from nanotf.wire import messages
@@ -38,7 +37,6 @@ class ItemSession:
         self.rank = rank
         self.channel = channel
         self._task: Any = None  # the function and its keyword arguments
-        custom_gradients.end_with_graphs()
         tf.config.set_visible_devices([], "GPU")  # workers would fight for its memory
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block], reader: Any) -> None:

@@ -48,6 +48,9 @@ def _setup(
 
 def _session(transport: str) -> Any:
     """Returns the class of a worker's session; imports TensorFlow."""
+    from nanotf.compat import custom_gradients
+
+    custom_gradients.end_with_graphs()  # jobs trace new models for as long as the process lives
     if transport == NO_TRANSPORT:
         from nanotf.worker import item_session
 

@@ -403,6 +403,26 @@ def test_deleted_models_are_freed_in_workers_and_this_process() -> None:
     assert [model() for model in models] == [None] * 8
 
 
+@pytest.mark.both_generations
+def test_graphs_of_dropped_models_are_freed_in_workers() -> None:
+    """Workers keep two models; nothing else may keep a traced step, nor its custom gradients."""
+
+    @nanotf.nano(num_processes=2)
+    def kept() -> tuple[int, int]:
+        from tensorflow.python.framework import ops
+        from tensorflow.python.framework.func_graph import FuncGraph
+
+        gc.collect()
+        graphs = sum(isinstance(each, FuncGraph) for each in gc.get_objects())
+        return graphs, len(ops.gradient_registry._registry)
+
+    counts = []
+    for _ in range(5):
+        in_a_row(dense("adam"), (2,))
+        counts.append(kept())
+    assert counts[2:] == [counts[2]] * 3, counts
+
+
 def test_an_optimizer_of_other_variables_is_refused() -> None:
     """Raises Keras's error if there is one, or nanotf's error if Keras would use its old trace."""
     optimizer = O.Adam(0.01)
