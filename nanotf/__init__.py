@@ -6,8 +6,7 @@ are imported when they are first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from nanotf import lazy_names
 
 __version__ = "0.1.0"
 
@@ -48,15 +47,4 @@ _HOMES = {
 
 __all__ = ["__version__", *sorted(_HOMES)]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'nanotf' has no attribute {name!r}")
-    home = _HOMES[name]
-    if home is None:
-        return importlib.import_module(f"nanotf.{name}")
-    return getattr(importlib.import_module(home), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names.attach(globals(), _HOMES)

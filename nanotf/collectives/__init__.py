@@ -24,8 +24,9 @@ May import `compat`, `machine` and `wire`.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nanotf import lazy_names
 
 if TYPE_CHECKING:
     from nanotf.collectives.group import Group
@@ -44,23 +45,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Group": "group",
-    "HostsSpec": "peers",
-    "native_status": "native_library",
-    "rule_out": "native_library",
-    "GroupOwner": "spec",
-    "GroupSpec": "spec",
-    "create_group": "spec",
+    "Group": ".group",
+    "HostsSpec": ".peers",
+    "native_status": ".native_library",
+    "rule_out": ".native_library",
+    "GroupOwner": ".spec",
+    "GroupSpec": ".spec",
+    "create_group": ".spec",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names.attach(globals(), _HOMES)

@@ -16,8 +16,9 @@ Nothing below `cli` imports it.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nanotf import lazy_names
 
 if TYPE_CHECKING:
     from nanotf.data.channels import PipeModeDatasetException
@@ -27,19 +28,9 @@ if TYPE_CHECKING:
 __all__ = ["PipeModeDataset", "PipeModeDatasetException", "pad_batches"]
 
 _HOMES = {
-    "PipeModeDataset": "pipe_mode",
-    "PipeModeDatasetException": "channels",
-    "pad_batches": "padding",
+    "PipeModeDataset": ".pipe_mode",
+    "PipeModeDatasetException": ".channels",
+    "pad_batches": ".padding",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names.attach(globals(), _HOMES)

@@ -28,8 +28,9 @@ imported with the first name that needs it.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nanotf import lazy_names
 
 if TYPE_CHECKING:
     from nanotf.smp.checkpoints import CheckpointManager
@@ -64,34 +65,34 @@ if TYPE_CHECKING:
     from nanotf.smp.steps import gradients, step
 
 _HOMES = {
-    "CheckpointManager": "checkpoints",
-    "CommGroup": "ranks",
-    "DistributedModel": "distributed",
-    "RankType": "ranks",
-    "StepOutput": "outputs",
-    "allgather": "objects",
-    "barrier": "objects",
-    "broadcast": "objects",
-    "dp_barrier": "objects",
-    "dp_rank": "runtime",
-    "dp_size": "runtime",
-    "get_dp_group": "runtime",
-    "get_mp_group": "runtime",
-    "gradients": "steps",
-    "init": "runtime",
-    "local_rank": "runtime",
-    "local_size": "runtime",
-    "mp_barrier": "objects",
-    "mp_rank": "runtime",
-    "mp_size": "runtime",
-    "num_microbatches": "runtime",
-    "partition": "runtime",
-    "rank": "runtime",
-    "recv_from": "objects",
-    "register_post_partition_hook": "runtime",
-    "send": "objects",
-    "size": "runtime",
-    "step": "steps",
+    "CheckpointManager": ".checkpoints",
+    "CommGroup": ".ranks",
+    "DistributedModel": ".distributed",
+    "RankType": ".ranks",
+    "StepOutput": ".outputs",
+    "allgather": ".objects",
+    "barrier": ".objects",
+    "broadcast": ".objects",
+    "dp_barrier": ".objects",
+    "dp_rank": ".runtime",
+    "dp_size": ".runtime",
+    "get_dp_group": ".runtime",
+    "get_mp_group": ".runtime",
+    "gradients": ".steps",
+    "init": ".runtime",
+    "local_rank": ".runtime",
+    "local_size": ".runtime",
+    "mp_barrier": ".objects",
+    "mp_rank": ".runtime",
+    "mp_size": ".runtime",
+    "num_microbatches": ".runtime",
+    "partition": ".runtime",
+    "rank": ".runtime",
+    "recv_from": ".objects",
+    "register_post_partition_hook": ".runtime",
+    "send": ".objects",
+    "size": ".runtime",
+    "step": ".steps",
 }
 
 __all__ = [
@@ -125,14 +126,4 @@ __all__ = [
     "step",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names.attach(globals(), _HOMES)

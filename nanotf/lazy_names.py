@@ -1,0 +1,39 @@
+"""Public names of a package that are imported when they are first used.
+
+Importing a package then takes milliseconds, and imports TensorFlow only with a name that needs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def attach(
+    package: dict[str, Any], homes: Mapping[str, str | None]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns the functions `__getattr__` and `__dir__` of a package, see PEP 562.
+
+    Args:
+        package: dict, the package's `globals()`, with `__all__`. A name is stored there at its
+            first use.
+        homes: mapping of each name to the module that has it, absolute or relative to the package
+            (".steps"), or to None if the name is itself a module of the package.
+    """
+    name_of_package: str = package["__name__"]
+
+    def __getattr__(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {name_of_package!r} has no attribute {name!r}")
+        home = homes[name]
+        if home is None:
+            return importlib.import_module(f"{name_of_package}.{name}")
+        value = getattr(importlib.import_module(home, name_of_package), name)
+        package[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted(package["__all__"])
+
+    return __getattr__, __dir__
