@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
+import threading
+from typing import Any, TextIO
 
 PREFIX = "nanotf: "
 
@@ -33,6 +34,22 @@ def say(text: object, file: TextIO | None = None) -> None:
         file: text file, default the current `sys.stdout`.
     """
     print(prefixed(str(text)), file=file or sys.stdout, flush=True)
+
+
+class Quiet:
+    """A stream that drops what the thread that created it writes."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Writes what other threads print."""
+        ours = threading.get_ident() == self._thread
+        return len(text) if ours else int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def _prefix_bare_record(record: logging.LogRecord) -> bool:

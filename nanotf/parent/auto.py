@@ -23,7 +23,7 @@ from nanotf.errors import ModelError, ShippingError
 from nanotf.machine import topology
 from nanotf.parent import auto_cache, auto_candidates, auto_key, auto_trials, calls
 from nanotf.parent.auto_trials import Measured
-from nanotf.parent.fit_data import FitArguments
+from nanotf.parent.fit_arguments import FitArguments
 from nanotf.pool import warm
 from nanotf.pool.transports import check_transport
 from nanotf.shipping import inputs

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,11 +29,11 @@ import numpy as np
 from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
-from nanotf.console import logger
-from nanotf.errors import NanoError, ShippingError
+from nanotf.console import Quiet, logger
+from nanotf.errors import NanoError
 from nanotf.machine import topology
 from nanotf.parent import defaults, fit_call, model_copy, report, report_timeline
-from nanotf.parent.fit_data import FitArguments
+from nanotf.parent.fit_arguments import FitArguments
 from nanotf.pool import pool, warm
 from nanotf.shipping import inputs, jobs
 from nanotf.wire import messages, timing
@@ -332,10 +331,10 @@ def _measure_here(trial: Trial, budget: Budget) -> Measured:
     a, each = trial.arguments, trial.steps_per_execution
     x, most = a.x, trial.data.steps
     if not isinstance(trial.data.train, inputs.ArrayInput):
-        x, most = _endless_copy(x), None
+        x, most = model_copy.endless_copy(x), None
     stopwatch = timing.Stopwatch(0, None)
     # The user's step may print while it is traced; a trial must not show that.
-    quiet = contextlib.redirect_stdout(_Quiet(sys.stdout))
+    quiet = contextlib.redirect_stdout(Quiet(sys.stdout))
     with keras_names.kept_random_states(), defaults.no_default(), quiet:
         theirs = model_copy.copy_of(trial)
         model_copy.copy_state((trial.model, trial.held), theirs)
@@ -367,35 +366,6 @@ def _measure_here(trial: Trial, budget: Budget) -> Measured:
         if count >= 2 and budget.left() > 0:
             found = seconds(count + 1, 1)
     return Measured(1, found / each)
-
-
-class _Quiet:
-    """A stream that drops what the thread that created it writes."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._thread = threading.get_ident()
-
-    def write(self, text: str) -> int:
-        """Writes what other threads print."""
-        ours = threading.get_ident() == self._thread
-        return len(text) if ours else int(self._stream.write(text))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-def _endless_copy(dataset: Any) -> Any:
-    """Returns an endless copy for a trial here; the user's dataset loses no rows or orders."""
-    from nanotf.compat import pipelines
-
-    copy = pipelines.copy_of(dataset)
-    if copy is None:
-        raise ShippingError(
-            "A trial reads a copy of the dataset. Received: a dataset whose graph TensorFlow "
-            "cannot write. Pass a number of processes."
-        )
-    return copy.repeat()
 
 
 def _seconds_per_execution(first: Trial, workers: pool.Pool, budget: Budget) -> float:

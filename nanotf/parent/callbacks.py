@@ -7,6 +7,7 @@ learning rate, weights) takes effect on all of them at the same step.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,23 @@ from nanotf.compat.generation import generation
 from nanotf.compat.keras_callbacks import Need
 from nanotf.compat.versions import require_tensorflow
 from nanotf.shipping import jobs
+
+
+@dataclasses.dataclass(frozen=True)
+class Unrecorded:
+    """A completed epoch that `History` may not have recorded yet: `History` is the last callback.
+
+    Args:
+        turn: int, the turn of the state block with the state after the epoch.
+        epoch: int.
+        logs: the logs for `on_epoch_end`.
+        recorded: the result of `ParentCallbacks.recorded` before the epoch's end.
+    """
+
+    turn: int
+    epoch: int | None
+    logs: Any
+    recorded: list[dict[str, int]]
 
 
 class ParentCallbacks:

@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from typing import Any
 
 from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
 from nanotf.compat.generation import generation
 from nanotf.console import logger
 from nanotf.errors import WorkerError
-from nanotf.parent import calls, rejections, report, resumable
-from nanotf.parent.callbacks import ParentCallbacks
+from nanotf.parent import calls, rejections, resumable
+from nanotf.parent.callbacks import ParentCallbacks, Unrecorded
 from nanotf.parent.checkpointing import Checkpointing
-from nanotf.parent.fit_data import FitArguments, FitData, Resume
+from nanotf.parent.fit_arguments import FitArguments
+from nanotf.parent.fit_data import FitData
 from nanotf.parent.model_call import ModelCall
-from nanotf.parent.moments import Moment, read_all, write_all
+from nanotf.parent.moments import Moment, read_all
+from nanotf.parent.passes import Resume
 from nanotf.parent.resume import Resumption
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping import jobs, optimizers
 from nanotf.shipping.state import State, StateLayout
-from nanotf.wire import messages, timing
+from nanotf.wire import messages
 from nanotf.wire.blocks import Block
-
-
-@dataclasses.dataclass(frozen=True)
-class _Unrecorded:
-    """A completed epoch that `History` may not have recorded yet: `History` is the last callback.
-
-    Args:
-        turn: int, the turn of the state block with the state after the epoch.
-        epoch: int.
-        logs: the logs for `on_epoch_end`.
-        recorded: the result of `ParentCallbacks.recorded` before the epoch's end.
-    """
-
-    turn: int
-    epoch: int | None
-    logs: Any
-    recorded: list[dict[str, int]]
 
 
 class FitCall(ModelCall):
@@ -65,7 +49,7 @@ class FitCall(ModelCall):
         self.metrics_layout = StateLayout.of(keras_names.metric_state(model), size)
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
-        self.epoch_end: _Unrecorded | None = None
+        self.epoch_end: Unrecorded | None = None
         self.sharding = sharding
         self.restarts = 0
         self.max_restarts = max_restarts
@@ -90,16 +74,17 @@ class FitCall(ModelCall):
         super().build()
         rejections.refuse_optimizer(model, specs)
         keras_optimizers.build_for_training(model, specs)
-        rejections.refuse_weights(model, self.data.keras_specs(self.data.train), "fit")
-        validation = self.data.validation_specs
-        if validation is not None:
-            a = self.arguments
-            given = True if a.validation_data is None else a.validation_data
-            generation().check_validation(model, given, a.validation_freq)
-            rejections.refuse_data(model, validation, "evaluate")
-            rejections.refuse_weights(
-                model, self.data.keras_specs(self.data.validation), "evaluate"
-            )
+        self._refuse_weights_and_validation()
+
+    def _refuse_weights_and_validation(self) -> None:
+        model, data, a = self.model, self.data, self.arguments
+        rejections.refuse_weights(model, data.keras_specs(data.train), "fit")
+        if data.validation_specs is None:
+            return
+        given = True if a.validation_data is None else a.validation_data
+        generation().check_validation(model, given, a.validation_freq)
+        rejections.refuse_data(model, data.validation_specs, "evaluate")
+        rejections.refuse_weights(model, data.keras_specs(data.validation), "evaluate")
 
     def variables_to_send(self) -> list[Any]:
         return keras_optimizers.training_variables(self.model)
@@ -189,19 +174,8 @@ class FitCall(ModelCall):
             self.restarts,
             self.max_restarts,
         )
-        self._warn_of_other_numbers()
-
-    def _warn_of_other_numbers(self) -> None:
-        """Warns once if new workers draw other random numbers than the old ones would have."""
-        if self.restarts > 1 or self.model.run_eagerly:
-            return
-        if found := resumable.unreadable(self.model, self.data):
-            logger.warning(
-                "From here on random numbers differ from those of an undisturbed run: the model "
-                "has %s, whose state TensorFlow keeps to itself. %s",
-                found,
-                resumable.REMEDY,
-            )
+        if self.restarts == 1:
+            resumable.warn_of_other_numbers(self.model, self.data)
 
     def job(self) -> jobs.FitJob:
         a = self.arguments
@@ -317,7 +291,7 @@ class FitCall(ModelCall):
         if first.state:
             if first.hook == "on_epoch_end":
                 recorded = self.callbacks.recorded()
-                self.epoch_end = _Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
+                self.epoch_end = Unrecorded(self.turn + 1, first.index, first.logs or {}, recorded)
             self.turn += 1  # from here on the epoch is complete, see `fail`
         if at_end or (first.state and look):
             self.state.load(self.turn)
@@ -397,19 +371,6 @@ class FitCall(ModelCall):
     def is_finished(self) -> bool:
         """True if a checkpoint holds the end of this training."""
         return self.resumption is not None and self.resumption.is_finished
-
-    def finished(self) -> Any:
-        """Gives the user's model and callbacks the end of training; returns the history."""
-        a = self.arguments
-        assert self.resumption is not None and self.last is not None
-        found = ParentCallbacks(a.callbacks, self.model, 0, a.epochs, self.data.steps)
-        write_all(self.variables, self.last.values)
-        self.resumption.begin(found.list.callbacks)
-        self.model.stop_training = self.resumption.stops
-        times = timing.Stopwatch(0, None).finish()
-        hint = "The training was complete; its checkpoint has the result."
-        self.model.history.nanotf = report.Report.of_one_process("fit", times, hint)
-        return self.model.history
 
     # ------------------------------------------------------------------------------- end
     def fail(self) -> None:

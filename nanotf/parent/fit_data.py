@@ -1,4 +1,4 @@
-"""The checked arguments of one `fit`, and its data, laid out for the workers.
+"""The data of one `fit`, laid out for the workers.
 
 Keras itself checks and converts the data in the parent (`compat.keras_epochs`), before any
 process starts.
@@ -7,121 +7,22 @@ process starts.
 from __future__ import annotations
 
 import dataclasses
-import math
-import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_epochs, keras_names, random_states
+from nanotf.compat import keras_epochs, random_states
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent import read_ahead
+from nanotf.parent.fit_arguments import FitArguments
+from nanotf.parent.passes import Resume, epochs_cut_short
 from nanotf.shipping import inputs, pipelines, streams
 from nanotf.shipping.arrays import Packing
 from nanotf.wire.blocks import Block
 
 Input = inputs.ArrayInput | streams.StreamInput | pipelines.PipelineInput
-
-
-@dataclasses.dataclass(frozen=True)
-class FitArguments:
-    """The arguments of Keras's `fit`, with Keras's defaults."""
-
-    x: Any = None
-    y: Any = None
-    batch_size: int | None = None
-    epochs: int = 1
-    verbose: Any = "auto"
-    callbacks: Any = None
-    validation_split: float = 0.0
-    validation_data: Any = None
-    shuffle: Any = True
-    class_weight: Any = None
-    sample_weight: Any = None
-    initial_epoch: int = 0
-    steps_per_epoch: int | None = None
-    validation_steps: int | None = None
-    validation_batch_size: int | None = None
-    validation_freq: Any = 1
-    # Keras 2's arguments for generators and `Sequence`s; in Keras 3 a `PyDataset` has them.
-    max_queue_size: int = 10
-    workers: int = 1
-    use_multiprocessing: bool = False
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> FitArguments:
-        """Makes an object from the arguments of a call.
-
-        Args:
-            given: mapping of str to object, the arguments of Keras's `fit` that were given.
-
-        Raises:
-            InvalidArgumentError: An argument is not supported with workers.
-        """
-        fields = {field.name for field in dataclasses.fields(cls)}
-        for name in given.keys() - fields:
-            raise InvalidArgumentError(
-                f"fit(num_processes=...) does not know `{name}`. Received: "
-                f"{name}={_short(given[name])}. Leave it out, or train with one process."
-            )
-        return cls(**given)._limited()
-
-    def _limited(self) -> FitArguments:
-        """Reduces the arguments to `keras_names.run_limits`, and warns as Keras does."""
-        most_epochs, most_steps = keras_names.run_limits()
-        changed: dict[str, int] = {}
-        if most_epochs and most_epochs < self.epochs:
-            warnings.warn(f"Limiting epochs to {most_epochs}", stacklevel=2)
-            changed["epochs"] = most_epochs
-        validates = bool(self.validation_split) or self.validation_data is not None
-        for name in ("steps_per_epoch", "validation_steps") if validates else ("steps_per_epoch",):
-            steps = getattr(self, name)
-            if most_steps and (not steps or most_steps < steps):
-                warnings.warn(f"Limiting steps_per_epoch to {most_steps}", stacklevel=2)
-                changed[name] = most_steps
-        return dataclasses.replace(self, **changed)  # type: ignore[arg-type]
-
-
-@dataclasses.dataclass(frozen=True)
-class Resume:
-    """The position from which a `fit` continues, in new workers or in a new process.
-
-    Args:
-        first_epoch: int, the epoch at which it began.
-        first_step: int, the step in that epoch; 0 unless Keras 2's `BackupAndRestore` resumed.
-        epoch: int, the epoch to run next.
-        random_states: the random states when this process began to read that epoch, see
-            `random_states`; None if it did not.
-        step: int, steps of that epoch that are complete. Arrays continue with the next one; the
-            batches of other data are read again and dropped, see `shipping.passed_steps`.
-    """
-
-    first_epoch: int
-    first_step: int
-    epoch: int
-    random_states: random_states.States | None = None
-    step: int = 0
-
-    @property
-    def epochs(self) -> int:
-        """Returns the number of complete epochs."""
-        return self.epoch - self.first_epoch
-
-    def place(self, steps: int, size: int, at_once: int) -> tuple[int, int]:
-        """Returns the number of complete passes over the data, and of batches used of the next.
-
-        Args:
-            steps: int, steps per epoch.
-            size: int, batches per pass.
-            at_once: int, steps per execution.
-        """
-        if generation().EACH_PASS_HAS_AN_ITERATOR and (size % steps or steps % at_once):
-            # These passes differ in length, and each epoch begins one.
-            return self.epochs, self.step
-        return divmod(self.epochs * steps - self.first_step + self.step, size)
 
 
 class FitData:
@@ -292,23 +193,6 @@ class FitData:
         copy = pipelines.copy_of(x)
         return x if copy is None else copy
 
-    def _place(self, cardinality: int) -> dict[str, Any]:
-        """Returns where workers continue in a dataset: `iterated` and `taken` of their input.
-
-        Args:
-            cardinality: int, the number of batches that the workers' Keras assumes.
-        """
-        resume, steps = self._resume, self._arguments.steps_per_epoch
-        if resume is None:
-            return {}
-        if steps is None:
-            each = generation().iterators_per_epoch(cardinality)
-            return {"iterated": resume.epochs * each}
-        if generation().EACH_PASS_HAS_AN_ITERATOR and cardinality > 0:
-            # Keras makes one iterator for each pass.
-            return {"iterated": resume.epochs // math.ceil(cardinality / steps)}
-        return {"taken": max(0, resume.epochs * steps - resume.first_step)}
-
     def _passes_of_training(self, size: int) -> int | None:
         """Returns how many passes an iterator over arrays makes; None is endless.
 
@@ -324,7 +208,7 @@ class FitData:
             at_once = generation().steps_at_once(self._model)
             if 0 < steps <= size and size % steps == 0 and steps % at_once == 0:
                 return None
-            self._cut = _epochs_cut_short(-(-steps // at_once), -(-size // at_once), epochs)
+            self._cut = epochs_cut_short(-(-steps // at_once), -(-size // at_once), epochs)
             return 1
         if 0 < steps <= size:
             return None
@@ -375,7 +259,10 @@ class FitData:
             made = pipelines.pipeline_input(
                 data.dataset, signature, data.cardinality, data.steps, what, alike
             )
-            place = self._place(data.cardinality) if trains else {}
+            place: dict[str, Any] = {}
+            if trains and self._resume is not None:
+                steps = self._arguments.steps_per_epoch
+                place = self._resume.place_of_workers(steps, data.cardinality)
             return dataclasses.replace(made, **place), signature
         self.streams.append(Stream(data, signature, trains, data.element_spec))
         number = len(self.streams) - 1
@@ -464,21 +351,6 @@ class Stream:
     specs: Any = None
 
 
-def _epochs_cut_short(steps: int, size: int, epochs: int) -> list[bool]:
-    """Returns which epochs of Keras 3 end before their last step, since a pass ends.
-
-    Args:
-        steps: int, executions of an epoch.
-        size: int, executions of one pass.
-        epochs: int.
-    """
-    cut, seen = [], 0
-    for _ in range(epochs):
-        cut.append(seen + steps > size)
-        seen = 0 if cut[-1] else (seen + steps) % size
-    return cut
-
-
 def _specs(structure: Any) -> Any:
     tf = require_tensorflow()
     return tf.nest.map_structure(
@@ -498,8 +370,3 @@ def _shuffles(shuffle: Any) -> bool | str:
     if isinstance(shuffle, str):
         return "batch" if shuffle.lower() == "batch" else True
     return bool(np.all(shuffle))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else f"{text[:77]}..."

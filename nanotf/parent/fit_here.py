@@ -16,9 +16,10 @@ from nanotf.compat.values import plain_logs
 from nanotf.compat.versions import require_tensorflow
 from nanotf.parent import one_process
 from nanotf.parent.checkpointing import Checkpointing
+from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.fit_call import FitCall
-from nanotf.parent.fit_data import FitArguments
 from nanotf.parent.moments import Moment, read_all, write_all
+from nanotf.parent.resume import finished
 from nanotf.shipping import inputs, passed_steps, streams
 
 
@@ -42,7 +43,7 @@ def fit(model: Any, keras_fit: Any, given: Mapping[str, Any], hint: str, resume:
     checkpoints = call.checkpoints
     assert checkpoints is not None
     if call.is_finished:
-        return call.finished()
+        return finished(call)
     with checkpoints:
         return one_process.fit(keras_fit, (), _arguments(call, checkpoints), hint)
 

@@ -11,7 +11,8 @@ from nanotf.errors import ModelError
 from nanotf.machine import processor
 from nanotf.parent import calls, rejections
 from nanotf.parent.callbacks import ParentCallbacks
-from nanotf.parent.fit_data import FitArguments, FitData, Stream
+from nanotf.parent.fit_arguments import FitArguments
+from nanotf.parent.fit_data import FitData, Stream
 from nanotf.shipping import heap, jobs, pickling
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing

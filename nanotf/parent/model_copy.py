@@ -1,10 +1,11 @@
-"""A copy of the user's model in this process, made the way workers make theirs."""
+"""Copies of the user's model and data in this process, made the way workers make theirs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from nanotf.compat import keras_names, keras_optimizers
+from nanotf.errors import ShippingError
 from nanotf.shipping import heap, optimizers
 
 Side = tuple[Any, list[Any]]  # a model, and the variables that it captures
@@ -30,3 +31,16 @@ def copy_state(source: Side, target: Side) -> None:
     )
     for value, variable in zip(values, variables, strict=True):
         variable.assign(value.numpy())
+
+
+def endless_copy(dataset: Any) -> Any:
+    """Returns an endless copy for a trial here; the user's dataset loses no rows or orders."""
+    from nanotf.compat import pipelines
+
+    copy = pipelines.copy_of(dataset)
+    if copy is None:
+        raise ShippingError(
+            "A trial reads a copy of the dataset. Received: a dataset whose graph TensorFlow "
+            "cannot write. Pass a number of processes."
+        )
+    return copy.repeat()

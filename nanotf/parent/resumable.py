@@ -7,8 +7,10 @@ from typing import Any
 from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
 from nanotf.compat.versions import require_tensorflow
+from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
-from nanotf.parent.fit_data import FitArguments, FitData
+from nanotf.parent.fit_arguments import FitArguments
+from nanotf.parent.fit_data import FitData
 from nanotf.shipping import inputs, pipelines, random_operations
 
 REMEDY = (
@@ -58,6 +60,23 @@ def unreadable(model: Any, data: FitData) -> str | None:
         for operation in random_operations.with_state(graph.as_graph_def()):
             return f"{operation.op} in {type(model).__name__}.{name}, as {operation.name!r}"
     return None
+
+
+def warn_of_other_numbers(model: Any, data: FitData) -> None:
+    """Warns if new workers draw other random numbers than the old ones would have.
+
+    Args:
+        model, data: as in `unreadable`.
+    """
+    if model.run_eagerly:
+        return  # nobody can tell
+    if found := unreadable(model, data):
+        logger.warning(
+            "From here on random numbers differ from those of an undisturbed run: the model "
+            "has %s, whose state TensorFlow keeps to itself. %s",
+            found,
+            REMEDY,
+        )
 
 
 def _check_eager(model: Any) -> None:

@@ -17,14 +17,16 @@ from nanotf.compat.chance import Chance
 from nanotf.compat.versions import keras_module_name, require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError
-from nanotf.parent import resumable
+from nanotf.parent import report, resumable
 from nanotf.parent.callback_states import CallbackStates
+from nanotf.parent.callbacks import ParentCallbacks
 from nanotf.parent.checkpoints import Folder, Stored
 from nanotf.parent.encoding import Arrays, decode, encode, typed
 from nanotf.parent.folder_lock import FolderLock
-from nanotf.parent.moments import Moment, Values
+from nanotf.parent.moments import Moment, Values, write_all
 from nanotf.shipping.arrays import numpy_dtype
 from nanotf.shipping.state import StateLayout
+from nanotf.wire import timing
 
 Facts = dict[str, Any]
 
@@ -155,6 +157,23 @@ class Resumption:
             **{name: encode(value, arrays, name) for name, value in more.items()},
         }
         return Checkpoint(self._folder, manifest, arrays)
+
+
+def finished(call: Any) -> Any:
+    """Gives the user's model and callbacks the end of a training; returns the history.
+
+    Args:
+        call: `FitCall`, of which a checkpoint holds the end.
+    """
+    a, model, resumption = call.arguments, call.model, call.resumption
+    found = ParentCallbacks(a.callbacks, model, 0, a.epochs, call.data.steps)
+    write_all(call.variables, call.last.values)
+    resumption.begin(found.list.callbacks)
+    model.stop_training = resumption.stops
+    times = timing.Stopwatch(0, None).finish()
+    hint = "The training was complete; its checkpoint has the result."
+    model.history.nanotf = report.Report.of_one_process("fit", times, hint)
+    return model.history
 
 
 class Checkpoint:

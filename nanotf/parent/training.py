@@ -9,8 +9,9 @@ from nanotf.compat.generation import generation
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, WorkerDied, WorkerStuck
 from nanotf.parent import calls, gpu
+from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.fit_call import FitCall
-from nanotf.parent.fit_data import FitArguments
+from nanotf.parent.resume import finished
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.transports import check_transport
@@ -65,7 +66,7 @@ def fit(
         )
     call = FitCall(model, FitArguments.of(given), num_processes, sharding, max_restarts, resume)
     if call.is_finished:
-        return call.finished()
+        return finished(call)
     if plan is None:
         return gpu.fit(call, given, num_processes, gpu.devices())
     with call.watching():
