@@ -20,6 +20,7 @@ from nanotf.smp.times import Execution, Interval
 
 _MIB = 2**20
 _WIDTH = 100  # of lines of text
+_NO_BREAK = "\xa0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,9 +180,11 @@ def _memory(each: RankReport) -> tuple[int, ...]:
 def _passes(each: RankReport, origin: int) -> list[str]:
     """Returns the lines that name a process's passes."""
     texts = [
-        f"{block.kind.value}{block.microbatch} "
+        f"{block.kind.value}{block.microbatch}{_NO_BREAK}"
         f"{(block.time.began - origin) / 1e6:.2f}-{(block.time.ended - origin) / 1e6:.2f}"
         for block in each.blocks
     ]
     head = f"rank {each.rank}  "
-    return textwrap.wrap("  ".join(texts), _WIDTH, initial_indent=head, subsequent_indent="  ")
+    rest = " " * len(head)
+    lines = textwrap.wrap("  ".join(texts), _WIDTH, initial_indent=head, subsequent_indent=rest)
+    return [line.replace(_NO_BREAK, " ") for line in lines]
