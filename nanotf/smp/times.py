@@ -23,7 +23,7 @@ from nanotf.smp.schedule import Kind
 
 @dataclass(frozen=True)
 class Label:
-    """What an operation in the line does.
+    """The purpose of an operation in the line.
 
     Args:
         microbatch: int.
