@@ -7,6 +7,8 @@ their variables and by an estimate of their cost: floating-point operations and 
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -124,7 +126,8 @@ def _work(graph: Any) -> dict[str, int]:
     logger = tf.get_logger()
     logger.disabled = True  # the profiler calls functions that TensorFlow deprecates
     try:
-        waiting = [profiler.profile(graph, cmd="scope", options=options.build())]
+        with contextlib.redirect_stderr(io.StringIO()):  # counts what has no known shape
+            waiting = [profiler.profile(graph, cmd="scope", options=options.build())]
     finally:
         logger.disabled = False
     while waiting:
