@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from nanotf.compat import graphs
 from nanotf.smp import balance
 from nanotf.smp.config import Config

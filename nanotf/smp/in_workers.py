@@ -62,7 +62,7 @@ class Slots:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """What a rank returns.
+    """The end of a rank's call.
 
     Args:
         result: of rank 0, what Keras's method returned; of `fit` the attributes of the `History`.

@@ -1,4 +1,4 @@
-"""What `smp.DistributedModel.from_keras` takes: models, and arguments of Keras's methods."""
+"""Checks for `smp.DistributedModel.from_keras`: of models, and of arguments of Keras's methods."""
 
 from __future__ import annotations
 
