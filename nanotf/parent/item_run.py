@@ -329,9 +329,8 @@ class ItemRun:
 
     def _lost(self, index: int, died: WorkerError) -> WorkerDied:
         """Returns the error for an item whose worker died once too often."""
-        remedy = f"Pass max_restarts={self.policy.max_restarts + 1} to run such an item again."
         return WorkerDied(
-            f"{self._name(index)}: {died.what} {remedy}",
+            f"{self._name(index)}: {died.what}{self._remedy()}",
             rank=died.rank,
             pid=died.pid,
             cores=died.cores,
@@ -341,3 +340,7 @@ class ItemRun:
             what=died.what,
             index=index,
         )
+
+    def _remedy(self) -> str:
+        """Returns the end of the text of an error for a lost item."""
+        return f" Pass max_restarts={self.policy.max_restarts + 1} to run such an item again."
