@@ -24,6 +24,8 @@ from nanotf.errors import (
     UnavailableError,
     WorkerDied,
 )
+from nanotf.machine import topology
+from nanotf.pool import backends
 from nanotf.smp import runtime
 
 PROGRAM = pathlib.Path(__file__).with_name("keras_partitions.py")
@@ -124,6 +126,29 @@ def test_a_plain_script_trains_in_partitions(tmp_path: pathlib.Path) -> None:
         np.testing.assert_allclose(loaded.predict(_digits()[0], verbose=0), found[3])
     finally:
         tf.keras.backend.set_floatx(floats)
+
+
+def _crowded(_: Any, size: int, *options: Any) -> topology.Plan:
+    """A plan for more workers than two cores should have."""
+    return topology.Plan(tuple(topology.Placement(rank, (rank % 2,)) for rank in range(size)))
+
+
+@needs_two_cores
+@pytest.mark.thorough
+def test_a_plain_script_trains_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two copies of two partitions: four workers."""
+    monkeypatch.setattr(backends, "plan", _crowded)
+    x, y = _digits()
+    plain = _classifier()
+    model = smp.DistributedModel.from_keras(_classifier(), partitions=2, microbatches=2)
+    losses = []
+    for each, options in ((plain, {}), (model, {"num_processes": 4})):
+        _compile(each)
+        tf.keras.utils.set_random_seed(3)
+        losses.append(each.fit(x, y, batch_size=59, verbose=0, **options).history["loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    for mine, other in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
 
 
 class _KillsRank1(tf.keras.callbacks.Callback):  # type: ignore[misc]
