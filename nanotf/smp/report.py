@@ -100,11 +100,21 @@ class Report:
         return [each.execution for each in self.ranks if each.execution is not None]
 
 
+_of_workers: Report | None = None  # of the last `fit` that has started the ranks
+
+
+def remember(report: Report | None) -> None:
+    """Sets the report that `last_report` returns in a process that is no rank."""
+    global _of_workers
+    _of_workers = report
+
+
 def last_report() -> Report:
     """Returns the times and the memory of the last step. All ranks call it, and all get it.
 
     Of the steps that ran last, one with gradients is preferred to one without, such as that of an
-    evaluation. With one partition, the report has no times.
+    evaluation. With one partition, the report has no times. In a script whose `fit` has started the
+    ranks, it is that of the last `fit`, which also returns it, as `history.nanotf`.
 
     Returns:
         A `Report`.
@@ -113,6 +123,8 @@ def last_report() -> Report:
         JobError: No step ran since `smp.init`.
         CollectiveError, WorkerDied: As `smp.allgather`.
     """
+    if _of_workers is not None and not runtime.is_rank():
+        return _of_workers
     config, place = runtime.current(), runtime.place()
     recorded = times.last(config)
     models = list(runtime.called if recorded is None else recorded.models)

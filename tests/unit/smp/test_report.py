@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from nanotf.errors import JobError, NanoError, UnavailableError
-from nanotf.smp import runtime
+from nanotf.smp import report, runtime
 from nanotf.smp.rank_report import RankReport
 from nanotf.smp.report import Report, last_report
 from nanotf.smp.schedule import Kind
@@ -45,12 +45,12 @@ def test_table() -> None:
 
 
 def test_with_one_partition_memory_alone(tmp_path: pathlib.Path) -> None:
-    report = _report(partitions=1)
-    lines = str(report).splitlines()
+    made = _report(partitions=1)
+    lines = str(made).splitlines()
     assert lines[0] == "1 partition, 1 microbatch"
     assert lines[-1].split() == ["0", "0", "0", "-", "-", "-", "-", "3.0", "6.0", "400.0"]
     with pytest.raises(UnavailableError, match="Received: partitions=1"):
-        report.plot(tmp_path / "pipeline.png")
+        made.plot(tmp_path / "pipeline.png")
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
@@ -74,6 +74,8 @@ def test_picture_without_matplotlib(
 
 def test_before_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "_config", None)
+    monkeypatch.setattr(report, "_of_workers", None)
+    monkeypatch.setattr(runtime, "called", {})
     runtime.init({"partitions": 1})
     with pytest.raises(JobError, match="before a step"):
         last_report()
