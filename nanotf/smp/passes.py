@@ -8,6 +8,7 @@ and only one operation waits for another process at a time.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -132,14 +133,22 @@ class Pass:
         # find them.
         reads = [variable.read_value() for variable in self._variables]
         guarded = [_without_gradient(tensor) for tensor in _floating(inputs)]
+        # TensorFlow keeps the function `gradient` for good, and so would keep the model.
+        weak = weakref.ref(self)
 
         @tf.custom_gradient
         def join(*tensors: Any) -> Any:
             kept = tensors[len(reads) + len(guarded) :]
 
             def gradient(*cotangents: Any) -> list[Any]:
+                this = weak()
+                if this is None:
+                    raise UnavailableError(
+                        "Gradients are computed in the function decorated by smp.step. Received: "
+                        "a call of tape.gradient or smp.gradients after it. Return them from there."
+                    )
                 zeros = [tf.zeros_like(tensor) for tensor in guarded]
-                return [*self._backward(cotangents), *zeros, *(None for _ in kept)]
+                return [*this._backward(cotangents), *zeros, *(None for _ in kept)]
 
             return [tf.identity(tensor) for tensor in kept], gradient
 

@@ -19,6 +19,7 @@ from sklearn.datasets import load_digits
 from nanotf import smp
 from nanotf.compat.keras_common import tf_variable
 from nanotf.compat.keras_optimizers import optimizer_variables
+from nanotf.errors import UnavailableError
 from nanotf.smp import runtime, schedule
 
 STEPS, BATCH = 20, 32
@@ -237,6 +238,23 @@ def check_errors() -> None:
             raise AssertionError(text)
 
 
+def check_gradients_outside() -> None:
+    """The schedule has no place for gradients that a script computes after the step."""
+    smp.init({"partitions": 2})
+    model = digits(smp.DistributedModel)
+    predict = smp.step(lambda x: model(x, training=True))
+    x, _ = next(batches())
+    predict(x)  # cuts the model
+    try:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(predict(x).merge())
+        tape.gradient(loss, model.trainable_variables)
+    except UnavailableError as error:
+        assert "are computed in the function decorated by smp.step" in str(error), error
+    else:
+        raise AssertionError
+
+
 def check_data() -> None:
     smp.init({"partitions": 2})
     predict = smp.step(digits(smp.DistributedModel).__call__)
@@ -271,6 +289,7 @@ def main() -> None:
     check_whole_model(model, expected)
     check_checkpoints(model, update)
     check_errors()
+    check_gradients_outside()
     check_data()
     print(f"rank {smp.rank()}: done", flush=True)
 
