@@ -1,10 +1,10 @@
 """Warns where several partitions are slower than one process would be.
 
-A process that holds the whole model computes all parts of a step, one after the other. It needs at
-most the time that all partitions together compute. So if a step takes longer than that, one process
-is faster: its processors do not wait for messages. This compares measured times of some steps. It
-says nothing where partitions are a bit faster than one process on one partition's cores, though one
-process would have the cores of all.
+A process that holds the whole model computes all parts of a step, one after the other, and no more.
+So if a step takes longer than all partitions together compute, one process is faster: it does not
+wait for messages. This compares measured times of some steps. It says nothing where partitions are
+faster than one process would be on the cores of one, though one process would have the cores of
+all.
 """
 
 from __future__ import annotations
@@ -93,8 +93,7 @@ def _warn_once(samples: Mapping[int, Array], microbatches: int) -> None:
         remedy += ", or several microbatches, so that partitions compute at the same time"
     logger.warning(
         "%d partitions are slower than 1 would be. Without the optimizer's update, a step takes "
-        "%.2f ms. Its parts compute for %s = %.2f ms, which is the most that one process needs. "
-        "%s.",
+        "%.2f ms. Its parts compute for %s = %.2f ms, and one process has no more to compute. %s.",
         len(parts),
         step,
         " + ".join(f"{part:.2f}" for part in parts),
