@@ -351,7 +351,7 @@ def test_warm_workers_need_no_start(
 
 def test_a_pool_is_warm_for_its_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = nanotf.plan(1), nanotf.plan(2)
-    nanotf.shutdown()
+    warm.end_pool()
     assert not warm.is_warm(one, "shm")
     alive = [True]
     pool = SimpleNamespace(
