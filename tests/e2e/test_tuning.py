@@ -30,7 +30,8 @@ L = tf.keras.layers
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # Without XDG_CACHE_HOME: another environment needs another import of TensorFlow for workers.
+    monkeypatch.setattr(auto_cache, "path", lambda: tmp_path / "tuning.json")
 
 
 @pytest.fixture
