@@ -84,8 +84,11 @@ def _source(
 
 
 @pytest.fixture
-def plain() -> dict[str, Any]:
-    """The numbers of one process, this one: it has imported TensorFlow already."""
+def plain(float64: None) -> dict[str, Any]:
+    """The numbers of one process, this one: it has imported TensorFlow already.
+
+    The script's `set_floatx` changes no layer after another test has set a policy for them.
+    """
     with contextlib.redirect_stdout(io.StringIO()) as output:
         exec(_source(), {})
     found: dict[str, Any] = json.loads(output.getvalue().splitlines()[-1])
