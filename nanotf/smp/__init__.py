@@ -4,7 +4,8 @@
     @smp.step                `steps`: splits a batch (`slicing`), runs the body once per
                              microbatch, one after the other, and returns `StepOutput`s (`outputs`)
     smp.DistributedModel     `distributed`, on top of `models` and of `from_keras`: Keras's loops
-                             (`shares`: their batches)
+                             (`shares`: their batches; `in_workers`: for a script that is no rank;
+                             `keras_checks`)
     smp.CheckpointManager    `checkpoints`
     smp.send, smp.barrier    `objects`, through mailboxes (`collectives.mailbox`)
     StepOutput.accumulate    `replicas`: averages over the copies of the model
