@@ -36,7 +36,7 @@ from nanotf.shipping import pickling
 from nanotf.shipping.objects import data_classes
 from nanotf.shipping.optimizers import Configured
 from nanotf.smp import config as configs
-from nanotf.smp import keras_checks, ranks, runtime
+from nanotf.smp import keras_checks, ranks, report, runtime
 from nanotf.smp.from_keras import KerasModel, file_call
 
 Array = np.ndarray[Any, Any]
@@ -70,6 +70,7 @@ class Ended:
         state: `Slots`, of the variables that it holds.
         callbacks: of rank 0, for each callback its pickled attributes; None if they cannot travel.
         chance: `Chance` of rank 0, after the call.
+        report: `Report`, of `fit` in rank 0.
     """
 
     result: Any
@@ -77,6 +78,7 @@ class Ended:
     state: Slots
     callbacks: list[bytes | None]
     chance: Chance | None
+    report: report.Report | None
 
 
 class WorkersModel:
@@ -219,12 +221,15 @@ class WorkersModel:
             if attributes is not None:
                 vars(callback).update(pickling.loads(attributes))
         first.chance.restore()
-        return self._history(first.result) if method == "fit" else first.result
+        if method != "fit":
+            return first.result
+        report.remember(first.report)
+        return self._history(first)
 
-    def _history(self, attributes: Mapping[str, Any]) -> Any:
+    def _history(self, first: Ended) -> Any:
         made = tf.keras.callbacks.History()
         made.set_model(self.original)
-        vars(made).update(attributes)
+        vars(made).update(first.result, nanotf=first.report)
         return made
 
 
@@ -330,12 +335,13 @@ def _ended(part: KerasModel, result: Any, early: Sequence[Any], callbacks: Seque
         held = _numbers(part, "variables")
         values = {number: tf_variable(variables[number]).numpy() for number in held}
         state = _state(part, early)
+    found = report.last_report() if trained else None
     if runtime.rank() > 0:
-        return Ended(None, values, state, [], None)
+        return Ended(None, values, state, [], None, None)
     if trained:
         result = {"history": result.history, "epoch": result.epoch, "params": result.params}
     own = [_attributes(c) for c in callbacks if c is not None]
-    return Ended(result, values, state, own, Chance.capture())
+    return Ended(result, values, state, own, Chance.capture(), found)
 
 
 def _state(part: KerasModel, early: Sequence[Any]) -> Slots:

@@ -121,9 +121,18 @@ def test_a_plain_script_trains_in_partitions(tmp_path: pathlib.Path) -> None:
             expected,
         )
         assert int(model.optimizer.iterations) == 9
+        history = model.fit(*_digits(), batch_size=59, verbose=0)
+        assert smp.last_report() is history.nanotf
+        assert [len(each.blocks) for each in history.nanotf.ranks] == [8, 8]
+        assert all(
+            0 < each.weight_bytes < each.other_variable_bytes < each.peak_bytes
+            for each in history.nanotf.ranks
+        )
         model.save_model(tmp_path / "digits.keras")
         loaded = tf.keras.models.load_model(tmp_path / "digits.keras")
-        np.testing.assert_allclose(loaded.predict(_digits()[0], verbose=0), found[3])
+        np.testing.assert_allclose(
+            loaded.predict(_digits()[0], verbose=0), model.predict(_digits()[0], verbose=0)
+        )
     finally:
         tf.keras.backend.set_floatx(floats)
 

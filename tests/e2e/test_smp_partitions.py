@@ -26,7 +26,7 @@ THOROUGH = [pytest.param(name, marks=pytest.mark.thorough) for name in list(CASE
 
 @pytest.mark.parametrize("name", ["float64", *THOROUGH])
 def test_two_partitions_train_as_one_process(name: str, tmp_path: pathlib.Path) -> None:
-    """Weights, losses and memory; a whole model on disk; checkpoints; errors of a cut."""
+    """Weights, losses and memory; reports; a whole model on disk; checkpoints; errors of a cut."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two ranks need two cores")
     command = [sys.executable, "-m", "nanotf", "run", "--smp", "-n", "2", str(PROGRAM)]
@@ -42,3 +42,5 @@ def test_two_partitions_train_as_one_process(name: str, tmp_path: pathlib.Path) 
     for rank in (0, 1):
         for line in (*CASES[name], "done"):
             assert f"rank {rank}: {line}" in done.stdout, done.stdout + done.stderr
+    if any(case.endswith(",1") for case in CASES[name]):  # one microbatch: partitions take turns
+        assert done.stderr.count("2 partitions are slower than 1 would be") == 1, done.stderr
