@@ -107,11 +107,13 @@ def _measure_apart(
     of_items = ("--processes", chosen.num_processes)
     of_records = ("--quick",) if chosen.quick else ()
     of_readers = ("--batches", 40, "--rounds", 1) if chosen.quick else ()
+    of_partitions = ("--units", 512) if chosen.quick else ()
     programs = {
         "hosts": ("all-reduce between hosts", "benchmarks.hosts", of_hosts),
         "records": ("Pipe mode", "benchmarks.records", of_records),
         "items": ("small models", "benchmarks.items", of_items),
         "readers": ("datasets decoded in Python", "benchmarks.readers", of_readers),
+        "partitions": ("a model in parts", "benchmarks.partitions", of_partitions),
     }
     return {
         part: attempt(what, functools.partial(apart.run, module, "--json", *arguments))

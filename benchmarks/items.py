@@ -2,7 +2,8 @@
 
 `nanotf.map` trains them against a loop in one process, joblib's loky and `multiprocessing.Pool`
 (spawn). "cold" is a contestant's first call, with the start of its workers, "warm" the median of
-later calls on the same workers. This process has imported TensorFlow before.
+later calls on the same workers, interleaved with the others'. This process has imported TensorFlow
+before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from benchmarks import report
 from benchmarks.others import Others
 
 ROWS, COLUMNS, EPOCHS = 2000, 64, 3
-CALLS = 2  # after the cold one
+CALLS = 3  # after the cold one
 
 
 def train(seed: int, x: Any, y: Any) -> float:
@@ -48,27 +49,42 @@ def _data() -> dict[str, Any]:
 Call = Callable[[Sequence[int]], Sequence[float]]
 
 
-def _measure(name: str, call: Call, models: int) -> dict[str, Any]:
-    """Calls a contestant several times; returns a row of the table."""
-    seconds, shares = [], []
-    for _ in range(1 + CALLS):
+class _Contestant:
+    """A way to train the models.
+
+    Args:
+        name: str.
+        call: callable of the seeds; returns the accuracies.
+    """
+
+    def __init__(self, name: str, call: Call) -> None:
+        self._name, self._call = name, call
+        self._seconds: list[float] = []
+        self._shares: list[float] = []
+
+    def measure(self, models: int) -> None:
+        """Calls it once."""
         with Others(()) as others:
             begin = time.perf_counter()
-            found = call(range(models))
-            seconds.append(time.perf_counter() - begin)
-        shares.append(others.share)
+            found = self._call(range(models))
+            self._seconds.append(time.perf_counter() - begin)
+        self._shares.append(others.share)
         if len(found) != models or min(found) < 0.8:
-            raise RuntimeError(f"{name} returned other results: {found}")
-    return {
-        "name": name,
-        "cold": seconds[0],
-        "warm": statistics.median(seconds[1:]),
-        "others": max(shares),
-    }
+            raise RuntimeError(f"{self._name} returned other results: {found}")
+
+    def row(self) -> dict[str, Any]:
+        """Returns its row of the table."""
+        cold, *warm = self._seconds
+        return {
+            "name": self._name,
+            "cold": cold,
+            "warm": statistics.median(warm),
+            "others": max(self._shares),
+        }
 
 
 def measure_all(processes: int, models: int) -> list[dict[str, Any]]:
-    """Measures all contestants, one after another.
+    """Measures all contestants, interleaved. Workers without work wait, asleep.
 
     Args:
         processes: int, number of workers.
@@ -85,35 +101,39 @@ def measure_all(processes: int, models: int) -> list[dict[str, Any]]:
 
     data = _data()
     job: Any = functools.partial(train, **data)
-    rows = [_measure("loop", lambda seeds: [job(seed) for seed in seeds], models)]
 
     def mapped(seeds: Sequence[int]) -> list[float]:
         return nanotf.map(train, seeds, processes, shared=data, verbose=0)
-
-    rows.append(_measure("nanotf.map", mapped, models))
-    nanotf.shutdown()
 
     def loky(seeds: Sequence[int]) -> list[float]:
         calls = (joblib.delayed(train)(seed, **data) for seed in seeds)
         return list(joblib.Parallel(n_jobs=processes, backend="loky")(calls))
 
-    rows.append(_measure("joblib, loky", loky, models))
-    get_reusable_executor().shutdown(wait=True)
-    pool = None
+    pools: list[Any] = []
 
     def pooled(seeds: Sequence[int]) -> list[float]:
-        nonlocal pool
-        if pool is None:
-            pool = multiprocessing.get_context("spawn").Pool(processes)
-        return pool.map(job, seeds, chunksize=1)
+        if not pools:
+            pools.append(multiprocessing.get_context("spawn").Pool(processes))
+        found: list[float] = pools[0].map(job, seeds, chunksize=1)
+        return found
 
+    contestants = [
+        _Contestant("loop", lambda seeds: [job(seed) for seed in seeds]),
+        _Contestant("nanotf.map", mapped),
+        _Contestant("joblib, loky", loky),
+        _Contestant("multiprocessing.Pool", pooled),
+    ]
     try:
-        rows.append(_measure("multiprocessing.Pool", pooled, models))
+        for _ in range(1 + CALLS):
+            for contestant in contestants:
+                contestant.measure(models)
     finally:
-        if pool is not None:
+        nanotf.shutdown()
+        get_reusable_executor().shutdown(wait=True)
+        for pool in pools:
             pool.terminate()
             pool.join()
-    return rows
+    return [contestant.row() for contestant in contestants]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -19,6 +19,7 @@ PARTS = (
     "records",
     "items",
     "readers",
+    "partitions",
     "memory",
 )
 QUICK_PARTS = ("models", "collectives", "memory")

@@ -94,6 +94,8 @@ def _separate(result: Mapping[str, Any]) -> list[str]:
         parts.append(
             "A PyDataset that Python decodes, a call of fit\n" + reading(result["readers"])
         )
+    if result.get("partitions"):
+        parts.append("A model in parts, 6 dense layers\n" + partitions(result["partitions"]))
     if result.get("memory"):
         found = result["memory"]
         parts.append(
@@ -277,6 +279,26 @@ def reading(rows: Sequence[Mapping[str, Any]]) -> str:
                 number(r["cold"]),
                 number(r["seconds"]),
                 "{:.2f} ({:.2f}-{:.2f})".format(*(goals.spread(r["ratios"]) or (0.0, 0.0, 0.0))),
+            ]
+            for r in rows
+        ],
+    )
+
+
+def partitions(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a table of a model in one process and in partitions; memory of each rank."""
+    header = ["partitions", "microbatches", "pipeline", "step, ms", "fastest, ms"]
+    header += [f"{name}, MiB" for name in ("weights", "slots and others", "peak")]
+    return table(
+        header,
+        [
+            [
+                *(str(r["partitions"]), str(r["microbatches"]), r["pipeline"] or "-"),
+                *(number(1e3 * r[name], 0) for name in ("seconds", "fastest")),
+                *(
+                    " + ".join(number(each / 2**20, 0) for each in r[name])
+                    for name in ("weights", "others", "peaks")
+                ),
             ]
             for r in rows
         ],

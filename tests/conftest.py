@@ -188,6 +188,12 @@ def _zygote() -> int | None:
     return None if zygote is None else zygote.pid()
 
 
+def _descriptors_of_zygote() -> set[int]:
+    """Its channel and its log, if there is a zygote; it serves the next modules, too."""
+    zygote = getattr(sys.modules.get("nanotf.pool.zygote"), "_zygote", None)
+    return set() if zygote is None else {zygote._channel.fileno(), zygote.log.fileno()}
+
+
 def shut_down() -> None:
     warm = sys.modules.get("nanotf.pool.warm")
     if warm is not None:
@@ -202,11 +208,11 @@ def _strangers() -> set[psutil.Process]:
 def _kept_open() -> set[tuple[int, str]]:
     # Libraries keep files and sockets of their own; nanotf holds these three kinds.
     kinds = ("socket:", "/memfd:nanotf", "pipe:")
-    of_pool = _memory_of_pool()
+    of_pool, of_zygote = _memory_of_pool(), _descriptors_of_zygote()
     return {
         (fd, path)
         for fd, path in _descriptors().items()
-        if path.startswith(kinds) and _file_number(fd) != of_pool
+        if path.startswith(kinds) and _file_number(fd) != of_pool and fd not in of_zygote
     }
 
 
@@ -231,13 +237,10 @@ def pool_of_module() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_leaks_from_a_module(pool_of_module: None) -> Iterator[None]:
-    pool, zygote, strangers, open_before = _pool(), _zygote(), _strangers(), _kept_open()
+    pool, strangers, open_before = _pool(), _strangers(), _kept_open()
     temporary, shared = _own_files(tempfile.gettempdir()), _own_files("/dev/shm")
     yield
-    # Their descriptors and files would look like leaks.
-    if _zygote() != zygote:
-        shut_down()
-    elif _pool() != pool:
+    if _pool() != pool:  # its descriptors and files would look like leaks
         sys.modules["nanotf.pool.warm"].end_pool()
     wait_until(lambda: _strangers() <= strangers, "child processes end")
     assert _own_files(tempfile.gettempdir()) <= temporary, "temporary files leaked"

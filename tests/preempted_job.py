@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 import threading
@@ -59,9 +60,8 @@ class Job:
 
     def start(self, processes: int, end_at: int = -1) -> subprocess.Popen[str]:
         """Starts it; it sends itself SIGTERM at the beginning of the epoch `end_at`."""
-        arguments = [str(self.folder), str(processes), str(self._epochs), str(end_at)]
         return subprocess.Popen(
-            [sys.executable, str(self._script), *arguments],
+            [sys.executable, str(self._script), *self._arguments(processes, end_at)],
             env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
             stdout=subprocess.PIPE,
             text=True,
@@ -72,6 +72,17 @@ class Job:
         process = self.start(processes, end_at)
         process.communicate(timeout=SECONDS)
         return process.returncode
+
+    def run_here(self) -> None:
+        """Runs it in this process, which has imported TensorFlow already, without workers."""
+        before, sys.argv = sys.argv, [str(self._script), *self._arguments(1, -1)]
+        try:
+            runpy.run_path(str(self._script))
+        finally:
+            sys.argv = before
+
+    def _arguments(self, processes: int, end_at: int) -> list[str]:
+        return [str(self.folder), str(processes), str(self._epochs), str(end_at)]
 
     def end_at_random(self, processes: int, random: np.random.Generator) -> int:
         """Runs it, with SIGTERM at a random moment; returns the exit code."""

@@ -5,6 +5,7 @@
 | `auto_control_deps.AutomaticControlDependencies`, its `ops_which_must_run` | orders the side effects of a traced call and names them; `tf.compat.v1.wrap_function`, which makes prunable functions, does not |
 | `Operation._remove_all_control_inputs`, `_add_control_inputs` | edges of that order lead from one part to another, where they would pull the other part in |
 | `resource_variable_ops.UninitializedVariable` | a variable without memory |
+| `ops.get_stats_for_node_def`, `profiler.internal.flops_registry`, `deprecation.silence` | the work of an operation; the public profiler prints what it does not know |
 | `autograph.impl.api.convert` | AutoGraph with the leniency of `tf.function`; the public `to_graph` fails without source code |
 """
 
@@ -52,6 +53,28 @@ def uninitialized_variable(spec: Any, arguments: dict[str, Any]) -> Any:
     names = ("trainable", "name", "synchronization", "aggregation", "constraint")
     kept = {name: arguments[name] for name in names if arguments.get(name) is not None}
     return resource_variable_ops.UninitializedVariable(shape=spec.shape, dtype=spec.dtype, **kept)
+
+
+def float_operations(graph: Any) -> dict[str, int]:
+    """Returns the floating-point operations of a graph's operations, by name, where known.
+
+    They are not known of operations with inputs of unknown shape, nor of those without a rule in
+    TensorFlow's profiler.
+    """
+    from tensorflow.python.framework import ops
+    from tensorflow.python.profiler.internal import flops_registry  # noqa: F401  has the rules
+    from tensorflow.python.util import deprecation
+
+    found = {}
+    with deprecation.silence():
+        for operation in graph.get_operations():
+            try:
+                known = ops.get_stats_for_node_def(graph, operation.node_def, "flops").value
+            except ValueError:  # unknown shapes
+                continue
+            if known is not None:
+                found[operation.name] = int(known)
+    return found
 
 
 def release(variable: Any) -> None:

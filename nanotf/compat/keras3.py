@@ -14,7 +14,7 @@ Versions seen: 3.10-3.15.
 | `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` | see `capture_seeds` |
 | `backend.compute_output_spec` | see `call_on_specs` |
 | `utils.tracking.DotNotTrackScope` | keeps layers from tracking what `compile` sets |
-| `utils.tracking.Tracker`, its `config`, `stored_ids`; `Layer._losses`, `_loss_ids` | state keyed by identity or left by the last call, see `restore_identities` |
+| `utils.tracking.Tracker`, its `config`, `stored_ids`; `Layer._losses`, `_loss_ids`; `ops.function.Function`, its `_nodes`, `_nodes_by_depth`, `make_node_key`; `Operation._inbound_nodes` | state keyed by identity or left by the last call, see `restore_identities` |
 | `saving.object_registration.GLOBAL_CUSTOM_NAMES` | see `keras_names.save_as` |
 | `TensorBoard._start_batch`, `_stop_batch` | tells if it profiles batches |
 | `Model._initial_epoch` | where `BackupAndRestore` resumes |
@@ -124,7 +124,9 @@ def for_another_process(obj: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in found.items() if name not in _NOT_SENT}
     if isinstance(obj, _tracker_class()):
         del found["stored_ids"]  # see `restore_identities`
-    elif hasattr(obj, "add_loss"):
+    elif isinstance(obj, source_module("ops.function").Function):
+        found.pop("_nodes", None)  # likewise
+    if hasattr(obj, "add_loss"):
         found |= {"_losses": [], "_loss_ids": set()}  # of the last call
     return found
 
@@ -138,6 +140,12 @@ def restore_identities(objects: Sequence[Any]) -> None:
         if isinstance(obj, _tracker_class()):
             kept = obj.config.items()
             obj.stored_ids = {name: {id(v) for v in held} for name, (_, held) in kept}
+    function = source_module("ops.function")
+    for obj in objects:
+        if isinstance(obj, function.Function) and "_nodes_by_depth" in vars(obj):
+            nodes = [node for each in obj._nodes_by_depth.values() for node in each]
+            places = [(n.operation, n.operation._inbound_nodes.index(n)) for n in nodes]
+            obj._nodes = {function.make_node_key(*place) for place in places}
 
 
 def _tracker_class() -> Any:

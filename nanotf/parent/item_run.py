@@ -69,7 +69,7 @@ class Task:
         labels: sequence of str, the items for people.
         seed: int; with an item's index it seeds the item's random numbers.
         settings: `jobs.KerasSettings`.
-        columns: int, the width of the user's terminal.
+        terminal: `jobs.Terminal`.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Task:
     labels: Sequence[str]
     seed: int
     settings: jobs.KerasSettings
-    columns: int
+    terminal: jobs.Terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,12 +278,17 @@ class ItemRun:
         of_item = item.block()
         blocks += [] if of_item is None else [of_item]
         seed = seed_of(self.task.seed, index)
-        settings, columns = self.task.settings, self.task.columns
-        job = jobs.ItemJob(task, item.whole, of_item is not None, seed, settings, columns)
+        settings, terminal = self.task.settings, self.task.terminal
+        job = jobs.ItemJob(task, item.whole, of_item is not None, seed, settings, terminal)
         sizes = tuple(block.nbytes for block in blocks)
         self._running[rank] = index
         self._given[rank] += 1
-        pool.send_to(rank, messages.Job(pool.next_job(), pickling.dumps(job), sizes), blocks)
+        body, number = pickling.dumps(job), pool.next_job()
+        pool.send_to(rank, messages.Job(number, body, sizes, self._ends(index)), blocks)
+
+    def _ends(self, index: int) -> tuple[int, ...]:
+        """Returns the descriptors that an item's function gets as its argument `descriptors`."""
+        return ()
 
     # ---------------------------------------------------------------------------- replacing
     def _replace(self, pool: IndependentPool, rank: int) -> None:
@@ -324,9 +329,8 @@ class ItemRun:
 
     def _lost(self, index: int, died: WorkerError) -> WorkerDied:
         """Returns the error for an item whose worker died once too often."""
-        remedy = f"Pass max_restarts={self.policy.max_restarts + 1} to run such an item again."
         return WorkerDied(
-            f"{self._name(index)}: {died.what} {remedy}",
+            f"{self._name(index)}: {died.what}{self._remedy()}",
             rank=died.rank,
             pid=died.pid,
             cores=died.cores,
@@ -336,3 +340,7 @@ class ItemRun:
             what=died.what,
             index=index,
         )
+
+    def _remedy(self) -> str:
+        """Returns the end of the text of an error for a lost item."""
+        return f" Pass max_restarts={self.policy.max_restarts + 1} to run such an item again."

@@ -19,6 +19,8 @@ from nanotf.pool.plans import AnyPlan
 from nanotf.shipping import jobs, whole
 from nanotf.shipping.packing import Packer
 
+_NO_TERMINAL = {"stdout": False, "stderr": False}
+
 
 def map(
     function: Callable[..., Any],
@@ -152,7 +154,9 @@ def imap(
         item_arguments.check_recycle_after(recycle_after),
         item_arguments.check_memory_limit(memory_limit),
     )
-    run = ItemRun(_task(function, chosen, given, base), policy)
+    # Bars that several workers redraw would overwrite each other.
+    terminal = jobs.Terminal(_NO_TERMINAL, shutil.get_terminal_size().columns)
+    run = ItemRun(task_of(function, chosen, given, base, terminal), policy)
     bar = None if verbose == 0 else progress_bar(len(chosen), verbose)
     return Results(run, len(chosen), ordered, on_error == "raise", bar)
 
@@ -167,8 +171,14 @@ def _plan(num_processes: Any, cores_per_process: Any, cores: Any, count: int) ->
     return backends.plan("local", num_processes, cores_per_process, cores)
 
 
-def _task(function: Any, items: Sequence[Any], shared: dict[str, Any], seed: int) -> Task:
-    """Pickles the function and the items.
+def task_of(
+    function: Any,
+    items: Sequence[Any],
+    shared: Mapping[str, Any],
+    seed: int,
+    terminal: jobs.Terminal,
+) -> Task:
+    """Pickles the function and the items; see `Task`.
 
     Raises:
         ShippingError: One of them cannot be sent; names it.
@@ -186,7 +196,7 @@ def _task(function: Any, items: Sequence[Any], shared: dict[str, Any], seed: int
         [item_arguments.label_of(item) for item in items],
         seed,
         jobs.KerasSettings.capture(),
-        shutil.get_terminal_size().columns,
+        terminal,
     )
 
 

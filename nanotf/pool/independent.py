@@ -72,8 +72,8 @@ class IndependentPool(Pool):
         super().__init__(plan, NO_TRANSPORT)
 
     # ------------------------------------------------------------------------------ talking
-    def send_to(self, rank: int, message: messages.Message, blocks: Sequence[Block] = ()) -> None:
-        """Sends a message, and the descriptors of shared blocks, to one worker.
+    def send_to(self, rank: int, message: messages.Job, blocks: Sequence[Block] = ()) -> None:
+        """Sends a message, its descriptors, and those of shared blocks, to one worker.
 
         Does not wait for the worker to read it.
 
@@ -82,7 +82,7 @@ class IndependentPool(Pool):
         """
         self._used.add(rank)
         fds = [block.fd for block in blocks if block.fd is not None]
-        self._outboxes[rank].put(Parcel(packed(message), fds, 1))
+        self._outboxes[rank].put(Parcel(packed(message), [*fds, *message.descriptors], 1))
 
     def event(self, timeout: float) -> tuple[int, Any]:
         """Waits for the next event.

@@ -339,7 +339,7 @@ class ItemJob:
         has_block: bool, whether the job's last block holds its arrays.
         seed: int, for all random number generators.
         settings: `KerasSettings`.
-        columns: int, the width of the user's terminal.
+        terminal: `Terminal`.
     """
 
     task: TaskShipment | None
@@ -347,7 +347,7 @@ class ItemJob:
     has_block: bool
     seed: int
     settings: KerasSettings
-    columns: int
+    terminal: Terminal
 
 
 @dataclasses.dataclass(frozen=True)

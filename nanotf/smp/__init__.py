@@ -4,10 +4,12 @@
     @smp.step                `steps`: splits a batch (`slicing`), runs the body once per
                              microbatch, one after the other, and returns `StepOutput`s (`outputs`)
     smp.DistributedModel     `distributed`, on top of `models` and of `from_keras`: Keras's loops
-                             (`shares`: their batches)
+                             (`shares`: their batches; `in_workers`: for a script that is no rank;
+                             `keras_checks`)
     smp.CheckpointManager    `checkpoints`
     smp.send, smp.barrier    `objects`, through mailboxes (`collectives.mailbox`)
     StepOutput.accumulate    `replicas`: averages over the copies of the model
+    smp.last_report          `report` (`rank_report`, `report_chart`): a step's times, and `memory`
 
 With one partition, a step needs the activations of one microbatch only, and gives the whole batch's
 gradients. With several, `pipeline` makes the step:
@@ -20,6 +22,7 @@ gradients. With several, `pipeline` makes the step:
       cut          one stage for each partition
       variables    without values, but for those of this partition
     passes       a microbatch's way through this partition's stage (`exchange`: its messages)
+    times        when this partition computed and waited (`advice`: what to do about it)
 
 Called by users' scripts; `cli` starts their processes (`cli.ranks`), and makes this package
 importable under its original name (`alias`). May import everything below `keras`. TensorFlow is
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     )
     from nanotf.smp.outputs import StepOutput
     from nanotf.smp.ranks import CommGroup, RankType
+    from nanotf.smp.report import last_report
     from nanotf.smp.runtime import (
         dp_rank,
         dp_size,
@@ -80,6 +84,7 @@ _HOMES = {
     "get_mp_group": ".runtime",
     "gradients": ".steps",
     "init": ".runtime",
+    "last_report": ".report",
     "local_rank": ".runtime",
     "local_size": ".runtime",
     "mp_barrier": ".objects",
@@ -111,6 +116,7 @@ __all__ = [
     "get_mp_group",
     "gradients",
     "init",
+    "last_report",
     "local_rank",
     "local_size",
     "mp_barrier",

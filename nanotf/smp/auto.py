@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-
+from nanotf.compat import graphs
 from nanotf.smp import balance
 from nanotf.smp.config import Config
 from nanotf.smp.cut import EVERYWHERE, everywhere
@@ -90,7 +89,7 @@ def _pieces(
             sizes[numbers[first]] += _bytes(variables[handle])
         if handle in fixed:
             parts[numbers[first]] = fixed[handle]
-    work = _work(traced.function.graph)
+    work = graphs.float_operations(traced.function.graph)
     where = {op.name: number for op, number in zip(operations, numbers, strict=True)}
     for op, number in zip(operations, numbers, strict=True):
         costs[number] += work.get(op.name, 0) + sum(_bytes(part) for part in op.outputs)
@@ -112,23 +111,3 @@ def _bytes(tensor: Any) -> int:
     for length in tensor.shape.as_list():
         total *= 1 if length is None else length
     return total
-
-
-def _work(graph: Any) -> dict[str, int]:
-    """Returns the floating-point operations of a graph's operations, by name, where known."""
-    profiler = tf.compat.v1.profiler
-    options = profiler.ProfileOptionBuilder(
-        profiler.ProfileOptionBuilder.float_operation()
-    ).with_empty_output()
-    found: dict[str, int] = {}
-    logger = tf.get_logger()
-    logger.disabled = True  # the profiler calls functions that TensorFlow deprecates
-    try:
-        waiting = [profiler.profile(graph, cmd="scope", options=options.build())]
-    finally:
-        logger.disabled = False
-    while waiting:
-        node = waiting.pop()
-        found[node.name] = node.float_ops
-        waiting += node.children
-    return found

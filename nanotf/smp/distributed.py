@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanotf.smp import from_keras, runtime
+from nanotf.smp import config as configs
+from nanotf.smp import from_keras, in_workers, keras_checks, runtime
 from nanotf.smp.models import StepModel
 
 
@@ -22,8 +23,10 @@ class DistributedModel(StepModel):
     def from_keras(model: Any, partitions: int | None = None, **config: Any) -> Any:
         """Returns a functional or Sequential model as one for several processes, with `fit`.
 
-        The new model takes the given one's weights. With several partitions, it frees those of
-        other partitions in this process, so the given model cannot be used anymore.
+        In a script that runs as one process, several partitions are trained in worker processes
+        that `fit` starts; the model stays here, whole. Under `nanotf run --smp`, each rank keeps
+        the weights of its partition and frees the others, so the given model cannot be used
+        anymore.
 
         Args:
             model: a functional or Sequential `tf.keras.Model` of known input shape. It need not be
@@ -34,10 +37,12 @@ class DistributedModel(StepModel):
 
         Returns:
             A `from_keras.KerasModel` with `compile`, `fit`, `evaluate`, `predict`, `save` and
-            `save_weights`. All ranks call them with the same arguments.
+            `save_weights`. All ranks call them with the same arguments. In a script that runs as
+            one process, and for several partitions, an `in_workers.WorkersModel`, whose methods
+            take `num_processes`, too.
 
         Raises:
-            JobError: Several partitions in one process; the text is the command that starts more.
+            InvalidArgumentError, InvalidArgumentTypeError: The configuration breaks a rule.
             ModelError: The model is of another kind, or cannot be cut.
             UnavailableError: It has steps of its own, masked outputs, or, with several partitions,
                 losses of regularizers.
@@ -45,11 +50,14 @@ class DistributedModel(StepModel):
         Example:
             >>> model = smp.DistributedModel.from_keras(model, partitions=2, microbatches=4)
             >>> model.compile("adam", "mse")
-            >>> model.fit(x, y)
+            >>> model.fit(x, y, num_processes=4)  # two copies of two partitions
         """
         if partitions is not None:
             config["partitions"] = partitions
+        if config and not runtime.is_rank() and configs.check(config).partitions > 1:
+            keras_checks.check(model, config["partitions"])
+            return in_workers.WorkersModel(model, config)
         if config:
             runtime.init(config)
-        from_keras.check(model)
+        keras_checks.check(model, runtime.mp_size())
         return from_keras.KerasModel(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,17 +13,22 @@ import tensorflow as tf
 
 from nanotf.errors import CollectiveError
 from nanotf.smp import runtime
+from nanotf.smp.times import Label, Times
 
 CHECKED_STEPS = 3  # data that differ between processes differ in the first steps
 
 
-def send(partitions: Sequence[int], tag: str, tensors: Sequence[Any]) -> Any:
+def send(
+    partitions: Sequence[int], tag: str, tensors: Sequence[Any], times: Times, label: Label
+) -> Any:
     """Makes an operation that sends tensors to other partitions of this copy of the model.
 
     Args:
         partitions: sequence of int, the receivers'.
         tag: str, which the receiver names, too.
         tensors: sequence of tensors.
+        times: `Times` of the step, gets those of the operation.
+        label: `Label`, its purpose.
 
     Returns:
         The `tf.Operation`; it ends once the tensors are sent, received or not.
@@ -35,16 +40,26 @@ def send(partitions: Sequence[int], tag: str, tensors: Sequence[Any]) -> Any:
         mailbox.send_to_all(destinations, tag, list(arrays))
         return np.int64(len(arrays))
 
-    return tf.numpy_function(put, list(tensors), tf.int64, name=f"send_{tag}").op
+    noted = times.noting(label, put)
+    return tf.numpy_function(noted, list(tensors), tf.int64, name=f"send_{tag}").op
 
 
-def receive(partition: int, tag: str, specs: Sequence[Any]) -> list[Any]:
+def note(times: Times, label: Label) -> Any:
+    """Makes an operation that only notes its times; see `send`."""
+    noted = times.noting(label, lambda: np.int64(0))
+    return tf.numpy_function(noted, [], tf.int64, name="note_times").op
+
+
+def receive(
+    partition: int, tag: str, specs: Sequence[Any], times: Times, label: Label
+) -> list[Any]:
     """Makes an operation that waits for the tensors that another partition sends.
 
     Args:
         partition: int, the sender's.
         tag: str, which the sender names, too.
         specs: sequence of `tf.TensorSpec`.
+        times, label: as in `send`.
 
     Returns:
         list of tensors.
@@ -55,7 +70,8 @@ def receive(partition: int, tag: str, specs: Sequence[Any]) -> list[Any]:
         return list(mailbox.receive(source, tag))
 
     dtypes = [spec.dtype for spec in specs]
-    found = tf.numpy_function(take, [], dtypes, name=f"receive_{tag}")
+    noted = times.noting(label, take)
+    found = tf.numpy_function(noted, [], dtypes, name=f"receive_{tag}")
     for tensor, spec in zip(found, specs, strict=True):
         tensor.set_shape(spec.shape)
     return list(found)
@@ -71,19 +87,35 @@ def known_everywhere(tag: str, value: int) -> dict[int, int]:
     Returns:
         dict from a partition to its number.
     """
+    return {n: int(found) for n, found in gather_now(tag, np.array(value)).items()}
+
+
+def gather_now(tag: str, array: np.ndarray[Any, Any]) -> dict[int, np.ndarray[Any, Any]]:
+    """Sends an array to all partitions of this copy of the model, and gets theirs, now.
+
+    Args:
+        tag: str.
+        array: array.
+
+    Returns:
+        dict from a partition to its array.
+    """
     mailbox, place = runtime.mailbox(), runtime.place()
     others = [n for n in range(place.mp_size) if n != place.mp_rank]
-    mailbox.send_to_all([place.mp_group[n] for n in others], tag, [np.array(value)])
-    heard = {n: int(mailbox.receive(place.mp_group[n], tag)[0]) for n in others}
-    return {place.mp_rank: value, **heard}
+    mailbox.send_to_all([place.mp_group[n] for n in others], tag, [array])
+    heard = {n: mailbox.receive(place.mp_group[n], tag)[0] for n in others}
+    return {place.mp_rank: array, **heard}
 
 
-def same_data(tag: str, tensors: Sequence[Any]) -> Any:
-    """Makes an operation that fails if the partitions get different data in the first steps.
+def begin(tag: str, tensors: Sequence[Any], begins: Callable[[], None]) -> Any:
+    """Makes a step's first operation, which fails if the partitions get different data.
+
+    It compares the data of the first steps.
 
     Args:
         tag: str.
         tensors: sequence of tensors of numbers, equal in all processes of this copy of the model.
+        begins: callable, called in each execution once the data are compared.
 
     Returns:
         The `tf.Operation`.
@@ -100,6 +132,7 @@ def same_data(tag: str, tensors: Sequence[Any]) -> Any:
                     f"batches that differ between partitions {sorted(found)}. Use smp.dp_rank() "
                     "as the seed of a shuffle, and to choose files; not smp.rank()."
                 )
+        begins()
         return np.int64(0)
 
-    return tf.numpy_function(compare, list(tensors), tf.int64, name="same_data").op
+    return tf.numpy_function(compare, list(tensors), tf.int64, name="begin").op

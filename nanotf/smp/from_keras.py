@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import inspect
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -24,69 +23,26 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from nanotf.compat import eager_context, keras_names
-from nanotf.compat.keras_common import has_own_step, tf_variable
-from nanotf.errors import (
-    InvalidArgumentTypeError,
-    JobError,
-    ModelError,
-    UnavailableError,
-)
-from nanotf.smp import exchange, objects, partitioned, replicas, runtime
+from nanotf.compat import eager_context
+from nanotf.compat.keras_common import tf_variable
+from nanotf.errors import JobError, ModelError, UnavailableError
+from nanotf.smp import exchange, keras_checks, objects, partitioned, replicas, runtime
 from nanotf.smp.bodies import Call
 from nanotf.smp.models import StepModel
 from nanotf.smp.shares import Shares
 from nanotf.smp.steps import Step
 
-_OWN = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 # Keras's loop runs in this context.
 _in_loop: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_loop", default=False)
 # The model's results that Keras's `test_step` gets when it calls the model: a tuple of one.
 _results: contextvars.ContextVar[Any] = contextvars.ContextVar("nanotf_smp_results", default=None)
 
 
-def check(model: Any) -> None:
-    """Checks a model for `smp.DistributedModel.from_keras`; see there for what it raises."""
-    if not isinstance(model, tf.keras.Model):
-        raise InvalidArgumentTypeError(
-            f"from_keras takes a model of Keras. Received: {model!r} of type {type(model)}."
-        )
-    if isinstance(model, StepModel):
-        raise ModelError(
-            "from_keras takes a functional or Sequential model of tf.keras. Received: "
-            f"{model.name!r}, which is a smp.DistributedModel."
-        )
-    if not model.built or not getattr(model, "inputs", None):
-        raise ModelError(
-            "from_keras takes a functional model, or a Sequential one that knows the shape of its "
-            f"inputs. Received: {model.name!r}, a {type(model).__name__} without. Begin a "
-            "Sequential model with tf.keras.Input; derive another class from smp.DistributedModel."
-        )
-    own = [name for name in _OWN if has_own_step(model, name)]
-    if own:
-        raise UnavailableError(
-            f"from_keras uses Keras's own steps. Received: {type(model).__name__}, which defines "
-            f"{', '.join(own)}. Write a function with @smp.step instead."
-        )
-    if any(keras_names.mask_of(output) is not None for output in tf.nest.flatten(model.outputs)):
-        raise UnavailableError(
-            "A loss over masked outputs is no mean over rows, so microbatches would change it. "
-            f"Received: {model.name!r}, whose outputs have a mask. Pass sample_weight instead of "
-            "mask_zero=True or a Masking layer, or write a function with @smp.step."
-        )
-    if runtime.mp_size() > 1 and model.losses:
-        raise UnavailableError(
-            "A model in several partitions has no losses of its own: each process knows those of "
-            f"its own part alone. Received: {model.name!r} with {len(model.losses)} losses of "
-            "regularizers or add_loss. Use the optimizer's weight_decay, or partitions=1."
-        )
-
-
 class KerasModel(StepModel):
     """A Keras model in microbatches and partitions; `DistributedModel.from_keras` makes it.
 
     Args:
-        model: a functional or Sequential model that passes `check`.
+        model: a functional or Sequential model that passes `keras_checks.check`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -130,8 +86,10 @@ class KerasModel(StepModel):
             call = Call(self, whole, (inputs,), {"training": True})
             partitioned.begun(self).cut(call)
 
+        # `auto_partition` knows the work of an operation by its shapes. Rows are all alike.
+        row = tf.nest.map_structure(_one_row, self._nanotf_spec)
         with runtime.allowed():
-            tf.function(cut, autograph=False).get_concrete_function(self._nanotf_spec)
+            tf.function(cut, autograph=False).get_concrete_function(row)
         runtime.called.setdefault(self)
         replicas.equalize([self])
 
@@ -200,30 +158,10 @@ class KerasModel(StepModel):
     # ------------------------------------------------------------------------------- loops
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compiles as `tf.keras.Model.compile`, without `jit_compile` and `steps_per_execution`."""
-        given = _named("compile", args, kwargs)
-        for name, plain in (("jit_compile", (None, False, "auto")), ("steps_per_execution", (1,))):
-            if given.get(name, plain[0]) not in plain:
-                raise UnavailableError(
-                    f"A model of from_keras has no {name}. Received: {name}={given[name]!r}. Leave "
-                    "it out."
-                )
+        given = keras_checks.compile_arguments(args, kwargs)
         given["jit_compile"] = False
         super().compile(**given)
-        self._check_optimizer()
-
-    def _check_optimizer(self) -> None:
-        # None scales the loss: steps do not, and a partition sees overflows of its own part only.
-        if isinstance(self.optimizer, tf.keras.mixed_precision.LossScaleOptimizer):
-            raise UnavailableError(
-                "A model of from_keras does not scale its loss. Received: a LossScaleOptimizer. "
-                'Use the policy "mixed_bfloat16", which needs none.'
-            )
-        norm = getattr(self.optimizer, "global_clipnorm", None)
-        if norm is not None and runtime.mp_size() > 1:
-            raise UnavailableError(
-                "Each partition knows the gradients of its own variables. Received: "
-                f"global_clipnorm={norm!r}. Use clipnorm, clipvalue, or partitions=1."
-            )
+        keras_checks.check_optimizer(self.optimizer, runtime.mp_size())
 
     def fit(self, *args: Any, num_processes: int | None = None, **kwargs: Any) -> Any:
         """Trains as `tf.keras.Model.fit`. All ranks call it with the same data.
@@ -256,7 +194,7 @@ class KerasModel(StepModel):
         return self._loop("predict", args, kwargs)
 
     def _loop(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = _named(method, args, kwargs)
+        given = keras_checks.named(method, args, kwargs)
         if runtime.rank() > 0:
             given["verbose"] = 0
         before = _in_loop.set(True)
@@ -294,15 +232,7 @@ class KerasModel(StepModel):
 
     def save_model(self, save_path: str | os.PathLike[str] = "/opt/ml/model") -> None:
         """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
-        path = os.fspath(save_path)
-        if path.endswith(".weights.h5"):
-            self.save_weights(path)
-        elif path.endswith((".keras", ".h5")):
-            self.save(path)
-        elif hasattr(self.original, "export"):
-            self._write("export", (path,), {})
-        else:
-            self._write("save", (path,), {"save_format": "tf"})
+        self._write(*file_call(self.original, save_path))
 
     def _write(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with contextlib.ExitStack() as stack:
@@ -312,6 +242,25 @@ class KerasModel(StepModel):
             if is_first:
                 getattr(self.original, method)(*args, **kwargs)
         objects.barrier()  # no rank continues before the file is complete
+
+
+def file_call(
+    model: Any, save_path: str | os.PathLike[str]
+) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+    """Returns the method of a model of Keras that writes a file, and its arguments.
+
+    Args:
+        model: a functional or Sequential model.
+        save_path: as of `DistributedModel.save_model`.
+    """
+    path = os.fspath(save_path)
+    if path.endswith(".weights.h5"):
+        return "save_weights", (path,), {}
+    if path.endswith((".keras", ".h5")):
+        return "save", (path,), {}
+    if hasattr(model, "export"):
+        return "export", (path,), {}
+    return "save", (path,), {"save_format": "tf"}
 
 
 @contextlib.contextmanager
@@ -341,6 +290,10 @@ def _spec(tensor: Any) -> Any:
         return None
     shape = tf.TensorShape(tensor.shape)
     return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)
+
+
+def _one_row(spec: Any) -> Any:
+    return tf.TensorSpec([1, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec
 
 
 def _whole(results: Any, x: Any) -> Any:
@@ -379,12 +332,3 @@ def _check_mean(of_microbatches: Any, of_batch: Any) -> None:
 
     values = [tf.cast(value, tf.float64) for value in (of_microbatches, of_batch)]
     tf.numpy_function(compare, values, tf.int64, name="loss_is_mean")
-
-
-def _named(method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Returns all arguments of a method of `tf.keras.Model` by name."""
-    signature = inspect.signature(getattr(tf.keras.Model, method))
-    given = dict(signature.bind_partial(None, *args, **kwargs).arguments)
-    given.pop("self", None)
-    further = given.pop("kwargs", {})
-    return {**given, **further}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,13 +19,9 @@ from nanotf.smp.variables import Variables
 
 
 class Partitioned:
-    """A model, cut once for each kind of call.
+    """A `smp.DistributedModel`, cut once for each kind of call."""
 
-    Args:
-        model: a `smp.DistributedModel`, in no partitions yet.
-    """
-
-    def __init__(self, model: Any) -> None:
+    def __init__(self) -> None:
         self._variables = Variables()
         self._cuts: dict[Any, Cut] = {}
         self.trainable: list[Any] = []  # of this partition, set by each call
@@ -115,25 +110,30 @@ class Partitioned:
         return made
 
 
-_models: weakref.WeakKeyDictionary[Any, Partitioned] = weakref.WeakKeyDictionary()
+# An attribute of the model: a cut refers to the model, so a table of models, even with weak keys,
+# would keep both.
+_ATTRIBUTE = "_nanotf_partitioned"
 
 
 def of(model: Any) -> Partitioned | None:
     """Returns what is known of a model's partitions; None before its first call."""
-    return _models.get(model)
+    found: Partitioned | None = vars(model).get(_ATTRIBUTE)
+    return found
 
 
 def is_cut(model: Any) -> bool:
     """Returns True once a step has cut the model."""
-    known = _models.get(model)
+    known = of(model)
     return known is not None and known.is_cut
 
 
 def begun(model: Any) -> Partitioned:
     """Returns what is known of a model's partitions, in its first call a new object."""
-    if model not in _models:
-        _models[model] = Partitioned(model)
-    return _models[model]
+    known = of(model)
+    if known is None:
+        known = Partitioned()
+        object.__setattr__(model, _ATTRIBUTE, known)  # Keras's would look for variables in it
+    return known
 
 
 def _tensor(leaf: Any) -> Any:

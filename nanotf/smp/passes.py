@@ -8,6 +8,7 @@ and only one operation waits for another process at a time.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,16 +17,22 @@ import tensorflow as tf
 from nanotf.errors import UnavailableError
 from nanotf.smp import exchange, runtime
 from nanotf.smp.cut import EVERYWHERE, Crossing, Cut
+from nanotf.smp.schedule import Kind
+from nanotf.smp.times import Label, Times
 
 
 class Line:
     """The order in which a partition's operations run.
 
+    Args:
+        times: `Times` of the step.
+
     Attributes:
         last: list of `tf.Operation`, those that the next one waits for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, times: Times) -> None:
+        self.times = times
         self.last: list[Any] = []
 
     @contextlib.contextmanager
@@ -50,12 +57,17 @@ class Pass:
         cut: `Cut`.
         variables: list of `tf.Variable`, the stage's trainable ones.
         line: `Line`, shared by all passes of the step.
-        tag: str, unique to the microbatch and the same in all partitions.
+        step: str, unique to the step and the same in all partitions.
+        microbatch: int.
     """
 
-    def __init__(self, cut: Cut, variables: list[Any], line: Line, tag: str) -> None:
+    def __init__(
+        self, cut: Cut, variables: list[Any], line: Line, step: str, microbatch: int
+    ) -> None:
         self._cut, self._stage = cut, cut.stage
-        self._variables, self._line, self._tag = variables, line, tag
+        self._variables, self._line = variables, line
+        self._tag, self._microbatch = f"{step}.{microbatch}", microbatch
+        self._ended: Kind | None = None  # a computation, until an operation notes its end
         self._arrived: list[Any] = []
         self._values: list[Any] = []
         self._tape: Any = None
@@ -71,7 +83,8 @@ class Pass:
             self._tape.watch([*_floating(self._arrived), *self._variables])
             self._values = list(self._stage.function(*inputs, *self._arrived))
         self._line.ends_with(self._values)
-        self._send_forward()
+        with self._ending(Kind.FORWARD):
+            self._send_forward()
 
     def _receive_arrivals(self) -> list[Any]:
         found: dict[int, Any] = {}
@@ -120,14 +133,22 @@ class Pass:
         # find them.
         reads = [variable.read_value() for variable in self._variables]
         guarded = [_without_gradient(tensor) for tensor in _floating(inputs)]
+        # TensorFlow keeps the function `gradient` for good, and so would keep the model.
+        weak = weakref.ref(self)
 
         @tf.custom_gradient
         def join(*tensors: Any) -> Any:
             kept = tensors[len(reads) + len(guarded) :]
 
             def gradient(*cotangents: Any) -> list[Any]:
+                this = weak()
+                if this is None:
+                    raise UnavailableError(
+                        "Gradients are computed in the function decorated by smp.step. Received: "
+                        "a call of tape.gradient or smp.gradients after it. Return them from there."
+                    )
                 zeros = [tf.zeros_like(tensor) for tensor in guarded]
-                return [*self._backward(cotangents), *zeros, *(None for _ in kept)]
+                return [*this._backward(cotangents), *zeros, *(None for _ in kept)]
 
             return [tf.identity(tensor) for tensor in kept], gradient
 
@@ -155,7 +176,8 @@ class Pass:
         ]
         gradients = list(found[len(arrived) :])
         self._line.ends_with([*of_arrived, *gradients])
-        self._send_backward(of_arrived)
+        with self._ending(Kind.BACKWARD):
+            self._send_backward(of_arrived)
         return gradients
 
     def _check_gradients(self) -> None:
@@ -198,13 +220,31 @@ class Pass:
             self._send([source], "backward", [g for c, g in pairs if c.source == source])
 
     # ----------------------------------------------------------------------------- mailbox
+    @contextlib.contextmanager
+    def _ending(self, kind: Kind) -> Iterator[None]:
+        """Makes the first message of this context note that a computation has ended.
+
+        Without messages, an operation of its own does.
+        """
+        self._ended = kind
+        yield
+        if self._ended is not None:
+            with self._line.following():
+                self._line.last = [exchange.note(self._line.times, self._label(waits=False))]
+
+    def _label(self, waits: bool) -> Label:
+        ended, self._ended = self._ended, None
+        return Label(self._microbatch, ended, waits)
+
     def _send(self, partitions: Sequence[int], what: str, tensors: Sequence[Any]) -> None:
+        tag, label = f"{self._tag}.{what}", self._label(waits=False)
         with self._line.following():
-            self._line.last = [exchange.send(partitions, f"{self._tag}.{what}", tensors)]
+            self._line.last = [exchange.send(partitions, tag, tensors, self._line.times, label)]
 
     def _receive(self, partition: int, what: str, specs: Sequence[Any]) -> list[Any]:
+        tag, label = f"{self._tag}.{what}", self._label(waits=True)
         with self._line.following():
-            found = exchange.receive(partition, f"{self._tag}.{what}", specs)
+            found = exchange.receive(partition, tag, specs, self._line.times, label)
         self._line.last = [found[0].op]
         return found
 

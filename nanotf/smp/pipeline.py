@@ -16,8 +16,9 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.errors import ModelError, UnavailableError
-from nanotf.smp import bodies, exchange, partitioned, runtime, schedule
+from nanotf.smp import advice, bodies, exchange, partitioned, runtime, schedule
 from nanotf.smp.passes import Line, Pass
+from nanotf.smp.times import Times
 
 _steps = itertools.count()  # all partitions trace the same steps in the same order
 
@@ -38,17 +39,19 @@ def run(function: Callable[..., Any], parts: Sequence[tuple[Any, Any]]) -> list[
     """
     graph, number = tf.compat.v1.get_default_graph(), next(_steps)
     found = [bodies.Body(function, args, kwargs, graph) for args, kwargs in parts]
-    line, passes = Line(), {}
+    line, passes = Line(Times(runtime.current())), {}
     numbers = [leaf for leaf in tf.nest.flatten(list(parts)) if _is_of_numbers(leaf)]
-    line.last = [exchange.same_data(f"step{number}.data", numbers)]
+    watch = advice.Watch(f"step{number}", line.times, exchange.gather_now)
+    line.last = [exchange.begin(f"step{number}.data", numbers, watch.begins)]
     try:
         for action in schedule.actions(runtime.current(), runtime.mp_rank()):
             body = found[action.microbatch]
             if action.kind is schedule.Kind.FORWARD:
                 call = body.start()
                 if call is not None:
-                    tag = f"step{number}.{action.microbatch}"
-                    passes[action.microbatch] = _Call(call, line, tag)
+                    line.times.models.add(call.model)
+                    made = _Call(call, line, f"step{number}", action.microbatch)
+                    passes[action.microbatch] = made
             elif action.microbatch in passes:
                 _continue(body, passes[action.microbatch])
     finally:
@@ -72,11 +75,11 @@ def call(model: Any, whole: Callable[..., Any], args: tuple[Any, ...], kwargs: A
 class _Call:
     """A call of the model in a microbatch, begun when it is made."""
 
-    def __init__(self, request: bodies.Call, line: Line, tag: str) -> None:
+    def __init__(self, request: bodies.Call, line: Line, step: str, microbatch: int) -> None:
         known = partitioned.begun(request.model)
         cut, self._inputs = known.cut(request)
         self._structure = cut.structure
-        self.of_stage = Pass(cut, known.trainable, line, tag)
+        self.of_stage = Pass(cut, known.trainable, line, step, microbatch)
         self.of_stage.forward(self._inputs)
 
     def answer(self) -> Callable[[], Any]:

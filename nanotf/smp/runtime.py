@@ -39,8 +39,13 @@ def enter(mailbox: Mailbox | None) -> None:
     Args:
         mailbox: `Mailbox`, or None, which makes this process the only one again.
     """
-    global _mailbox
-    _mailbox = mailbox
+    global _mailbox, _config
+    _mailbox, _config = mailbox, None
+
+
+def is_rank() -> bool:
+    """Returns True if this process is one of several ranks."""
+    return _mailbox is not None
 
 
 def mailbox() -> Mailbox:

@@ -170,11 +170,14 @@ class Job(Message):
         body: bytes, the shipped job (see `shipping.pickling`).
         blocks: tuple of int, the sizes in bytes of the shared blocks whose file
             descriptors follow, in order.
+        descriptors: tuple of int, further file descriptors, which follow those. The receiver's
+            message has the receiver's numbers.
     """
 
     job: int
     body: bytes
     blocks: tuple[int, ...] = ()
+    descriptors: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import queue
 import sys
@@ -68,8 +69,10 @@ class Inbox:
         from nanotf.wire.blocks import Block
 
         if isinstance(message, messages.Job):
-            fds = self.channel.receive_fds(len(message.blocks))
-            blocks = [Block(n, fd) for n, fd in zip(message.blocks, fds, strict=True)]
+            count = len(message.blocks)
+            fds = self.channel.receive_fds(count + len(message.descriptors))
+            blocks = [Block(n, fd) for n, fd in zip(message.blocks, fds[:count], strict=True)]
+            message = dataclasses.replace(message, descriptors=tuple(fds[count:]))
             self._streams = StreamReader(self.channel, message.job)
             self._jobs.put((message, blocks, self._streams))
         elif isinstance(message, messages.Batch):

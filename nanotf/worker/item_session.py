@@ -19,9 +19,6 @@ from nanotf.wire.channel import Channel, ChannelClosed
 from nanotf.worker import output
 from nanotf.worker.job_failure import job_failed
 
-# Bars that several workers redraw would overwrite each other.
-_NO_TERMINAL = {"stdout": False, "stderr": False}
-
 
 class ItemSession:
     """A worker's state between items: the function, which it loads once for each call.
@@ -47,7 +44,7 @@ class ItemSession:
             _clean()
             return
         try:
-            small = self._run_item(message.job, job, blocks)
+            small = self._run_item(message, job, blocks)
             answer: messages.Message = messages.JobDone(message.job, self.rank, small)
         except ChannelClosed:
             raise
@@ -57,18 +54,21 @@ class ItemSession:
         _clean()  # before the answer, so that the parent sees how much memory is left in use
         self.channel.send(answer)
 
-    def _run_item(self, number: int, job: jobs.ItemJob, blocks: list[Block]) -> whole.Whole | None:
+    def _run_item(
+        self, message: messages.Job, job: jobs.ItemJob, blocks: list[Block]
+    ) -> whole.Whole | None:
         if job.task is not None:
             shared = blocks[0] if job.task.has_block else None
             function, *values = whole.load(job.task.whole, shared, in_place=True)
             self._task = function, dict(zip(job.task.names, values, strict=True))
         function, arguments = self._task
         item = whole.load(job.whole, blocks[-1] if job.has_block else None)
-        terminal = jobs.Terminal(_NO_TERMINAL, job.columns)
-        with output.relayed(self._printing(number), terminal):
+        if message.descriptors:
+            arguments = {**arguments, "descriptors": message.descriptors}
+        with output.relayed(self._printing(message.job), job.terminal):
             _begin(job)
             result = function(item, **arguments)
-        return self._send_arrays(number, result)
+        return self._send_arrays(message.job, result)
 
     def _printing(self, number: int) -> Any:
         def send(stream: str, text: str) -> None:

@@ -140,12 +140,14 @@ def main(arguments: list[str]) -> int:
     sys.stdin.close()
     os.dup2(os.open(os.devnull, os.O_RDONLY), STANDARD[0])
     channel = Channel(socket.socket(fileno=int(fd)))
+    gc.disable()  # what imports make stays; looking for garbage takes a fifth of their time
     if imports:
         # An import that fails here fails again in the workers, which tell the parent.
         with contextlib.suppress(Exception):
             from nanotf.shipping import datasets  # noqa: F401, for readers
             from nanotf.worker import session  # noqa: F401, for the forks to find
     gc.freeze()  # a collection in a fork would copy every page that holds an object
+    gc.enable()
     try:
         channel.show_key_first(key)
         order, sock = _Zygote(channel, int(parent)).serve()

@@ -17,6 +17,7 @@ from sklearn.datasets import load_digits
 
 from nanotf import smp
 from nanotf.compat.keras_common import tf_variable
+from nanotf.compat.keras_optimizers import optimizer_variables
 
 FOLDER, PARTITIONS = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 tf.keras.backend.set_floatx("float64")
@@ -67,9 +68,21 @@ for name, values in expected.items():
 equal(model.predict(x, verbose=0), plain.predict(x, verbose=0))
 equal(model.evaluate(x, y, verbose=0), plain.evaluate(x, y, verbose=0))
 
-resident = sum(int(tf.size(tf_variable(w).read_value())) for w in given.weights)
-everywhere = sum(smp.allgather(resident, smp.CommGroup.MP_GROUP))
-assert everywhere == plain.count_params(), (everywhere, plain.count_params())
+# No process has weights or slots of another partition. Adam has two slots, and some counters.
+own = [tf_variable(weight) for weight in given.weights]
+slots = optimizer_variables(model.optimizer)
+whole = 8 * plain.count_params()
+for found, expected_bytes in ((own, whole), (slots, 2 * whole)):
+    resident = sum(int(tf.size(v.read_value())) * v.dtype.size for v in found)
+    everywhere = sum(smp.allgather(resident, smp.CommGroup.MP_GROUP))
+    assert expected_bytes <= everywhere <= 1.1 * expected_bytes, (everywhere, expected_bytes)
+
+report = smp.last_report()
+of_copy = [each for each in report.ranks if each.copy == smp.dp_rank()]
+assert sum(each.weight_bytes for each in of_copy) == whole
+assert all(each.peak_bytes > 0 for each in report.ranks)
+if PARTITIONS > 1:  # of a step that trained, though an evaluation came last
+    assert [len(each.blocks) for each in report.ranks] == [8, 8]
 
 model.save_model(FOLDER / "digits.keras")
 loaded = tf.keras.models.load_model(FOLDER / "digits.keras")

@@ -503,6 +503,20 @@ def test_options_of_functions() -> None:
     assert tf.nest.flatten(found["input_signature"])[0].shape.rank == 1
 
 
+def test_work_of_operations() -> None:
+    @tf.function
+    def product(a: Any, b: Any) -> Any:
+        return tf.matmul(a, b)
+
+    known, rows = tf.TensorSpec([4, 8]), tf.TensorSpec([None, 4])
+    found = graphs.float_operations(
+        product.get_concrete_function(known, tf.TensorSpec([8, 4])).graph
+    )
+    assert found["MatMul"] == 2 * 4 * 8 * 4
+    found = graphs.float_operations(product.get_concrete_function(rows, known).graph)
+    assert "MatMul" not in found
+
+
 def test_graphs_that_are_cut() -> None:
     variable = graphs.uninitialized_variable(tf.TensorSpec([2], tf.float32), {"trainable": True})
     initialized = tf.raw_ops.VarIsInitializedOp

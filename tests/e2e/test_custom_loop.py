@@ -29,6 +29,7 @@ import nanotf
 from nanotf.compat.versions import is_keras_3
 from nanotf.errors import ShippingError
 from nanotf.keras import nano, nano_bf16, nano_multiprocessing, nano_multiprocessing_loss
+from nanotf.pool import warm
 from nanotf.worker import session
 
 L = tf.keras.layers
@@ -308,7 +309,7 @@ def test_a_rank_that_begins_a_call_later(run_on: Any) -> None:
         for _ in range(session.JOBS_PER_COLLECTION):
             np.testing.assert_allclose(total(loops.dataset(), False), first, rtol=1e-6)
     finally:
-        nanotf.shutdown()
+        warm.end_pool()
 
 
 # ------------------------------------------------------------- ways to reach the workers

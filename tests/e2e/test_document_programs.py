@@ -25,6 +25,7 @@ pytestmark = pytest.mark.own_pool
 
 PROGRAMS = programs()
 README_PROGRAMS = [code for _, code in python_blocks(README)]
+SCRIPT = len(README_PROGRAMS) - 1  # `nanotf run` runs it: test_commands_of_the_readme
 NOTEBOOK = """
 import sys
 import nbclient, nbformat
@@ -35,7 +36,9 @@ nbclient.NotebookClient(notebook, timeout=240, kernel_name="python3").execute()
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize("number", range(len(README_PROGRAMS)))
+@pytest.mark.parametrize(
+    "number", [*range(SCRIPT), pytest.param(SCRIPT, marks=pytest.mark.thorough)]
+)
 def test_programs_of_the_readme(number: int, tmp_path: pathlib.Path) -> None:
     run_script(tmp_path, README_PROGRAMS[number])
 
@@ -43,7 +46,7 @@ def test_programs_of_the_readme(number: int, tmp_path: pathlib.Path) -> None:
 @pytest.mark.every_case
 @pytest.mark.parametrize("command", commands(README, "nanotf run"))
 def test_commands_of_the_readme(command: str, tmp_path: pathlib.Path) -> None:
-    (tmp_path / "train.py").write_text(README_PROGRAMS[-1])
+    (tmp_path / "train.py").write_text(README_PROGRAMS[SCRIPT])
     cache = str(tmp_path / "cache")
     output = run_python(tmp_path, "-m", *shlex.split(command), XDG_CACHE_HOME=cache)
     assert ('num_processes="auto"' in output) == ("auto" in command)

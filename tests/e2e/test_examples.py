@@ -21,6 +21,7 @@ UNCHANGED = "unchanged"  # knows nothing of nanotf, so `nanotf run` runs it
 JOB = "script_mode"  # `nanotf train` runs it
 DEMO = "digits"  # `make demo`
 MICROBATCHES = "model_parallel"  # in one process
+PARTITIONS = "partitions"  # `nanotf run --smp` runs it
 SEARCH = "search"  # needs Optuna
 FOLDS = "k_fold"  # items of `nanotf.map`
 IMPORTED = "images"  # by the others
@@ -71,6 +72,16 @@ def test_microbatches(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
+def test_partitions(tmp_path: pathlib.Path) -> None:
+    command = ("-m", "nanotf", "run", "--smp", "-n", "2", EXAMPLES / f"{PARTITIONS}.py")
+    output = run_python(tmp_path, *command, "--units", "128", "--picture", tmp_path / "steps.png")
+    assert 'in 2 partitions, 4 microbatches, "interleaved"' in output
+    assert _accuracy(output) > 0.8
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.png"]
+
+
+@pytest.mark.thorough
 def test_search(tmp_path: pathlib.Path) -> None:
     options = ("--trials", "3", "--epochs", "6", "--parallel", "2")
     output = run_python(tmp_path, EXAMPLES / f"{SEARCH}.py", *options)
@@ -110,5 +121,6 @@ def test_transformers(tmp_path: pathlib.Path) -> None:
 
 def test_every_example_is_run() -> None:
     found = {path.stem for path in EXAMPLES.glob("*.py")}
-    other = {UNCHANGED, JOB, DEMO, MICROBATCHES, FOLDS, SEARCH, IMPORTED, TRANSFORMERS}
+    other = {UNCHANGED, JOB, DEMO, MICROBATCHES, PARTITIONS, FOLDS}
+    other |= {SEARCH, IMPORTED, TRANSFORMERS}
     assert found == {*SCRIPTS, *other}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -14,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from processes import ROOT, SECONDS, last_json, run_script
+from processes import ROOT, SECONDS
 from waiting import wait_until
 
 from nanotf.wire.network import listen
@@ -81,11 +83,15 @@ def _source(
     return "\n".join([head, textwrap.dedent(extra), textwrap.dedent(SCRIPT)])
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The numbers of one process, without nanotf."""
-    folder = tmp_path_factory.mktemp("plain")
-    found: dict[str, Any] = last_json(run_script(folder, _source(), with_nanotf=False))
+@pytest.fixture
+def plain(float64: None) -> dict[str, Any]:
+    """The numbers of one process, this one: it has imported TensorFlow already.
+
+    The script's `set_floatx` changes no layer after another test has set a policy for them.
+    """
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(_source(), {})
+    found: dict[str, Any] = json.loads(output.getvalue().splitlines()[-1])
     return found
 
 

@@ -20,6 +20,7 @@ from loops import cross_entropy, dense, plain_step, plain_train
 import nanotf
 from nanotf import errors
 from nanotf.keras import nano, nano_bf16, nano_multiprocessing, nano_multiprocessing_loss
+from nanotf.pool import warm
 
 pytestmark = pytest.mark.own_pool
 
@@ -40,7 +41,7 @@ def _works() -> None:
 @pytest.fixture
 def no_workers() -> Any:
     """Asserts that no worker was started."""
-    nanotf.shutdown()
+    warm.end_pool()
     yield
     assert nanotf.worker_pids() == ()
 

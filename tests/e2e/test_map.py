@@ -34,8 +34,8 @@ def square(item: int) -> int:
 
 def train(item: int, x: Any, y: Any) -> Any:
     """Returns a trained model; dropout and initial weights follow the item's seed."""
-    layers = [L.Input((64,)), L.Dense(8, "relu"), L.Dropout(0.2), L.Dense(2)]
-    model = tf.keras.Sequential(layers)
+    inputs = L.Input((64,))
+    model = tf.keras.Model(inputs, L.Dense(2)(L.Dropout(0.2)(L.Dense(8, "relu")(inputs))))
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, metrics=["accuracy"])
     model.fit(x, y, epochs=1, batch_size=64, verbose=0)
@@ -53,8 +53,11 @@ def test_order_of_results() -> None:
 
 
 @pytest.mark.both_generations
-def test_models_come_back_trained() -> None:
-    """The number of workers does not matter to the weights, nor does what they ran before."""
+def test_models_come_back_trained(tmp_path: pathlib.Path) -> None:
+    """The number of workers does not matter to the weights, nor does what they ran before.
+
+    Files of the models can be written, in the workers and here.
+    """
     shared = {"x": X, "y": Y}
     two = nanotf.map(train, range(3), 2, cores_per_process=1, shared=shared, seed=3, verbose=0)
     one = nanotf.map(train, range(3), 1, cores_per_process=1, shared=shared, seed=3, verbose=0)
@@ -68,10 +71,20 @@ def test_models_come_back_trained() -> None:
     np.testing.assert_allclose(found[0], two[0].evaluate(X, Y, verbose=0), rtol=1e-5)
     two[0].fit(X, Y, batch_size=64, verbose=0)
     assert int(two[0].optimizer.iterations) == 8
+    two[0].save(tmp_path / "here.keras")
+    found = nanotf.map(save, [tmp_path / "there.keras"], 2, shared={"model": two[0]}, verbose=0)
+    for path in (tmp_path / "here.keras", found[0]):
+        loaded = tf.keras.models.load_model(path)
+        np.testing.assert_array_equal(loaded.predict(X, verbose=0), two[0].predict(X, verbose=0))
 
 
 def evaluate(item: int, model: Any, x: Any, y: Any) -> Any:
     return model.evaluate(x, y, verbose=0)
+
+
+def save(path: pathlib.Path, model: Any) -> pathlib.Path:
+    model.save(path)
+    return path
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="reads Linux's list of mappings")

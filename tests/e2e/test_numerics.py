@@ -1,11 +1,12 @@
 """All kinds of losses, metrics and optimizers give the numbers of a single process.
 
-Most batches split unevenly between two workers. Some last batches have a single row, so one worker
-has no row.
+Most batches split unevenly between two workers. The last one has a single row, so one worker has
+no row; in a validation, it has rows for both.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,9 @@ from nanotf.keras import Model, Sequential
 
 L = tf.keras.layers
 IS_KERAS_3 = is_keras_3()
-ROWS, BATCH = 101, 21  # a last batch of 17 rows; with ONE_ROW_LEFT, of a single row
-ONE_ROW_LEFT = 20
+ROWS, BATCH = 101, 25  # 12 and 13 rows for the workers; a last batch of a single row
+HELD_OUT = 32  # a last batch of 7 rows
+Compare = Callable[..., tuple[Any, Any]]  # of makes a model, y and arguments of `fit`
 
 
 def features(rows: int = ROWS) -> np.ndarray:
@@ -45,10 +47,10 @@ def dense(units: int = 1, activation: Any = None, **compiled: Any) -> Any:
     return model
 
 
-def compare(make: Callable[[], Any], y: Any, **arguments: Any) -> tuple[Any, Any]:
-    """Calls `fit_both` with batches of odd size, then with a last batch of a single row."""
-    fit_both(make, x=features(), y=y, **{"batch_size": BATCH, **arguments})
-    return fit_both(make, x=features(), y=y, **{"batch_size": ONE_ROW_LEFT, **arguments})
+@pytest.fixture(params=[BATCH, pytest.param(21, marks=pytest.mark.thorough)])
+def compare(request: pytest.FixtureRequest) -> Compare:
+    """`fit_both` with batches of an odd size; the last one has a single row or, thorough, 17."""
+    return functools.partial(fit_both, x=features(), batch_size=request.param)
 
 
 # ------------------------------------------------------------------------------------- losses
@@ -112,7 +114,7 @@ def dense_with_heads(losses: dict[str, Any]) -> Any:
 
 
 @pytest.mark.both_generations
-def test_losses(float64: None) -> None:
+def test_losses(float64: None, compare: Compare) -> None:
     names = list(losses_of_heads())
 
     def targets(rows: int) -> dict[str, np.ndarray]:
@@ -121,7 +123,7 @@ def test_losses(float64: None) -> None:
     compare(
         lambda: dense_with_heads(losses_of_heads()),
         y=targets(ROWS),
-        validation_data=(features(31), targets(31)),
+        validation_data=(features(HELD_OUT), targets(HELD_OUT)),
     )
     compare(
         lambda: dense(loss=LOSSES["none"](), optimizer=tf.keras.optimizers.SGD(0.02)), y=binary()
@@ -148,7 +150,7 @@ def _for_epsilon() -> Any:
 
 
 @pytest.mark.parametrize("name", ["sum", "none", "per_row", "class", "weighted_mean"])
-def test_losses_with_sample_weights(float64: None, name: str) -> None:
+def test_losses_with_sample_weights(float64: None, compare: Compare, name: str) -> None:
     if name == "weighted_mean" and not IS_KERAS_3:
         pytest.skip("Keras 2 has no such reduction")
     weights = np.random.default_rng(1).integers(0, 4, ROWS).astype("float64")
@@ -173,7 +175,7 @@ def several(losses: list[Any], metrics: list[Any], make_head: Callable[[Any], An
 
 
 @pytest.mark.skipif(not IS_KERAS_3, reason="Keras 2 has none")
-def test_losses_of_keras_that_are_a_ratio_of_the_batch(float64: None) -> None:
+def test_losses_of_keras_that_are_a_ratio_of_the_batch(float64: None, compare: Compare) -> None:
     k = tf.keras.losses
 
     def head(hidden: Any) -> Any:
@@ -185,7 +187,7 @@ def test_losses_of_keras_that_are_a_ratio_of_the_batch(float64: None) -> None:
     compare(make, y=[one_hot(), one_hot()])
 
 
-def test_outputs_of_one_dimension(float64: None) -> None:
+def test_outputs_of_one_dimension(float64: None, compare: Compare) -> None:
     """Keras's own losses and metrics are then one number for the batch."""
     losses = ["mse", "cosine_similarity", "kl_divergence"]
 
@@ -251,19 +253,19 @@ def class_metrics() -> list[Any]:
 
 
 @pytest.mark.both_generations
-def test_metrics_of_two_classes(float64: None) -> None:
+def test_metrics_of_two_classes(float64: None, compare: Compare) -> None:
     compare(
         lambda: dense(1, "sigmoid", loss="binary_crossentropy", metrics=binary_metrics()),
         y=binary(),
-        validation_data=(features(31), binary(31)),
+        validation_data=(features(HELD_OUT), binary(HELD_OUT)),
     )
 
 
-def test_metrics_of_three_classes(float64: None) -> None:
+def test_metrics_of_three_classes(float64: None, compare: Compare) -> None:
     compare(
         lambda: dense(3, "softmax", loss="categorical_crossentropy", metrics=class_metrics()),
         y=one_hot(),
-        validation_data=(features(31), one_hot(31)),
+        validation_data=(features(HELD_OUT), one_hot(HELD_OUT)),
     )
 
 
@@ -279,11 +281,11 @@ def test_metrics_that_are_float32() -> None:
         ),
         x=features().astype("float32"),
         y=one_hot().astype("float32"),
-        batch_size=ONE_ROW_LEFT,
+        batch_size=BATCH,
     )
 
 
-def test_weighted_metrics(float64: None) -> None:
+def test_weighted_metrics(float64: None, compare: Compare) -> None:
     m = tf.keras.metrics
     weights = np.random.default_rng(1).integers(0, 4, ROWS).astype("float64")
     compare(
@@ -331,12 +333,12 @@ def penalised() -> Any:
 
 
 @pytest.mark.both_generations
-def test_add_loss_and_regularizers(float64: None) -> None:
-    compare(penalised, y=binary(), validation_data=(features(31), binary(31)))
+def test_add_loss_and_regularizers(float64: None, compare: Compare) -> None:
+    compare(penalised, y=binary(), validation_data=(features(HELD_OUT), binary(HELD_OUT)))
 
 
 @pytest.mark.thorough
-def test_add_loss_of_a_model(float64: None) -> None:
+def test_add_loss_of_a_model(float64: None, compare: Compare) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(4)
         inputs = L.Input((6,))
@@ -564,7 +566,7 @@ def test_optimizers(float64: None, name: str) -> None:
         pytest.skip("Keras 2 has no gradient accumulation")
     make = lambda: dense(optimizer=OPTIMIZERS[name](), metrics=["mae"])  # noqa: E731
     arguments: dict[str, Any] = {"x": features(), "y": binary(), "shuffle": False, "verbose": 0}
-    found, expected = fit_both(make, **arguments, batch_size=ONE_ROW_LEFT)
+    found, expected = fit_both(make, **arguments, batch_size=BATCH)
     # Two processes, one, and two again: state and step count continue.
     for processes in (None, 2):
         ours = found.fit(**arguments, batch_size=30, num_processes=processes)

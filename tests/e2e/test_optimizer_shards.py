@@ -10,10 +10,10 @@ import pytest
 import tensorflow as tf
 from parity import assert_same_state, fit_both
 
-import nanotf
 from nanotf.collectives.engine import part_of
 from nanotf.compat import keras_optimizers, versions
 from nanotf.keras import Model, Sequential
+from nanotf.pool import warm
 from nanotf.region.sharded_update import OptimizerShards, ShardedUpdate, pieces_of
 
 L = tf.keras.layers
@@ -266,13 +266,13 @@ def test_gradients_of_unknown_shape(float64: None) -> None:
 
 
 def test_python_collectives(float64: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    nanotf.shutdown()
+    warm.end_pool()
     monkeypatch.setenv("NANOTF_NATIVE", "0")
     x, y = data()
     try:
         fit_both(lambda: model_of(O.Adam(0.01)), x=x, y=y, batch_size=16)
     finally:
-        nanotf.shutdown()
+        warm.end_pool()
 
 
 def test_pieces_of_a_part() -> None:

@@ -50,7 +50,7 @@ def test_a_port_that_another_program_takes() -> None:
 def test_listening_ports_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """TensorFlow binds all interfaces; the warning names the ports that actually listen."""
     x, y = digits(50)
-    nanotf.shutdown()
+    warm.end_pool()
     with caplog.at_level(logging.WARNING, logger="nanotf"):
         for _ in range(2):
             small_cnn().fit(x, y, batch_size=50, verbose=0, num_processes=2, transport="grpc")
@@ -65,7 +65,7 @@ def test_listening_ports_are_named_in_a_warning(caplog: pytest.LogCaptureFixture
     ]
     assert {address.port for address in listening} == {int(port) for port in said.groups()}
     assert {address.ip for address in listening} <= {"0.0.0.0", "::"}
-    nanotf.shutdown()
+    warm.end_pool()
 
 
 def _failing_pool(failures: int, retry: bool, made: list[int]) -> Any:

@@ -16,6 +16,7 @@ import nanotf
 from nanotf.keras import nano, nano_multiprocessing
 from nanotf.parent.report import Report
 from nanotf.parent.report_timeline import COLUMNS, slices_of_worker
+from nanotf.pool import warm
 from nanotf.wire.timing import HOOK_COLUMNS
 
 
@@ -34,7 +35,7 @@ def _check_sums(report: Report) -> None:
 
 def test_fit(tmp_path: pathlib.Path) -> None:
     x, y = digits(200)
-    nanotf.shutdown()
+    warm.end_pool()
     model = small_cnn()
     arguments = {"batch_size": 50, "epochs": 3, "verbose": 0, "num_processes": 2}
     history = model.fit(x, y, validation_data=(x[:100], y[:100]), **arguments)

@@ -255,16 +255,15 @@ def own():
     model(x[:1])
     return model
 
-for make in (sequential, own):
-    for loss in (own_loss, OwnLoss()):
-        histories = []
-        for processes in (None, 2):
-            model = make()
-            model.compile("sgd", loss, metrics=[Off(), within])
-            fit = dict(batch_size=20, epochs=2, shuffle=False, verbose=0)
-            histories.append(model.fit(x, y, **fit, num_processes=processes).history)
-        for key in histories[0]:
-            np.testing.assert_allclose(histories[1][key], histories[0][key], rtol=1e-4, err_msg=key)
+for make, loss in ((sequential, own_loss), (own, OwnLoss())):
+    histories = []
+    for processes in (None, 2):
+        model = make()
+        model.compile("sgd", loss, metrics=[Off(), within])
+        fit = dict(batch_size=20, epochs=2, shuffle=False, verbose=0)
+        histories.append(model.fit(x, y, **fit, num_processes=processes).history)
+    for key in histories[0]:
+        np.testing.assert_allclose(histories[1][key], histories[0][key], rtol=1e-4, err_msg=key)
 print("all agree")
 """
 

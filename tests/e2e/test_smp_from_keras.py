@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
+from sklearn.datasets import load_digits
 
 from nanotf import smp
-from nanotf.errors import JobError, ModelError, UnavailableError
+from nanotf.errors import (
+    InvalidArgumentError,
+    InvalidArgumentTypeError,
+    JobError,
+    ModelError,
+    UnavailableError,
+    WorkerDied,
+)
+from nanotf.machine import topology
+from nanotf.pool import backends
 from nanotf.smp import runtime
 
 PROGRAM = pathlib.Path(__file__).with_name("keras_partitions.py")
+
+needs_two_cores = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,18 +56,15 @@ def _run(ranks: int, partitions: int, folder: pathlib.Path) -> None:
         assert f"rank {rank}: done" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
-def test_fit_in_two_partitions_equals_one_process(tmp_path: pathlib.Path) -> None:
-    """History with validation, predictions, memory, and a file that plain Keras loads."""
-    _run(2, 2, tmp_path)
-
-
 @pytest.mark.thorough
 @pytest.mark.both_generations
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores")
+@needs_two_cores
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_fit_in_both_generations(partitions: int, tmp_path: pathlib.Path) -> None:
-    """With one partition, the two ranks hold copies of the model, and share each batch."""
+def test_a_script_of_ranks(partitions: int, tmp_path: pathlib.Path) -> None:
+    """History with validation, predictions, memory, and a file that plain Keras loads.
+
+    With one partition, the two ranks hold copies of the model, and share each batch.
+    """
     _run(2, partitions, tmp_path)
 
 
@@ -58,9 +72,137 @@ def _dense(**options: object) -> tf.keras.Model:
     return tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(1, **options)])
 
 
-def test_partitions_need_processes() -> None:
-    with pytest.raises(JobError, match="nanotf run --smp -n 2"):
-        smp.DistributedModel.from_keras(_dense(), partitions=2)
+def _digits() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    x, y = load_digits(return_X_y=True)
+    return x[:150] / 16, y[:150]
+
+
+def _classifier() -> tf.keras.Model:
+    tf.keras.utils.set_random_seed(1)
+    layers = tf.keras.layers
+    inputs = tf.keras.Input((64,), dtype="float64")
+    first = layers.Dense(24, activation="tanh", dtype="float64")(inputs)
+    second = layers.Dense(24, activation="relu", dtype="float64")(first)
+    joined = layers.Add(dtype="float64")([first, second])
+    return tf.keras.Model(inputs, layers.Dense(10, dtype="float64")(joined))
+
+
+def _compile(model: Any) -> None:
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tf.keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+
+
+def _train(model: Any) -> Any:
+    """Trains twice, as scripts do that look at the model in between; returns all numbers."""
+    x, y = _digits()
+    _compile(model)
+    tf.keras.utils.set_random_seed(3)
+    first = model.fit(x, y, batch_size=59, epochs=2, validation_split=0.2, verbose=0).history
+    model.optimizer.learning_rate = 0.003
+    stop = tf.keras.callbacks.EarlyStopping("loss")
+    second = model.fit(x, y, batch_size=59, verbose=0, callbacks=[stop]).history
+    tested = model.evaluate(x, y, verbose=0)
+    predicted = model.predict(x, verbose=0)
+    return first, second, tested, predicted, model.get_weights(), stop.best, np.random.rand()
+
+
+def _check_report(model: Any) -> None:
+    """A report of the last step; no worker keeps variables of earlier calls, or of other parts."""
+    history = model.fit(*_digits(), batch_size=59, verbose=0)
+    assert smp.last_report() is history.nanotf
+    ranks, whole = history.nanotf.ranks, 8 * model.count_params()
+    assert [len(each.blocks) for each in ranks] == [8, 8]
+    assert sum(each.weight_bytes for each in ranks) == whole
+    assert sum(each.other_variable_bytes for each in ranks) <= 1.1 * 2 * whole  # Adam's slots
+    assert all(each.peak_bytes > 2**20 for each in ranks)
+
+
+@needs_two_cores
+@pytest.mark.both_generations
+def test_a_plain_script_trains_in_partitions(tmp_path: pathlib.Path) -> None:
+    """`fit` starts the ranks; weights, slots, callbacks and random states come back."""
+    floats = tf.keras.backend.floatx()
+    tf.keras.backend.set_floatx("float64")
+    try:
+        model = smp.DistributedModel.from_keras(_classifier(), partitions=2, microbatches=4)
+        found, expected = _train(model), _train(_classifier())
+        tf.nest.map_structure(
+            lambda mine, plain: np.testing.assert_allclose(mine, plain, rtol=1e-10, atol=1e-10),
+            found,
+            expected,
+        )
+        assert int(model.optimizer.iterations) == 9
+        _check_report(model)
+        model.save_model(tmp_path / "digits.keras")
+        loaded = tf.keras.models.load_model(tmp_path / "digits.keras")
+        np.testing.assert_allclose(
+            loaded.predict(_digits()[0], verbose=0), model.predict(_digits()[0], verbose=0)
+        )
+    finally:
+        tf.keras.backend.set_floatx(floats)
+
+
+def _crowded(_: Any, size: int, *options: Any) -> topology.Plan:
+    """A plan for more workers than two cores should have."""
+    return topology.Plan(tuple(topology.Placement(rank, (rank % 2,)) for rank in range(size)))
+
+
+@needs_two_cores
+@pytest.mark.thorough
+def test_a_plain_script_trains_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two copies of two partitions: four workers."""
+    monkeypatch.setattr(backends, "plan", _crowded)
+    x, y = _digits()
+    plain = _classifier()
+    model = smp.DistributedModel.from_keras(_classifier(), partitions=2, microbatches=2)
+    losses = []
+    for each, options in ((plain, {}), (model, {"num_processes": 4})):
+        _compile(each)
+        tf.keras.utils.set_random_seed(3)
+        losses.append(each.fit(x, y, batch_size=59, verbose=0, **options).history["loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    for mine, other in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+
+
+class _KillsRank1(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if smp.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@needs_two_cores
+def test_a_rank_that_dies_leaves_the_model_as_it_was(tmp_path: pathlib.Path) -> None:
+    x, y = _digits()
+    model = smp.DistributedModel.from_keras(_classifier(), partitions=2)
+    _compile(model)
+    before = model.get_weights()
+    with pytest.raises(WorkerDied, match=r"Rank 1 \(partition 1\).*SIGKILL") as caught:
+        model.fit(x, y, epochs=2, verbose=0, callbacks=[_KillsRank1()])
+    assert (caught.value.rank, caught.value.partition) == (1, 1)
+    for mine, old in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(mine, old)
+    saved = tf.keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"))
+    model.fit(x, y, verbose=0, callbacks=[saved])
+    tf.keras.models.load_model(tmp_path / "best.keras")
+
+
+def test_what_a_plain_script_cannot_do() -> None:
+    x, y = _digits()
+    model = smp.DistributedModel.from_keras(_classifier(), partitions=2)
+    with pytest.raises(InvalidArgumentError, match="Call compile"):
+        model.fit(x, y)
+    _compile(model)
+    with pytest.raises(InvalidArgumentError, match="3 processes, partitions=2"):
+        model.fit(x, y, num_processes=3)
+    with pytest.raises(InvalidArgumentTypeError, match="num_processes"):
+        model.fit(x, y, num_processes="2")
+    with pytest.raises(UnavailableError, match="nanotf run --smp"):
+        model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8))
+    built = tf.keras.optimizers.Adam()
+    built.build(_classifier().trainable_variables)
+    with pytest.raises(UnavailableError, match="Pass a new optimizer"):
+        model.compile(built, "mse")
 
 
 def test_fit_takes_the_number_of_processes_that_run() -> None:

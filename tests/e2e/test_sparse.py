@@ -22,6 +22,7 @@ from nanotf.keras import Model, Sequential, nano, nano_multiprocessing
 from nanotf.keras import models as nano_models
 from nanotf.keras.layers import Embedding
 from nanotf.keras.optimizers import SparseAdam
+from nanotf.pool import warm
 from nanotf.region import scope
 from nanotf.region.sharded_update import OptimizerShards
 
@@ -468,14 +469,14 @@ def test_a_step_sends_the_touched_rows(tmp_path: pathlib.Path) -> None:
     model = nanotf.keras.Model(inputs, outputs)
     model.compile(SparseAdam(), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     dense = sum(v.shape.num_elements() for v in map(keras_names.tf_variable, model.weights[1:]))
-    nanotf.shutdown()  # the workers' group is changed
+    warm.end_pool()  # the workers' group is changed
     try:
         model.fit(
             tokens, np.zeros(len(tokens)), batch_size=batch, shuffle=False, verbose=0,
             num_processes=2,
         )  # fmt: skip
     finally:
-        nanotf.shutdown()
+        warm.end_pool()
     for rank in range(2):
         sent: collections.Counter[str] = collections.Counter()
         for line in (tmp_path / f"sent.{rank}").read_text().splitlines():

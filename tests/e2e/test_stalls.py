@@ -19,7 +19,7 @@ from waiting import wait_until
 
 import nanotf
 from nanotf.errors import NanoError, WorkerError, WorkerStuck
-from nanotf.pool import local, pool, stalls
+from nanotf.pool import local, pool, stalls, warm
 from nanotf.pool.pool import Pool
 
 pytestmark = pytest.mark.own_pool
@@ -32,9 +32,9 @@ STALL_SECONDS = 8  # longer than ranks wait for each other's first step on a bus
 def _short_patience() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(stalls.STALL_VARIABLE, str(STALL_SECONDS))
-        nanotf.shutdown()
+        warm.end_pool()
         yield
-    nanotf.shutdown()
+    warm.end_pool()
 
 
 def _wait_in_rank_1(value: Any) -> Any:
@@ -248,7 +248,6 @@ def test_ranks_that_others_wait_for_in_the_parent(monkeypatch: pytest.MonkeyPatc
     """Rank 0 is at a hook, and rank 1 is silent; the clock is advanced."""
     x, y = digits(100)
     small_cnn().fit(x, y, **FIT)
-    from nanotf.pool import warm
 
     pool: Pool = warm._pool  # type: ignore[assignment]
     clock = [time.monotonic()]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import os
@@ -66,8 +68,10 @@ def _script(directory: pathlib.Path, source: str, *command: str, **environment: 
     "made", ["MultiWorkerMirroredStrategy()", "MirroredStrategy(['cpu:0', 'cpu:1'])"]
 )
 def test_a_fit_in_the_scope_of_a_strategy(made: str, tmp_path: pathlib.Path) -> None:
-    plain = _script(tmp_path, FIT, "script.py", "tf.distribute.get_strategy()")
-    expected = last_json(plain)[0]
+    with contextlib.redirect_stdout(io.StringIO()) as plain, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["script.py", "tf.distribute.get_strategy()"])
+        exec(FIT, {})
+    expected = json.loads(plain.getvalue())[0]
     arguments = ("-m", "nanotf", "run", "-n", "2", "--hosts", "localhost", "script.py")
     config = json.dumps(CLUSTER)
     done = _script(tmp_path, FIT, *arguments, f"strategies.{made}", TF_CONFIG=config)

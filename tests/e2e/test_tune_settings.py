@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,9 @@ X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    yield
+def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without XDG_CACHE_HOME: another environment needs another import of TensorFlow for workers.
+    monkeypatch.setattr(auto_cache, "path", lambda: tmp_path / "tuning.json")
 
 
 def _model(dtype: str = "float32", jit_compile: bool = False) -> Any:

@@ -30,7 +30,8 @@ L = tf.keras.layers
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    # Without XDG_CACHE_HOME: another environment needs another import of TensorFlow for workers.
+    monkeypatch.setattr(auto_cache, "path", lambda: tmp_path / "tuning.json")
 
 
 @pytest.fixture
@@ -351,7 +352,7 @@ def test_warm_workers_need_no_start(
 
 def test_a_pool_is_warm_for_its_plan_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = nanotf.plan(1), nanotf.plan(2)
-    nanotf.shutdown()
+    warm.end_pool()
     assert not warm.is_warm(one, "shm")
     alive = [True]
     pool = SimpleNamespace(

@@ -83,6 +83,7 @@ PUBLIC = {
         "get_mp_group",
         "gradients",
         "init",
+        "last_report",
         "local_rank",
         "local_size",
         "mp_barrier",

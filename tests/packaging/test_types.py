@@ -211,10 +211,9 @@ def _check(command: list[str], directory: pathlib.Path) -> str:
     return done.stdout
 
 
-def test_mypy_finds_the_mistakes_of_a_program(tmp_path: pathlib.Path) -> None:
-    untyped = "--disable-error-code=import-untyped"  # TensorFlow
-    silent = "--follow-imports=silent"
-    report = _check(["mypy", "--strict", untyped, silent, "--output=json"], tmp_path)
+def test_mypy_finds_the_mistakes_of_a_program() -> None:
+    """With this project's settings, strict ones, and the cache of `make lint`: 0.5 s, not 20."""
+    report = _check(["mypy", "--output=json"], PACKAGE.parent)
     errors = [json.loads(line) for line in report.splitlines() if line.startswith("{")]
     found = {each["line"] for each in errors if each["severity"] == "error"}
     assert found == _marked(), report

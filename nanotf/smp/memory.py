@@ -1,0 +1,51 @@
+"""Memory of this process: its peak, and what its variables take now."""
+
+from __future__ import annotations
+
+import gc
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.compat.keras_common import tf_variable
+
+
+def peak_bytes() -> int:
+    """Returns the largest resident memory that this process has had so far.
+
+    It is VmHWM of `/proc/self/status`. `ru_maxrss` may be that of the process which forked this
+    one. Counts libraries, and pages of memory that processes share, in each process that uses them.
+    """
+    status = pathlib.Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return 1024 * int(line.split()[1])  # in kB, see `man 5 proc_pid_status`
+
+
+def variable_bytes(weights: Iterable[Any]) -> tuple[int, int]:
+    """Returns the bytes that the values of TensorFlow's variables take in this process.
+
+    Args:
+        weights: iterable of variables, of either generation of Keras.
+
+    Returns:
+        The bytes of those, and of all other variables that exist: slots, counters, metrics.
+    """
+    handles = {id(v.handle): v for v in map(tf_variable, weights)}
+    others: dict[int, Any] = {}
+    for each in gc.get_objects():
+        # `isinstance` would run code of proxies.
+        if not issubclass(type(each), tf.Variable) or tf.is_symbolic_tensor(each.handle):
+            continue
+        if id(each.handle) not in handles:
+            others[id(each.handle)] = each
+    return sum(map(_bytes, handles.values())), sum(map(_bytes, others.values()))
+
+
+def _bytes(variable: Any) -> int:
+    """Returns the bytes of a variable's value; 0 if another partition's process has it."""
+    if not tf.raw_ops.VarIsInitializedOp(resource=variable.handle):
+        return 0
+    value = tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+    return int(tf.size(value, tf.int64)) * int(variable.dtype.size)
