@@ -18,7 +18,7 @@ gradients. With several, `pipeline` makes the step:
     schedule     what this partition does, in order
     partitioned  a model's cuts and variables
       trace        the model's call, with the partition of each operation
-      auto         chooses partitions (`balance`)
+      auto         chooses partitions (`measure`, `balance`)
       cut          one stage for each partition
       variables    without values, but for those of this partition
     passes       a microbatch's way through this partition's stage (`exchange`: its messages)

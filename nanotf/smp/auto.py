@@ -2,19 +2,26 @@
 
 The operations come in the order of the call. What a layer makes stays together, and so do the uses
 of a variable with all that is between them. The pieces that are left are divided by the bytes of
-their variables and by an estimate of their cost: floating-point operations and bytes written.
+their variables and by the time that rank 0 measures for their forward passes (`measure`). Where it
+cannot, as with unknown shapes, an estimate replaces the times: floating-point operations and bytes
+written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from nanotf.compat import graphs
-from nanotf.smp import balance
+from nanotf.smp import balance, measure, runtime
 from nanotf.smp.config import Config
 from nanotf.smp.cut import EVERYWHERE, everywhere
 from nanotf.smp.trace import Traced
+
+_TIMES = "smp: auto_partition"  # tag of a message
 
 
 def assign(traced: Traced, config: Config, fixed: Mapping[int, int]) -> dict[str, int | None]:
@@ -35,10 +42,32 @@ def assign(traced: Traced, config: Config, fixed: Mapping[int, int]) -> dict[str
     bounds = _bounds(len(operations), [*_spans(traced, places), *uses.values()])
     numbers = [number for number, (a, b) in enumerate(bounds) for _ in range(a, b)]
     pieces = _pieces(traced, operations, numbers, uses, fixed)
+    if not fixed:  # a first cut, which decides where the variables are
+        groups = [operations[begin:end] for begin, end in bounds]
+        pieces = _with_times(pieces, _measured(traced, groups, free))
     parts = balance.divide(pieces, config.partitions, config.memory_weight)
     found: dict[str, int | None] = dict.fromkeys(free, EVERYWHERE)
     found.update({op.name: parts[numbers[places[op.name]]] for op in operations})
     return found
+
+
+def _measured(
+    traced: Traced, groups: Sequence[Sequence[Any]], free: Collection[str]
+) -> Sequence[float]:
+    """Returns what rank 0 measures, on all ranks, so that they divide alike; empty if it cannot."""
+    box, place = runtime.mailbox(), runtime.place()
+    if place.rank > 0:
+        return list(box.receive(0, _TIMES, "smp: times for auto_partition")[0])
+    found = measure.seconds(traced, groups, free) or []
+    box.send_to_all([*range(1, place.size)], _TIMES, [np.array(found)])
+    return found
+
+
+def _with_times(pieces: list[balance.Piece], times: Sequence[float]) -> list[balance.Piece]:
+    if not len(times):
+        return pieces
+    pairs = zip(pieces, times, strict=True)
+    return [dataclasses.replace(piece, cost=float(seconds)) for piece, seconds in pairs]
 
 
 def _uses(traced: Traced, places: Mapping[str, int]) -> dict[int, tuple[int, int]]:

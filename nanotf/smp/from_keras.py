@@ -32,6 +32,7 @@ from nanotf.smp.models import StepModel
 from nanotf.smp.shares import Shares
 from nanotf.smp.steps import Step
 
+_ROWS = 32  # of the batch with which a model is cut; Keras's default
 # Keras's loop runs in this context.
 _in_loop: contextvars.ContextVar[bool] = contextvars.ContextVar("nanotf_smp_loop", default=False)
 # The model's results that Keras's `test_step` gets when it calls the model: a tuple of one.
@@ -86,10 +87,10 @@ class KerasModel(StepModel):
             call = Call(self, whole, (inputs,), {"training": True})
             partitioned.begun(self).cut(call)
 
-        # `auto_partition` knows the work of an operation by its shapes. Rows are all alike.
-        row = tf.nest.map_structure(_one_row, self._nanotf_spec)
+        # `auto_partition` runs the layers, for which it needs to know their shapes.
+        rows = tf.nest.map_structure(_some_rows, self._nanotf_spec)
         with runtime.allowed():
-            tf.function(cut, autograph=False).get_concrete_function(row)
+            tf.function(cut, autograph=False).get_concrete_function(rows)
         runtime.called.setdefault(self)
         replicas.equalize([self])
 
@@ -292,8 +293,8 @@ def _spec(tensor: Any) -> Any:
     return tf.TensorSpec([None, *shape[1:]] if shape.rank else shape, tensor.dtype)
 
 
-def _one_row(spec: Any) -> Any:
-    return tf.TensorSpec([1, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec
+def _some_rows(spec: Any) -> Any:
+    return tf.TensorSpec([_ROWS, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec
 
 
 def _whole(results: Any, x: Any) -> Any:
