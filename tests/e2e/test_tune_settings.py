@@ -13,6 +13,7 @@ import tensorflow as tf
 import nanotf
 from nanotf.cli import main
 from nanotf.compat.versions import keras_version
+from nanotf.machine import neighbours
 from nanotf.parent import auto_cache, auto_trials
 from nanotf.parent.auto_trials import Measured
 
@@ -23,6 +24,8 @@ X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 def _own_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Without XDG_CACHE_HOME: another environment needs another import of TensorFlow for workers.
     monkeypatch.setattr(auto_cache, "path", lambda: tmp_path / "tuning.json")
+    # What is measured is remembered for the cores, which pools of other runs would change.
+    monkeypatch.setattr(neighbours, "taken_cores", dict)
 
 
 def _model(dtype: str = "float32", jit_compile: bool = False) -> Any:

@@ -19,6 +19,7 @@ from parity import assert_same_history, assert_same_state, digits, small_cnn
 import nanotf
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 from nanotf.keras import Model, Sequential
+from nanotf.machine import neighbours
 from nanotf.parent import auto, auto_cache, auto_candidates, auto_trials
 from nanotf.parent.auto import decide
 from nanotf.parent.auto_trials import Measured
@@ -32,6 +33,8 @@ L = tf.keras.layers
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     # Without XDG_CACHE_HOME: another environment needs another import of TensorFlow for workers.
     monkeypatch.setattr(auto_cache, "path", lambda: tmp_path / "tuning.json")
+    # What is measured is remembered for the cores, which pools of other runs would change.
+    monkeypatch.setattr(neighbours, "taken_cores", dict)
 
 
 @pytest.fixture
