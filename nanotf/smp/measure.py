@@ -32,8 +32,8 @@ def seconds(
     Returns:
         A list of float; None if a shape is unknown, or if a piece cannot run by itself.
     """
-    library = traced.function.graph.as_graph_def().library
     try:
+        library = traced.function.graph.as_graph_def().library
         return [_Piece(traced, each, everywhere, library).seconds() for each in pieces]
     except (ValueError, TypeError, tf.errors.OpError):  # of TensorFlow, for a graph it cannot run
         return None
@@ -93,16 +93,11 @@ class _Piece:
             node = type(op.node_def)()
             node.CopyFrom(op.node_def)
             node.attr.pop("_class", None)  # places it beside an operation that may be missing
-            kept = [
-                name for name in node.input if name.lstrip("^") in self._nodes or name[0] != "^"
-            ]
+            # Edges marked by "^" order effects. Without them none runs, such as a print.
+            inputs = [name for name in node.input if not name.startswith("^")]
             del node.input[:]
-            node.input.extend(kept)
+            node.input.extend(inputs)
             yield node
-
-    def _is_kept(self, name: str) -> bool:
-        """Returns False for an edge, marked by "^", from an operation elsewhere."""
-        return not name.startswith("^") or name[1:] in self._nodes
 
     def seconds(self) -> float:
         """Runs the piece, and returns the seconds of its shortest run."""
