@@ -22,8 +22,8 @@ from nanotf.region import context
 
 def is_tf_function(value: Any) -> bool:
     """Returns True if `tf.function` made the value."""
-    methods = ("python_function", "get_concrete_function")
-    return not isinstance(value, Step) and all(hasattr(value, name) for name in methods)
+    # By its class: mocks, SQLAlchemy's `func` and the like have every attribute that one asks for.
+    return isinstance(value, require_tensorflow().types.experimental.PolymorphicFunction)
 
 
 class Step:

@@ -18,6 +18,7 @@ from loops import cross_entropy, dense, plain_step
 import nanotf
 from nanotf import errors
 from nanotf.keras import nano, nano_multiprocessing
+from nanotf.shipping import user_modules
 
 two = nano(num_processes=2)
 COUNT = 0
@@ -614,3 +615,18 @@ def test_attributes_of_models_built_by_the_call(float64: None, decorate: Any) ->
     assert noted == expected == [(2, 2, 2, 2)] * 2
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9)
+
+
+class _Anything:
+    """An object that has every attribute, as mocks and SQLAlchemy's `func` do."""
+
+    def __getattr__(self, name: str) -> _Anything:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Anything()
+
+
+def test_a_global_with_every_attribute() -> None:
+    anything = _Anything()
+    assert user_modules.unwrapped(anything) is anything
+    assert user_modules.unwrapped(tf.function(dense)) is dense
