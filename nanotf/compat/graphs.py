@@ -18,6 +18,13 @@ from typing import Any
 from nanotf.compat.versions import require_tensorflow
 
 
+def nodes_of(definition: Any) -> Iterator[Any]:
+    """Yields the nodes of a `tf.compat.v1.GraphDef`, and those of its functions."""
+    yield from definition.node
+    for function in definition.library.function:
+        yield from function.node_def
+
+
 class SideEffects:
     """Operations of a traced call that must run although no result depends on them."""
 

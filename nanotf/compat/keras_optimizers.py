@@ -195,7 +195,7 @@ def build_optimizer(model: Any) -> None:
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
         return
-    if hasattr(optimizer, "_create_all_weights"):  # Keras 2, tf.keras.optimizers.legacy
+    if is_legacy(optimizer):
         optimizer._create_all_weights(model.trainable_variables)
         return
     if not is_built(optimizer):
@@ -211,7 +211,7 @@ def is_built_for(optimizer: Any, variables: Sequence[Any]) -> bool:
     """
     while hasattr(optimizer, "inner_optimizer"):  # of a loss-scaling optimizer
         optimizer = optimizer.inner_optimizer
-    if optimizer is None or hasattr(optimizer, "_create_all_weights") or not is_built(optimizer):
+    if optimizer is None or is_legacy(optimizer) or not is_built(optimizer):
         return True  # Keras 2's legacy ones make slots on demand
     known = set(generation().places_by_key(optimizer))
     return {optimizer._var_key(variable) for variable in variables} == known
@@ -236,7 +236,7 @@ def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
         specs: nested structure of `tf.TensorSpec`, what the model's `train_step` takes.
         strategy: the `tf.distribute.Strategy` that the model trains under, or None.
     """
-    legacy = hasattr(getattr(model, "optimizer", None), "_create_all_weights")
+    legacy = is_legacy(getattr(model, "optimizer", None))
     if legacy or keras_names.builds_optimizer_for_all(model):  # a legacy one may make slots later
         build_optimizer(model)
     if not all(is_built(optimizer) for optimizer in optimizers_of(model)):
@@ -245,8 +245,13 @@ def build_optimizers(model: Any, specs: Any, strategy: Any = None) -> None:
         build_optimizer(model)  # if no step uses it; in a worker Keras 3 would build it
 
 
+def is_legacy(optimizer: Any) -> bool:
+    """Returns True for an optimizer of Keras 2's `tf.keras.optimizers.legacy`."""
+    return hasattr(optimizer, "_create_all_weights")
+
+
 def is_built(optimizer: Any) -> bool:
-    if hasattr(optimizer, "_create_all_weights"):  # Keras 2, tf.keras.optimizers.legacy
+    if is_legacy(optimizer):
         return bool(optimizer.weights)
     return bool(getattr(optimizer, "built", False) or getattr(optimizer, "_built", False))
 

@@ -10,23 +10,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.ops import dataset_ops
+
+from nanotf.compat.graphs import nodes_of
 
 VariantDataset: Any = dataset_ops._VariantDataset
 VariantOfAnother: Any = dataset_ops.UnaryUnchangedStructureDataset
 DatasetSpec: Any = dataset_ops.DatasetSpec
 
 _IGNORE_STATE, _FAIL_ON_STATE = 1, 2  # tf.data.experimental.ExternalStatePolicy
-
-
-def _nodes(definition: Any) -> Iterator[Any]:
-    yield from definition.node
-    for function in definition.library.function:
-        yield from function.node_def
 
 
 def to_graph(dataset: Any) -> bytes:
@@ -69,7 +64,7 @@ def copy_of(dataset: Any) -> Any:
     try:
         state = _graph(dataset, _IGNORE_STATE, strip_devices=False)
         graph = tf.compat.v1.GraphDef.FromString(state)
-        for node in _nodes(graph):
+        for node in nodes_of(graph):
             if "value" not in node.attr:  # reading it would add one
                 continue
             for handle in node.attr["value"].tensor.resource_handle_val:

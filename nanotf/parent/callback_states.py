@@ -31,7 +31,7 @@ class CallbackStates:
         self._named = dict(_named(callbacks))
         self._warned: set[str] = set()
         self._begin = {
-            key: {name: (mark_of(value), id(value)) for name, value in _attributes(callback)}
+            key: {name: (mark_of(value), id(value)) for name, value in attributes_of(callback)}
             for key, callback in self._named.items()
         }
 
@@ -41,7 +41,7 @@ class CallbackStates:
 
     def _changed(self, key: str) -> Iterator[tuple[str, Any]]:
         callback = self._named[key]
-        for name, value in _attributes(callback):
+        for name, value in attributes_of(callback):
             mark, (before, identity) = mark_of(value), self._begin[key].get(name, (None, None))
             if mark is not None and mark != before:
                 yield name, value
@@ -78,5 +78,6 @@ def _named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         counts[name] += 1
 
 
-def _attributes(callback: Any) -> list[tuple[str, Any]]:
+def attributes_of(callback: Any) -> list[tuple[str, Any]]:
+    """Returns the attributes of a callback, without those that Keras sets for each call."""
     return [(name, value) for name, value in vars(callback).items() if name not in _NOT_STATE]

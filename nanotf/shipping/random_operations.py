@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from nanotf.compat.graphs import nodes_of
+
 
 def with_state(definition: Any) -> Iterator[Any]:
     """Yields a graph's operations with the attributes `seed` and `seed2`, which have such a state.
@@ -16,10 +18,9 @@ def with_state(definition: Any) -> Iterator[Any]:
     Args:
         definition: `tf.compat.v1.GraphDef`.
     """
-    for nodes in (definition.node, *(f.node_def for f in definition.library.function)):
-        for node in nodes:
-            if {"seed", "seed2"} <= set(node.attr):
-                yield node
+    for node in nodes_of(definition):
+        if {"seed", "seed2"} <= set(node.attr):
+            yield node
 
 
 def without_seed(definition: Any) -> Iterator[Any]:

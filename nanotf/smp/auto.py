@@ -9,7 +9,6 @@ written.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -41,10 +40,11 @@ def assign(traced: Traced, config: Config, fixed: Mapping[int, int]) -> dict[str
     uses = _uses(traced, places)
     bounds = _bounds(len(operations), [*_spans(traced, places), *uses.values()])
     numbers = [number for number, (a, b) in enumerate(bounds) for _ in range(a, b)]
-    pieces = _pieces(traced, operations, numbers, uses, fixed)
-    if not fixed:  # a first cut, which decides where the variables are
-        groups = [operations[begin:end] for begin, end in bounds]
-        pieces = _with_times(pieces, _measured(traced, groups, free))
+    groups = [operations[begin:end] for begin, end in bounds]
+    # A first cut decides where the variables are.
+    times = [] if fixed else _measured(traced, groups, free)
+    costs = times or _estimated(traced, groups)
+    pieces = _pieces(traced, operations, numbers, uses, fixed, costs)
     parts = balance.divide(pieces, config.partitions, config.memory_weight)
     found: dict[str, int | None] = dict.fromkeys(free, EVERYWHERE)
     found.update({op.name: parts[numbers[places[op.name]]] for op in operations})
@@ -53,21 +53,24 @@ def assign(traced: Traced, config: Config, fixed: Mapping[int, int]) -> dict[str
 
 def _measured(
     traced: Traced, groups: Sequence[Sequence[Any]], free: Collection[str]
-) -> Sequence[float]:
+) -> list[float]:
     """Returns what rank 0 measures, on all ranks, so that they divide alike; empty if it cannot."""
     box, place = runtime.mailbox(), runtime.place()
     if place.rank > 0:
-        return list(box.receive(0, _TIMES, "smp: times for auto_partition")[0])
+        (received,) = box.receive(0, _TIMES, "smp: times for auto_partition")
+        return [float(seconds) for seconds in received]
     found = measure.seconds(traced, groups, free) or []
     box.send_to_all([*range(1, place.size)], _TIMES, [np.array(found)])
     return found
 
 
-def _with_times(pieces: list[balance.Piece], times: Sequence[float]) -> list[balance.Piece]:
-    if not len(times):
-        return pieces
-    pairs = zip(pieces, times, strict=True)
-    return [dataclasses.replace(piece, cost=float(seconds)) for piece, seconds in pairs]
+def _estimated(traced: Traced, groups: Sequence[Sequence[Any]]) -> list[float]:
+    """Returns floating-point operations, where known, and bytes written."""
+    work = graphs.float_operations(traced.function.graph)
+    return [
+        float(sum(work.get(op.name, 0) + sum(map(_bytes, op.outputs)) for op in group))
+        for group in groups
+    ]
 
 
 def _uses(traced: Traced, places: Mapping[str, int]) -> dict[int, tuple[int, int]]:
@@ -108,9 +111,9 @@ def _pieces(
     numbers: Sequence[int],
     uses: Mapping[int, tuple[int, int]],
     fixed: Mapping[int, int],
+    costs: Sequence[float],
 ) -> list[balance.Piece]:
-    count = numbers[-1] + 1 if numbers else 0
-    sizes, costs, crossing = [0] * count, [0.0] * count, [0] * count
+    sizes, crossing = [0] * len(costs), [0] * len(costs)
     parts: dict[int, int] = {}
     variables = {id(v.handle): v for v in traced.function.graph.variables}
     for handle, (first, _) in uses.items():
@@ -118,10 +121,8 @@ def _pieces(
             sizes[numbers[first]] += _bytes(variables[handle])
         if handle in fixed:
             parts[numbers[first]] = fixed[handle]
-    work = graphs.float_operations(traced.function.graph)
     where = {op.name: number for op, number in zip(operations, numbers, strict=True)}
     for op, number in zip(operations, numbers, strict=True):
-        costs[number] += work.get(op.name, 0) + sum(_bytes(part) for part in op.outputs)
         for part in op.outputs:
             readers = [where[reader.name] for reader in part.consumers() if reader.name in where]
             for later in range(number + 1, max(readers, default=number) + 1):

@@ -28,7 +28,7 @@ from nanotf.compat.keras_common import tf_variable
 from nanotf.errors import JobError, ModelError, UnavailableError
 from nanotf.smp import exchange, keras_checks, objects, partitioned, replicas, runtime
 from nanotf.smp.bodies import Call
-from nanotf.smp.models import StepModel
+from nanotf.smp.models import SAVE_PATH, StepModel
 from nanotf.smp.shares import Shares
 from nanotf.smp.steps import Step
 
@@ -231,7 +231,7 @@ class KerasModel(StepModel):
             )
         self.original.load_weights(*args, **kwargs)
 
-    def save_model(self, save_path: str | os.PathLike[str] = "/opt/ml/model") -> None:
+    def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
         """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
         self._write(*file_call(self.original, save_path))
 

@@ -32,16 +32,16 @@ from nanotf.errors import (
 )
 from nanotf.machine import topology
 from nanotf.parent import joint_run
+from nanotf.parent.callback_states import attributes_of
 from nanotf.shipping import pickling
 from nanotf.shipping.objects import data_classes
 from nanotf.shipping.optimizers import Configured
 from nanotf.smp import config as configs
 from nanotf.smp import keras_checks, ranks, report, runtime
 from nanotf.smp.from_keras import KerasModel, file_call
+from nanotf.smp.models import SAVE_PATH
 
 Array = np.ndarray[Any, Any]
-# Attributes that Keras gives a callback in each call.
-_OF_CALL = ("model", "_model", "params")
 
 
 @dataclasses.dataclass
@@ -118,7 +118,7 @@ class WorkersModel:
         given = keras_checks.compile_arguments(args, kwargs)
         optimizer = tf.keras.optimizers.get(given.pop("optimizer", "rmsprop"))
         keras_checks.check_optimizer(optimizer, self._config.partitions)
-        legacy = hasattr(optimizer, "_create_all_weights")
+        legacy = keras_optimizers.is_legacy(optimizer)
         if legacy or keras_optimizers.is_built(optimizer):
             kind = "one of tf.keras.optimizers.legacy" if legacy else "one that is built"
             raise UnavailableError(
@@ -157,7 +157,7 @@ class WorkersModel:
         """Predicts as `tf.keras.Model.predict`, in partitions. Arguments as of `fit`."""
         return self._call("predict", args, kwargs, num_processes)
 
-    def save_model(self, save_path: str | os.PathLike[str] = "/opt/ml/model") -> None:
+    def save_model(self, save_path: str | os.PathLike[str] = SAVE_PATH) -> None:
         """Saves as `DistributedModel.save_model`. Plain Keras loads the files, too."""
         method, args, options = file_call(self.original, save_path)
         getattr(self.original, method)(*args, **options)
@@ -174,7 +174,6 @@ class WorkersModel:
         _check_data(given)
         size = self._config.partitions if size is None else topology.check_num_processes(size)
         labels = [self._label(rank, size) for rank in range(size)]
-        callbacks = tf.nest.flatten(given.get("callbacks"))
         early = [v.numpy() for v in keras_optimizers.optimizer_variables(self.optimizer)]
         shared = {
             "size": size,
@@ -194,7 +193,7 @@ class WorkersModel:
             if error.index is not None:
                 error.partition = self._place(error.index, size).mp_rank
             raise
-        return self._take(method, ended, [c for c in callbacks if c is not None])
+        return self._take(method, ended, _callbacks(given))
 
     def _place(self, rank: int, size: int) -> ranks.Place:
         return ranks.place(rank, size, self._config.partitions, self._config.placement_strategy)
@@ -241,6 +240,12 @@ def _check_data(given: Mapping[str, Any]) -> None:
                 f"{name}={value!r}. Pass arrays, or start the script with `nanotf run --smp`, "
                 "where each rank makes the dataset itself."
             )
+
+
+def _callbacks(given: Mapping[str, Any]) -> list[Any]:
+    """Returns the callbacks among the arguments of a call."""
+    flat = tf.nest.flatten(given.get("callbacks"))
+    return [callback for callback in flat if callback is not None]
 
 
 def _joined(states: Sequence[Slots]) -> Slots:
@@ -292,7 +297,7 @@ def run_rank(
             _fill(part, state, early)
         chance.restore()
         result = getattr(part, method)(**given)
-        return _ended(part, result, early, tf.nest.flatten(given.get("callbacks")))
+        return _ended(part, result, early, _callbacks(given))
     finally:
         runtime.enter(None)
         mailbox.close()
@@ -312,8 +317,9 @@ def _fill(part: KerasModel, state: Slots, early: Sequence[Any]) -> None:
     part.optimizer.build(part.trainable_variables)
     if not state.slots and not state.late:
         return
+    numbers = _numbers(part, "trainable_variables")
     for name, slots in keras_optimizers.optimizer_slots(part.optimizer).items():
-        for slot, number in zip(slots, _numbers(part, "trainable_variables"), strict=True):
+        for slot, number in zip(slots, numbers, strict=True):
             slot.assign(state.slots[name][number])
     for variable, value in zip(_late(part.optimizer, early), state.late, strict=True):
         variable.assign(value)
@@ -340,7 +346,7 @@ def _ended(part: KerasModel, result: Any, early: Sequence[Any], callbacks: Seque
         return Ended(None, values, state, [], None, None)
     if trained:
         result = {"history": result.history, "epoch": result.epoch, "params": result.params}
-    own = [_attributes(c) for c in callbacks if c is not None]
+    own = [_attributes(callback) for callback in callbacks]
     return Ended(result, values, state, own, Chance.capture(), found)
 
 
@@ -359,9 +365,8 @@ def _state(part: KerasModel, early: Sequence[Any]) -> Slots:
 
 def _attributes(callback: Any) -> bytes | None:
     """Returns a callback's attributes, pickled, without those that belong to the call."""
-    own = {name: value for name, value in vars(callback).items() if name not in _OF_CALL}
     try:
-        return pickling.dumps(own)
+        return pickling.dumps(dict(attributes_of(callback)))
     except ShippingError as error:
         logger.warning(
             "%s stays as it was before the call: its attributes cannot be sent. %s",

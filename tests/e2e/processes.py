@@ -87,6 +87,31 @@ def run_python(directory: pathlib.Path, *command: str | pathlib.Path, **variable
     return done.stdout
 
 
+def run_ranks(
+    program: pathlib.Path, *arguments: str, ranks: int = 2
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program in ranks, by `nanotf run --smp`; fails if it fails.
+
+    Args:
+        program: path of the program.
+        *arguments: its own.
+        ranks: how many.
+
+    Returns:
+        Its output.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "nanotf", "run", "--smp", "-n", str(ranks), program, *arguments],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def last_json(done: subprocess.CompletedProcess[str]) -> Any:
     """Returns the JSON document in the last line of a script's output."""
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from processes import run_ranks
 from sklearn.datasets import load_digits
 
 from nanotf import smp
@@ -345,16 +346,7 @@ def test_copies_of_a_model_train_as_one(tmp_path: pathlib.Path) -> None:
         pytest.skip("two ranks need two cores")
     script = tmp_path / "script.py"
     script.write_text(COPIES)
-    done = subprocess.run(
-        [sys.executable, "-m", "nanotf", "run", "--smp", "-n", "2", str(script)],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    firsts, lasts = json.loads(done.stdout)
+    firsts, lasts = json.loads(run_ranks(script).stdout)
     embed, kernel, bias = (tf.Variable(first, dtype=tf.float64) for first in firsts)
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 20, (5, 16, 3)), rng.normal(size=(5, 16, 1))

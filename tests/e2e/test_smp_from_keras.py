@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from processes import run_ranks
 from sklearn.datasets import load_digits
 
 from nanotf import smp
@@ -41,21 +40,6 @@ def _begins_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def _run(ranks: int, partitions: int, folder: pathlib.Path) -> None:
-    command = [sys.executable, "-m", "nanotf", "run", "--smp", "-n", str(ranks), str(PROGRAM)]
-    done = subprocess.run(
-        [*command, str(folder), str(partitions)],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    for rank in range(ranks):
-        assert f"rank {rank}: done" in done.stdout, done.stdout + done.stderr
-
-
 @pytest.mark.thorough
 @pytest.mark.both_generations
 @needs_two_cores
@@ -65,7 +49,9 @@ def test_a_script_of_ranks(partitions: int, tmp_path: pathlib.Path) -> None:
 
     With one partition, the two ranks hold copies of the model, and share each batch.
     """
-    _run(2, partitions, tmp_path)
+    done = run_ranks(PROGRAM, str(tmp_path), str(partitions))
+    for rank in (0, 1):
+        assert f"rank {rank}: done" in done.stdout, done.stdout + done.stderr
 
 
 def _dense(**options: object) -> tf.keras.Model:

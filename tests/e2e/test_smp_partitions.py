@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+from processes import run_ranks
 
 pytestmark = pytest.mark.both_generations
 
@@ -29,16 +28,7 @@ def test_two_partitions_train_as_one_process(name: str, tmp_path: pathlib.Path) 
     """Weights, losses and memory; reports; a whole model on disk; checkpoints; errors of a cut."""
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two ranks need two cores")
-    command = [sys.executable, "-m", "nanotf", "run", "--smp", "-n", "2", str(PROGRAM)]
-    done = subprocess.run(
-        [*command, str(tmp_path), name.partition(",")[0], *CASES[name]],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_ranks(PROGRAM, str(tmp_path), name.partition(",")[0], *CASES[name])
     for rank in (0, 1):
         for line in (*CASES[name], "done"):
             assert f"rank {rank}: {line}" in done.stdout, done.stdout + done.stderr
