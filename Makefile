@@ -4,9 +4,11 @@
 #   make test                lint, then a test of every promise, with the newest supported TensorFlow
 #                            (20 minutes on 2 cores)
 #   make test-all            every test, with all cases, with both Keras generations (2 hours)
-#   make test TF=2.15.1      the same with another TensorFlow, in its own virtual environment
-#   make lint                ruff, mypy, import-linter, check_prose, shellcheck, clang-format,
-#                            hadolint, docs
+#   make test TF=2.15.1      the same with another TensorFlow, in its own virtual environment; TF=intel
+#                            is intel-tensorflow 2.14
+#   make test-corners        a few tests with each of the oldest TensorFlows, in small environments
+#   make lint                ruff, mypy, import-linter, check_prose, check_tensorflow_names,
+#                            shellcheck, clang-format, hadolint, docs
 #   make docs                build the documentation, strictly, into build/site
 #   make format              let ruff and clang-format rewrite the files
 #   make test-fast           unit tests alone
@@ -42,7 +44,7 @@ DOCKERFILES = $(shell git ls-files -co --exclude-standard -- '*Dockerfile')
 demo: $(STAMP)
 	$(BIN)/python examples/digits.py
 
-# TensorFlow 2.15 has one Keras generation; later versions have Keras 3 and, as tf_keras, Keras 2.
+# TensorFlow 2.14 and 2.15 have one Keras generation; later versions have Keras 3 and, as tf_keras, Keras 2.
 # Importing TensorFlow fixes the generation, hence a run for each. No run keeps two cores busy, so
 # three run in parallel, begun in this order; each prints at its end. Four parts rather than three,
 # and last the run that by itself uses all cores, so that no run is alone at the end. Exit code 5:
@@ -50,7 +52,7 @@ demo: $(STAMP)
 # (pytest 9.2 ignores the groups of xdist 3.8.)
 test test-all: lint
 	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target newest-1 newest-2 newest-3 newest-4 \
-		$(if $(filter 2.15%,$(TF)),,legacy) units SAMPLE="$(SAMPLE)" LEGACY="$(LEGACY)"
+		$(if $(filter intel 2.15%,$(TF)),,legacy) $(ALSO) units SAMPLE="$(SAMPLE)" LEGACY="$(LEGACY)"
 
 .PHONY: units newest-1 newest-2 newest-3 newest-4 legacy
 newest-1 newest-2 newest-3 newest-4: newest-%:
@@ -65,6 +67,23 @@ legacy:
 test: SAMPLE := --cases 1 -m 'not slow and not thorough'
 test: LEGACY := -m 'both_generations and not thorough' --of-each-file 2
 
+# A few tests with the oldest TensorFlows that are supported, so that none breaks unseen: all private
+# names, a `fit`, a loop, nanotf-init, doctor. Their environments are small, and use the native library
+# that was compiled for $(VENV). CI runs `make test ALSO=test-corners`.
+ALSO :=
+CORNERS := intel 2.15.1
+CORNER_TESTS := $(addprefix tests/, e2e/test_compat.py e2e/test_parity.py::test_arrays_float64 \
+	e2e/test_custom_loop.py::test_follows_one_process \
+	e2e/test_doctor_here.py::test_two_workers_pass_the_test \
+	scripts/test_init_scripts.py::test_init_exports_the_configuration_and_prints_it)
+.PHONY: test-corners $(CORNERS:%=corner-%)
+test-corners: $(CORNERS:%=corner-%)
+$(CORNERS:%=corner-%): corner-%: .venv-corner-%/.installed
+	.venv-corner-$*/bin/python -m pytest $(CORNER_TESTS) --cases 1 $(ARGS) || test $$? = 5
+$(CORNERS:%=.venv-corner-%/.installed): .venv-corner-%/.installed: pyproject.toml tools/make-venv | $(STAMP)
+	tools/make-venv $(@D) $* $(PYTHON) corner
+	touch $@
+
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest tests/unit $(ARGS)
 
@@ -74,6 +93,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_prose.py
+	$(BIN)/python tools/check_tensorflow_names.py
 	$(if $(SHELL_SCRIPTS),$(BIN)/shellcheck $(SHELL_SCRIPTS))
 	$(if $(CPP_SOURCES),$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES))
 	$(if $(DOCKERFILES),$(BIN)/hadolint $(DOCKERFILES))

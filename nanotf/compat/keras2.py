@@ -1,6 +1,6 @@
-"""The legacy generation of Keras: `tf_keras`, and the Keras of TensorFlow 2.15. See `generation`.
+"""The legacy generation of Keras: `tf_keras`, and the Keras of TensorFlow 2.14 and 2.15. See `generation`.
 
-Versions seen: 2.15, tf_keras 2.15-2.21.
+Versions seen: 2.14, 2.15, tf_keras 2.15-2.21.
 
 | name | why |
 | --- | --- |
@@ -209,7 +209,9 @@ def steps_per_execution(model: Any) -> int:
 
 
 def makes_one_step(model: Any) -> bool:
-    return steps_per_execution(model) == 1 and not model.autotune_steps_per_execution
+    # Keras 2.14 does not tune the number of steps.
+    tuned = getattr(model, "autotune_steps_per_execution", False)
+    return steps_per_execution(model) == 1 and not tuned
 
 
 def steps_at_once(model: Any) -> int:

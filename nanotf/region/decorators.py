@@ -23,7 +23,7 @@ from nanotf.region import context
 def is_tf_function(value: Any) -> bool:
     """Returns True if `tf.function` made the value."""
     # By its class: mocks, SQLAlchemy's `func` and the like have every attribute that one asks for.
-    return isinstance(value, require_tensorflow().types.experimental.PolymorphicFunction)
+    return isinstance(value, require_tensorflow().types.experimental.GenericFunction)
 
 
 class Step:

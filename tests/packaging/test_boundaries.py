@@ -6,9 +6,12 @@ import ast
 import json
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 from typing import Any
+
+import pytest
 
 import nanotf
 
@@ -145,6 +148,8 @@ def test_import_changes_nothing() -> None:
     code = """
 import os, signal, sys, threading
 before = dict(os.environ), threading.active_count(), [signal.getsignal(s) for s in (2, 15, 17)]
+import pytest
+
 import nanotf
 after = dict(os.environ), threading.active_count(), [signal.getsignal(s) for s in (2, 15, 17)]
 print(before == after)
@@ -242,3 +247,26 @@ def test_make_test_runs_the_test_of_every_promise() -> None:
         if ast.unparse(mark) in ("pytest.mark.thorough", "pytest.mark.slow")
     ]
     assert left_out == []
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        (
+            "tf.types.experimental.PolymorphicFunction",
+            ["tf.types.experimental.PolymorphicFunction"],
+        ),
+        ("require_tensorflow().keras.ops.add(1, 2)", ["tf.keras.ops"]),
+        ("types = tf.types; types.nothing.at.all", ["tf.types.nothing"]),
+        ("tf, n = versions.require_tensorflow(), 1; tf.nothing", ["tf.nothing"]),
+        ("self._tf = tf; self._tf.nothing", ["tf.nothing"]),
+        ("if (keras := tf.keras): keras.nothing", ["tf.keras.nothing"]),
+        ("tf.types.experimental.GenericFunction; tf.data.Dataset.nothing; tf.__version__", []),
+        ("types = tf.types; types = other(); types.nothing", []),
+        ("def use(tf): tf.nothing", []),
+    ],
+)
+def test_names_that_the_oldest_tensorflow_lacks(code: str, found: list[str]) -> None:
+    tool = runpy.run_path(str(ROOT / "tools/check_tensorflow_names.py"))
+    lacking = tool["lacking"]("import tensorflow as tf\n" + code, tool["known_names"]())
+    assert lacking == [(2, name) for name in found]
