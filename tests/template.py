@@ -1,7 +1,7 @@
 """A process that has imported slow modules and run nothing, so that tests can fork it.
 
 A process that imports TensorFlow takes seconds to start, its fork milliseconds. A fork works as
-long as TensorFlow has run no operation (seen with 2.15 to 2.21, both Keras generations).
+long as TensorFlow has run no operation (seen with 2.14 to 2.21, both Keras generations).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import and may crash on a processor that it was not built for.
 
 | name | versions seen | why |
 | --- | --- | --- |
-| `tensorflow.python.util._pywrap_util_port.IsMklEnabled` | TensorFlow 2.15-2.21 | tells if its kernels use oneDNN in this process |
+| `tensorflow.python.util._pywrap_util_port.IsMklEnabled` | TensorFlow 2.14-2.21 | tells if its kernels use oneDNN in this process |
 """
 
 from __future__ import annotations

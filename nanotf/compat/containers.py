@@ -2,10 +2,10 @@
 
 | private name | versions | why |
 | --- | --- | --- |
-| `tensorflow.python.trackable.data_structures`: `ListWrapper`, `_DictWrapper` (`OF_WRAPPERS`), `_TupleWrapper` | 2.15-2.21 | pickling needs their contents and their records of tracking |
-| `Trackable._self_update_uid` | 2.15-2.21 | a checkpoint does not restore an object that a later one has restored |
-| `StaticHashTable._initializer`, `MutableHashTable._default_value` | 2.15-2.21 | needed to copy a table |
-| `tensorflow.python.util.tf_export.get_canonical_name_for_symbol`, `get_symbol_from_name` | 2.15-2.21 | TensorFlow's dispatching functions are pickled by their public names |
+| `tensorflow.python.trackable.data_structures`: `ListWrapper`, `_DictWrapper` (`OF_WRAPPERS`), `_TupleWrapper` | 2.14-2.21 | pickling needs their contents and their records of tracking |
+| `Trackable._self_update_uid` | 2.14-2.21 | a checkpoint does not restore an object that a later one has restored |
+| `StaticHashTable._initializer`, `MutableHashTable._default_value` | 2.14-2.21 | needed to copy a table |
+| `tensorflow.python.util.tf_export.get_canonical_name_for_symbol`, `get_symbol_from_name` | 2.14-2.21 | TensorFlow's dispatching functions are pickled by their public names |
 """
 
 from __future__ import annotations

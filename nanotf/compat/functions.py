@@ -1,4 +1,4 @@
-"""The arguments that a `tf.function` was made with (identical in 2.15 to 2.21).
+"""The arguments that a `tf.function` was made with (identical in 2.14 to 2.21).
 
 | name | why |
 | --- | --- |

@@ -1,4 +1,4 @@
-"""The graph of a function, cut into parts (identical in TensorFlow 2.15 to 2.21).
+"""The graph of a function, cut into parts (identical in TensorFlow 2.14 to 2.21).
 
 | name | why |
 | --- | --- |

@@ -1,4 +1,4 @@
-"""Handles of variables (identical in 2.15 to 2.21).
+"""Handles of variables (identical in 2.14 to 2.21).
 
 | name | why |
 | --- | --- |

@@ -2,8 +2,8 @@
 
 | name | generation, versions seen | why |
 | --- | --- | --- |
-| `MultiHeadAttention._build_from_signature` | 2; 2.15, tf_keras 2.15-2.21 | see `build_config` |
-| `Layer.build._is_default` | 2 and 3; 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `_build_alone` |
+| `MultiHeadAttention._build_from_signature` | 2; 2.14, 2.15, tf_keras 2.15-2.21 | see `build_config` |
+| `Layer.build._is_default` | 2 and 3; 2.14, 2.15, tf_keras 2.15-2.21, 3.10-3.15 | see `_build_alone` |
 """
 
 from __future__ import annotations

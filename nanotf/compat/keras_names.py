@@ -11,7 +11,7 @@
 | `models.model.Model`, `models.sequential.Sequential` / `engine.training.Model`, `engine.sequential.Sequential` | 3 / 2 | Keras's own classes, even while the public names are nanotf's |
 | `layers.core.embedding.Embedding` | 2 and 3 | as above |
 | `Embedding._embeddings` | 3; 3.10-3.15 | see `look_up` |
-| `DistributedVariable._get` | TensorFlow 2.15-2.21 | see `variable_here` |
+| `DistributedVariable._get` | TensorFlow 2.14-2.21 | see `variable_here` |
 | `Layer._tracker`, its `locked`, `lock`, `unlock` | 3; 3.10-3.15 | see `unlocked` |
 """
 

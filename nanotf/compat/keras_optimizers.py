@@ -5,7 +5,7 @@ Covers their variables and slots, and how they are built.
 | name | generation, versions seen | why |
 | --- | --- | --- |
 | `Optimizer._all_reduce_sum_gradients` | 3; 3.10-3.15 | see `region.optimizers.SummedRows` |
-| `Optimizer._var_key`, legacy `_create_all_weights` | 2 and 3 / 2; 2.15, tf_keras 2.15-2.21 | the variables that an optimizer was built for |
+| `Optimizer._var_key`, legacy `_create_all_weights` | 2 and 3 / 2; 2.14, 2.15, tf_keras 2.15-2.21 | the variables that an optimizer was built for |
 | `Optimizer._exclude_from_weight_decay`, `_exclude_from_weight_decay_pattern` / `_exclude_from_weight_decay_names`, `_var_key` | both / 3 / 2 / both | the config omits the arguments of `exclude_from_weight_decay` |
 | lists of slots in an optimizer's attributes | 2 and 3 | see `optimizer_slots` |
 | `Optimizer._learning_rate`, legacy `_hyper` | 2 and 3 / 2 | see `schedule_of` |

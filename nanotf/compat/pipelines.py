@@ -2,10 +2,10 @@
 
 | name | versions seen | why |
 | --- | --- | --- |
-| `Dataset._variant_tensor` | 2.15-2.21 | input of `tf.raw_ops.DatasetToGraphV2` and similar ops |
-| `data.ops.dataset_ops._VariantDataset` | 2.15-2.21 | wraps the result of `tf.raw_ops.DatasetFromGraph` and similar ops |
-| `data.ops.dataset_ops.UnaryUnchangedStructureDataset`, `DatasetSpec` | 2.15-2.21 | base class of a dataset that is another's variant; its type as an argument of a `tf.function` |
-| the resource type `SeedGenerator` in such a graph | 2.15-2.21 | state of a shuffle's random orders |
+| `Dataset._variant_tensor` | 2.14-2.21 | input of `tf.raw_ops.DatasetToGraphV2` and similar ops |
+| `data.ops.dataset_ops._VariantDataset` | 2.14-2.21 | wraps the result of `tf.raw_ops.DatasetFromGraph` and similar ops |
+| `data.ops.dataset_ops.UnaryUnchangedStructureDataset`, `DatasetSpec` | 2.14-2.21 | base class of a dataset that is another's variant; its type as an argument of a `tf.function` |
+| the resource type `SeedGenerator` in such a graph | 2.14-2.21 | state of a shuffle's random orders |
 """
 
 from __future__ import annotations

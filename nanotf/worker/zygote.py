@@ -1,7 +1,7 @@
 """The process that workers are forked from. It has imported TensorFlow, but run no operation.
 
 A process that imports TensorFlow takes seconds to start; its fork takes milliseconds. A fork works
-as long as TensorFlow has run no operation (seen with 2.15 to 2.21, both Keras generations): the
+as long as TensorFlow has run no operation (seen with 2.14 to 2.21, both Keras generations): the
 only threads at that point belong to NumPy's BLAS, which ends and restarts them around a fork.
 
     parent                                     zygote
