@@ -4,7 +4,7 @@
 | --- | --- |
 | `tensorflow.python.eager.context.context()._seed`, `_rng`, `clear_kernel_cache` | the seed of `tf.random.set_seed` and the generator that seeds eager operations; TensorFlow can reset them but cannot report their state |
 | `record.record_operation`, `stop_recording`, `should_record_backprop` | the operations that tapes record |
-| `op_callbacks.add_op_callback` | the tensors and the numbers that eager operations use |
+| `op_callbacks.add_op_callback` | the tensors that eager operations use |
 | `ops.tensor_id`, `ops.uid` | the order in which tensors were made |
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from tensorflow.python.eager import context
 from tensorflow.python.eager import record as recorder
-from tensorflow.python.framework import op_callbacks, ops, tensor_util
+from tensorflow.python.framework import op_callbacks, ops
 
 
 def seeds() -> tuple[int, Any] | None:
@@ -121,43 +121,5 @@ def earlier_inputs() -> Iterator[dict[int, Any]]:
     op_callbacks.add_op_callback(note)
     try:
         yield used
-    finally:
-        op_callbacks.remove_op_callback(note)
-
-
-_EQUALITIES = frozenset({"Equal", "NotEqual"})
-_ORDERS = frozenset({"Less", "LessEqual", "Greater", "GreaterEqual"})
-
-
-@contextlib.contextmanager
-def compared_integers() -> Iterator[set[int]]:
-    """Collects the integers that operations in this context compare integer tensors with.
-
-    Yields:
-        A set of int, filled as operations run: a number that a tensor is tested for; where a number
-        is a limit, also those beside it.
-    """
-    found = set[int]()
-
-    def note(
-        op_type: str,
-        inputs: Any,
-        attributes: Any,
-        outputs: Any,
-        op_name: Any = None,
-        graph: Any = None,
-    ) -> None:
-        if op_type not in _EQUALITIES | _ORDERS:
-            return
-        for tensor in inputs:
-            is_number = tensor.dtype.is_integer and tensor.shape.rank == 0
-            number = tensor_util.constant_value(tensor) if is_number else None
-            if number is not None:
-                beside = (-1, 0, 1) if op_type in _ORDERS else (0,)
-                found.update(int(number) + step for step in beside)
-
-    op_callbacks.add_op_callback(note)
-    try:
-        yield found
     finally:
         op_callbacks.remove_op_callback(note)

@@ -129,8 +129,8 @@ class Generation(Protocol):
     def is_symbolic(self, leaves: Sequence[Any]) -> bool:
         """Returns True if a layer call with such arguments only computes shapes."""
 
-    def calls_operations(self, model: Any) -> bool:
-        """Returns True if a functional model calls anything besides layers."""
+    def converted_as_here(self, function: Any) -> Any:
+        """Returns a loss's or metric's function, converted by AutoGraph as Keras converts it."""
 
     # -------------------------------------------------------------- losses and metrics
     def build_compiled_metrics(self, model: Any, specs: Any) -> None:

@@ -1,7 +1,12 @@
-"""The graph of a function, cut into parts (identical in TensorFlow 2.14 to 2.21).
+"""The graph of a function: traced, read, cut into parts (identical in TensorFlow 2.14 to 2.21).
 
 | name | why |
 | --- | --- |
+| `func_graph.FuncGraph`, its `captures` | a graph of a call that never runs; `tf.function` would keep it |
+| `Graph._get_function` | the graphs of loops, branches and calls |
+| `auto_control_deps.op_is_stateful`, `auto_control_deps_utils.RESOURCE_READ_OPS` | operations with effects |
+| `Operation.traceback`, `traceback_utils.is_traceback_filtering_enabled` | the line of code that made an operation |
+| `tensor_util.constant_value` | the value of a constant |
 | `auto_control_deps.AutomaticControlDependencies`, its `ops_which_must_run` | orders the side effects of a traced call and names them; `tf.compat.v1.wrap_function`, which makes prunable functions, does not |
 | `Operation._remove_all_control_inputs`, `_add_control_inputs` | edges of that order lead from one part to another, where they would pull the other part in |
 | `resource_variable_ops.UninitializedVariable` | a variable without memory |
@@ -12,6 +17,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
+import inspect
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -111,3 +120,147 @@ def converted(function: Callable[..., Any], features: Any = None) -> Callable[..
         recursive=True, optional_features=features, user_requested=True
     )(function)
     return wrapped
+
+
+def new_graph(name: str) -> Any:
+    """Makes a graph that takes tensors of the code around it as inputs, like a `tf.function`'s."""
+    from tensorflow.python.framework import func_graph
+
+    return func_graph.FuncGraph(name)
+
+
+def captured(graph: Any) -> list[tuple[Any, Any]]:
+    """Returns pairs of a tensor from outside a graph of `new_graph` and its placeholder inside."""
+    return list(graph.captures)
+
+
+_FUNCTIONS = ("f", "cond", "body", "then_branch", "else_branch", "branches")
+
+
+def functions_of(operation: Any) -> list[Any]:
+    """Returns the graphs that a call, loop or branch runs, in a fixed order."""
+    defined = {attribute.name for attribute in operation.op_def.attr}
+    found: list[Any] = []
+    for name in _FUNCTIONS:
+        if name in defined:
+            values = operation.get_attr(name)
+            for value in values if isinstance(values, list) else [values]:
+                if getattr(value, "name", None):
+                    found.append(_function_graph(operation.graph, value.name))
+    return found
+
+
+def _function_graph(graph: Any, name: str) -> Any:
+    while graph is not None:
+        function = graph._get_function(name)
+        inner = getattr(function, "graph", None)
+        if inner is not None:
+            return inner
+        graph = getattr(graph, "outer_graph", None)
+    raise LookupError(name)
+
+
+def all_operations(graph: Any) -> Iterator[Any]:
+    """Yields the operations of a graph, each followed by those of its functions."""
+    for operation in graph.get_operations():
+        yield operation
+        for inner in functions_of(operation):
+            yield from all_operations(inner)
+
+
+def has_effects(operation: Any) -> bool:
+    """Returns True if an operation does more than compute its results, or draw random numbers."""
+    from tensorflow.python.framework import auto_control_deps, auto_control_deps_utils
+
+    if operation.type in auto_control_deps_utils.RESOURCE_READ_OPS:
+        return False
+    return bool(auto_control_deps.op_is_stateful(operation))
+
+
+def has_own_gradient(operation: Any) -> bool:
+    """Returns True if Python code defines the operation's gradient, as with `custom_gradient`."""
+    try:
+        return bool(operation.get_attr("_gradient_op_type"))
+    except ValueError:
+        return False
+
+
+def behind_copies(tensor: Any) -> Any:
+    """Returns the operation that made a tensor, or the one whose result is only copied to it."""
+    while tensor.op.type in ("Identity", "Cast", "StopGradient"):
+        tensor = tensor.op.inputs[0]
+    return tensor.op
+
+
+def line_of(operation: Any) -> tuple[str, int] | None:
+    """Returns file and line of the innermost code of the user's that made an operation, if any."""
+    for frame in reversed(operation.traceback or ()):
+        if not frame.filename.startswith(_library_folders()):
+            return frame.filename, int(frame.lineno)
+    return None
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    """Returns the folders of TensorFlow, Keras, nanotf and Python's own modules."""
+    names = ("tensorflow", "keras", "tf_keras", "nanotf", "contextlib")
+    found = [importlib.util.find_spec(name) for name in names]
+    files = [spec.origin for spec in found if spec is not None and spec.origin]
+    return (*(os.path.dirname(file) + os.sep for file in files), "<")  # noqa: PTH120
+
+
+def constant(tensor: Any, value_of: Callable[[Any], Any], limit: int) -> Any:
+    """Returns a constant tensor's value as an array, None if it is not constant.
+
+    Args:
+        tensor: a tensor of a graph.
+        value_of: function, does the same for the inputs of its operation.
+        limit: int, the number of elements above which only the value of a `Const` is returned.
+    """
+    from tensorflow.python.framework import tensor_util
+
+    tf, operation = require_tensorflow(), tensor.op
+    if operation.type == "Const":
+        return tensor_util.constant_value(tensor)
+    if operation.type in ("Shape", "ShapeN", "Size", "Rank"):
+        shape = operation.inputs[tensor.value_index].shape
+        if operation.type == "Rank":
+            return None if shape.rank is None else tf.make_ndarray(tf.make_tensor_proto(shape.rank))
+        if not shape.is_fully_defined():
+            return None
+        value = shape.num_elements() if operation.type == "Size" else shape.as_list()
+        return tf.make_ndarray(tf.make_tensor_proto(value, tensor.dtype))
+    if not operation.inputs or has_effects(operation) or functions_of(operation):
+        return None
+    size = tensor.shape.num_elements()
+    if (size is not None and size > limit) or tensor.dtype in (tf.variant, tf.resource, tf.string):
+        return None
+    inputs = [value_of(each) for each in operation.inputs]
+    if any(value is None for value in inputs):
+        return None
+    result = _run(operation, inputs)[tensor.value_index]
+    return result if result.size <= limit else None
+
+
+def _run(operation: Any, inputs: list[Any]) -> list[Any]:
+    """Runs an operation on other inputs, at once."""
+    tf = require_tensorflow()
+    function = getattr(tf.raw_ops, operation.type)
+    arguments: dict[str, Any] = {}
+    rest = iter(
+        tf.constant(value, tensor.dtype)
+        for value, tensor in zip(inputs, operation.inputs, strict=True)
+    )
+    with tf.init_scope():
+        for argument in operation.op_def.input_arg:
+            if argument.number_attr:
+                count = operation.get_attr(argument.number_attr)
+                arguments[argument.name] = [next(rest) for _ in range(count)]
+            else:
+                arguments[argument.name] = next(rest)
+        for name in inspect.signature(function).parameters:
+            if name not in arguments and name != "name":
+                arguments[name] = operation.get_attr(name)
+        found = function(**arguments)
+    found = [found] if tf.is_tensor(found) else list(found)
+    return [tensor.numpy() for tensor in tf.nest.flatten(found)]

@@ -199,8 +199,12 @@ def is_symbolic(leaves: Sequence[Any]) -> bool:
     return bool(source_module("engine.base_layer_utils").is_in_keras_graph())
 
 
-def calls_operations(model: Any) -> bool:
-    return False  # operations are layers, too
+def converted_as_here(function: Any) -> Any:
+    tf = require_tensorflow()
+    if tf.executing_eagerly():
+        return function
+    autograph: Any = tf.__internal__.autograph
+    return autograph.tf_convert(function, autograph.control_status_ctx())
 
 
 def steps_per_execution(model: Any) -> int:

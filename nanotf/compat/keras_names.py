@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -510,33 +511,43 @@ def lists_of_losses(layer: Any) -> list[list[Any]]:
     return found
 
 
-_OF_USERS_CODE = frozenset(
-    {"Lambda", "TFOpLambda", "SlicingOpLambda", "ClassMethod", "InstanceMethod", "InstanceProperty"}
-)
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """The operation behind a tensor of probabilities, where a loss finds logits.
 
-
-def is_known(layer: Any) -> bool:
-    """Returns True if a layer consists only of Keras's own layers that keep rows independent.
-
-    Some of Keras's image augmentation layers, such as `MixUp`, do not.
+    Args:
+        kind: str, "Sigmoid" or "Softmax".
+        is_noted: bool, whether Keras's activation has noted the logits in an attribute.
     """
-    return all(_is_known(v) and not generation().calls_operations(v) for v in flat_layers(layer))
+
+    kind: str
+    is_noted: bool
+
+    def applied_to(self, logits: Any) -> Any:
+        """Returns a tensor that losses treat like the one of which this was found."""
+        tf = require_tensorflow()
+        out = tf.sigmoid(logits) if self.kind == "Sigmoid" else tf.nn.softmax(logits)
+        if self.is_noted:
+            out._keras_logits = logits
+        return out
 
 
-def _is_known(layer: Any) -> bool:
-    if not is_keras_own(type(layer)) or type(layer).__name__ in _OF_USERS_CODE:
-        return False
-    if hasattr(layer, "get_random_transformation"):
-        return False
-    if getattr(layer, "activity_regularizer", None) is not None:
-        return False
-    noise = getattr(layer, "noise_shape", None)
-    if noise is not None and noise[0] is not None:
-        return False
-    activation = getattr(layer, "activation", None)
-    return activation is None or is_keras_own(activation) or is_keras_own(type(activation))
+def activation_behind(tensor: Any) -> Activation | None:
+    """Returns the `Activation` in which Keras's losses find the logits of a tensor, if any.
+
+    They use the attribute `_keras_logits`, else, in a graph, the input of the operation.
+    """
+    is_noted = hasattr(tensor, "_keras_logits")
+    tf = require_tensorflow()
+    kind = (
+        "" if not tf.is_tensor(tensor) or tf.is_symbolic_tensor(tensor) is False else tensor.op.type
+    )
+    if kind in ("Sigmoid", "Softmax"):
+        return Activation(kind, is_noted)
+    return Activation("Softmax", True) if is_noted else None
 
 
-def keeps_state_of_rows(layer: Any) -> bool:
-    """Returns True if a layer keeps a state for each row of the batch, like a stateful RNN."""
-    return any(getattr(v, "stateful", False) for v in flat_layers(layer))
+def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that AutoGraph converts if Keras 2 converts it where it calls it."""
+    found: Callable[..., Any] = generation().converted_as_here(function)
+    return found

@@ -47,7 +47,7 @@ def calling_functions(stock: Any, _: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_apart = scope.exchange is None or scope.exchange.feeds_branches
         is_apart = is_apart or not distribute.in_branch()
-        if scope.region is None and scope.trial is None and is_apart:
+        if scope.region is None and scope.proof is None and is_apart:
             if scope.exchange is not None and not tf.distribute.has_strategy():
                 self = functions.dividing_version(self)
             with scope.compiling() if functions.compiles(self) else contextlib.nullcontext():

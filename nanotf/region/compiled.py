@@ -11,7 +11,7 @@ from nanotf.region import scope
 
 
 def call(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Runs `stock(layer, *args, **kwargs)`, compiled if possible.
+    """Runs `stock(*args, **kwargs)`, compiled if possible.
 
     A call is not compiled if it exchanges something, such as statistics of the batch, since XLA has
     no communication between processes. Nor is it if tensors have masks or the layer adds losses: a
@@ -19,7 +19,7 @@ def call(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
     Args:
         layer: the layer, in a graph.
-        stock: the stock `__call__`.
+        stock: function, calls the layer.
         args, kwargs: its arguments.
     """
     leaves = tf.nest.flatten((args, kwargs))
@@ -31,7 +31,7 @@ def call(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         for place, tensor in zip(places, tensors, strict=True):
             leaves[place] = tensor
         inner_args, inner_kwargs = tf.nest.pack_sequence_as((args, kwargs), leaves)
-        out = stock(layer, *inner_args, **inner_kwargs)
+        out = stock(*inner_args, **inner_kwargs)
         adds = any(len(losses) > count for losses, count in kept)
         if adds or any(keras_names.mask_of(leaf) is not None for leaf in tf.nest.flatten(out)):
             raise scope.NotCompiled
@@ -47,4 +47,4 @@ def call(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     except scope.NotCompiled:
         for losses, count in kept:
             del losses[count:]
-        return stock(layer, *args, **kwargs)
+        return stock(*args, **kwargs)

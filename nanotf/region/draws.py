@@ -26,18 +26,19 @@ def drawing(stock: Any, _: Any) -> Any:
         region = scope.region
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        if scope.trial is not None:
-            return scope.trial.draw(bound.arguments["shape"], bound.arguments["dtype"])
+        if scope.proof is not None:
+            drawn = stock(*args, **kwargs)
+            others = [value for name, value in bound.arguments.items() if name in _LIMITS]
+            scope.proof.note_draw(drawn, bound.arguments["shape"], others)
+            return drawn
         if region is None or region.is_left():
             return stock(*args, **kwargs)
         division, shape = region.division, bound.arguments["shape"]
         known = tf.get_static_value(tf.convert_to_tensor(shape, tf.int32))
-        first = None
+        if not region.draws_rows():
+            return stock(*args, **kwargs)
         if known is not None:
             known = [int(d) for d in np.ravel(known)]
-            first = known[0] if known else 0
-        if not region.draws_rows(first):
-            return stock(*args, **kwargs)
         rest = known[1:] if known is not None else tf.convert_to_tensor(shape, tf.int32)[1:]
         counts = _counts(stock.__name__, bound.arguments) and not scope.compiled
         with scope.entered(None):
@@ -51,17 +52,7 @@ def drawing(stock: Any, _: Any) -> Any:
     return draw
 
 
-def drawing_otherwise(stock: Any, _: Any) -> Any:
-    """Makes a layer run whole if its draws depend on row values or it reorders rows."""
-
-    @functools.wraps(stock)
-    def draw(*args: Any, **kwargs: Any) -> Any:
-        if scope.trial is not None:
-            raise NotImplementedError(f"{stock.__name__} draws for all rows at once")
-        return stock(*args, **kwargs)
-
-    return draw
-
+_LIMITS = ("mean", "stddev", "minval", "maxval")
 
 _skipped: Any = None  # counts that the generator of the current draw skips
 

@@ -16,8 +16,8 @@ from nanotf.region import rows, scope
 
 
 def _is_over_rows(x: Any, axes: Any) -> bool:
-    """Returns True for statistics over the rows of the batch of a region or a trial."""
-    if scope.region is None and scope.trial is None:
+    """Returns True for statistics over the rows of the batch of a region or a proof."""
+    if scope.region is None and scope.proof is None:
         return False
     rank = tf.convert_to_tensor(x).shape.rank
     return rank is not None and 0 in [int(axis) % rank for axis in tf.nest.flatten(axes)]
@@ -72,7 +72,7 @@ def fused_batch_norm(stock: Any, _: Any) -> Any:
         name: Any = None,
         exponential_avg_factor: Any = 1.0,
     ) -> Any:
-        if not is_training or (scope.region is None and scope.trial is None):
+        if not is_training or (scope.region is None and scope.proof is None):
             return stock(x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor)  # fmt: skip
         x = tf.convert_to_tensor(x)
         channels = 1 if data_format.startswith("NC") else x.shape.rank - 1
@@ -143,9 +143,8 @@ def synchronized_in_2(stock: Any, _: Any) -> Any:
 
 def _of_batch(x: Any, axes: Any, weights: Any) -> tuple[Any, Any]:
     """Returns mean and variance over axes that include the rows, kept as dimensions of 1."""
-    if scope.trial is not None:  # rows count as independent in a trial
-        like = tf.reduce_sum(x, axes, keepdims=True)
-        return tf.zeros_like(like), tf.ones_like(like)
+    if scope.proof is not None:
+        return _in_proof(x, axes, weights)
     ones = tf.ones_like(x) if weights is None else tf.broadcast_to(weights, tf.shape(x))
     count = tf.reduce_sum(ones, axes, keepdims=True)
     mean = tf.math.divide_no_nan(tf.reduce_sum(x * ones, axes, keepdims=True), count)
@@ -155,6 +154,16 @@ def _of_batch(x: Any, axes: Any, weights: Any) -> tuple[Any, Any]:
     whole = tf.math.divide_no_nan(tf.reduce_sum(means * counts, 0), total)
     spread = deviations + counts * tf.square(means - whole)
     return whole, tf.math.divide_no_nan(tf.reduce_sum(spread, 0), total)
+
+
+def _in_proof(x: Any, axes: Any, weights: Any) -> tuple[Any, Any]:
+    """Does the same as `_of_batch`, for a proof, with the sums over workers as its exchanges."""
+    exchange = scope.proof.exchange
+    ones = tf.ones_like(x) if weights is None else tf.broadcast_to(weights, tf.shape(x))
+    count = exchange(tf.reduce_sum(ones, axes, keepdims=True))
+    mean = tf.math.divide_no_nan(exchange(tf.reduce_sum(x * ones, axes, keepdims=True)), count)
+    squares = tf.reduce_sum(tf.square(x - mean) * ones, axes, keepdims=True)
+    return mean, tf.math.divide_no_nan(exchange(squares), count)
 
 
 def _gathered(values: list[Any]) -> list[Any]:
@@ -181,8 +190,8 @@ def _gathered(values: list[Any]) -> list[Any]:
 
 def _totals(parts: list[Any]) -> list[Any]:
     """Sums parts over the rows of all workers, for use by each worker."""
-    if scope.trial is not None:
-        return [tf.ones_like(part) for part in parts]
+    if scope.proof is not None:
+        return [scope.proof.exchange(part) for part in parts]
     region = scope.region
     assert region is not None
     present = tf.cast(region.division.count > 0, parts[0].dtype)
@@ -195,8 +204,8 @@ def _total_count(x: Any, axes: Any) -> Any:
     for axis in axes:
         if axis:
             own *= tf.shape(x)[axis] if x.shape[axis] is None else x.shape[axis]
-    if scope.trial is not None:
-        return tf.cast(own, tf.float64)
+    if scope.proof is not None:
+        return scope.proof.exchange(tf.cast(own * x.shape[0], tf.float64))
     assert scope.region is not None
     per_row = tf.shape(x)[0] // scope.region.division.length
     return tf.cast(own * per_row * scope.region.division.n, tf.float64)

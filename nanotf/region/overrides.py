@@ -40,6 +40,7 @@ def _with_known_values(stock: Any, strategy: Any) -> Any:
 
 _OF_BATCH = "statistics are those of the whole batch"
 _ONE_NUMBER = "a function of rows gathers one number per row"
+_LOGITS = "a loss looks for the logits behind a model's output"
 _UNDER_THE_STRATEGY = "`strategy.run` only trains variables made in its scope"
 _ONCE = "all workers run the program, but only one writes its files"
 
@@ -79,15 +80,6 @@ TABLE: tuple[Override, ...] = (
         Override(f"tensorflow:random.Generator.{kind}", "random numbers are those of the whole batch", draws.drawing)
         for kind in ("normal", "uniform", "truncated_normal", "uniform_full_int")
     ),
-    *(
-        Override(f"tensorflow:random.{name}", "a layer that draws so runs whole", draws.drawing_otherwise)
-        for kind in ("gamma", "poisson", "categorical")
-        for name in (kind, f"stateless_{kind}")
-    ),
-    *(
-        Override(f"tensorflow:random.{name}", "a layer that draws so runs whole", draws.drawing_otherwise)
-        for name in ("shuffle", "experimental.stateless_shuffle", "stateless_binomial", "stateless_parameterized_truncated_normal", "Generator.binomial")
-    ),
     Override("tensorflow.python.ops.random_ops_util:get_key_counter_alg", "a worker draws from where its rows begin", draws.keying),
     Override("tensorflow:GradientTape.gradient", "the gradient of a joined tensor is that of its rows, joined", tapes.differentiating),
     Override("tensorflow:GradientTape.watch", "watching a joined tensor also watches its rows", tapes.watching),
@@ -103,8 +95,9 @@ TABLE: tuple[Override, ...] = (
     Override("keras.src.layers.normalization.batch_normalization:BatchNormalizationBase._sync_calculate_mean_and_var", _OF_BATCH, normalization.synchronized_in_2, KERAS_2),
     Override("keras.src.engine.compile_utils:LossesContainer.__call__", "see `Generation.unused_losses`", keras_rules.noting_call, KERAS_2),
     Override("keras.src.engine.compile_utils:LossesContainer._nanotf_called", "see `Generation.unused_losses`", lambda stock, strategy: False, KERAS_2, adds=True),
-    Override("keras.src.losses.losses:LossFunctionWrapper.call", _ONE_NUMBER, keras_rules.calling, KERAS_3),
-    Override("keras.src.losses:LossFunctionWrapper.call", _ONE_NUMBER, keras_rules.calling, KERAS_2),
+    Override("tensorflow:keras.losses.Loss.__call__", _ONE_NUMBER, keras_rules.calling),
+    Override("keras.src.backend.tensorflow.nn:_get_logits", _LOGITS, keras_rules.finding_logits, KERAS_3),
+    Override("keras.src.backend:_get_logits", _LOGITS, keras_rules.finding_logits, KERAS_2),
     Override("keras.src.metrics.reduction_metrics:MeanMetricWrapper.update_state", _ONE_NUMBER, keras_rules.updating, KERAS_3),
     Override("keras.src.metrics.base_metric:MeanMetricWrapper.update_state", _ONE_NUMBER, keras_rules.updating, KERAS_2),
     *(

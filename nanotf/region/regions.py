@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,16 +14,16 @@ from nanotf.compat import eager_context, keras_build, keras_names
 from nanotf.compat.generation import generation
 from nanotf.errors import InvalidArgumentError, ModelError
 from nanotf.region import compiled, rows, scope, variables
-from nanotf.region.rows import Division
-from nanotf.region.trial import (
+from nanotf.region.proof.verdicts import (
     Along,
-    Facts,
-    facts_of,
+    Verdict,
+    layer_subject,
     noting,
-    set_whole_in_graphs,
     users_layers,
+    verdict_of,
     warn_of_whole,
 )
+from nanotf.region.rows import Division
 
 
 class Region:
@@ -31,20 +32,19 @@ class Region:
     Args:
         division: `Division` of the batch.
         layer: the layer that is called.
-        draws: sequence of bool or None, one per draw of random numbers in the call, whether it has
-            rows; None if shapes tell.
+        draws: sequence of bool, one per draw of random numbers in the call, whether it has rows.
 
     Attributes:
         graph: the graph that contains the call; None for an eager call.
     """
 
-    def __init__(self, division: Division, layer: Any, draws: Sequence[bool] | None) -> None:
+    def __init__(self, division: Division, layer: Any, draws: Sequence[bool]) -> None:
         self.exchange = division.exchange
         self.division = division
         self.layer = layer
         self.graph = scope.graph_here()
         self.recomputes = False  # whether a gradient function reruns the code inside
-        self._draws = None if draws is None else iter(draws)
+        self._draws = iter(draws)
         self._inside: set[int] = set()  # keys of tensors that the code inside has made or received
         self._spread: dict[int, Any] = {}  # tensors from outside, as used inside
 
@@ -70,14 +70,9 @@ class Region:
         """Returns True outside the call's graph, as in code that makes a variable."""
         return self.graph is not None and scope.graph_here() is None
 
-    def draws_rows(self, length: Any) -> bool:
-        """Returns True if the numbers drawn now have rows, `length` of them."""
-        if self._draws is not None:
-            has_rows = next(self._draws, None)
-            if has_rows is not None:
-                return has_rows
-        known = self.division.is_known and length is not None
-        return bool(length == self.division.length) if known else length is None
+    def draws_rows(self) -> bool:
+        """Returns True if the numbers drawn now have rows."""
+        return next(self._draws)
 
     # ------------------------------------------------------------------------- in and out
     def enter(self, leaf: Any) -> Any:
@@ -90,7 +85,7 @@ class Region:
         whole = tf.convert_to_tensor(leaf)
         if rows.rows_of(leaf) is not None:
             whole._nanotf_rows = rows.rows_of(leaf)
-        if rows.rows_of(leaf) is None and not self.division.fits(whole.shape[0]):
+        if not self.division.has_rows(whole):
             return self.spread(whole) if whole.dtype.is_floating else whole
         own = self.division.take(whole)
         mask = keras_names.mask_of(leaf)
@@ -184,12 +179,13 @@ class Region:
 
         return join(counted)
 
-    def leave_losses(self, before: set[int], kind: str) -> None:
+    def leave_losses(self, before: set[int], factors: Sequence[Any]) -> None:
         """Converts losses that the call gave to `add_loss` to losses of the batch."""
+        each = iter(factors)
         for found in keras_names.lists_of_losses(self.layer):
             for place, loss in enumerate(list(found)):
                 if isinstance(loss, tf.Tensor) and id(loss) not in before:
-                    found[place] = self.leave(loss, kind)
+                    found[place] = self.leave(loss, next(each))
 
 
 def is_data(leaf: Any) -> bool:
@@ -206,82 +202,60 @@ def is_data(leaf: Any) -> bool:
 def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs `layer(*args, **kwargs)` so that each worker computes its own rows.
 
+    A call that cannot be divided runs whole, and the calls of layers in it are divided instead.
+
     Args:
         layer: a Keras layer or model; its call is the outermost.
         stock: the stock `__call__`.
         args, kwargs: its arguments.
     """
+    if getattr(layer, keras_names.WHOLE, False):
+        with scope.dividing(None):
+            return stock(layer, *args, **kwargs)
     division = _division_for(layer, stock, args, kwargs)
-    facts = None if division is None else facts_of(layer, stock, args, kwargs, division, is_data)
-    if division is None or facts is None or facts.runs_whole_here:
-        return _on_all_rows(layer, stock, args, kwargs)
-    region = Region(division, layer, facts.draws)
-    out = _on_own_rows(region, facts, stock, args, kwargs)
-    flat = tf.nest.flatten(out)
-    factors = facts.factors
-    if factors is None:
-        factors = tuple(_factor(division, leaf) for leaf in flat)
-    if len(factors) != len(flat):
-        _note_other_outputs(region, facts, len(flat))
-        return _on_all_rows(layer, stock, args, kwargs)
-    left = [region.leave(leaf, factor) for leaf, factor in zip(flat, factors, strict=True)]
-    out = tf.nest.pack_sequence_as(out, left)
-    return _with_notes(layer, *out) if facts.leaves_notes else out
-
-
-def _on_all_rows(layer: Any, stock: Any, args: Any, kwargs: Any) -> Any:
-    with scope.dividing(None):
+    if division is None:
         return stock(layer, *args, **kwargs)
+    subject = layer_subject(layer, stock)
+    verdict = verdict_of(subject, args, kwargs, division, is_data)
+    if verdict.whole:
+        before = scope.wholes
+        out = stock(layer, *args, **kwargs)
+        if scope.wholes == before:  # no layer inside is the reason
+            warn_of_whole(subject, verdict)
+        scope.wholes += 1
+        return out
+    out = _on_own_rows(Region(division, layer, verdict.draws), verdict, stock, args, kwargs)
+    return _with_notes(layer, *out) if verdict.leaves_notes else out
 
 
-def _on_own_rows(region: Region, facts: Facts, stock: Any, args: Any, kwargs: Any) -> Any:
-    """Calls the region's layer on this worker's rows; returns its outputs for these."""
+def _on_own_rows(region: Region, verdict: Verdict, stock: Any, args: Any, kwargs: Any) -> Any:
+    """Calls the region's layer on this worker's rows; returns its outputs for the whole batch."""
     layer, division = region.layer, region.division
-    held = [(v, kind, v.read_value()) for v, kind in facts.assigned]
+    held = [(v, kind, v.read_value()) for v, kind in verdict.assigned]
     before = {id(loss) for found in keras_names.lists_of_losses(layer) for loss in found}
     args, kwargs = tf.nest.map_structure(region.enter, (args, kwargs))
     region.admit(tf.nest.flatten((args, kwargs), expand_composites=True))
-    used = variables.used_by(layer, facts.variables)
-    checking = region.checking() if facts.reads_behind else contextlib.nullcontext()
-    call = noting(layer, stock) if facts.leaves_notes else stock
+    used = variables.used_by(layer, verdict.variables)
+    checking = region.checking() if verdict.reads_behind else contextlib.nullcontext()
+    call = noting(layer, stock) if verdict.leaves_notes else functools.partial(stock, layer)
     with variables.used_by_rows(division.exchange, layer, used), scope.entered(region), checking:
         if scope.compiles and region.graph is not None:
             out = compiled.call(layer, call, args, kwargs)
         else:
-            out = call(layer, *args, **kwargs)
-    region.leave_losses(before, facts.losses)
+            out = call(*args, **kwargs)
+    region.leave_losses(before, verdict.losses)
     for variable, kind, value in held:
         combine = division.mean if kind == "mean" else division.sum
         variable.assign(value + combine(variable.read_value() - value))
-    return out
-
-
-def _note_other_outputs(region: Region, facts: Facts, found: int) -> None:
-    """Registers that the layer returns other outputs in graphs than in the trial, which is eager.
-
-    The graph drops what the layer has made so far.
-
-    Args:
-        region: `Region` of the call.
-        facts: `Facts` of the layer's trial.
-        found: int, the number of tensors that the call has returned.
-
-    Raises:
-        InvalidArgumentError: It has done more than that: the call is eager, or assigns variables.
-    """
-    layer, tried = region.layer, len(facts.factors or ())
-    if region.graph is None or facts.assigned:
+    flat = tf.nest.flatten(out)
+    if len(flat) != len(verdict.factors):
         raise InvalidArgumentError(
-            f"A layer that is divided must return the same number of tensors each time. Received: "
-            f"{layer.name}, which returned {tried} when it was tried and {found} now. Wrap it: "
-            "nanotf.whole(layer)."
+            "A layer that is divided must return as many tensors outside a tf.function as inside "
+            f"one. Received: {layer.name}, which returned {len(flat)}, and {len(verdict.factors)} "
+            "in a graph. Wrap it: nanotf.whole(layer)."
         )
-    set_whole_in_graphs(layer, facts)
-    warn_of_whole(
-        layer,
-        f"in a tf.function it returns {found} tensors (with those it leaves in attributes), and "
-        f"{tried} outside one, where it was tried.",
-    )
+    left = [region.leave(*pair) for pair in zip(flat, verdict.factors, strict=True)]
+    return tf.nest.pack_sequence_as(out, left)
 
 
 def _with_notes(layer: Any, out: Any, notes: dict[tuple[int, str], Any]) -> Any:
@@ -298,20 +272,15 @@ def _division_for(
     """Returns the division of a layer's call, None if it is undivided. Builds an unbuilt model."""
     leaves = tf.nest.flatten((args, kwargs))
     data = [leaf for leaf in leaves if is_data(leaf)]
-    if not data or generation().is_symbolic(leaves) or _is_whole(layer):
+    if not data or generation().is_symbolic(leaves):
         return None
+    if layer.built and not layer.weights and not any(map(rows.rows_of, data)):
+        return None  # there is nothing to gain
     division = _division_of(scope.exchange, data[0])
     if division is not None and not layer.built and isinstance(layer, keras_names.model_class()):
         with scope.dividing(None):
             keras_build.build_symbolically(layer, stock, args, kwargs, is_data)
     return division if layer.built else None
-
-
-def _is_whole(layer: Any) -> bool:
-    """Returns True if a layer runs undivided: division gains nothing, or the user forbids it."""
-    if getattr(layer, keras_names.WHOLE, False) or keras_names.keeps_state_of_rows(layer):
-        return True
-    return bool(getattr(layer, "built", False)) and not layer.weights
 
 
 def _division_of(exchange: Any, first: Any) -> Division | None:
@@ -324,13 +293,3 @@ def _division_of(exchange: Any, first: Any) -> Division | None:
         is_ragged = isinstance(first, tf.RaggedTensor)
         return Division(exchange, first.nrows(tf.int32) if is_ragged else tf.shape(first)[0])
     return Division(exchange, int(n)) if n else None
-
-
-def _factor(division: Division, leaf: Any) -> Any:
-    """Returns the `factor` of an output of Keras's own layers; see `Region.leave`."""
-    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (0, None):
-        return "mean"
-    length = leaf.shape[0]
-    if length is None or not division.is_known:
-        return 1 if length is None else "mean"
-    return length // division.length if length and length % division.length == 0 else "mean"

@@ -118,6 +118,13 @@ class Division:
         """Returns True if a first dimension equals this batch's, as far as tracing knows."""
         return rows == (self.n if self.is_known else None)
 
+    def has_rows(self, leaf: Any) -> bool:
+        """Returns True if a tensor's or array's first dimension is this batch's rows."""
+        joined = rows_of(leaf)
+        if joined is not None and joined.factor == 1 and self.agrees_with(joined.division):
+            return True
+        return (joined is None or self.is_known) and self.fits(leaf.shape[0])
+
     @property
     def share(self) -> Any:
         """The worker's fraction of the batch, a float64 scalar."""

@@ -1,4 +1,4 @@
-"""The context of running code: a divided program, a region in it, a trial, or none."""
+"""The context of running code: a divided program, a region in it, a proof, or none."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 # State of this process, which runs one program at a time.
 exchange: Exchange | None = None  # not None while layer calls are divided
 region: Any = None  # the `regions.Region` of the call that is being divided, or None
-trial: Any = None  # the `trial.Trial` of the layer being tried, or None
+proof: Any = None  # the `proof.traces.Tracing` of the call that is traced for its proof, or None
 regions: int = 0  # number of divided calls
+wholes: int = 0  # number of calls that could not be divided
 compiles: bool = False  # whether XLA compiles divided calls
 compiled: bool = False  # whether XLA compiles the running code
 
@@ -61,15 +62,15 @@ def compiling(inside: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def trying(layer_in: Any) -> Iterator[None]:
-    """Tries a layer in this context, outside any region."""
-    global trial
-    before, trial = trial, layer_in
+def proving(by: Any) -> Iterator[None]:
+    """Traces a call for its proof in this context, outside any region."""
+    global proof
+    before, proof = proof, by
     try:
         with dividing(None), entered(None):
             yield
     finally:
-        trial = before
+        proof = before
 
 
 def graph_here() -> Any:

@@ -127,7 +127,7 @@ class TensorFlowPrints:
 
         @functools.wraps(stock)
         def tf_print(*values: Any, **options: Any) -> Any:
-            if scope.trial is not None:
+            if scope.proof is not None:
                 return None
             if any(options.get("output_stream") is stream for stream in standard):
                 options["output_stream"] = self._path

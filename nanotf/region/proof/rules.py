@@ -1,0 +1,639 @@
+"""The rule of each operation: the states of its results by those of its inputs.
+
+A rule need not say where the rows of a result lie. `reader.Reader` finds the one axis whose length
+is a multiple of the number of rows, a prime that no other length is a multiple of. A result that
+should have rows, but has no such axis, or two, is unknown. So a rule only has to exclude what
+shapes cannot show: rows in another order, and rows that meet each other along their own axis.
+
+An operation without a rule has no known result: the layer runs whole, which is always right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+
+from nanotf.region.proof.states import (
+    COUNT,
+    COUNTED,
+    EMPTY,
+    EQUAL,
+    LIST,
+    PARTIAL,
+    ROWS,
+    WHOLE,
+    Coupled,
+    State,
+    add_powers,
+    plain,
+    product,
+    total,
+)
+
+
+class Step(Protocol):
+    """One operation, as its rule sees it."""
+
+    operation: Any
+    inputs: list[State]
+    rows: int  # the number of rows of the batch
+
+    def value(self, place: int) -> Any:
+        """Returns an input's value as an array. Raises `Coupled` if it is not constant."""
+
+    def shape(self, place: int) -> list[int | None]:
+        """Returns an input's shape. Raises `Coupled` if its rank is unknown."""
+
+    def out_shape(self, place: int = 0) -> list[int | None]:
+        """Returns a result's shape."""
+
+
+Rule = Callable[[Step], "State | list[State]"]
+RULES: dict[str, Rule] = {}
+
+
+def _rule(names: str) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        for name in names.split():
+            assert name not in RULES, name
+            RULES[name] = rule
+        return rule
+
+    return register
+
+
+def _data(step: Step) -> list[State]:
+    """Returns the states of the inputs that are neither shapes, axes nor handles."""
+    return [state for state in step.inputs if state.kind not in (COUNTED, "handle")]
+
+
+def _attribute(step: Step, name: str) -> Any:
+    return step.operation.get_attr(name)
+
+
+# ------------------------------------------------------------------------------- element by element
+@_rule(
+    "Abs Acos Acosh Angle ApproximateEqual Asin Asinh AsString Atan Atan2 Atanh BesselI0 BesselI0e "
+    "BesselI1 BesselI1e Betainc BitwiseAnd BitwiseOr BitwiseXor Bitcast Bucketize Ceil "
+    "ClipByValue Complex ComplexAbs Cos Cosh Dawsn DecodeRaw Digamma Elu Equal Erf Erfc Erfinv Exp Expint Expm1 "
+    "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel "
+    "Floor FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Igamma Igammac IgammaGradA Invert "
+    "IsFinite IsInf IsNan LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr "
+    "LookupTableFindV2 Maximum Minimum Mod Ndtri NextAfter NotEqual OneHot OnesLike Polygamma Pow "
+    "QuantizeAndDequantizeV2 QuantizeAndDequantizeV3 QuantizeAndDequantizeV4 "
+    "RGBToHSV HSVToRGB RegexFullMatch RegexReplace Relu Relu6 RightShift Rint Round Selu Sigmoid Sign Sin Sinh Softplus "
+    "Softsign Spence StaticRegexFullMatch StaticRegexReplace StringJoin StringLength StringLower "
+    "StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber "
+    "StringUpper Substr Tan Tanh TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta"
+)
+def _each(step: Step) -> State:
+    return plain(_data(step))
+
+
+@_rule(
+    "Conj Identity Imag LeakyRelu Neg PreventGradient Real Snapshot StopGradient CheckNumerics "
+    "EnsureShape DebugIdentityV2 DebugIdentityV3 OptimizationBarrier"
+)
+def _same(step: Step) -> State:
+    # LeakyRelu is linear by a factor that depends on the sign.
+    state = step.inputs[0]
+    return plain([state]) if step.operation.type == "LeakyRelu" else state
+
+
+@_rule("IdentityN")
+def _same_each(step: Step) -> list[State]:
+    return list(step.inputs)
+
+
+@_rule("Cast")
+def _cast(step: Step) -> State:
+    to_float = (
+        step.operation.outputs[0].dtype.is_floating or step.operation.outputs[0].dtype.is_complex
+    )
+    narrows = step.operation.inputs[0].dtype.is_floating and not to_float
+    return plain(step.inputs) if narrows and step.inputs[0].kind != COUNTED else step.inputs[0]
+
+
+@_rule("ZerosLike")
+def _zeros(step: Step) -> State:
+    state = step.inputs[0]
+    if state.kind == LIST:
+        return State(
+            LIST, of=state.of.to(None) if state.of.kind in (WHOLE, ROWS, PARTIAL) else state.of
+        )
+    return State(WHOLE if state.kind == PARTIAL else state.kind, None)
+
+
+@_rule("Add AddN AddV2 Sub BiasAdd")
+def _add(step: Step) -> State:
+    return total(_data(step) if COUNTED not in [s.kind for s in step.inputs] else step.inputs)
+
+
+@_rule("Select SelectV2")
+def _select(step: Step) -> State:
+    chosen = total(step.inputs[1:])
+    if step.inputs[0].is_rows and chosen.kind == PARTIAL:
+        raise Coupled("chooses between sums over rows by rows")
+    return product(plain(step.inputs[:1]), chosen)
+
+
+@_rule("Mul MulNoNan Multiply")
+def _mul(step: Step) -> State:
+    return product(step.inputs[0], step.inputs[1])
+
+
+@_rule("Div DivNoNan RealDiv")
+def _div(step: Step) -> State:
+    return product(step.inputs[0], step.inputs[1], sign=-1)
+
+
+@_rule("Square SquaredDifference Sqrt Rsqrt Inv Reciprocal")
+def _powers(step: Step) -> State:
+    state = total(step.inputs)
+    factor = {
+        "Sqrt": Fraction(1, 2),
+        "Rsqrt": Fraction(-1, 2),
+        "Inv": Fraction(-1),
+        "Reciprocal": Fraction(-1),
+    }
+    power = factor.get(step.operation.type, Fraction(2))
+    if state.kind not in (WHOLE, ROWS):
+        raise Coupled("uses a sum or mean over rows")
+    return state.to(None if state.power is None and power > 0 else (state.power or 0) * power)
+
+
+_GRADIENTS = {  # gradients of element-wise functions, linear in the input at this place
+    "EluGrad": 0, "LeakyReluGrad": 0, "Relu6Grad": 0, "ReluGrad": 0, "SeluGrad": 0,
+    "SoftplusGrad": 0, "SoftsignGrad": 0, "InvGrad": 1, "ReciprocalGrad": 1, "RsqrtGrad": 1,
+    "SigmoidGrad": 1, "SqrtGrad": 1, "TanhGrad": 1, "FakeQuantWithMinMaxArgsGradient": 0,
+}  # fmt: skip
+
+
+@_rule(" ".join(_GRADIENTS))
+def _gradient(step: Step) -> State:
+    place = _GRADIENTS[step.operation.type]
+    return product(plain([step.inputs[1 - place]]), step.inputs[place])
+
+
+@_rule(
+    "ClipByValueGrad QuantizeAndDequantizeV4Grad FakeQuantWithMinMaxVarsGradient FakeQuantWithMinMaxVarsPerChannelGradient"
+)
+def _gradient_with_limits(step: Step) -> list[State]:
+    of_input = product(plain(step.inputs[1:]), step.inputs[0])
+    return [of_input] + [_summed(of_input)] * (len(step.operation.outputs) - 1)
+
+
+# --------------------------------------------------------------------------------------- along axes
+def _summed(state: State) -> State:
+    """Returns the state of a sum over all axes."""
+    return State(PARTIAL, state.power) if state.is_rows else state
+
+
+def _normalized(axes: Any, rank: int) -> list[int]:
+    return [int(axis) % rank for axis in np.ravel(axes)]
+
+
+def _crosses(step: Step, axes: Any, place: int = 0) -> bool:
+    """Returns True if some of the axes are the one along which an input's rows lie."""
+    state = step.inputs[place]
+    return state.is_rows and state.axis in _normalized(axes, len(step.shape(place)))
+
+
+@_rule("Sum")
+def _sum(step: Step) -> State:
+    state = step.inputs[0]
+    return State(PARTIAL, state.power) if state.is_rows and _crosses(step, step.value(1)) else state
+
+
+@_rule("Mean")
+def _mean(step: Step) -> State:
+    state = step.inputs[0]
+    if state.is_rows and _crosses(step, step.value(1)):
+        return State(PARTIAL, add_powers(state.power, Fraction(-1)))
+    return state
+
+
+@_rule("BiasAddGrad")
+def _bias_gradient(step: Step) -> State:
+    return _summed(step.inputs[0])
+
+
+@_rule("L2Loss")
+def _l2(step: Step) -> State:
+    state = step.inputs[0]
+    if state.kind == PARTIAL:
+        raise Coupled("squares a sum or mean over rows")
+    return _summed(state.to(None if state.power is None else state.power * 2))
+
+
+@_rule("All Any ArgMax ArgMin EuclideanNorm Max Min Prod")
+def _reduce(step: Step) -> State:
+    found = plain(step.inputs[:1])
+    if found.is_rows and _crosses(step, step.value(1)):
+        raise Coupled("reduces rows to one value")
+    return found
+
+
+@_rule("Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll")
+def _along(step: Step) -> State:
+    axes = step.value(2 if step.operation.type == "Roll" else 1)
+    if step.inputs[0].is_rows and _crosses(step, axes):
+        raise Coupled("works along the rows")
+    is_linear = step.operation.type in ("Cumsum", "ReverseV2", "Roll")
+    return step.inputs[0] if is_linear else plain(step.inputs[:1])
+
+
+_LAST_AXES = {  # operations on the last axes, each with their number
+    "LogSoftmax": 1, "Softmax": 1, "TopKV2": 1, "NthElement": 1, "SparseSoftmaxCrossEntropyWithLogits": 1,
+    "SoftmaxCrossEntropyWithLogits": 1, "InTopK": 1, "InTopKV2": 1, "FFT": 1, "IFFT": 1,
+    "FFT2D": 2, "IFFT2D": 2, "FFT3D": 3, "IFFT3D": 3, "RFFT": 1, "IRFFT": 1, "RFFT2D": 2, "IRFFT2D": 2,
+    "Cholesky": 2, "CholeskyGrad": 2, "LogMatrixDeterminant": 2, "MatrixDeterminant": 2,
+    "MatrixInverse": 2, "MatrixSquareRoot": 2, "MatrixSolve": 2, "MatrixTriangularSolve": 2,
+    "Qr": 2, "SelfAdjointEigV2": 2, "Svd": 2, "MatrixExponential": 2,
+}  # fmt: skip
+_BESIDE_LABELS = ("SparseSoftmaxCrossEntropyWithLogits", "InTopK", "InTopKV2")
+
+
+@_rule(" ".join(_LAST_AXES))
+def _last_axes(step: Step) -> list[State]:
+    kind = step.operation.type
+    data = (
+        2
+        if kind in ("MatrixSolve", "MatrixTriangularSolve", "CholeskyGrad")
+        or "CrossEntropy" in kind
+        or kind in _BESIDE_LABELS
+        else 1
+    )
+    found = plain(step.inputs[:data])
+    for place, state in enumerate(step.inputs[:data]):
+        axes = 0 if kind in _BESIDE_LABELS and len(step.shape(place)) == 1 else _LAST_AXES[kind]
+        if state.is_rows and state.axis >= len(step.shape(place)) - axes:
+            raise Coupled("works along the rows")
+    return [found] * len(step.operation.outputs)
+
+
+@_rule(
+    "MatrixBandPart MatrixDiagV3 MatrixDiagPartV3 MatrixSetDiagV3 MatrixDiag MatrixDiagPart MatrixSetDiag"
+)
+def _diagonals(step: Step) -> State:
+    part = step.operation.type in ("MatrixDiagV3", "MatrixDiag")
+    found = total([s for s in step.inputs if s.is_rows] or step.inputs[:1])
+    for place, state in enumerate(step.inputs):
+        if state.is_rows and state.axis >= len(step.shape(place)) - (1 if part or place else 2):
+            raise Coupled("works along the rows")
+    return found
+
+
+# --------------------------------------------------------------------------- products with sums in them
+@_rule("MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum XlaEinsum")
+def _contract(step: Step) -> State:
+    found = step.inputs[0]
+    for state in step.inputs[1:]:
+        found = product(found, state)
+    keeps = any(d is not None and d % step.rows == 0 for d in step.out_shape())
+    return found if keeps else _summed(found)
+
+
+@_rule(
+    "Conv1D Conv2D Conv3D Conv DepthwiseConv2dNative Dilation2D Conv2DTranspose Conv2DBackpropInput "
+    "Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput"
+)
+def _convolve(step: Step) -> State:
+    by_shape = "BackpropInput" in step.operation.type
+    images, filters = (2, 1) if by_shape else (0, 1)
+    if step.inputs[filters].kind != WHOLE or (
+        step.inputs[images].is_rows and step.inputs[images].axis
+    ):
+        raise Coupled("has filters made from rows, or rows along another axis than the first")
+    return product(step.inputs[images], step.inputs[filters])
+
+
+@_rule("Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter")
+def _filter_gradient(step: Step) -> State:
+    return _summed(product(step.inputs[0], step.inputs[2]))
+
+
+_IMAGES = {  # operations on each image of a batch, with the places of inputs that are images
+    "AvgPool": (0,), "AvgPool3D": (0,), "AvgPool3DGrad": (1,), "AvgPoolGrad": (1,),
+    "AdjustContrastv2": (0,), "AdjustHue": (0,), "AdjustSaturation": (0,),
+    "DepthToSpace": (0,), "ExtractImagePatches": (0,), "ExtractVolumePatches": (0,),
+    "ImageProjectiveTransformV2": (0, 1), "ImageProjectiveTransformV3": (0, 1),
+    "LRN": (0,), "LRNGrad": (0, 1, 2), "MaxPool": (0,), "MaxPool3D": (0,),
+    "MaxPool3DGrad": (0, 1, 2), "MaxPool3DGradGrad": (0, 1, 2), "MaxPoolGrad": (0, 1, 2),
+    "MaxPoolGradGrad": (0, 1, 2), "MaxPoolGradGradV2": (0, 1, 2), "MaxPoolGradV2": (0, 1, 2), "MaxPoolV2": (0,),
+    "ResizeArea": (0,), "ResizeBicubic": (0,), "ResizeBicubicGrad": (0,), "ResizeBilinear": (0,),
+    "ResizeBilinearGrad": (0,), "ResizeNearestNeighbor": (0,), "ResizeNearestNeighborGrad": (0,),
+    "ScaleAndTranslate": (0,), "ScaleAndTranslateGrad": (0,), "SpaceToDepth": (0,),
+}  # fmt: skip
+_NOT_LINEAR = (
+    "LRN",
+    "MaxPool",
+    "MaxPool3D",
+    "MaxPoolV2",
+    "LRNGrad",
+    "AdjustContrastv2",
+    "AdjustHue",
+    "AdjustSaturation",
+)
+
+
+@_rule(" ".join(_IMAGES))
+def _images(step: Step) -> State:
+    places = _IMAGES[step.operation.type]
+    colors = step.operation.type.startswith("Adjust")
+    for place in places:
+        if step.inputs[place].is_rows and (
+            step.inputs[place].axis or (colors and len(step.shape(place)) < 4)
+        ):
+            raise Coupled("works along the rows")
+    images = [step.inputs[place] for place in places]
+    if step.operation.type in _NOT_LINEAR:
+        return plain(images)
+    # In gradients of pools, the last image is the upstream gradient; the result is linear in it.
+    found = images[-1]
+    for state in images[:-1]:
+        found = product(plain([state]), found)
+    return found
+
+
+@_rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
+def _normalize(step: Step) -> list[State]:
+    if _attribute(step, "is_training"):
+        raise Coupled("computes statistics of the batch")
+    return [plain(step.inputs)] + [EQUAL] * (len(step.operation.outputs) - 1)
+
+
+@_rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
+def _normalize_gradient(step: Step) -> list[State]:
+    if _attribute(step, "is_training"):
+        raise Coupled("computes statistics of the batch")
+    found = product(plain(step.inputs[1:]), step.inputs[0])
+    return [found] + [_summed(found)] * 2 + [EQUAL] * (len(step.operation.outputs) - 3)
+
+
+# -------------------------------------------------------------------------------------------- shapes
+@_rule("Shape ShapeN Size")
+def _shape(step: Step) -> list[State]:
+    return [COUNT if state.is_rows or state.kind == LIST else EQUAL for state in step.inputs]
+
+
+@_rule("Rank")
+def _rank(step: Step) -> State:
+    return EQUAL
+
+
+@_rule("Fill BroadcastTo")
+def _broadcast(step: Step) -> State:
+    state = step.inputs[1 if step.operation.type == "Fill" else 0]
+    if state.is_rows or state.kind == PARTIAL:
+        return state  # with a second axis of rows, it is unknown
+    has_rows = any(d is not None and d % step.rows == 0 for d in step.out_shape())
+    return State(ROWS, state.power, each=0) if has_rows and state.kind == WHOLE else state
+
+
+@_rule("Tile")
+def _tile(step: Step) -> State:
+    state = step.inputs[0]
+    if state.is_rows and step.value(1)[state.axis] != 1:
+        raise Coupled("repeats the rows")
+    if state.kind == WHOLE:
+        repeats = [int(n) for n in step.value(1)]
+        if any(n % step.rows == 0 for n in repeats):
+            return State(ROWS, state.power, each=0)
+    return state
+
+
+@_rule("ExpandDims Squeeze Transpose ConjugateTranspose")
+def _move(step: Step) -> State:
+    return step.inputs[0]
+
+
+@_rule("Reshape")
+def _reshape(step: Step) -> State:
+    state = step.inputs[0]
+    if not state.is_rows:
+        return state
+    before, after = step.shape(0), step.out_shape()
+    if None in before or None in after:
+        raise Coupled("reshapes to an unknown shape")
+    sizes: Any = (before, after)
+    outer = math.prod(sizes[0][: state.axis])
+    axis = next((i for i, d in enumerate(after) if d and d % step.rows == 0), None)
+    if axis is None:
+        raise Coupled("reshapes rows away")
+    outer_after = math.prod(sizes[1][:axis])
+    each_after = after[axis] // step.rows  # type: ignore[operator]
+    # The elements of the whole tensor are ordered as (a, rows, b), each of a and b of any shape.
+    if state.strided and state.each > 1:
+        outer *= state.each
+    if outer_after == outer:
+        return State(ROWS, state.power, each=each_after)
+    if outer == outer_after * each_after:
+        return State(ROWS, state.power, each=each_after, strided=True)
+    raise Coupled("reshapes the rows into others")
+
+
+@_rule("Pack")
+def _pack(step: Step) -> State:
+    return total(step.inputs)
+
+
+@_rule("Unpack Split SplitV")
+def _split(step: Step) -> list[State]:
+    place = 1 if step.operation.type == "Split" else 0
+    axis = (
+        _attribute(step, "axis")
+        if step.operation.type == "Unpack"
+        else step.value(0 if place else 2)
+    )
+    if step.inputs[place].is_rows and _crosses(step, axis, place):
+        raise Coupled("splits the rows")
+    return [step.inputs[place]] * len(step.operation.outputs)
+
+
+@_rule("ConcatV2")
+def _concat(step: Step) -> State:
+    last = len(step.inputs) - 1
+    axis = step.value(last)
+    if any(_crosses(step, axis, place) for place in range(last)):
+        raise Coupled("puts rows after rows")
+    return total(step.inputs[:last])
+
+
+def _keeps_all(step: Step, state: State) -> bool:
+    """Returns True if the result has as many rows as the input."""
+    length = step.rows * state.each
+    return length in step.out_shape() and step.shape(0)[state.axis] == length
+
+
+@_rule("StridedSlice Slice Pad PadV2 MirrorPad MirrorPadGrad")
+def _slice(step: Step) -> State:
+    state, kind = step.inputs[0], step.operation.type
+    if not state.is_rows:
+        return state
+    if not _keeps_all(step, state) or (kind == "StridedSlice" and min(step.value(3)) < 0):
+        raise Coupled("takes some of the rows, or adds others")
+    if kind == "PadV2" and step.inputs[2].power is not None:
+        return plain([state, step.inputs[2]])
+    return state
+
+
+@_rule("StridedSliceGrad")
+def _slice_gradient(step: Step) -> State:
+    state = step.inputs[4]
+    if state.is_rows and (step.rows * state.each not in step.out_shape() or min(step.value(3)) < 0):
+        raise Coupled("takes some of the rows")
+    return state
+
+
+@_rule("SpaceToBatchND BatchToSpaceND")
+def _blocks(step: Step) -> State:
+    state = step.inputs[0]
+    if state.is_rows and state.axis:
+        raise Coupled("works along the rows")
+    # The places in a block come first, then the rows.
+    return State(
+        state.kind, state.power, each=(step.out_shape()[0] or 0) // step.rows, strided=True
+    )
+
+
+@_rule("ReverseSequence")
+def _reverse_sequence(step: Step) -> State:
+    if _crosses(step, _attribute(step, "seq_dim")):
+        raise Coupled("works along the rows")
+    lengths = step.inputs[1]
+    if lengths.is_rows and (lengths.each > 1 or not _crosses(step, _attribute(step, "batch_dim"))):
+        raise Coupled("works along the rows")
+    return product(plain([lengths]), step.inputs[0])
+
+
+# ------------------------------------------------------------------------------------------- look-ups
+@_rule("GatherV2 Gather")
+def _gather(step: Step) -> State:
+    of, indices = step.inputs[:2]
+    if step.operation.type == "Gather":
+        axis, batch = 0, 0
+    else:
+        axis, batch = int(step.value(2)[0]), int(_attribute(step, "batch_dims"))
+    if not of.is_rows:
+        return product(of, plain([indices]))
+    axis %= len(step.shape(0))
+    if of.axis == axis or (indices.is_rows and (of.axis >= batch or indices.axis != of.axis)):
+        raise Coupled("looks up rows of the batch")
+    return product(of, plain([indices]))
+
+
+@_rule("GatherNd")
+def _gather_nd(step: Step) -> State:
+    of, indices = step.inputs
+    if of.is_rows and (indices.is_rows or of.axis < (step.shape(1)[-1] or len(step.shape(0)))):
+        raise Coupled("looks up rows of the batch")
+    return product(of, plain([indices]))
+
+
+@_rule("UnsortedSegmentSum ScatterNd TensorScatterAdd TensorScatterSub")
+def _scatter(step: Step) -> State:
+    """Adds updates at indices: a sum over rows if these have rows."""
+    kind = step.operation.type
+    places = {"UnsortedSegmentSum": (1, 0), "ScatterNd": (0, 1)}.get(kind, (1, 2))
+    indices, updates = (step.inputs[place] for place in places)
+    if any(d is not None and d % step.rows == 0 for d in step.out_shape()):
+        raise Coupled("writes to places of rows")
+    found = _summed(product(plain([indices]), updates))
+    return total([step.inputs[0], found]) if kind.startswith("Tensor") else found
+
+
+@_rule("ResourceGather")
+def _resource_gather(step: Step) -> State:
+    return plain(step.inputs[1:])
+
+
+@_rule("DataFormatVecPermute")
+def _permute(step: Step) -> State:
+    if step.inputs[0].is_rows:
+        raise Coupled("works along the rows")
+    return step.inputs[0]
+
+
+# ---------------------------------------------------------------------------------------------- lists
+@_rule("EmptyTensorList TensorListReserve")
+def _empty(step: Step) -> State:
+    return State(LIST, of=EMPTY)
+
+
+def _element(state: State) -> State:
+    """Returns the state of an element of a list that a tensor is split into."""
+    if state.is_rows:
+        if state.axis == 0:
+            raise Coupled("makes a list of the rows")
+        return State(ROWS, state.power, state.axis - 1, state.each, state.strided)
+    return state
+
+
+def _elements_of(step: Step, place: int = 0) -> State:
+    state = step.inputs[place]
+    if state.kind != LIST:
+        raise Coupled("uses a list that another operation made")
+    element: State = state.of
+    return element
+
+
+@_rule("TensorListFromTensor")
+def _list_of(step: Step) -> State:
+    return State(LIST, of=_element(step.inputs[0]))
+
+
+@_rule("TensorListSetItem TensorListPushBack")
+def _put(step: Step) -> State:
+    item = step.inputs[2 if step.operation.type == "TensorListSetItem" else 1]
+    return State(LIST, of=total([_elements_of(step), item]))
+
+
+@_rule("TensorListGetItem")
+def _get(step: Step) -> State:
+    return _elements_of(step)
+
+
+@_rule("TensorListPopBack")
+def _pop(step: Step) -> list[State]:
+    return [step.inputs[0], _elements_of(step)]
+
+
+@_rule("TensorListStack TensorListGather")
+def _stack(step: Step) -> State:
+    element = _elements_of(step)
+    if step.operation.type == "TensorListGather" and step.inputs[1].kind != WHOLE:
+        raise Coupled("takes elements of a list by rows")
+    return element
+
+
+@_rule("TensorListScatterV2 TensorListScatter")
+def _list_scatter(step: Step) -> State:
+    if step.inputs[1].kind != WHOLE:
+        raise Coupled("puts elements into a list by rows")
+    return State(LIST, of=_element(step.inputs[0]))
+
+
+@_rule("TensorListResize")
+def _resize(step: Step) -> State:
+    return step.inputs[0]
+
+
+@_rule("TensorListLength")
+def _length(step: Step) -> State:
+    return EQUAL
+
+
+@_rule("TensorListElementShape")
+def _element_shape(step: Step) -> State:
+    return COUNT
+
+
+# ------------------------------------------------------------------------------------------ variables
+@_rule("VarIsInitializedOp VariableShape")
+def _of_variable(step: Step) -> State:
+    return EQUAL

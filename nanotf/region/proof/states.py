@@ -1,0 +1,177 @@
+"""What each tensor of a divided call is on a worker, compared with the whole batch's.
+
+The states are those of GSPMD (Xu et al., 2021) and of OneFlow's SBP (Yuan et al., 2021), split,
+broadcast and partial, with a power of the worker's share `s` of the rows of the batch:
+
+| state | on a worker, with `t` the value in one process |
+| --- | --- |
+| `WHOLE`, power e | `t * s**e`: with 0 equal on all workers; the number of rows has 1 |
+| `ROWS`, power e | the worker's rows of `t`, times `s**e` |
+| `PARTIAL`, power e | a value whose sum over workers, each times `s**-e`, is `t`: with 0 a sum over rows, with -1 a mean |
+| `COUNTED` | an integer or a shape made from the number of rows in another way |
+| `CHANGED` | the value of a variable plus a sum over rows, to be assigned to that variable |
+| `LIST` | a list of tensors of one state |
+| `HANDLE` | a variable's memory |
+| `UNKNOWN` | anything else, with the operation that is the reason |
+| `NOTHING` | no element yet, as in an empty list |
+
+A product adds powers, a sum needs equal ones. Zeros have any power, written None.
+"""  # fmt: skip
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any
+
+WHOLE, ROWS, PARTIAL = "whole", "rows", "partial"
+COUNTED, CHANGED, LIST, HANDLE = "counted", "changed", "list", "handle"
+UNKNOWN, NOTHING = "unknown", "nothing"
+
+Power = Fraction | None
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The state of a tensor.
+
+    Args:
+        kind: str, one of the constants above.
+        power: see above; None for zeros.
+        axis: int, of `ROWS`, along which they lie.
+        each: int, of `ROWS`, how many lie there for each row of the batch; 0 if shapes tell.
+        strided: bool, of `ROWS`, whether those of one row of the batch lie apart, as after
+            a transposition, and not side by side.
+        of: the `State` of a list's elements; the key of a handle, also of the variable that is
+            `CHANGED`; of `UNKNOWN` the `Reason`.
+    """
+
+    kind: str
+    power: Power = Fraction(0)
+    axis: int = 0
+    each: int = 1
+    strided: bool = False
+    of: Any = None
+
+    @property
+    def is_rows(self) -> bool:
+        return self.kind == ROWS
+
+    def to(self, power: Power) -> State:
+        """Returns this state with another power."""
+        return dataclasses.replace(self, power=power)
+
+    def is_plain(self) -> bool:
+        """Returns True for rows or whole values as they are in one process."""
+        return self.kind in (WHOLE, ROWS) and not self.power
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why a state is unknown.
+
+    Args:
+        operation: the `tf.Operation`.
+        text: str, a phrase such as "works along the rows".
+    """
+
+    operation: Any
+    text: str
+
+
+EQUAL = State(WHOLE)  # equal on all workers
+ZEROS = State(WHOLE, None)
+COUNT = State(COUNTED)
+EMPTY = State(NOTHING)
+
+
+class Coupled(Exception):
+    """Raised by a rule that has no state for a result; the text is the `Reason`'s."""
+
+
+def add_powers(one: Power, other: Power, sign: int = 1) -> Power:
+    """Returns the power of a product, of a quotient with `sign` -1."""
+    return None if one is None or other is None else one + sign * other
+
+
+def product(one: State, other: State, sign: int = 1) -> State:
+    """Returns the state of an element-wise product, or of a quotient with `sign` -1."""
+    power = add_powers(one.power, other.power if sign > 0 else other.power or Fraction(0), sign)
+    kinds = {one.kind, other.kind}
+    if kinds == {WHOLE}:
+        return State(WHOLE, power)
+    if kinds <= {WHOLE, ROWS}:
+        return _rows_of(one, other).to(power)
+    if kinds == {WHOLE, PARTIAL} and (sign > 0 or one.kind == PARTIAL):
+        return State(PARTIAL, power)
+    raise Coupled("multiplies or divides by a sum or mean over rows")
+
+
+def total(states: Iterable[State]) -> State:
+    """Returns the state of an element-wise sum, or of a choice between tensors."""
+    found: State | None = None
+    for state in states:
+        found = state if found is None else _sum(found, state)
+    assert found is not None
+    return found
+
+
+def _sum(one: State, other: State) -> State:
+    if NOTHING in (one.kind, other.kind):
+        return other if one.kind == NOTHING else one
+    if LIST in (one.kind, other.kind):
+        if one.kind != other.kind:
+            raise Coupled("mixes a list with a tensor")
+        if one.of.is_rows and other.of.is_rows and one.of.axis != other.of.axis:
+            raise Coupled("keeps rows of different axes in one list")
+        return State(LIST, of=_sum(one.of, other.of))
+    kinds = {one.kind, other.kind}
+    if one.power is None or other.power is None:  # zeros
+        power = other.power if one.power is None else one.power
+        if kinds == {WHOLE, PARTIAL}:
+            return State(PARTIAL, power)
+    elif kinds == {WHOLE, PARTIAL}:
+        whole, part = (one, other) if one.kind == WHOLE else (other, one)
+        assert whole.power is not None and part.power is not None
+        if whole.power != part.power + 1:  # as many parts as workers, weighed by their shares
+            raise Coupled("adds a sum over rows to a number")
+        return part
+    elif one.power != other.power:
+        raise Coupled("adds a number of rows, or a value divided by it, to another value")
+    else:
+        power = one.power
+    if kinds == {PARTIAL} or kinds == {WHOLE}:
+        return one.to(power)
+    if kinds <= {WHOLE, ROWS}:
+        return _rows_of(one, other).to(power)
+    if kinds == {HANDLE} and one.of == other.of:
+        return one
+    if kinds == {COUNTED} or kinds == {WHOLE, COUNTED}:
+        return COUNT
+    raise Coupled("combines rows with a sum or mean over rows")
+
+
+def plain(states: Iterable[State]) -> State:
+    """Returns the state of any element-wise function of rows and whole values."""
+    found = EQUAL
+    for state in states:
+        if not state.is_plain():
+            raise Coupled(
+                "uses a sum or mean over rows"
+                if state.kind == PARTIAL
+                else "uses the number of rows"
+            )
+        found = (
+            _rows_of(found, state).to(Fraction(0)) if ROWS in (found.kind, state.kind) else EQUAL
+        )
+    return found
+
+
+def _rows_of(one: State, other: State) -> State:
+    """Returns the one of two states that has rows. With both, their rows must lie alike."""
+    if not (one.is_rows and other.is_rows):
+        return one if one.is_rows else other
+    if (one.strided, one.each) != (other.strided, other.each):
+        raise Coupled("combines rows in different orders")
+    return one

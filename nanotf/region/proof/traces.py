@@ -1,0 +1,292 @@
+"""Traces a layer's call and its gradient, for a number of rows that no other length is like."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nanotf.compat import graphs, keras_names
+from nanotf.region import scope
+from nanotf.region.proof.states import (
+    EQUAL,
+    HANDLE,
+    PARTIAL,
+    ROWS,
+    WHOLE,
+    Coupled,
+    State,
+)
+
+# Pairs of primes: of a length that is a multiple of one, that many rows are the batch's.
+SIZES = ((1009, 2003), (1013, 2011), (1019, 2017), (1021, 2027))
+LENGTH = 13  # of other axes of unknown length, also a prime
+
+
+@dataclasses.dataclass
+class Argument:
+    """A leaf of a call's arguments that a trace replaces.
+
+    Args:
+        shape: tuple of int or None, its shape without rows.
+        dtype: `tf.DType`.
+        has_rows: bool.
+        mask: tuple of int or None, the shape without rows of the mask that Keras has put on it;
+            None if there is none.
+        activation: a `keras_names.Activation`: the operation behind it, which losses look for;
+            None if there is none that they do.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: Any
+    has_rows: bool
+    mask: tuple[int | None, ...] | None = None
+    activation: keras_names.Activation | None = None
+
+    def placeholder(self, rows: int, length: int | None) -> Any:
+        shape = [length if d is None else d for d in self.shape]
+        return tf.compat.v1.placeholder(self.dtype, [rows, *shape] if self.has_rows else shape)
+
+
+class Tracing:
+    """A trace while it is made: `scope.proof`. The code of a region's operators tells it of states.
+
+    Args:
+        rows: int, the number of rows.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self.states: dict[int, State] = {}  # of tensors, by id
+        self.exchanged: set[int] = set()
+        self.draws: list[bool] = []  # per draw of random numbers, whether it has rows
+        self._own: set[Any] = set()  # names of operations made by `exchange`
+        self._keep: list[Any] = []
+
+    def note_draw(self, drawn: Any, shape: Any, others: Sequence[Any]) -> None:
+        """Registers random numbers that a region draws for the whole batch.
+
+        Args:
+            drawn: tensor, the numbers.
+            shape: their shape, as it was given.
+            others: the other arguments of the draw.
+        """
+        known = tf.get_static_value(tf.convert_to_tensor(shape, tf.int32))
+        known = [int(d) for d in np.ravel(known)] if known is not None else []
+        has_rows = bool(known) and known[0] == self.rows
+        self.draws.append(has_rows)
+        are_numbers = all(not tf.is_tensor(x) or x.shape.rank == 0 for x in others)
+        if has_rows and are_numbers and not any(d % self.rows == 0 for d in known[1:]):
+            self.states[id(drawn)] = State(ROWS)
+            self._keep.append(drawn)
+
+    def exchange(self, value: Any) -> Any:
+        """Stands for an exchange that turns a sum or mean over own rows into the batch's."""
+
+        @tf.custom_gradient
+        def exchanged(value: Any) -> Any:
+            return self._marked(value), self._marked
+
+        out = exchanged(value)
+        self._own.add(out.op.name)
+        return out
+
+    def _marked(self, value: Any) -> Any:
+        out = tf.identity(value)
+        self.exchanged.add(id(out))
+        self._keep.append(out)
+        return out
+
+    def has_users_gradients(self, graph: Any) -> bool:
+        """Returns True if Python code that may use the number of rows defines a gradient."""
+        return any(
+            operation.name not in self._own and graphs.has_own_gradient(operation)
+            for operation in graphs.all_operations(graph)
+        )
+
+
+@dataclasses.dataclass
+class Trace:
+    """The graph of a call.
+
+    Args:
+        tracing: `Tracing`.
+        graph: the graph, with the gradient if `differentiate` was called.
+        inputs: list of pairs of a placeholder and its `Argument`, of masks, too.
+        outputs: list of tensors: those that the call returned, then those left in attributes.
+        structure: what the call returned.
+        notes: dict of tensors, see `verdicts.noting`.
+        losses: list of tensors, given to `add_loss`.
+    """
+
+    tracing: Tracing
+    graph: Any
+    inputs: list[tuple[Any, Argument]]
+    outputs: list[Any]
+    notes: Any
+    losses: list[Any]
+
+
+def trace(
+    call: Callable[..., Any],
+    losses_of: Callable[[], list[list[Any]]],
+    like: Any,
+    leaves: Sequence[Any],
+    rows: int,
+    length: int | None = LENGTH,
+) -> Trace:
+    """Traces a call.
+
+    Args:
+        call: function; returns its outputs and a dict of notes.
+        losses_of: function, returns the lists that `add_loss` fills.
+        like: structure of the arguments, a pair of a tuple and a dict.
+        leaves: sequence, the arguments' leaves; `Argument` for each that is replaced.
+        rows: int, the number of rows.
+        length: int, the length of other axes of unknown length; None leaves them unknown.
+
+    Raises:
+        Coupled: The outputs are no tensors.
+    """
+    graph, tracing = graphs.new_graph("proof"), Tracing(rows)
+    inputs: list[tuple[Any, Argument]] = []
+    with graph.as_default(), scope.proving(tracing), contextlib.redirect_stdout(io.StringIO()):
+        made = []
+        for leaf in leaves:
+            if isinstance(leaf, Argument):
+                placeholder = leaf.placeholder(rows, length)
+                inputs.append((placeholder, leaf))
+                if leaf.activation is not None:
+                    placeholder = leaf.activation.applied_to(placeholder)
+                if leaf.mask is not None:
+                    masked = Argument(leaf.mask, tf.bool, leaf.has_rows)
+                    mask = masked.placeholder(rows, length)
+                    keras_names.set_mask(placeholder, mask)
+                    inputs.append((mask, masked))
+                leaf = placeholder
+            made.append(leaf)
+        args, kwargs = tf.nest.pack_sequence_as(like, made)
+        with _new_in(losses_of()) as losses:
+            out, notes = call(*args, **kwargs)
+    outputs = tf.nest.flatten((out, notes))
+    for leaf in outputs:
+        if not isinstance(
+            leaf, (tf.Tensor, int, float, bool, str, type(None), np.ndarray, np.generic)
+        ):
+            kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+            raise Coupled(f"it returns an object of class {kind}, whose rows nanotf cannot join")
+    for tensor, argument in inputs:
+        tracing.states[id(tensor)] = State(ROWS) if argument.has_rows else EQUAL
+    return Trace(tracing, graph, inputs, outputs, notes, losses)
+
+
+@contextlib.contextmanager
+def _new_in(lists: list[list[Any]]) -> Iterator[list[Any]]:
+    """Collects what is appended to lists in this context, and removes it from them."""
+    before = [list(found) for found in lists]
+    new: list[Any] = []
+    try:
+        yield new
+    finally:
+        for found, kept in zip(lists, before, strict=True):
+            known = set(map(id, kept))
+            new += [loss for loss in found if id(loss) not in known and tf.is_tensor(loss)]
+            found[:] = kept
+
+
+def twins(one: Trace, other: Trace) -> dict[int, Any]:
+    """Pairs the tensors of two traces, which must consist of the same operations.
+
+    Raises:
+        Coupled: They differ.
+    """
+    pairs: dict[int, Any] = {}
+    found = [list(graphs.all_operations(t.graph)) for t in (one, other)]
+    for mine, theirs in zip(*found, strict=False):
+        if mine.type != theirs.type:
+            raise Coupled(
+                f"its operations depend on the number of rows: {mine.type}, {theirs.type}"
+            )
+        for tensor, twin in zip(mine.outputs, theirs.outputs, strict=True):
+            pairs[id(tensor)] = twin
+    if len(found[0]) != len(found[1]):
+        raise Coupled("its operations depend on the number of rows")
+    return pairs
+
+
+@dataclasses.dataclass
+class Gradients:
+    """Gradients of a call.
+
+    Args:
+        inputs: list of tensors or None, with respect to `Trace.inputs`.
+        captured: list of pairs of a tensor from outside the call and the gradient.
+    """
+
+    inputs: list[Any]
+    captured: list[tuple[Any, Any]]
+
+
+def differentiate(traced: Trace, states: Sequence[State]) -> Gradients:
+    """Adds the gradient of a call to its graph.
+
+    Args:
+        traced: `Trace`.
+        states: sequence of `State`, of its outputs and losses.
+    """
+    results = [*traced.outputs, *traced.losses]
+    chosen, upstream = [], []
+    with traced.graph.as_default(), scope.proving(traced.tracing):
+        for tensor, state in zip(results, states, strict=True):
+            if tf.is_tensor(tensor) and (tensor.dtype.is_floating or tensor.dtype.is_complex):
+                given = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+                traced.tracing.states[id(given)] = upstream_of(state)
+                chosen.append(tensor)
+                upstream.append(given)
+        pairs = graphs.captured(traced.graph)
+        sources = [tensor for tensor, _ in traced.inputs] + [inner for _, inner in pairs]
+        places = [i for i, tensor in enumerate(sources) if _is_differentiable(tensor)]
+        found: list[Any] = [None] * len(sources)
+        if chosen and places:
+            made = tf.gradients(
+                chosen, [sources[i] for i in places], upstream, unconnected_gradients="none"
+            )
+            for place, gradient in zip(places, made, strict=True):
+                found[place] = gradient
+    count = len(traced.inputs)
+    return Gradients(
+        found[:count],
+        [(outer, gradient) for (outer, _), gradient in zip(pairs, found[count:], strict=True)],
+    )
+
+
+def _is_differentiable(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex or tensor.dtype == tf.resource)
+
+
+def upstream_of(state: State) -> State:
+    """Returns the state of the gradient that arrives at a result, by how workers combine it.
+
+    Rows are joined, so each worker gets its rows of the gradient. Of a sum each gets the gradient,
+    of a mean and of a value that is equal on all workers its share of it.
+    """
+    if state.is_rows:
+        return dataclasses.replace(state, power=EQUAL.power)
+    is_sum = state.kind == PARTIAL and not state.power
+    assert EQUAL.power is not None
+    return State(WHOLE, EQUAL.power if is_sum else EQUAL.power + 1)
+
+
+def handle_states(traced: Trace) -> dict[int, State]:
+    """Returns the states of a graph's captured tensors: handles of variables, or whole values."""
+    return {
+        id(inner): State(HANDLE, of=id(outer))
+        if inner.dtype in (tf.resource, tf.variant)
+        else EQUAL
+        for outer, inner in graphs.captured(traced.graph)
+    }

@@ -1,0 +1,409 @@
+"""Decides if a call of a layer may be divided, and how its results are put together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from nanotf.compat import graphs, handles, keras_names
+from nanotf.console import logger
+from nanotf.region import scope, variables
+from nanotf.region.proof import reader, traces
+from nanotf.region.proof.states import (
+    EQUAL,
+    PARTIAL,
+    UNKNOWN,
+    WHOLE,
+    Coupled,
+    Reason,
+    State,
+)
+from nanotf.region.rows import Division, rows_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Along:
+    """The place of an output's rows that are not along its first axis, as in stacked states.
+
+    Args:
+        axis: int, at least 1.
+    """
+
+    axis: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What the proof of a call found.
+
+    Args:
+        whole: str, why the call cannot be divided; empty if it can.
+        factors: tuple, per output the number of its rows per row of the batch, `Along` another
+            axis, "mean", "sum", or None for a value equal on all workers.
+        losses: tuple, the same for each value that the layer gives to `add_loss`.
+        draws: tuple of bool, one per draw of random numbers in the call, in order, whether it has
+            rows.
+        variables: tuple of the trainable `tf.Variable`s that the call reads.
+        assigned: tuple of pairs of a `tf.Variable` that the call assigns and the kind of its
+            change, "mean" or "sum" over rows. Omits variables whose change is equal for any rows.
+        reads_behind: bool, whether it uses tensors that are not arguments.
+        leaves_notes: bool, whether it leaves tensors in attributes, see `noting`. Then `factors`
+            has their factors after those of the outputs.
+    """
+
+    whole: str = ""
+    factors: tuple[Any, ...] = ()
+    losses: tuple[Any, ...] = ()
+    draws: tuple[bool, ...] = ()
+    variables: tuple[Any, ...] = ()
+    assigned: tuple[tuple[Any, str], ...] = ()
+    reads_behind: bool = False
+    leaves_notes: bool = False
+
+
+def users_layers(layer: Any) -> list[Any]:
+    """Returns the layers with user classes among a layer and the layers inside it."""
+    return [v for v in keras_names.flat_layers(layer) if not keras_names.is_keras_own(type(v))]
+
+
+def noting(layer: Any, stock: Any) -> Any:
+    """Makes a call return its outputs and the tensors it leaves in attributes of users' layers.
+
+    Returns:
+        A function that returns a tuple of the outputs and a dict of tensors, by the layer's place
+        among `users_layers` and the attribute.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        layers = users_layers(layer)
+        before = [keras_names.users_attributes(v) for v in layers]
+        out = stock(layer, *args, **kwargs)
+        notes = {
+            (place, name): value
+            for place, (v, known) in enumerate(zip(layers, before, strict=True))
+            for name, value in keras_names.users_attributes(v).items()
+            if value is not known.get(name) and isinstance(value, tf.Tensor)
+        }
+        return out, notes
+
+    return call
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is called: a layer, or a function of a loss or metric.
+
+    Args:
+        owner: the layer, loss or metric.
+        call: function; returns its outputs and a dict of notes.
+        name: str, for messages.
+        variables: sequence of the variables that it may use.
+        lists_of_losses: sequence of the lists that `add_loss` fills.
+        layers: sequence of layers with user classes, whose attributes the call may change.
+    """
+
+    owner: Any
+    call: Callable[..., Any]
+    name: str
+    variables: Sequence[Any] = ()
+    lists_of_losses: Callable[[], list[list[Any]]] = list
+    layers: Sequence[Any] = ()
+
+
+def layer_subject(layer: Any, stock: Any) -> Subject:
+    """Returns the `Subject` of a layer's call by the stock `__call__`."""
+    return Subject(
+        layer,
+        noting(layer, stock),
+        layer.name,
+        keras_names.all_variables(layer),
+        lambda: keras_names.lists_of_losses(layer),
+        users_layers(layer),
+    )
+
+
+_VERDICTS = "_nanotf_verdicts"  # attribute of a graph: those on calls in it, and nowhere else
+_eager: weakref.WeakKeyDictionary[Any, dict[Any, Verdict]] = weakref.WeakKeyDictionary()
+_warned: weakref.WeakSet[Any] = weakref.WeakSet()  # owners of which a warning was given
+
+
+def verdict_of(
+    subject: Subject,
+    args: Any,
+    kwargs: Any,
+    division: Division,
+    is_data: Callable[[Any], bool],
+) -> Verdict:
+    """Returns the verdict on a call.
+
+    Each graph has its own, since code may build another one next time. Eager calls of one kind
+    share one until a number or text in an attribute of the user's changes.
+
+    Args:
+        subject: `Subject`.
+        args, kwargs: the call's arguments.
+        division: `Division` of the batch.
+        is_data: callable, whether a leaf may have rows.
+    """
+    leaves = [_argument(leaf, division, is_data) for leaf in tf.nest.flatten((args, kwargs))]
+    key = tuple(map(_kind, leaves)), _plain_attributes(subject)
+    graph = scope.graph_here()
+    if graph is None:
+        known = _eager.setdefault(subject.owner, {})
+    else:
+        by_owner = getattr(graph, _VERDICTS, None)
+        if by_owner is None:
+            by_owner = weakref.WeakKeyDictionary()
+            setattr(graph, _VERDICTS, by_owner)
+        known = by_owner.setdefault(subject.owner, {})
+    if key not in known:
+        known[key] = prove(subject, leaves, (args, kwargs))
+    return known[key]
+
+
+def warn_of_whole(subject: Subject, verdict: Verdict) -> None:
+    """Warns once per layer that it runs undivided."""
+    if subject.owner not in _warned:
+        _warned.add(subject.owner)
+        logger.warning(
+            "%s runs undivided, on all rows, in every worker: %s. The results are right, but this "
+            "part gets no faster.",
+            subject.name,
+            verdict.whole,
+        )
+
+
+def _argument(leaf: Any, division: Division, is_data: Callable[[Any], bool]) -> Any:
+    """Returns what a trace replaces a leaf of the arguments by: an `Argument`, or the leaf."""
+    is_tensor = isinstance(leaf, tf.Tensor) and not hasattr(leaf, "assign")
+    if isinstance(leaf, (tf.SparseTensor, tf.RaggedTensor)) or not (is_data(leaf) or is_tensor):
+        return leaf
+    shape = tf.TensorShape(leaf.shape)
+    if shape.rank is None:
+        return leaf
+    has_rows = is_data(leaf) and division.has_rows(leaf)
+    first = 1 if has_rows else 0
+    own = rows_of(leaf)
+    mask = keras_names.mask_of(leaf)
+    return traces.Argument(
+        tuple(shape[first:]),
+        tf.as_dtype(leaf.dtype),
+        has_rows,
+        None if mask is None else tuple(mask.shape[first:]),
+        keras_names.activation_behind(own.own if own is not None and has_rows else leaf),
+    )
+
+
+def _kind(leaf: Any) -> Any:
+    if isinstance(leaf, traces.Argument):
+        return dataclasses.astuple(leaf)
+    if isinstance(leaf, (bool, int, float, str, type(None))):
+        return type(leaf), leaf
+    return str(type(leaf))
+
+
+def _plain_attributes(subject: Subject) -> Any:
+    """Returns the numbers and texts in the user's attributes, which may change what code does."""
+    found = [keras_names.users_attributes(layer) for layer in subject.layers]
+    found += [] if found or not hasattr(subject.owner, "__dict__") else [vars(subject.owner)]
+    return tuple(
+        (place, name, value)
+        for place, attributes in enumerate(found)
+        for name, value in attributes.items()
+        if isinstance(value, (bool, int, float, str, type(None)))
+    )
+
+
+def prove(subject: Subject, leaves: Sequence[Any], like: Any) -> Verdict:
+    """Traces a call and its gradient, and judges them.
+
+    Args:
+        subject: `Subject`.
+        leaves: sequence, the arguments' leaves; `traces.Argument` for each that a trace replaces.
+        like: structure of the arguments, a pair of a tuple and a dict.
+    """
+    try:
+        with _as_before(subject.layers), keras_names.kept_random_states():
+            return _judged(subject, like, leaves)
+    except Coupled as coupled:
+        return Verdict(str(coupled))
+    except Exception as error:
+        logger.info("%s cannot be traced: %r", subject.name, error, exc_info=True)
+        first = (str(error).strip().splitlines() or [""])[0]
+        return Verdict(f"its call cannot be traced ({type(error).__name__}: {first[:200]})")
+
+
+def _judged(subject: Subject, like: Any, leaves: Sequence[Any]) -> Verdict:
+    rows, other_rows = _sizes(subject, leaves)
+
+    def traced_with(rows: int) -> traces.Trace:
+        return traces.trace(subject.call, subject.lists_of_losses, like, leaves, rows)
+
+    with handles.watching() as used:
+        traced = traced_with(rows)
+    again = traced_with(other_rows)
+    readers = reader.Reader(rows, traces.twins(traced, again), other_rows)
+    readers.exchanged = traced.tracing.exchanged
+    readers.give(traced.tracing.states)
+    readers.give(traces.handle_states(traced))
+    readers.read(traced.graph)
+    results = [*traced.outputs, *traced.losses]
+    states = [readers.of(t) if tf.is_tensor(t) else EQUAL for t in results]
+    factors = [_factor(state, t) for state, t in zip(states, results, strict=True)]
+    assigned = _assigned(subject, readers)
+    gradients = traces.differentiate(traced, states)
+    if traced.tracing.has_users_gradients(traced.graph):
+        # Code of a gradient may use the number of rows as a Python number.
+        traces.differentiate(again, states)
+        readers.add_twins(traces.twins(traced, again))
+    readers.give(traced.tracing.states)
+    readers.read(traced.graph)
+    _check_gradients(readers, traced, gradients)
+    if readers.failures:
+        raise Coupled(_told(readers.failures[0]))
+    for tensor in traced.outputs:
+        _check_mask(readers, tensor)
+    return Verdict(
+        factors=tuple(factors[: len(traced.outputs)]),
+        losses=tuple(factors[len(traced.outputs) :]),
+        draws=tuple(traced.tracing.draws),
+        variables=tuple(used()),
+        assigned=assigned,
+        reads_behind=any(t.dtype.is_floating for _, t in graphs.captured(traced.graph)),
+        leaves_notes=bool(traced.notes),
+    )
+
+
+def _assigned(subject: Subject, readers: reader.Reader) -> tuple[tuple[Any, str], ...]:
+    by_handle = {id(v.handle): v for v in map(variables.plain, subject.variables)}
+    if not readers.changes.keys() <= by_handle.keys():
+        raise Coupled("it adds sums over rows to a variable that is not the layer's")
+    return tuple((by_handle[key], kind) for key, kind in readers.changes.items())
+
+
+def _sizes(subject: Subject, leaves: Sequence[Any]) -> tuple[int, int]:
+    """Returns the first two primes that no known length is a multiple of."""
+    lengths = [d for v in subject.variables for d in v.shape if d]
+    lengths += [d for leaf in leaves if isinstance(leaf, traces.Argument) for d in leaf.shape if d]
+    for pair in traces.SIZES:
+        if all(d % rows for d in lengths for rows in pair):
+            return pair
+    raise Coupled("its lengths are multiples of all the numbers of rows that nanotf tries")
+
+
+def _told(reason: Reason) -> str:
+    """Returns a phrase that names an operation, its layer and the user's line, and says why."""
+    operation = reason.operation
+    line = graphs.line_of(operation)
+    place = f" in {line[0]}, line {line[1]}" if line else ""
+    return f"{operation.type} ({operation.name}){place} {reason.text}"
+
+
+def _factor(state: State, tensor: Any) -> Any:
+    """Returns how a result leaves the region; see `regions.Region.leave`."""
+    if state.kind == UNKNOWN:
+        raise Coupled(_told(state.of))
+    if not tf.is_tensor(tensor):
+        return None
+    if state.is_rows and not state.power and not (state.strided and state.each > 1):
+        if state.axis == 0:
+            return state.each
+        if state.each == 1:
+            return Along(state.axis)
+    if state.kind == PARTIAL and not state.power:
+        return "sum"
+    if state.kind == PARTIAL and state.power == -1 and tensor.dtype.is_floating:
+        return "mean"
+    if state.kind == WHOLE and not state.power:
+        return None
+    if state.kind == WHOLE and state.power == 1:
+        return "sum"
+    raise Coupled(_told(Reason(tensor.op, "makes a result from the number of rows")))
+
+
+def _check_gradients(readers: reader.Reader, traced: traces.Trace, found: traces.Gradients) -> None:
+    pairs = [
+        (tensor, gradient, argument.has_rows)
+        for (tensor, argument), gradient in zip(traced.inputs, found.inputs, strict=True)
+    ]
+    pairs += [(outer, gradient, False) for outer, gradient in found.captured]
+    for _, gradient, has_rows in pairs:
+        if gradient is None:
+            continue
+        if isinstance(gradient, tf.IndexedSlices):
+            _check_slices(readers, gradient)
+            continue
+        state = readers.of(gradient)
+        if state.kind == UNKNOWN:
+            raise Coupled("in its gradient, " + _told(state.of))
+        summed = state.kind == PARTIAL and not state.power
+        summed |= state.kind == WHOLE and state.power in (1, None)
+        of_rows = state.is_rows and not state.power and (state.axis, state.each) == (0, 1)
+        of_rows |= state.kind == WHOLE and state.power is None
+        if not (of_rows if has_rows else summed):
+            raise Coupled(
+                "in its gradient, "
+                + _told(Reason(gradient.op, f"is no {'row' if has_rows else 'sum over rows'}"))
+            )
+
+
+def _check_slices(readers: reader.Reader, gradient: Any) -> None:
+    values, indices = readers.of(gradient.values), readers.of(gradient.indices)
+    for state in (values, indices):
+        if state.kind == UNKNOWN:
+            raise Coupled("in its gradient, " + _told(state.of))
+    if values.is_rows and not values.power:
+        return
+    if indices == EQUAL and values.kind == PARTIAL and not values.power:
+        return
+    raise Coupled(
+        "in its gradient, "
+        + _told(Reason(gradient.values.op, "mixes look-ups of rows with others"))
+    )
+
+
+def _check_mask(readers: reader.Reader, tensor: Any) -> None:
+    mask = keras_names.mask_of(tensor) if tf.is_tensor(tensor) else None
+    if mask is not None:
+        of_mask, of_tensor = readers.of(mask), readers.of(tensor)
+        if of_mask.kind == UNKNOWN:
+            raise Coupled(_told(of_mask.of))
+        if of_tensor.is_rows and (not of_mask.is_rows or of_mask.axis != 0):
+            raise Coupled("its mask has no rows")
+
+
+@contextlib.contextmanager
+def _as_before(layers: Sequence[Any]) -> Iterator[None]:
+    """Restores the attributes of users' layers in which a trace has left numbers or tensors."""
+    before = [keras_names.users_attributes(v) for v in layers]
+    lists = [
+        (value, list(value) if isinstance(value, list) else dict(value))
+        for known in before
+        for value in known.values()
+        if type(value) in (list, dict)
+    ]
+    try:
+        yield
+    finally:
+        for inner, known in zip(layers, before, strict=True):
+            _restore(inner, known)
+        for value, content in lists:
+            value.clear()
+            value.extend(content) if isinstance(value, list) else value.update(content)
+
+
+def _restore(layer: Any, before: dict[str, Any]) -> None:
+    for name, value in keras_names.users_attributes(layer).items():
+        if value is not before.get(name) and isinstance(
+            value, (int, float, str, tf.Tensor, np.generic, type(None))
+        ):
+            if name in before:
+                vars(layer)[name] = before[name]
+            else:
+                del vars(layer)[name]
