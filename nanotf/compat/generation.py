@@ -129,6 +129,9 @@ class Generation(Protocol):
     def is_symbolic(self, leaves: Sequence[Any]) -> bool:
         """Returns True if a layer call with such arguments only computes shapes."""
 
+    def context_of_calls(self) -> Any:
+        """Returns what the calls around a layer's call pass on to it, such as `training`."""
+
     def converted_as_here(self, function: Any) -> Any:
         """Returns a loss's or metric's function, converted by AutoGraph as Keras converts it."""
 

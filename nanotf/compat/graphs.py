@@ -3,6 +3,7 @@
 | name | why |
 | --- | --- |
 | `func_graph.FuncGraph`, its `captures` | a graph of a call that never runs; `tf.function` would keep it |
+| `execute.execute` | runs an operation of a graph on values |
 | `Graph._get_function` | the graphs of loops, branches and calls |
 | `auto_control_deps.op_is_stateful`, `auto_control_deps_utils.RESOURCE_READ_OPS` | operations with effects |
 | `Operation.traceback`, `traceback_utils.is_traceback_filtering_enabled` | the line of code that made an operation |
@@ -19,8 +20,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
-import inspect
 import os
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -200,6 +201,14 @@ def line_of(operation: Any) -> tuple[str, int] | None:
     return None
 
 
+def line_that_raised(error: BaseException) -> tuple[str, int] | None:
+    """Returns file and line of the innermost code of the user's that raised an exception, if any."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(_library_folders()):
+            return frame.filename, int(frame.lineno or 0)
+    return None
+
+
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
     """Returns the folders of TensorFlow, Keras, nanotf and Python's own modules."""
@@ -244,23 +253,25 @@ def constant(tensor: Any, value_of: Callable[[Any], Any], limit: int) -> Any:
 
 def _run(operation: Any, inputs: list[Any]) -> list[Any]:
     """Runs an operation on other inputs, at once."""
+    from tensorflow.python.eager import context, execute
+
     tf = require_tensorflow()
-    function = getattr(tf.raw_ops, operation.type)
-    arguments: dict[str, Any] = {}
-    rest = iter(
-        tf.constant(value, tensor.dtype)
-        for value, tensor in zip(inputs, operation.inputs, strict=True)
-    )
+    given = list(zip(inputs, operation.inputs, strict=True))
     with tf.init_scope():
-        for argument in operation.op_def.input_arg:
-            if argument.number_attr:
-                count = operation.get_attr(argument.number_attr)
-                arguments[argument.name] = [next(rest) for _ in range(count)]
-            else:
-                arguments[argument.name] = next(rest)
-        for name in inspect.signature(function).parameters:
-            if name not in arguments and name != "name":
-                arguments[name] = operation.get_attr(name)
-        found = function(**arguments)
-    found = [found] if tf.is_tensor(found) else list(found)
-    return [tensor.numpy() for tensor in tf.nest.flatten(found)]
+        tensors = [tf.constant(value, tensor.dtype) for value, tensor in given]
+        attributes: list[Any] = []
+        for attribute in operation.op_def.attr:
+            value = operation.get_attr(attribute.name)
+            attributes += [attribute.name, _as_number(value)]
+        count = len(operation.outputs)
+        found = execute.execute(
+            operation.type, count, tensors, tuple(attributes), context.context()
+        )
+        return [tensor.numpy() for tensor in found]
+
+
+def _as_number(value: Any) -> Any:
+    """Returns types as the numbers that TensorFlow gives them; other values unchanged."""
+    if isinstance(value, list):
+        return [_as_number(each) for each in value]
+    return getattr(value, "as_datatype_enum", value)

@@ -199,6 +199,11 @@ def is_symbolic(leaves: Sequence[Any]) -> bool:
     return bool(source_module("engine.base_layer_utils").is_in_keras_graph())
 
 
+def context_of_calls() -> Any:
+    here = source_module("engine.base_layer_utils").call_context()
+    return here.training, source_module("backend").learning_phase() if here.training is None else 0
+
+
 def converted_as_here(function: Any) -> Any:
     tf = require_tensorflow()
     if tf.executing_eagerly():

@@ -12,6 +12,7 @@ Versions seen: 3.10-3.15.
 | `Layer._non_trainable_variables` | weights that every replica updates by itself |
 | `Layer._seed_generators` | the seeds of random layers |
 | `backend.common.global_state.get_global_attribute`, `set_global_attribute`, its `global_seed_generator` | see `capture_seeds` |
+| `backend.common.global_state`'s `current_call_ctx`, its `entry_layer` | see `context_of_calls` |
 | `backend.compute_output_spec` | see `call_on_specs` |
 | `utils.tracking.DotNotTrackScope` | keeps layers from tracking what `compile` sets |
 | `utils.tracking.Tracker`, its `config`, `stored_ids`; `Layer._losses`, `_loss_ids`; `ops.function.Function`, its `_nodes`, `_nodes_by_depth`, `make_node_key`; `Operation._inbound_nodes` | state keyed by identity or left by the last call, see `restore_identities` |
@@ -190,6 +191,12 @@ def is_symbolic(leaves: Sequence[Any]) -> bool:
     if any(isinstance(leaf, require_tensorflow().keras.KerasTensor) for leaf in leaves):
         return True
     return bool(source_module("backend.common.symbolic_scope").in_symbolic_scope())
+
+
+def context_of_calls() -> Any:
+    here = source_module("backend.common.global_state").get_global_attribute("current_call_ctx")
+    known = {} if here is None else vars(here)
+    return tuple(sorted((name, repr(v)) for name, v in known.items() if name != "entry_layer"))
 
 
 def converted_as_here(function: Any) -> Any:

@@ -158,21 +158,25 @@ def own_attributes() -> frozenset[str]:
     """Returns the names of attributes that Keras itself sets on layers and models."""
     tf = require_tensorflow()
 
-    class Plain(model_class()):  # type: ignore[misc]
-        def call(self, x: Any) -> Any:
-            return x
+    with tf.init_scope():
 
-    model = Plain(name="nanotf")
-    model.compile(tf.keras.optimizers.SGD(name="nanotf"), "mse", metrics=["mse"], run_eagerly=True)
-    model.build((None, 1))
-    for name in ("train", "test", "predict"):
-        getattr(model, f"make_{name}_function")()
-    given = tf.keras.Input((1,), name="nanotf")
-    functional = functional_class()(given, given, name="nanotf")
-    start = tf.keras.layers.InputLayer((1,), name="nanotf")
-    sequential = sequential_class()([start], name="nanotf")
-    bare = (tf.keras.layers.Layer(name="nanotf"), model, functional, sequential)
-    return frozenset(OF_LOOPS).union(*map(vars, bare))
+        class Plain(model_class()):  # type: ignore[misc]
+            def call(self, x: Any) -> Any:
+                return x
+
+        model = Plain(name="nanotf")
+        model.compile(
+            tf.keras.optimizers.SGD(name="nanotf"), "mse", metrics=["mse"], run_eagerly=True
+        )
+        model.build((None, 1))
+        for name in ("train", "test", "predict"):
+            getattr(model, f"make_{name}_function")()
+        given = tf.keras.Input((1,), name="nanotf")
+        functional = functional_class()(given, given, name="nanotf")
+        start = tf.keras.layers.InputLayer((1,), name="nanotf")
+        sequential = sequential_class()([start], name="nanotf")
+        bare = (tf.keras.layers.Layer(name="nanotf"), model, functional, sequential)
+        return frozenset(OF_LOOPS).union(*map(vars, bare))
 
 
 def users_attributes(layer: Any) -> dict[str, Any]:
@@ -545,6 +549,18 @@ def activation_behind(tensor: Any) -> Activation | None:
     if kind in ("Sigmoid", "Softmax"):
         return Activation(kind, is_noted)
     return Activation("Softmax", True) if is_noted else None
+
+
+def context_of_calls() -> Any:
+    """Returns what the calls around a layer's call pass on to it, such as `training`."""
+    return generation().context_of_calls()
+
+
+def makes_or_limits_weights(value: Any) -> bool:
+    """Returns True for an initializer, a regularizer or a constraint: no part of a call."""
+    keras = require_tensorflow().keras
+    kinds = (keras.initializers.Initializer, keras.regularizers.Regularizer)
+    return isinstance(value, (*kinds, keras.constraints.Constraint))
 
 
 def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:

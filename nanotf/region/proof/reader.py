@@ -117,6 +117,8 @@ class Reader:
         try:
             if operation.type in _RUNS_PYTHON:
                 raise Coupled("runs Python code, which the graph does not show")
+            if unknown is not None and self._is_clamped(operation):
+                return [EQUAL]
             if unknown is not None and operation.type != "Assert":
                 self._note_effects(operation, unknown.of)
                 return [unknown] * count
@@ -130,6 +132,18 @@ class Reader:
             self._placed(operation, tensor, state)
             for tensor, state in zip(operation.outputs, found, strict=True)
         ]
+
+    def _is_clamped(self, operation: Any) -> bool:
+        """Returns True for `minimum(maximum(x, a), b)` with a >= b, which is b."""
+        if operation.type != "Minimum":
+            return False
+        for inner, outer in (operation.inputs, reversed(operation.inputs)):
+            if inner.op.type == "Maximum":
+                limit = self.value(outer)
+                least = [value for value in map(self.value, inner.op.inputs) if value is not None]
+                if limit is not None and least and np.all(least[0] >= limit):
+                    return True
+        return False
 
     def _note_effects(self, operation: Any, reason: Reason) -> None:
         """Registers an operation whose unknown results are not all that it has."""
@@ -262,7 +276,7 @@ class Reader:
 
     def _power(self, value: Any, other: Any) -> Fraction | None:
         """Returns the power of the number of rows that a scalar is proportional to, if any."""
-        if value.ndim or value.dtype.kind == "c" or not value or not other or value * other < 0:
+        if value.ndim or value.dtype.kind == "c" or float(value) * float(other) <= 0:
             return None
         ratio = self.other_rows / self.rows
         twice = round(2 * math.log(float(other) / float(value)) / math.log(ratio))

@@ -541,10 +541,22 @@ def _scatter(step: Step) -> State:
     kind = step.operation.type
     places = {"UnsortedSegmentSum": (1, 0), "ScatterNd": (0, 1)}.get(kind, (1, 2))
     indices, updates = (step.inputs[place] for place in places)
+    if updates.is_rows and indices.kind == WHOLE and kind != "ScatterNd":
+        beside = len(step.shape(places[0])) - (kind != "UnsortedSegmentSum")
+        if updates.axis >= beside:  # each row is added to by itself
+            return total([updates, *(step.inputs[:1] if kind.startswith("Tensor") else ())])
     if any(d is not None and d % step.rows == 0 for d in step.out_shape()):
         raise Coupled("writes to places of rows")
     found = _summed(product(plain([indices]), updates))
     return total([step.inputs[0], found]) if kind.startswith("Tensor") else found
+
+
+@_rule("DenseBincount")
+def _bincount(step: Step) -> State:
+    state = plain(step.inputs)
+    if state.is_rows and (step.inputs[0].axis or len(step.shape(0)) < 2):
+        raise Coupled("counts values of all rows")
+    return state
 
 
 @_rule("ResourceGather")

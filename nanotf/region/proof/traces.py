@@ -28,7 +28,7 @@ SIZES = ((1009, 2003), (1013, 2011), (1019, 2017), (1021, 2027))
 LENGTH = 13  # of other axes of unknown length, also a prime
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Argument:
     """A leaf of a call's arguments that a trace replaces.
 
@@ -48,9 +48,38 @@ class Argument:
     mask: tuple[int | None, ...] | None = None
     activation: keras_names.Activation | None = None
 
-    def placeholder(self, rows: int, length: int | None) -> Any:
-        shape = [length if d is None else d for d in self.shape]
-        return tf.compat.v1.placeholder(self.dtype, [rows, *shape] if self.has_rows else shape)
+    @classmethod
+    def of(cls, tensor: Any, rows: int) -> Argument | None:
+        """Describes a tensor of a trace by its shape; None if that is not enough."""
+        masked = keras_names.mask_of(tensor)
+        shape = None if tensor.shape.rank is None else tuple(tensor.shape)
+        if shape is None or None in shape or any(d % rows == 0 for d in shape[1:]):
+            return None
+        has_rows = shape[:1] == (rows,)
+        first = 1 if has_rows else 0
+        mask = None if masked is None else tuple(masked.shape[first:])
+        if (not has_rows and shape and shape[0] % rows == 0) or (mask and None in mask):
+            return None
+        activation = keras_names.activation_behind(tensor)
+        return cls(shape[first:], tensor.dtype, has_rows, mask, activation)
+
+    def made(self, tracing: Tracing, length: int | None = None) -> tuple[Any, Any]:
+        """Makes a placeholder; returns it, and the tensor for code to use."""
+        state = State(ROWS) if self.has_rows else EQUAL
+        found = placeholder = self._placeholder(self.shape, self.dtype, tracing, length)
+        tracing.give(placeholder, state)
+        if self.activation is not None:
+            found = self.activation.applied_to(placeholder)
+        if self.mask is not None:
+            mask = self._placeholder(self.mask, tf.bool, tracing, length)
+            tracing.give(mask, state)
+            keras_names.set_mask(found, mask)
+        return placeholder, found
+
+    def _placeholder(self, shape: Any, dtype: Any, tracing: Tracing, length: int | None) -> Any:
+        shape = [length if d is None else d for d in shape]
+        shape = [tracing.rows, *shape] if self.has_rows else shape
+        return tf.compat.v1.placeholder(dtype, shape)
 
 
 class Tracing:
@@ -65,6 +94,7 @@ class Tracing:
         self.states: dict[int, State] = {}  # of tensors, by id
         self.exchanged: set[int] = set()
         self.draws: list[bool] = []  # per draw of random numbers, whether it has rows
+        self.parts: list[Part] = []
         self._own: set[Any] = set()  # names of operations made by `exchange`
         self._keep: list[Any] = []
 
@@ -82,8 +112,12 @@ class Tracing:
         self.draws.append(has_rows)
         are_numbers = all(not tf.is_tensor(x) or x.shape.rank == 0 for x in others)
         if has_rows and are_numbers and not any(d % self.rows == 0 for d in known[1:]):
-            self.states[id(drawn)] = State(ROWS)
-            self._keep.append(drawn)
+            self.give(drawn, State(ROWS))
+
+    def give(self, tensor: Any, state: State) -> None:
+        """Sets a tensor's state."""
+        self.states[id(tensor)] = state
+        self._keep.append(tensor)
 
     def exchange(self, value: Any) -> Any:
         """Stands for an exchange that turns a sum or mean over own rows into the batch's."""
@@ -111,13 +145,26 @@ class Tracing:
 
 
 @dataclasses.dataclass
+class Part:
+    """A call of a layer that is proved by itself.
+
+    Args:
+        inputs: list of pairs of a tensor and the `Argument` that its proof is about.
+        outputs: list of placeholders for its outputs, with rows.
+    """
+
+    inputs: list[tuple[Any, Argument]]
+    outputs: list[Any]
+
+
+@dataclasses.dataclass
 class Trace:
     """The graph of a call.
 
     Args:
         tracing: `Tracing`.
         graph: the graph, with the gradient if `differentiate` was called.
-        inputs: list of pairs of a placeholder and its `Argument`, of masks, too.
+        inputs: list of pairs of a placeholder and its `Argument`.
         outputs: list of tensors: those that the call returned, then those left in attributes.
         structure: what the call returned.
         notes: dict of tensors, see `verdicts.noting`.
@@ -159,16 +206,9 @@ def trace(
         made = []
         for leaf in leaves:
             if isinstance(leaf, Argument):
-                placeholder = leaf.placeholder(rows, length)
+                placeholder, found = leaf.made(tracing, length)
                 inputs.append((placeholder, leaf))
-                if leaf.activation is not None:
-                    placeholder = leaf.activation.applied_to(placeholder)
-                if leaf.mask is not None:
-                    masked = Argument(leaf.mask, tf.bool, leaf.has_rows)
-                    mask = masked.placeholder(rows, length)
-                    keras_names.set_mask(placeholder, mask)
-                    inputs.append((mask, masked))
-                leaf = placeholder
+                leaf = found
             made.append(leaf)
         args, kwargs = tf.nest.pack_sequence_as(like, made)
         with _new_in(losses_of()) as losses:
@@ -180,8 +220,6 @@ def trace(
         ):
             kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
             raise Coupled(f"it returns an object of class {kind}, whose rows nanotf cannot join")
-    for tensor, argument in inputs:
-        tracing.states[id(tensor)] = State(ROWS) if argument.has_rows else EQUAL
     return Trace(tracing, graph, inputs, outputs, notes, losses)
 
 
@@ -224,7 +262,8 @@ class Gradients:
     """Gradients of a call.
 
     Args:
-        inputs: list of tensors or None, with respect to `Trace.inputs`.
+        inputs: list of tensors or None, with respect to `Trace.inputs`, then to the outputs of
+            `Tracing.parts`.
         captured: list of pairs of a tensor from outside the call and the gradient.
     """
 
@@ -245,11 +284,20 @@ def differentiate(traced: Trace, states: Sequence[State]) -> Gradients:
         for tensor, state in zip(results, states, strict=True):
             if tf.is_tensor(tensor) and (tensor.dtype.is_floating or tensor.dtype.is_complex):
                 given = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
-                traced.tracing.states[id(given)] = upstream_of(state)
+                traced.tracing.give(given, upstream_of(state))
                 chosen.append(tensor)
                 upstream.append(given)
+        for part in traced.tracing.parts:
+            for tensor, argument in part.inputs:
+                if tensor.dtype.is_floating or tensor.dtype.is_complex:
+                    given = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+                    traced.tracing.give(given, State(ROWS) if argument.has_rows else State(PARTIAL))
+                    chosen.append(tensor)
+                    upstream.append(given)
         pairs = graphs.captured(traced.graph)
-        sources = [tensor for tensor, _ in traced.inputs] + [inner for _, inner in pairs]
+        inputs = [tensor for tensor, _ in traced.inputs]
+        inputs += [tensor for part in traced.tracing.parts for tensor in part.outputs]
+        sources = [*inputs, *(inner for _, inner in pairs)]
         places = [i for i, tensor in enumerate(sources) if _is_differentiable(tensor)]
         found: list[Any] = [None] * len(sources)
         if chosen and places:
@@ -258,7 +306,7 @@ def differentiate(traced: Trace, states: Sequence[State]) -> Gradients:
             )
             for place, gradient in zip(places, made, strict=True):
                 found[place] = gradient
-    count = len(traced.inputs)
+    count = len(inputs)
     return Gradients(
         found[:count],
         [(outer, gradient) for (outer, _), gradient in zip(pairs, found[count:], strict=True)],

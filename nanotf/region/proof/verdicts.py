@@ -18,6 +18,7 @@ from nanotf.region.proof import reader, traces
 from nanotf.region.proof.states import (
     EQUAL,
     PARTIAL,
+    ROWS,
     UNKNOWN,
     WHOLE,
     Coupled,
@@ -235,8 +236,9 @@ def prove(subject: Subject, leaves: Sequence[Any], like: Any) -> Verdict:
         return Verdict(str(coupled))
     except Exception as error:
         logger.info("%s cannot be traced: %r", subject.name, error, exc_info=True)
-        first = (str(error).strip().splitlines() or [""])[0]
-        return Verdict(f"its call cannot be traced ({type(error).__name__}: {first[:200]})")
+        line = graphs.line_that_raised(error)
+        place = f" in {line[0]}, line {line[1]}" if line else ""
+        return Verdict(f"its call cannot be traced: {type(error).__name__}{place}")
 
 
 def _judged(subject: Subject, like: Any, leaves: Sequence[Any]) -> Verdict:
@@ -253,6 +255,7 @@ def _judged(subject: Subject, like: Any, leaves: Sequence[Any]) -> Verdict:
     readers.give(traced.tracing.states)
     readers.give(traces.handle_states(traced))
     readers.read(traced.graph)
+    _check_parts(readers, traced)
     results = [*traced.outputs, *traced.losses]
     states = [readers.of(t) if tf.is_tensor(t) else EQUAL for t in results]
     factors = [_factor(state, t) for state, t in zip(states, results, strict=True)]
@@ -278,6 +281,19 @@ def _judged(subject: Subject, like: Any, leaves: Sequence[Any]) -> Verdict:
         reads_behind=any(t.dtype.is_floating for _, t in graphs.captured(traced.graph)),
         leaves_notes=bool(traced.notes),
     )
+
+
+def _check_parts(readers: reader.Reader, traced: traces.Trace) -> None:
+    """Raises `Coupled` if layers that are proved by themselves get other inputs than they may."""
+    for part in traced.tracing.parts:
+        for tensor, argument in part.inputs:
+            mask = keras_names.mask_of(tensor)
+            for each in (tensor, *(() if mask is None else (mask,))):
+                state = readers.of(each)
+                if state.kind == UNKNOWN:
+                    raise Coupled(_told(state.of))
+                if state.power or state.kind != (ROWS if argument.has_rows else WHOLE):
+                    raise Coupled(_told(Reason(each.op, "gives a layer a sum over rows")))
 
 
 def _assigned(subject: Subject, readers: reader.Reader) -> tuple[tuple[Any, str], ...]:
@@ -328,12 +344,11 @@ def _factor(state: State, tensor: Any) -> Any:
 
 
 def _check_gradients(readers: reader.Reader, traced: traces.Trace, found: traces.Gradients) -> None:
-    pairs = [
-        (tensor, gradient, argument.has_rows)
-        for (tensor, argument), gradient in zip(traced.inputs, found.inputs, strict=True)
-    ]
-    pairs += [(outer, gradient, False) for outer, gradient in found.captured]
-    for _, gradient, has_rows in pairs:
+    have_rows = [argument.has_rows for _, argument in traced.inputs]
+    have_rows += [True for part in traced.tracing.parts for _ in part.outputs]
+    pairs = list(zip(found.inputs, have_rows, strict=True))
+    pairs += [(gradient, False) for _, gradient in found.captured]
+    for gradient, has_rows in pairs:
         if gradient is None:
             continue
         if isinstance(gradient, tf.IndexedSlices):

@@ -1,0 +1,152 @@
+"""Calls of Keras's own layers within a call that is traced: proved once for all that are alike.
+
+A model of 150 layers has some 50 different ones, and each is traced again with every graph. The
+trace of the model then has placeholders for a layer's outputs. Since the layer's proof holds for
+any rows that it gets, and for any gradient that arrives at its outputs, that of the model needs
+only what is between layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from nanotf.compat import handles, keras_names
+from nanotf.region.proof import verdicts
+from nanotf.region.proof.traces import Argument, Part, Tracing
+
+_MOST_NESTED = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outputs:
+    """The outputs of a layer whose proof is known.
+
+    Args:
+        structure: structure of them.
+        leaves: tuple of `Argument`.
+    """
+
+    structure: Any
+    leaves: tuple[Argument, ...]
+
+
+_known: dict[Any, tuple[verdicts.Verdict, _Outputs] | None] = {}
+
+
+def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a layer in a trace, or makes placeholders for its outputs.
+
+    Args:
+        tracing: `Tracing` of the call around it.
+        layer: the layer.
+        stock: the stock `__call__`.
+        args, kwargs: its arguments.
+    """
+    leaves = tf.nest.flatten((args, kwargs))
+    described = [_described(tracing, leaf) for leaf in leaves]
+    alike = _likeness(layer) if layer.built and None not in described else None
+    if alike is None or not any(isinstance(each, Argument) for each in described):
+        return stock(layer, *args, **kwargs)
+    key = (
+        alike,
+        keras_names.context_of_calls(),
+        str(tf.nest.map_structure(lambda _: 0, (args, kwargs))),
+        tuple(described),
+    )
+    if key not in _known:
+        _known[key] = _proved(layer, stock, described, (args, kwargs))
+    found = _known[key]
+    if found is None:
+        return stock(layer, *args, **kwargs)
+    verdict, outputs = found
+    handles.note_use(list(map(keras_names.tf_variable, layer.trainable_variables)))
+    made = [output.made(tracing) for output in outputs.leaves]
+    pairs = [(t, each) for t, each in zip(leaves, described, strict=True) if tf.is_tensor(t)]
+    tracing.parts.append(Part(pairs, [placeholder for placeholder, _ in made]))
+    tracing.draws += verdict.draws
+    return tf.nest.pack_sequence_as(outputs.structure, [tensor for _, tensor in made])
+
+
+def _described(tracing: Tracing, leaf: Any) -> Any:
+    """Returns the `Argument` of a tensor, plain values as they are, None for anything else."""
+    if isinstance(leaf, (bool, int, float, str)):
+        return leaf
+    if leaf is None:
+        return "None"
+    if not isinstance(leaf, tf.Tensor) or hasattr(leaf, "assign"):
+        return None
+    return Argument.of(leaf, tracing.rows)
+
+
+def _proved(
+    layer: Any, stock: Any, described: list[Any], like: Any
+) -> tuple[verdicts.Verdict, _Outputs] | None:
+    outputs: list[Any] = []
+
+    def noted(layer: Any, *args: Any, **kwargs: Any) -> Any:
+        out = stock(layer, *args, **kwargs)
+        outputs.append(out)
+        return out
+
+    subject = verdicts.layer_subject(layer, noted)
+    leaves = [None if each == "None" else each for each in described]
+    verdict = verdicts.prove(subject, leaves, like)
+    is_simple = not (verdict.whole or verdict.losses or verdict.assigned or verdict.reads_behind)
+    if not is_simple or set(verdict.factors) != {1}:
+        return None
+    flat = tf.nest.flatten(outputs[0])
+    rows = flat[0].shape[0]
+    found = [Argument.of(tensor, rows) for tensor in flat]
+    if any(each is None for each in found):
+        return None
+    structure = tf.nest.map_structure(lambda _: 0, outputs[0])
+    return verdict, _Outputs(structure, tuple(each for each in found if each is not None))
+
+
+def _likeness(value: Any, depth: int = 0) -> Any:
+    """Describes a layer of Keras's own so that equal descriptions compute alike; None if unknown."""
+    if isinstance(value, (bool, int, float, str, bytes, type(None), tf.DType)):
+        return type(value).__name__, value
+    if isinstance(value, (list, tuple)):
+        return _all(type(value).__name__, [_likeness(each, depth + 1) for each in value])
+    if isinstance(value, dict):
+        items = [_likeness(each, depth + 1) for pair in value.items() for each in pair]
+        return _all("dict", items)
+    if depth > _MOST_NESTED:
+        return None
+    if keras_names.makes_or_limits_weights(value):
+        return "weights"
+    variable = value if isinstance(value, tf.Variable) else getattr(value, "value", None)
+    if isinstance(variable, tf.Variable):
+        return "variable", str(variable.shape), variable.dtype, bool(variable.trainable)
+    if isinstance(value, tf.TensorShape):
+        return "shape", str(value)
+    if callable(value) and hasattr(value, "__qualname__"):
+        is_own = keras_names.is_keras_own(value) and "<locals>" not in value.__qualname__
+        return (value.__module__, value.__qualname__) if is_own else None
+    if not keras_names.is_keras_own(type(value)):
+        return None
+    if isinstance(value, tf.keras.layers.Layer):
+        if getattr(value, "activity_regularizer", None) is not None or isinstance(
+            value, keras_names.model_class()
+        ):
+            return None
+        attributes = keras_names.users_attributes(value)
+        general = [str(value.compute_dtype), value.trainable, value.supports_masking]
+        attributes = {**attributes, "_general": general}
+    else:
+        attributes = vars(value) if hasattr(value, "__dict__") else {}
+    name = str(getattr(value, "name", "") or "")
+    parts: list[Any] = [type(value).__module__, type(value).__qualname__]
+    for key, each in attributes.items():
+        if isinstance(each, str) and name and name in each:
+            continue
+        parts += [key, _likeness(each, depth + 1)]
+    return _all("object", parts)
+
+
+def _all(kind: str, parts: list[Any]) -> Any:
+    return None if any(part is None for part in parts) else (kind, *parts)
