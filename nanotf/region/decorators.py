@@ -159,8 +159,8 @@ def nano_multiprocessing_loss(function: Callable[..., Any] | None = None, /, **k
 def whole(layer: Any) -> Any:
     """Makes a layer or model run undivided, on all rows of a batch, in every worker.
 
-    This is correct for any layer and no faster than one process. If a trial finds that a layer's
-    rows depend on each other, the layer runs this way automatically.
+    This is correct for any layer and no faster than one process. A layer whose graph does not show
+    that its rows are apart runs this way automatically, except for the layers inside it.
 
     Args:
         layer: `tf.keras.layers.Layer`.

@@ -62,7 +62,7 @@ def used_by_rows(exchange: Exchange, layer: Any, variables: Sequence[Any]) -> It
     others = [v for v in used() if id(plain(v)) not in known and plain(v).dtype.is_floating]
     if others:
         raise ModelError(
-            "A layer whose call is divided must read only variables that it read in its trial. "
+            "A layer whose call is divided must read only variables that it read when it was traced. "
             f"Received: {layer.name}, which now reads {others[0].name!r}. Make the variable "
             "an attribute of the layer, or wrap the layer: nanotf.whole(layer)."
         )
