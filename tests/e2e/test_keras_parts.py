@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +13,6 @@ import tensorflow as tf
 from tensorflow.keras import losses, metrics
 
 from nanotf.keras import Model
-from nanotf.region import overrides
 
 L = tf.keras.layers
 
@@ -294,18 +292,3 @@ def test_random_numbers(function: str) -> None:
         return model
 
     assert_alike(make, values(2).astype("float32"), values(2).astype("float32"))
-
-
-def test_every_random_function_is_overridden() -> None:
-    known = {override.target.split("random.")[-1] for override in overrides.TABLE}
-    functions = {name for name, value in vars(tf.random).items() if inspect.isfunction(value)}
-    functions |= {f"experimental.{name}" for name in ("stateless_shuffle",)}
-    of_seeds = {"create_rng_state", "fold_in", "get_global_generator", "set_global_generator"}
-    of_seeds |= {"set_seed", "split"}
-    samplers = {name for name in functions if name.endswith("candidate_sampler")}
-    assert not functions - known - of_seeds - samplers
-    methods = {name for name in vars(tf.random.Generator) if not name.startswith("_")}
-    of_state = {"algorithm", "key", "make_seeds", "skip", "split", "state"}
-    of_state |= {name for name in methods if name.startswith(("from_", "reset"))}
-    drawing = {name.split(".")[-1] for name in known if name.startswith("Generator.")}
-    assert not methods - drawing - of_state

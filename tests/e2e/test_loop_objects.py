@@ -383,7 +383,7 @@ class MoreInGraphs(tf.keras.layers.Layer):  # type: ignore[misc]
 def test_a_layer_with_more_outputs_in_a_graph(
     float64: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """What a layer does in a graph is proved in that graph."""
+    """Each graph has its own proof, and eager code another."""
     layer, x = MoreInGraphs(), loops.rows(7)[0]
     layer(x)
     traced = [tf.function(lambda x: layer(x)), tf.function(lambda x: layer(x + 0.0))]

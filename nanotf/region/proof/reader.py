@@ -333,11 +333,11 @@ class Reader:
             states = merged
         else:
             raise Coupled("is a loop whose values do not settle")
-        (goes_on,) = self._call(condition, states)
-        if goes_on.kind == UNKNOWN:
-            reason: Reason = goes_on.of
+        (repeats,) = self._call(condition, states)
+        if repeats.kind == UNKNOWN:
+            reason: Reason = repeats.of
             raise Coupled(f"is a loop whose end depends on rows: {reason.text}")
-        if not (goes_on.kind == WHOLE and not goes_on.power):
+        if not (repeats.kind == WHOLE and not repeats.power):
             raise Coupled("is a loop whose end depends on rows")
         return states
 

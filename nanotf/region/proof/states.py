@@ -1,4 +1,4 @@
-"""What each tensor of a divided call is on a worker, compared with the whole batch's.
+"""States: a worker's tensor of a divided call, compared with the tensor of one process.
 
 The states are those of GSPMD (Xu et al., 2021) and of OneFlow's SBP (Yuan et al., 2021), split,
 broadcast and partial, with a power of the worker's share `s` of the rows of the batch:
@@ -69,7 +69,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Why a state is unknown.
+    """The reason of an unknown state.
 
     Args:
         operation: the `tf.Operation`.

@@ -41,7 +41,7 @@ class Along:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the proof of a call found.
+    """The findings of a proof: if a call may be divided, and how.
 
     Args:
         whole: str, why the call cannot be divided; empty if it can.
@@ -98,7 +98,7 @@ def noting(layer: Any, stock: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is called: a layer, or a function of a loss or metric.
+    """The call to prove: a layer's, or a function's of a loss or metric.
 
     Args:
         owner: the layer, loss or metric.
