@@ -17,10 +17,9 @@ from nanotf.region import rows, scope
 
 def _is_over_rows(x: Any, axes: Any) -> bool:
     """Returns True for statistics over the rows of the batch of a region or a proof."""
-    if scope.region is None and scope.proof is None:
-        return False
-    rank = tf.convert_to_tensor(x).shape.rank
-    return rank is not None and 0 in [int(axis) % rank for axis in tf.nest.flatten(axes)]
+    if scope.proof is not None:
+        return bool(scope.proof.note_statistics(tf.convert_to_tensor(x), tf.nest.flatten(axes)))
+    return scope.region is not None and bool(scope.region.is_over_rows())
 
 
 def moments(stock: Any, _: Any) -> Any:
@@ -72,11 +71,11 @@ def fused_batch_norm(stock: Any, _: Any) -> Any:
         name: Any = None,
         exponential_avg_factor: Any = 1.0,
     ) -> Any:
-        if not is_training or (scope.region is None and scope.proof is None):
+        channels = 1 if data_format.startswith("NC") else tf.convert_to_tensor(x).shape.rank - 1
+        axes = [axis for axis in range(tf.convert_to_tensor(x).shape.rank) if axis != channels]
+        if not is_training or not _is_over_rows(x, axes):
             return stock(x, scale, offset, mean, variance, epsilon, data_format, is_training, name, exponential_avg_factor)  # fmt: skip
         x = tf.convert_to_tensor(x)
-        channels = 1 if data_format.startswith("NC") else x.shape.rank - 1
-        axes = [axis for axis in range(x.shape.rank) if axis != channels]
         wide = tf.cast(x, tf.float32) if x.dtype in (tf.float16, tf.bfloat16) else x
         batch_mean, batch_variance = _of_batch(wide, axes, None)
         shape = [1] * x.shape.rank

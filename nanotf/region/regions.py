@@ -32,19 +32,21 @@ class Region:
     Args:
         division: `Division` of the batch.
         layer: the layer that is called.
-        draws: sequence of bool, one per draw of random numbers in the call, whether it has rows.
+        draws, statistics: sequences of bool, see `Verdict`.
 
     Attributes:
         graph: the graph that contains the call; None for an eager call.
     """
 
-    def __init__(self, division: Division, layer: Any, draws: Sequence[bool]) -> None:
+    def __init__(
+        self, division: Division, layer: Any, draws: Sequence[bool], statistics: Sequence[bool]
+    ) -> None:
         self.exchange = division.exchange
         self.division = division
         self.layer = layer
         self.graph = scope.graph_here()
         self.recomputes = False  # whether a gradient function reruns the code inside
-        self._draws = iter(draws)
+        self._draws, self._statistics = iter(draws), iter(statistics)
         self._inside: set[int] = set()  # keys of tensors that the code inside has made or received
         self._spread: dict[int, Any] = {}  # tensors from outside, as used inside
 
@@ -73,6 +75,10 @@ class Region:
     def draws_rows(self) -> bool:
         """Returns True if the numbers drawn now have rows."""
         return next(self._draws)
+
+    def is_over_rows(self) -> bool:
+        """Returns True if the statistics computed now are over rows of the batch."""
+        return next(self._statistics)
 
     # ------------------------------------------------------------------------- in and out
     def enter(self, leaf: Any) -> Any:
@@ -224,7 +230,9 @@ def divide(layer: Any, stock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
             warn_of_whole(subject, verdict)
         scope.wholes += 1
         return out
-    out = _on_own_rows(Region(division, layer, verdict.draws), verdict, stock, args, kwargs)
+    out = _on_own_rows(
+        Region(division, layer, verdict.draws, verdict.statistics), verdict, stock, args, kwargs
+    )
     return _with_notes(layer, *out) if verdict.leaves_notes else out
 
 

@@ -67,6 +67,7 @@ def call(tracing: Tracing, layer: Any, stock: Any, args: Any, kwargs: Any) -> An
     pairs = [(t, each) for t, each in zip(leaves, described, strict=True) if tf.is_tensor(t)]
     tracing.parts.append(Part(pairs, [placeholder for placeholder, _ in made]))
     tracing.draws += verdict.draws
+    tracing.statistics += verdict.statistics
     return tf.nest.pack_sequence_as(outputs.structure, [tensor for _, tensor in made])
 
 

@@ -360,17 +360,40 @@ def _images(step: Step) -> State:
     return found
 
 
+def _normalizes_rows(step: Step, place: int) -> bool:
+    """Returns True for statistics of each row by itself: the rows are the channels."""
+    if not _attribute(step, "is_training"):
+        return False
+    channels = (
+        1 if _attribute(step, "data_format").startswith(b"NC") else len(step.shape(place)) - 1
+    )
+    state = step.inputs[place]
+    if not (state.is_rows and state.axis == channels) and state != EQUAL:
+        raise Coupled("computes statistics of the batch")
+    return state.is_rows
+
+
+def _by_shape(step: Step, state: State) -> list[State]:
+    """Returns the state for results that have rows, `EQUAL` for the others.
+
+    One without a known shape is memory for the gradient, which kernels for CPUs leave empty.
+    """
+    shapes = [() if t.shape.rank is None else t.shape for t in step.operation.outputs]
+    have_rows = [any(d and d % step.rows == 0 for d in shape) for shape in shapes]
+    return [state if has_rows else EQUAL for has_rows in have_rows]
+
+
 @_rule("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3")
 def _normalize(step: Step) -> list[State]:
-    if _attribute(step, "is_training"):
-        raise Coupled("computes statistics of the batch")
+    if _normalizes_rows(step, 0):
+        return _by_shape(step, plain(step.inputs))
     return [plain(step.inputs)] + [EQUAL] * (len(step.operation.outputs) - 1)
 
 
 @_rule("FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3")
 def _normalize_gradient(step: Step) -> list[State]:
-    if _attribute(step, "is_training"):
-        raise Coupled("computes statistics of the batch")
+    if _normalizes_rows(step, 1):
+        return _by_shape(step, product(plain(step.inputs[1:]), step.inputs[0]))
     found = product(plain(step.inputs[1:]), step.inputs[0])
     return [found] + [_summed(found)] * 2 + [EQUAL] * (len(step.operation.outputs) - 3)
 

@@ -94,6 +94,7 @@ class Tracing:
         self.states: dict[int, State] = {}  # of tensors, by id
         self.exchanged: set[int] = set()
         self.draws: list[bool] = []  # per draw of random numbers, whether it has rows
+        self.statistics: list[bool] = []  # per statistics, whether they are over rows
         self.parts: list[Part] = []
         self._own: set[Any] = set()  # names of operations made by `exchange`
         self._keep: list[Any] = []
@@ -118,6 +119,12 @@ class Tracing:
         """Sets a tensor's state."""
         self.states[id(tensor)] = state
         self._keep.append(tensor)
+
+    def note_statistics(self, x: Any, axes: Sequence[Any]) -> bool:
+        """Registers statistics of a tensor over axes; returns True if rows are along one of them."""
+        lengths = [x.shape[int(axis)] for axis in axes] if x.shape.rank else []
+        self.statistics.append(any(d and d % self.rows == 0 for d in lengths))
+        return self.statistics[-1]
 
     def exchange(self, value: Any) -> Any:
         """Stands for an exchange that turns a sum or mean over own rows into the batch's."""
@@ -211,7 +218,7 @@ def trace(
                 leaf = found
             made.append(leaf)
         args, kwargs = tf.nest.pack_sequence_as(like, made)
-        with _new_in(losses_of()) as losses:
+        with _new_in(losses_of) as losses:
             out, notes = call(*args, **kwargs)
     outputs = tf.nest.flatten((out, notes))
     for leaf in outputs:
@@ -224,17 +231,19 @@ def trace(
 
 
 @contextlib.contextmanager
-def _new_in(lists: list[list[Any]]) -> Iterator[list[Any]]:
-    """Collects what is appended to lists in this context, and removes it from them."""
-    before = [list(found) for found in lists]
+def _new_in(lists_of: Callable[[], list[list[Any]]]) -> Iterator[list[Any]]:
+    """Collects what code in this context appends to lists, and removes it from them.
+
+    Keras 2 replaces the lists at a call.
+    """
+    known = {id(value) for found in lists_of() for value in found}
     new: list[Any] = []
     try:
         yield new
     finally:
-        for found, kept in zip(lists, before, strict=True):
-            known = set(map(id, kept))
-            new += [loss for loss in found if id(loss) not in known and tf.is_tensor(loss)]
-            found[:] = kept
+        for found in lists_of():
+            new += [value for value in found if id(value) not in known and tf.is_tensor(value)]
+            found[:] = [value for value in found if id(value) in known]
 
 
 def twins(one: Trace, other: Trace) -> dict[int, Any]:

@@ -50,6 +50,8 @@ class Verdict:
         losses: tuple, the same for each value that the layer gives to `add_loss`.
         draws: tuple of bool, one per draw of random numbers in the call, in order, whether it has
             rows.
+        statistics: tuple of bool, one per statistics that normalize values, in order, whether they
+            are over rows.
         variables: tuple of the trainable `tf.Variable`s that the call reads.
         assigned: tuple of pairs of a `tf.Variable` that the call assigns and the kind of its
             change, "mean" or "sum" over rows. Omits variables whose change is equal for any rows.
@@ -62,6 +64,7 @@ class Verdict:
     factors: tuple[Any, ...] = ()
     losses: tuple[Any, ...] = ()
     draws: tuple[bool, ...] = ()
+    statistics: tuple[bool, ...] = ()
     variables: tuple[Any, ...] = ()
     assigned: tuple[tuple[Any, str], ...] = ()
     reads_behind: bool = False
@@ -276,6 +279,7 @@ def _judged(subject: Subject, like: Any, leaves: Sequence[Any]) -> Verdict:
         factors=tuple(factors[: len(traced.outputs)]),
         losses=tuple(factors[len(traced.outputs) :]),
         draws=tuple(traced.tracing.draws),
+        statistics=tuple(traced.tracing.statistics),
         variables=tuple(used()),
         assigned=assigned,
         reads_behind=any(t.dtype.is_floating for _, t in graphs.captured(traced.graph)),
