@@ -30,6 +30,23 @@ def seeds() -> tuple[int, Any] | None:
     return None if given is None or operations is None else (given, operations.getstate())
 
 
+@contextlib.contextmanager
+def seeded(number: int | None) -> Iterator[None]:
+    """Gives the graphs that are made in this context a seed, as `tf.random.set_seed` would.
+
+    The seeds of eager operations stay as they are.
+
+    Args:
+        number: int, or None for graphs without a seed.
+    """
+    here = context.context()
+    before, here._seed = here._seed, number
+    try:
+        yield
+    finally:
+        here._seed = before
+
+
 def restore_seeds(taken: tuple[int, Any] | None) -> None:
     """Restores what `seeds` returned.
 

@@ -7,7 +7,7 @@ file.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nanotf.compat.versions import is_keras_3
@@ -249,6 +249,22 @@ class Generation(Protocol):
         Raises:
             ShippingError: An array is sparse or ragged. Keras accepts such arrays; workers cannot.
             Exception: Any exception that Keras raises.
+        """
+
+    def orders(self, rows: int, epochs: int, repeats: bool) -> Iterator[Any]:
+        """Lets Keras draw the orders in which `fit` passes over arrays with `shuffle=True`.
+
+        With a seed, Keras 3 draws the same order for each pass: it makes an iterator for each, and
+        each iterator draws from the beginning.
+
+        Args:
+            rows: int.
+            epochs: int, how many epochs the call of `fit` runs.
+            repeats: bool, whether to draw every order from one iterator, so that they differ.
+
+        Returns:
+            An iterator of vectors of row numbers, one for each pass. Keras has made its dataset,
+            which takes TensorFlow's seed; each order is drawn when it is asked for.
         """
 
     def batches_looked_at(self) -> int:

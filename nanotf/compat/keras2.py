@@ -22,6 +22,7 @@ Versions seen: 2.14, 2.15, tf_keras 2.15-2.21.
 | `engine.data_adapter.DataHandler`, its `_adapter`, `_dataset`, `_insufficient_data` | the loop over epochs and batches |
 | `engine.data_adapter.select_data_adapter` and the adapters' `_handle_multiprocessing`, `_standardize_batch`, `_enqueuer` | the kind of input; its batches before they reach TensorFlow |
 | `engine.data_adapter.train_validation_split`, `_check_data_cardinality`, `_make_class_weight_map_fn`, `pack_x_y_sample_weight`, `_is_pandas_series` | arrays |
+| `engine.data_adapter.TensorLikeDataAdapter`, `ListsOfScalarsDataAdapter` | arrays; see `orders` |
 | `engine.training_utils.handle_partial_sample_weights` | arrays |
 | `Layer._called` | differs after the first call |
 | `Model._assert_compile_was_called` | raises if `compile` was not called |
@@ -411,6 +412,8 @@ def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
         for leaf in require_tensorflow().nest.flatten((a.x, a.y)):
             refuse_what_is_not_dense(leaf)
     if issubclass(kind, (keras.TensorLikeDataAdapter, keras.ListsOfScalarsDataAdapter)):
+        if isinstance(a.shuffle, str) and a.shuffle.lower() == "batch":
+            return _Epochs(keras, _handler(keras, model, a, a.x, a.y, a.sample_weight), a.x, a)
         return _arrays(keras, kind, model, a)
     x = a.x
     if kind is keras.GeneratorDataAdapter:
@@ -472,7 +475,15 @@ def _arrays(keras: Any, kind: Any, model: Any, a: DataArguments) -> Arrays:
         inputs = keras.pack_x_y_sample_weight(x, y, weights.numpy())
     rows = int(next(v for v in tf.nest.flatten(inputs) if v is not None).shape[0])
     batch_size = a.batch_size or (math.ceil(rows / a.steps) if a.steps else 32)
-    return Arrays(inputs, batch_size, math.ceil(rows / batch_size))
+    return Arrays(inputs, batch_size, math.ceil(rows / batch_size), rows, bool(a.shuffle))
+
+
+def orders(rows: int, epochs: int, repeats: bool) -> Iterator[Any]:
+    keras = source_module("engine.data_adapter")
+    adapter = keras.TensorLikeDataAdapter(
+        np.arange(rows), batch_size=rows, epochs=epochs, shuffle=True
+    )
+    return iter(adapter.get_dataset())
 
 
 def _as_tensor_would_be(keras: Any, value: Any) -> Any:
@@ -540,7 +551,9 @@ class _Epochs(Epochs):
                 elements, a.workers, a.use_multiprocessing, a.max_queue_size
             )
             handler._dataset = _Raw(start, _finishing(keras, adapter, a.class_weight))
-        super().__init__(spec, cardinality, handler.inferred_steps, dataset)
+        arrays = (keras.TensorLikeDataAdapter, keras.ListsOfScalarsDataAdapter)
+        is_of_arrays = isinstance(adapter, arrays)
+        super().__init__(spec, cardinality, handler.inferred_steps, dataset, is_of_arrays)
 
     def _epochs(self) -> Iterator[Iterator[tuple[Any, Any]]]:
         for number, (_, iterator) in enumerate(self._handler.enumerate_epochs()):

@@ -20,7 +20,7 @@ Versions seen: 3.10-3.15.
 | `TensorBoard._start_batch`, `_stop_batch` | tells if it profiles batches |
 | `Model._initial_epoch` | where `BackupAndRestore` resumes |
 | `trainers.epoch_iterator.EpochIterator`, its `_enumerate_iterator`, `_epoch_iterator`, `_get_iterator`, `_current_iterator`, `_interrupted_warning`, `catch_stop_iteration`, `reset` | the loop over the batches of an epoch |
-| `trainers.data_adapters.array_data_adapter.ArrayDataAdapter`, its `_inputs`, `_size`, `_batch_size` | arrays after Keras's checks and class weights |
+| `trainers.data_adapters.array_data_adapter.ArrayDataAdapter`, its `_inputs`, `_num_samples`, `_size`, `_batch_size`, `_shuffle` | arrays after Keras's checks and class weights; see `orders` |
 | `trainers.data_adapters.tf_dataset_adapter.TFDatasetAdapter` | datasets, iterated as they are |
 | `trainers.data_adapters.data_adapter.DataAdapter.get_numpy_iterator`, `get_tf_dataset`, `num_batches`; `PyDatasetAdapter.enqueuer`; `data_adapter_utils.NUM_BATCHES_FOR_TENSOR_SPEC` | everything else |
 | `trainers.data_adapters.array_slicing.convert_to_sliceable`, `train_validation_split` | arrays as NumPy arrays; `validation_split` |
@@ -31,6 +31,7 @@ Versions seen: 3.10-3.15.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -357,13 +358,30 @@ def open_data(model: Any, arguments: DataArguments) -> Arrays | Epochs:
         refuse_what_is_not_dense(leaf)
     if not is_size(adapter._batch_size):
         next(iter(adapter.get_tf_dataset()))  # raises TensorFlow's error
+    if adapter._shuffle == "batch":
+        return _Epochs(loop)
     sliceables = source_module("trainers.data_adapters.array_slicing").convert_to_sliceable(
         adapter._inputs, target_backend="numpy"
     )
     structure = tf.nest.map_structure(
         lambda s: None if s is None else np.asarray(s.convert_to_numpy(s.array)), sliceables
     )
-    return Arrays(structure, adapter._batch_size, adapter._size)
+    return Arrays(
+        structure,
+        adapter._batch_size,
+        adapter._size,
+        adapter._num_samples,
+        bool(adapter._shuffle),
+    )
+
+
+def orders(rows: int, epochs: int, repeats: bool) -> Iterator[Any]:
+    adapters = source_module("trainers.data_adapters")
+    adapter = adapters.ArrayDataAdapter(np.arange(rows), batch_size=rows, shuffle=True)
+    dataset = adapter.get_tf_dataset()
+    if repeats:
+        return iter(dataset.repeat(epochs))
+    return itertools.chain.from_iterable(itertools.repeat(dataset, epochs))
 
 
 def _loop_class() -> Any:
@@ -373,12 +391,13 @@ def _loop_class() -> Any:
     their class, and nothing is read before it is needed.
     """
     base = source_module("trainers.epoch_iterator").EpochIterator
-    datasets = source_module("trainers.data_adapters").TFDatasetAdapter
 
     class Loop(base):  # type: ignore[misc, valid-type]
+        dataset: Any = None
+
         def _get_iterator(self) -> Any:
-            if isinstance(self.data_adapter, datasets):
-                return self.data_adapter.get_tf_dataset()
+            if self.dataset is not None:
+                return self.dataset
             return self.data_adapter.get_numpy_iterator()
 
         def __next__(self) -> Any:  # as in the TensorFlow backend's class
@@ -390,14 +409,19 @@ def _loop_class() -> Any:
 class _Epochs(Epochs):
     def __init__(self, loop: Any) -> None:
         self._loop = loop
-        batches = loop.data_adapter.num_batches
-        dataset = loop.data_adapter.get_tf_dataset()
-        datasets = source_module("trainers.data_adapters").TFDatasetAdapter
+        adapter, adapters = loop.data_adapter, source_module("trainers.data_adapters")
+        batches = adapter.num_batches
+        dataset = adapter.get_tf_dataset()
+        is_dataset = isinstance(adapter, adapters.TFDatasetAdapter)
+        is_of_arrays = isinstance(adapter, adapters.ArrayDataAdapter)
+        if is_dataset or is_of_arrays:
+            loop.dataset = dataset
         super().__init__(
             dataset.element_spec,
             UNKNOWN_CARDINALITY if batches is None else batches,
             loop.num_batches,
-            dataset if isinstance(loop.data_adapter, datasets) else None,
+            dataset if is_dataset else None,
+            is_of_arrays,
         )
 
     def _epochs(self) -> Iterator[Iterator[tuple[Any, Any]]]:

@@ -58,11 +58,15 @@ class Arrays:
             x, `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
         batch_size: int.
         size: int, batches in one pass over the data.
+        rows: int, length of every array.
+        is_shuffled: bool, whether each pass has an order of its own, see `Generation.orders`.
     """
 
     structure: Any
     batch_size: int
     size: int
+    rows: int
+    is_shuffled: bool
 
 
 class Epochs:
@@ -73,6 +77,7 @@ class Epochs:
         cardinality: int, as told to a worker's Keras, so that its loop is the same.
         steps: int or None, batches per epoch, if Keras knows them.
         dataset: `tf.data.Dataset` that is read, including class weights, or None.
+        is_of_arrays: bool, whether they are arrays that Keras shuffles within batches.
 
     Attributes:
         begun: tuple of int and `random_states.States`, or None: the number, from 0, of the
@@ -84,12 +89,18 @@ class Epochs:
     begun: tuple[int, random_states.States] | None = None
 
     def __init__(
-        self, element_spec: Any, cardinality: int, steps: int | None, dataset: Any = None
+        self,
+        element_spec: Any,
+        cardinality: int,
+        steps: int | None,
+        dataset: Any = None,
+        is_of_arrays: bool = False,
     ) -> None:
         self.dataset = dataset
         self.element_spec = element_spec
         self.cardinality = cardinality
         self.steps = steps
+        self.is_of_arrays = is_of_arrays
         self._exhausted: Any = None
 
     def resume(self, passed: int, states: random_states.States | None) -> None:

@@ -106,6 +106,7 @@ def shortened(arguments: FitArguments) -> FitArguments:
         epochs=2,
         # Makes arrays endless.
         steps_per_epoch=None,
+        shuffle=False,
     )
 
 

@@ -315,7 +315,7 @@ class Call:
             times: tuple of `timing.WorkerTimes`, by rank, or empty.
         """
         clock = self.clock
-        clock.readings = [writer.reading for writer in self.writers]
+        clock.readings = [writer.reading for writer in self.writers if not writer.ahead]
         result = self.end(results)
         clock.ended = timing.now()
         self.report = report.Report.of(self.method, clock, times, self.size)
@@ -361,6 +361,7 @@ class Call:
             send,
             lambda error: workers.post(messages.DataFailed(job, number, error)),
             len(require_tensorflow().nest.flatten(self.divided(stream))),
+            stream.ahead,
         )
 
     def _reading(self) -> list[str]:

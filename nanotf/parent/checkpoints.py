@@ -26,7 +26,7 @@ import numpy as np
 from nanotf.console import logger
 from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2  # the newest, and the one before
 _MANIFEST, _ARRAYS, _UNFINISHED = "manifest.json", "arrays.npz", ".unfinished-"
 

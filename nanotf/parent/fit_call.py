@@ -63,7 +63,6 @@ class FitCall(ModelCall):
         self.epoch = 0
         self._asked = False  # whether the workers were asked to pause
         if self.resumption is not None:
-            self.seed = self.resumption.seed
             self.checkpoints = Checkpointing(self, self.resumption)
 
     def build(self) -> None:
@@ -149,13 +148,13 @@ class FitCall(ModelCall):
             last: `Moment`.
             states: see `Resume.random_states`.
         """
+        seed = (self.resumption or self.data).order_seed
         self.data = FitData(
             self.model,
             self.arguments,
-            self.seed,
             calls.STATE_BLOCK + 1,
             self.sharding,
-            resume=Resume(*self.first, last.epoch, states, last.step),
+            resume=Resume(*self.first, last.epoch, states, seed, last.step),
         )
 
     def prepare_restart(self, error: WorkerError) -> None:

@@ -7,6 +7,7 @@ process starts.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from nanotf.compat.versions import require_tensorflow
 from nanotf.errors import InvalidArgumentError
 from nanotf.parent import read_ahead
 from nanotf.parent.fit_arguments import FitArguments
+from nanotf.parent.orders import Orders, OrderSeed
 from nanotf.parent.passes import Resume, epochs_cut_short
 from nanotf.shipping import inputs, pipelines, streams
 from nanotf.shipping.arrays import Packing
@@ -31,7 +33,6 @@ class FitData:
     Args:
         model: the user's model.
         arguments: `FitArguments`.
-        seed: int, for the order of shuffled arrays.
         first_block: int, the number of the job's first block for arrays.
         sharding: str, "data" or "parent", where datasets are read; or "trial", which is "data"
             with an order that may differ between workers.
@@ -47,6 +48,8 @@ class FitData:
         specs: nested structure of `tf.TensorSpec`, of one batch of `train`.
         validation_specs: same, of `validation`, or None.
         is_endless: bool, whether a single pass would never end.
+        orders: `Orders`, if `train` are arrays that are shuffled, or None.
+        order_seed: `OrderSeed`.
 
     Raises:
         InvalidArgumentError, ShippingError: An argument cannot be used.
@@ -57,7 +60,6 @@ class FitData:
         self,
         model: Any,
         arguments: FitArguments,
-        seed: int,
         first_block: int,
         sharding: str = "parent",
         trains: bool = True,
@@ -68,11 +70,12 @@ class FitData:
         self._model = model
         self._arguments = a = arguments
         self._first_block = first_block
-        self._seed = seed
+        self.order_seed = OrderSeed.now() if resume is None else resume.order_seed
         self._packings: list[Packing] = []
         self.streams: list[Stream] = []
         self.read: keras_epochs.Epochs | None = None  # training data that have to be read
         self.is_endless = False
+        self.orders: Orders | None = None
         self.train: Input
         self.validation: Input | None = None
         self.validation_specs: Any = None
@@ -104,7 +107,7 @@ class FitData:
                 opened.dataset is not None and int(opened.dataset.cardinality()) == infinite
             )
             return
-        self.train = self._arrays(opened, False, 1)
+        self.train = self._arrays(opened, 1)
         self.specs = _specs(opened.structure)
         self.steps = steps or opened.size
 
@@ -139,27 +142,44 @@ class FitData:
                 rewound = isinstance(x, require_tensorflow().data.Dataset)
                 is_read_again = rewound or hasattr(x, "__getitem__")  # as a `PyDataset`
                 opened.resume(
-                    resume.epochs if rewound else 0,
+                    resume.epochs if rewound or opened.is_of_arrays else 0,
                     resume.random_states if is_read_again else None,
                 )
             self.read = opened
             self.train, self.specs = self._stream("x", opened, trains=True)
             self.steps, self.steps_per_epoch = opened.steps, steps
+            if opened.is_of_arrays and not generation().EACH_PASS_HAS_AN_ITERATOR:
+                self.steps_per_epoch = opened.steps
             return
-        passes, first = self._passes_of_training(opened.size), None
+        passes = self._passes_of_training(opened.size)
+        complete = taken = 0
         if resume is not None:
-            complete, taken = resume.place(
-                steps or opened.size, opened.size, generation().steps_at_once(self._model)
-            )
-            first = (resume.first_epoch + complete, taken)
-            if passes is not None and not generation().EACH_PASS_HAS_AN_ITERATOR:
-                passes = max(1, passes - complete)
-        shuffle = _shuffles(a.shuffle)
-        self.train = dataclasses.replace(self._arrays(opened, shuffle, passes), first=first)
+            complete, taken = resume.place(steps or opened.size, opened.size, self._steps_at_once())
+        order = self._order(opened, complete, taken) if opened.is_shuffled else None
+        if passes is not None and not generation().EACH_PASS_HAS_AN_ITERATOR:
+            passes = max(1, passes - complete)
+        self.train = dataclasses.replace(self._arrays(opened, passes), order=order, taken=taken)
         self.specs = _specs(opened.structure)
         self.steps = steps or opened.size
         # A known number lets Keras keep one endless iterator over all epochs.
         self.steps_per_epoch = steps or opened.size
+
+    def _order(self, data: keras_epochs.Arrays, complete: int, taken: int) -> int:
+        """Sets `orders`; returns the number of their stream.
+
+        Args:
+            data: `Arrays`.
+            complete, taken: int, complete passes, and batches used of the next.
+        """
+        a, at_once = self._arguments, self._steps_at_once()
+        epochs = a.epochs - a.initial_epoch
+        left = epochs if self._resume is None else epochs - self._resume.epochs
+        each = a.steps_per_epoch or data.size  # Keras 2: -1 for all batches
+        steps = left * at_once * math.ceil((each if each > 0 else data.size) / at_once)
+        passes = min(left + bool(taken), math.ceil((taken + steps) / data.size))
+        self.orders = Orders(data.rows, epochs, self.order_seed, complete, max(0, passes))
+        self.streams.append(Stream(self.orders, self.orders.signature, ahead=True))
+        return len(self.streams) - 1
 
     def random_states_of(self, epoch: int, first_epoch: int) -> random_states.States | None:
         """Returns the random states from when this process began to read an epoch of training.
@@ -205,7 +225,7 @@ class FitData:
             return None
         if generation().EACH_PASS_HAS_AN_ITERATOR:
             # An execution of several steps makes all of them, even beyond the end of the epoch.
-            at_once = generation().steps_at_once(self._model)
+            at_once = self._steps_at_once()
             if 0 < steps <= size and size % steps == 0 and steps % at_once == 0:
                 return None
             self._cut = epochs_cut_short(-(-steps // at_once), -(-size // at_once), epochs)
@@ -226,9 +246,9 @@ class FitData:
             self.validation_specs = specs
             return
         self.validation_specs = _specs(opened.structure)
-        at_once = generation().steps_at_once(self._model)
+        at_once = self._steps_at_once()
         runs_out = steps is not None and not 0 < -(-steps // at_once) * at_once <= opened.size
-        self.validation = self._arrays(opened, False, 1 if runs_out else None)
+        self.validation = self._arrays(opened, 1 if runs_out else None)
         if not runs_out:
             self.validation_steps = steps or opened.size
 
@@ -238,6 +258,9 @@ class FitData:
         if not (generation().KNOWS_ROWS_OF_BATCHES and isinstance(train, inputs.ArrayInput)):
             return self.specs
         return _with_rows(inputs.without_lists(self.specs), min(train.batch_size, train.rows))
+
+    def _steps_at_once(self) -> int:
+        return generation().steps_at_once(self._model)
 
     def _reading(self) -> dict[str, Any]:
         a = self._arguments
@@ -254,7 +277,7 @@ class FitData:
                 f"{what} must have at least one batch. Received: an empty dataset."
             )
         signature = streams.signature_of(data.element_spec, what)
-        if self._sharding in ("data", "trial"):
+        if self._sharding in ("data", "trial") and not data.is_of_arrays:
             alike = self._sharding == "data"
             made = pipelines.pipeline_input(
                 data.dataset, signature, data.cardinality, data.steps, what, alike
@@ -264,21 +287,14 @@ class FitData:
                 steps = self._arguments.steps_per_epoch
                 place = self._resume.place_of_workers(steps, data.cardinality)
             return dataclasses.replace(made, **place), signature
-        self.streams.append(Stream(data, signature, trains, data.element_spec))
+        self.streams.append(Stream(data, signature, trains, specs=data.element_spec))
         number = len(self.streams) - 1
         return streams.StreamInput(number, signature, data.cardinality, data.steps), signature
 
-    def _arrays(
-        self, data: keras_epochs.Arrays, shuffle: bool | str, passes: int | None
-    ) -> inputs.ArrayInput:
-        result, packing = inputs.pack_arrays(
-            data.structure,
-            self._first_block + len(self._packings),
-            int(data.batch_size),
-            shuffle,
-            self._seed,
-            passes,
-        )
+    def _arrays(self, data: keras_epochs.Arrays, passes: int | None) -> inputs.ArrayInput:
+        block = self._first_block + len(self._packings)
+        size = int(data.batch_size)
+        result, packing = inputs.pack_arrays(data.structure, block, size, passes)
         self._packings.append(packing)
         return result
 
@@ -306,8 +322,10 @@ class FitData:
             "steps_per_epoch": a.steps_per_epoch,
         }
         if isinstance(train, inputs.ArrayInput):
-            rows, size = train.rows, train.batch_size
-            return found | {"samples": rows, "batch_size": size, "shuffle": train.shuffle}
+            rows, size, shuffled = train.rows, train.batch_size, train.order is not None
+            return found | {"samples": rows, "batch_size": size, "shuffle": shuffled}
+        if self.read is not None and self.read.is_of_arrays:
+            found |= {"shuffle": "batch", "seed": self.order_seed.number}
         return found | {"batches": train.cardinality}
 
     def keras_specs(self, source: Input | None) -> Any:
@@ -342,12 +360,14 @@ class Stream:
         data: `compat.keras_epochs.Epochs`.
         signature: nested structure of `tf.TensorSpec`, of one batch.
         trains: bool, whether they are for training.
+        ahead: bool, whether they are read before a worker asks.
         specs: Keras's version of `signature`.
     """
 
     data: streams.Epochs
     signature: Any
-    trains: bool
+    trains: bool = False
+    ahead: bool = False
     specs: Any = None
 
 
@@ -363,10 +383,3 @@ def _with_rows(specs: Any, rows: int) -> Any:
     return tf.nest.map_structure(
         lambda s: None if s is None else tf.TensorSpec([rows, *s.shape[1:]], s.dtype), specs
     )
-
-
-def _shuffles(shuffle: Any) -> bool | str:
-    """Returns "batch", or whether arrays are shuffled at all."""
-    if isinstance(shuffle, str):
-        return "batch" if shuffle.lower() == "batch" else True
-    return bool(np.all(shuffle))

@@ -1,7 +1,6 @@
 """`fit(resume=...)` without workers: Keras's own loop in this process, with checkpoints.
 
-The batches are those that workers get: shuffled arrays have nanotf's order, which depends on a seed
-in the checkpoint. So a run may continue with workers, or without.
+The batches are those that workers get, so a run may continue with workers, or without.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ def _data(call: FitCall) -> dict[str, Any]:
     arrays = iter(data.arrays())
 
     def dataset(source: Any) -> Any:
-        first = call.arguments.initial_epoch
-        return source.dataset_over(next(arrays), 0, 1, first, extents=False)
+        orders = None if source.order is None or data.orders is None else data.orders.drawn()
+        return source.dataset_over(next(arrays), orders, 0, 1, extents=False)
 
     if data.read is not None:
         found = {"x": _dataset_of(data.read, data.train), "steps_per_epoch": data.steps_per_epoch}

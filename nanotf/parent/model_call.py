@@ -43,13 +43,7 @@ class ModelCall(calls.Call):
         super().__init__(size)
         self.model = model
         self.arguments = arguments
-        optimizer = getattr(model, "optimizer", None)
-        # The step count makes the second of two calls in a row differ from the first.
-        steps = 0 if optimizer is None else int(optimizer.iterations.numpy())
-        self.seed = calls.seed_of_user(steps)
-        self.data = FitData(
-            model, arguments, self.seed, calls.STATE_BLOCK + 1, sharding, trains=self.trains
-        )
+        self.data = FitData(model, arguments, calls.STATE_BLOCK + 1, sharding, trains=self.trains)
         with keras_names.scope_of(model):
             self.build()
         if keras_names.computes_in_bfloat16(model):

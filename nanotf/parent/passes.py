@@ -12,6 +12,7 @@ from typing import Any
 
 from nanotf.compat import random_states
 from nanotf.compat.generation import generation
+from nanotf.parent.orders import OrderSeed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Resume:
         epoch: int, the epoch to run next.
         random_states: the random states when this process began to read that epoch, see
             `random_states`; None if it did not.
+        order_seed: `OrderSeed`, of the whole call.
         step: int, steps of that epoch that are complete. Arrays continue with the next one; the
             batches of other data are read again and dropped, see `shipping.passed_steps`.
     """
@@ -31,7 +33,8 @@ class Resume:
     first_epoch: int
     first_step: int
     epoch: int
-    random_states: random_states.States | None = None
+    random_states: random_states.States | None
+    order_seed: OrderSeed
     step: int = 0
 
     @property

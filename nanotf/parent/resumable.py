@@ -40,6 +40,12 @@ def check(model: Any, arguments: FitArguments, data: FitData) -> None:
         _check_steps(model, arguments.steps_per_epoch, data.train.steps)
     else:
         _check_read_again(arguments.x, arguments.steps_per_epoch)
+    if data.read is not None and data.read.is_of_arrays and not data.order_seed.is_users:
+        raise InvalidArgumentError(
+            "With `resume`, a seed must decide how Keras shuffles batches. Received: "
+            "shuffle='batch' and no seed. Call tf.keras.utils.set_random_seed(), or pass "
+            "shuffle=True."
+        )
 
 
 def unreadable(model: Any, data: FitData) -> str | None:

@@ -24,6 +24,7 @@ from nanotf.parent.checkpoints import Folder, Stored
 from nanotf.parent.encoding import Arrays, decode, encode, typed
 from nanotf.parent.folder_lock import FolderLock
 from nanotf.parent.moments import Moment, Values, write_all
+from nanotf.parent.orders import OrderSeed
 from nanotf.shipping.arrays import numpy_dtype
 from nanotf.shipping.state import StateLayout
 from nanotf.wire import timing
@@ -42,7 +43,7 @@ class Resumption:
         moment: `Moment` where training continues, or None if it begins.
         is_finished: bool, whether the moment is the end of training.
         stops: bool, whether a callback had stopped training at the moment.
-        seed: int, for the order of shuffled arrays.
+        order_seed: `OrderSeed`, of the first run.
         reading: random states when the first run began to read the moment's epoch, or None.
 
     Raises:
@@ -55,7 +56,7 @@ class Resumption:
         self._folder = Folder(path)
         self._facts = _facts_of(call)
         self._epochs = call.arguments.epochs
-        self.seed: int = call.seed
+        self.order_seed: OrderSeed = call.data.order_seed
         self.moment: Moment | None = None
         self.is_finished = self.stops = False
         self.reading: Any = None
@@ -104,7 +105,7 @@ class Resumption:
             decode(content["logs"], arrays),
         )
         self.is_finished, self.stops = content["finished"], content["stop"]
-        self.seed = content["seed"]
+        self.order_seed = OrderSeed(*content["order_seed"])
         self.reading = decode(content["reading"], arrays)
         self._chance = Chance(*decode(content["chance"], arrays))
         self._of_callbacks = decode(content["callbacks"], arrays)
@@ -149,7 +150,7 @@ class Resumption:
         manifest = {
             "versions": _versions(),
             "facts": self._facts,
-            "seed": self.seed,
+            "order_seed": self.order_seed,
             "epoch": moment.epoch,
             "step": moment.step,
             "stop": stop,

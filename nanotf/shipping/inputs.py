@@ -113,13 +113,10 @@ class ArrayInput:
         block: int, the number of their block in the job.
         rows: int, length of every array.
         batch_size: int, rows of a global batch.
-        shuffle: bool or "batch", whether every pass over the data has its own order;
-            "batch" shuffles within each batch.
-        seed: int, of that order.
+        order: int or None, the stream of the orders of the passes; None for the arrays' order.
         passes: int or None, how many passes an iterator makes; None is endless, which lets Keras
             keep one iterator over all epochs.
-        first: tuple of int or None: the pass where the first iterator begins, and how many of its
-            batches are already used; None for the first batch of the first epoch's pass.
+        taken: int, how many batches of the first pass are already used.
     """
 
     structure: Any
@@ -127,63 +124,47 @@ class ArrayInput:
     block: int
     rows: int
     batch_size: int
-    shuffle: bool | str = False
-    seed: int = 0
+    order: int | None = None
     passes: int | None = None
-    first: tuple[int, int] | None = None
+    taken: int = 0
 
     @property
     def steps(self) -> int:
         """Batches in one pass over the data."""
         return -(-self.rows // self.batch_size)
 
-    def dataset(self, blocks: list[Block], rank: int, size: int, first_epoch: int = 0) -> Any:
+    def dataset(
+        self, blocks: list[Block], orders: Iterator[Any] | None, rank: int, size: int
+    ) -> Any:
         """Returns the worker's dataset.
 
         Args:
             blocks: list of `Block`, of the job.
+            orders: iterator of the orders of the passes, or None for the arrays' order. An order is
+                not used after the next one is requested.
             rank: int.
             size: int, number of workers.
-            first_epoch: int, the number of the first pass; its order depends on this.
         """
         arrays = [view(blocks[self.block], ref) for ref in self.arrays]
-        return self.dataset_over(arrays, rank, size, first_epoch)
+        return self.dataset_over(arrays, orders, rank, size)
 
     def dataset_over(
         self,
         given: Sequence[np.ndarray[Any, Any]],
+        orders: Iterator[Any] | None,
         rank: int,
         size: int,
-        first_epoch: int,
         extents: bool = True,
     ) -> Any:
         """Returns the dataset over arrays that need not be in the block.
 
         Args:
             given: sequence of `numpy.ndarray`.
-            rank, size, first_epoch: see `dataset`.
+            orders, rank, size: see `dataset`.
             extents: bool, whether an element also has the batch's extent.
         """
         tf = require_tensorflow()
         arrays = [_Rows(array) for array in given]
-        first_pass, taken = (first_epoch, 0) if self.first is None else self.first
-        # All ranks begin the same passes in the same order, even across iterators.
-        numbers = itertools.count(first_pass)
-
-        def permutation() -> Any:
-            random = np.random.default_rng((self.seed, next(numbers) % 2**63))
-            if self.shuffle != "batch":
-                return random.permutation(self.rows)
-            starts = range(0, self.rows, self.batch_size)
-            parts = [np.arange(s, min(s + self.batch_size, self.rows)) for s in starts]
-            return np.concatenate([random.permutation(part) for part in parts])
-
-        @tf.autograph.experimental.do_not_convert
-        def order() -> Any:
-            result = tf.numpy_function(permutation, [], tf.int64, stateful=True)
-            result.set_shape([self.rows])
-            return result
-
         rows: Any = None if self.rows % self.batch_size else self.batch_size
 
         @tf.autograph.experimental.do_not_convert
@@ -207,16 +188,18 @@ class ArrayInput:
             return places, extent_of(total if rows is None else rows)
 
         @tf.autograph.experimental.do_not_convert
-        def one_pass(_: Any) -> Any:
+        def one_pass(order: Any) -> Any:
             steps = tf.data.Dataset.range(self.steps)
-            return steps.map(functools.partial(element, epoch_order=order()))
+            return steps.map(functools.partial(element, epoch_order=order))
 
-        if self.shuffle:
-            passes = np.iinfo(np.int64).max if self.passes is None else self.passes
-            dataset = tf.data.Dataset.range(passes).flat_map(one_pass)
-        else:
+        if orders is None:
             dataset = tf.data.Dataset.range(self.steps).repeat(self.passes).map(element)
-        dataset = resumed(tuned(dataset.prefetch(2)), taken)
+        else:
+            spec = tf.TensorSpec([self.rows], tf.int64)
+            # All iterators share the orders: each continues where the one before has ended.
+            drawn = tf.data.Dataset.from_generator(lambda: orders, output_signature=spec)
+            dataset = drawn.take(-1 if self.passes is None else self.passes).flat_map(one_pass)
+        dataset = resumed(tuned(dataset.prefetch(2)), self.taken)
         if self.passes is None:
             return dataset
         return claiming(dataset, self.steps if self.passes == 1 else UNKNOWN_CARDINALITY)
@@ -344,8 +327,6 @@ def pack_arrays(
     data: Any,
     block: int,
     batch_size: int,
-    shuffle: bool | str = False,
-    seed: int = 0,
     passes: int | None = None,
 ) -> tuple[ArrayInput, Packing]:
     """Describes arrays as an input of the workers.
@@ -355,7 +336,7 @@ def pack_arrays(
             one length, or None.
         block: int, the block that they will be written to.
         batch_size: int.
-        shuffle, seed, passes: see `ArrayInput`.
+        passes: see `ArrayInput`.
 
     Returns:
         A tuple of the `ArrayInput` and the `Packing` that writes its block.
@@ -376,5 +357,5 @@ def pack_arrays(
     structure = without_lists(places)
     packing = Packing(flat)
     refs = tuple(packing.refs)
-    made = ArrayInput(structure, refs, block, rows, batch_size, shuffle, seed, passes)
+    made = ArrayInput(structure, refs, block, rows, batch_size, passes=passes)
     return made, packing

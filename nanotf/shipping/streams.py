@@ -16,6 +16,7 @@ Keras's loop runs twice: in the workers, with the steps, and without steps in th
 those that Keras never reads. A shuffled dataset draws the same orders as in a single process. A
 turn is an iterator that is read at least once; both sides count turns. An epoch of training begins
 after the parent's callbacks for its beginning, an evaluation when a worker opens its turn.
+The orders of shuffled arrays are one turn that is read ahead, one element for each pass.
 `EndOfStream` ends a turn on the workers' side: without it a worker that drops an iterator would
 wait for the thread that prefetches the next element.
 
@@ -204,7 +205,7 @@ class StreamReader:
         return stream in self._broken
 
     def iterate(
-        self, stream: int, rank: int | None, size: int
+        self, stream: int, rank: int | None, size: int, copies: bool = True
     ) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
         """Reads the next turn: yields a rank's rows of each array of a batch, and the batch's rows.
 
@@ -212,6 +213,7 @@ class StreamReader:
             stream: int, its number.
             rank: int, or None for whole arrays, which need not have rows.
             size: int.
+            copies: bool; otherwise arrays are in shared memory until the next batch is requested.
         """
         with self._lock:
             if self._ended:
@@ -236,9 +238,13 @@ class StreamReader:
                 if rank is not None:
                     first, count = own_rows(message.rows, rank, size)
                     arrays = [array[first : first + count] for array in arrays]
-                flat = [np.array(array) for array in arrays]
-                self._channel.send(messages.SlotRead(self._job, stream, message.slot))
-                yield flat, message.rows
+                read = messages.SlotRead(self._job, stream, message.slot)
+                if copies:
+                    arrays = [np.array(array) for array in arrays]
+                    self._channel.send(read)
+                yield arrays, message.rows
+                if not copies:
+                    self._channel.send(read)
         finally:
             self._channel.send(messages.CloseStream(self._job, stream, turn))
 
@@ -286,6 +292,7 @@ class StreamWriter:
         send: callable of a message and a `Block` or None, which sends both to all workers.
         fail: callable of an exception that the user's data raised.
         divided: int, how many of a batch's first arrays are divided by rows between workers.
+        ahead: bool, whether to read before a worker asks.
     """
 
     def __init__(
@@ -298,8 +305,10 @@ class StreamWriter:
         send: Callable[[messages.Message, Block | None], None],
         fail: Callable[[BaseException], None],
         divided: int,
+        ahead: bool = False,
     ) -> None:
         self.stream = stream
+        self.ahead = ahead
         self._data = data
         self._signature = signature
         self._trains = trains
@@ -322,6 +331,8 @@ class StreamWriter:
         self._closed: collections.Counter[int] = collections.Counter()
         self._begun = self._ended = 0  # epochs of training
         self._stopped = False
+        # Made here: the main thread must make some data.
+        self._evaluations = None if trains else data.evaluations()
         self._waits_since: float | None = None  # for the workers; None while it reads
         self._thread = threading.Thread(target=self._run, name=f"nanotf-stream-{stream}")
         self._thread.daemon = True
@@ -401,7 +412,10 @@ class StreamWriter:
     def _run(self) -> None:
         try:
             try:
-                self._train() if self._trains else self._evaluate()
+                if self._evaluations is None:
+                    self._train()
+                else:
+                    self._evaluate(self._evaluations)
             finally:
                 iterators.drop([self._iterator])
                 self._iterator = None
@@ -421,10 +435,10 @@ class StreamWriter:
             if not self._wait(lambda n=number: self._ended > n):  # type: ignore[misc]
                 return
 
-    def _evaluate(self) -> None:
-        evaluations = self._data.evaluations()
-        while self._wait(lambda: self._turn + 1 in self._opened):
-            if not self._write_epoch(next(evaluations)):
+    def _evaluate(self, evaluations: Iterator[Iterator[tuple[Any, Any]]]) -> None:
+        while self._wait(lambda: self.ahead or self._turn + 1 in self._opened):
+            batches = next(evaluations, None)
+            if batches is None or not self._write_epoch(batches):
                 return
 
     def _wait(self, condition: Callable[[], bool]) -> bool:

@@ -110,14 +110,18 @@ class _ModelRun:
         random_states.restore(self.job.chance.states)
         generation().restore_seeds(self.job.chance.keras)
 
-    def _dataset(self, source: Any, first_epoch: int = 0) -> Any:
+    def _dataset(self, source: Any) -> Any:
         rank, size = self.session.rank, self.session.strategy.size
         if isinstance(source, streams.StreamInput):
             return source.dataset(self.reader, rank, size)
         if isinstance(source, pipelines.PipelineInput):
             refuse = functools.partial(self._refused.__setitem__, id(source))
             return source.dataset(rank, size, refuse)
-        return source.dataset(self.blocks, rank, size, first_epoch)
+        orders = None
+        if source.order is not None:
+            read = self.reader.iterate(source.order, None, size, copies=False)
+            orders = (order for (order,), _ in read)
+        return source.dataset(self.blocks, orders, rank, size)
 
     @contextlib.contextmanager
     def _dividing(self) -> Iterator[None]:
@@ -133,7 +137,8 @@ class _ModelRun:
 
     def _end_if_broken(self, source: Any) -> None:
         """Abandons the job if its data ended because they raised or were refused."""
-        if isinstance(source, streams.StreamInput) and self.reader.is_broken(source.stream):
+        stream = getattr(source, "stream", getattr(source, "order", None))
+        if stream is not None and self.reader.is_broken(stream):
             raise Abandoned
         error = self._refused.get(id(source))
         if error is not None:
@@ -255,7 +260,7 @@ class FitRun(_ModelRun):
         sigterm = leaving_sigterm_to_parent() if job.pauses else contextlib.nullcontext()
         with at_end, sigterm, self._dividing():
             self.model.fit(
-                self._dataset(train, job.initial_epoch),
+                self._dataset(train),
                 epochs=job.epochs,
                 initial_epoch=job.initial_epoch,
                 steps_per_epoch=steps,

@@ -83,12 +83,12 @@ def fit_both(make: Callable[[], Any], **arguments: Any) -> tuple[Any, Any]:
 
     Args:
         make: makes a compiled model, the same at every call.
-        **arguments: of `fit`; `shuffle` is False unless given, `epochs` is 2.
+        **arguments: of `fit`; `epochs` is 2 unless given.
 
     Returns:
         A tuple of the model that two processes trained, and the model of the single process.
     """
-    arguments = {"shuffle": False, "epochs": 2, "verbose": 0, **arguments}
+    arguments = {"epochs": 2, "verbose": 0, **arguments}
     expected, found = make(), make()
     expected_history = expected.fit(**arguments)
     found_history = found.fit(**arguments, num_processes=2)

@@ -380,6 +380,7 @@ def test_data_adapters_of_keras_3() -> None:
     adapter = loop.data_adapter
     assert isinstance(adapter, adapters.ArrayDataAdapter)
     assert (adapter._size, adapter._batch_size, len(adapter._inputs)) == (3, 2, 5)
+    assert (adapter._num_samples, adapter._shuffle) == (5, False)
     dataset = tf.data.Dataset.range(3).batch(2)
     assert isinstance(base(dataset).data_adapter, adapters.TFDatasetAdapter)
     slicing = keras_names.source_module("trainers.data_adapters.array_slicing")
@@ -430,6 +431,7 @@ def test_data_adapters_of_keras_2() -> None:
     parameters = list(inspect.signature(handler._adapter._handle_multiprocessing).parameters)
     assert parameters == ["x", "workers", "use_multiprocessing", "max_queue_size"]
     assert keras.select_data_adapter([1.0], None) is keras.ListsOfScalarsDataAdapter
+    assert keras.select_data_adapter(np.ones(3), None) is keras.TensorLikeDataAdapter
     assert keras.select_data_adapter(tf.data.Dataset.range(3), None) is keras.DatasetAdapter
     assert int(_compiled()._steps_per_execution.numpy()) == 1
 

@@ -51,7 +51,7 @@ def _linear() -> Any:
 
 def _both(make: Callable[[], Any], data: Callable[[], dict[str, Any]], **arguments: Any) -> None:
     """Works like `parity.fit_both`, for data that can be used once."""
-    arguments = {"verbose": 0, "epochs": 2, "shuffle": False, **arguments}
+    arguments = {"verbose": 0, "epochs": 2, **arguments}
     before = make().fit(**data(), **arguments)  # `make` sets the seed
     after = make().fit(**data(), **arguments, num_processes=2)
     assert after.epoch == before.epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import tensorflow as tf
 from parity import assert_same_history, assert_same_state, digits, fit_both, small_cnn, weights
 
 from nanotf.keras import Model, Sequential
+from nanotf.parent.orders import Orders, OrderSeed
 
 L = tf.keras.layers
 
@@ -46,7 +48,7 @@ def test_default_batch_size(float64: None) -> None:
 
 def test_two_processes_one_process_and_two_again(float64: None) -> None:
     x, y = digits(130)
-    both = {"x": x, "y": y, "batch_size": 50, "shuffle": False, "verbose": 0}
+    both = {"x": x, "y": y, "batch_size": 50, "verbose": 0}
     found, expected = (small_cnn(tf.keras.optimizers.Adam(0.01)) for _ in range(2))
     for processes in (2, None, 2):
         history = found.fit(**both, epochs=1, num_processes=processes)
@@ -262,7 +264,7 @@ def test_own_train_step_trains_alike(float64: None) -> None:
     x, y = digits(200)
     expected, found = _own_step(), _own_step()
     for model, processes in ((expected, None), (found, 2)):
-        model.fit(x, y, batch_size=50, epochs=2, shuffle=False, verbose=0, num_processes=processes)
+        model.fit(x, y, batch_size=50, epochs=2, verbose=0, num_processes=processes)
     assert_same_state(found, expected)
 
 
@@ -309,15 +311,67 @@ def test_every_row_once_an_epoch_when_shuffled(float64: None, source: str, rows:
         np.testing.assert_allclose(history[f"sum{power}"], np.sum(ids**power), rtol=1e-12)
 
 
-def test_shuffling_follows_the_seed() -> None:
-    x, y = digits(300)
-    losses = []
-    for _ in range(2):
-        model = small_cnn()  # sets the seed
-        history = model.fit(x, y, batch_size=50, epochs=2, verbose=0, num_processes=2)
-        losses.append(history.history["loss"])
-    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
-    unshuffled = small_cnn().fit(
-        x, y, batch_size=50, epochs=2, verbose=0, shuffle=False, num_processes=2
-    )
-    assert not np.allclose(losses[0], unshuffled.history["loss"], rtol=1e-6)
+# Numbers of steps that a pass has, that divide it, that do not, and that exceed it.
+ORDERS: dict[str, dict[str, Any]] = {
+    "whole_batches": {"batch_size": 32},
+    "one_batch": {"batch_size": 500},
+    "short_last_batch": {"batch_size": 50, "epochs": 3},
+    "default_batches": {"validation_split": 0.3},
+    "steps_of_a_pass": {"batch_size": 50, "steps_per_epoch": 4},
+    "steps_that_divide_a_pass": {"batch_size": 50, "steps_per_epoch": 2, "epochs": 5},
+    "fewer_steps_than_a_pass": {"batch_size": 50, "steps_per_epoch": 3, "epochs": 5},
+    "more_steps_than_a_pass": {"batch_size": 50, "steps_per_epoch": 6, "epochs": 3},
+    "initial_epoch": {"batch_size": 50, "initial_epoch": 2, "epochs": 5},
+    "class_weight": {"batch_size": 50, "class_weight": {label: 0.2 + label for label in range(10)}},
+    "sample_weight": {"batch_size": 50, "sample_weight": weights(192)},
+    "within_batches": {"batch_size": 50, "shuffle": "batch", "epochs": 3},
+    "within_batches_and_class_weight": {
+        "batch_size": 50,
+        "shuffle": "batch",
+        "class_weight": {label: 0.2 + label for label in range(10)},
+    },
+    "within_batches_and_steps": {"shuffle": "batch", "steps_per_epoch": 3, "batch_size": 50},
+}
+
+
+def _numbers_of_a_program(arguments: dict[str, Any], processes: int | None) -> list[Any]:
+    """Returns all that a program computes: two fits, an evaluation, random numbers afterwards."""
+    x, y = digits(192)
+    more = {"epochs": 2, "verbose": 0, "num_processes": processes, **arguments}
+    tf.keras.utils.set_random_seed(1)
+    layers = [L.Input((8, 8, 1)), L.Flatten(), L.Dense(16, "tanh"), L.Dropout(0.3), L.Dense(10)]
+    model = Sequential(layers)
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(tf.keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
+    first = model.fit(x, y, **more).history
+    between = model.evaluate(x, y, batch_size=50, verbose=0)
+    second = model.fit(x, y, **more).history
+    assert np.abs(np.subtract(first["loss"][-1], second["loss"][-1])) > 1e-6
+    drawn = [random.random(), np.random.random(), float(tf.random.uniform([], dtype="float64"))]
+    kernel = L.Dense(3)
+    kernel.build((None, 4))
+    return [*first.values(), between, *second.values(), *model.get_weights(), drawn, kernel.kernel]
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.both_generations
+def test_arrays_come_in_the_order_of_one_process(float64: None, name: str) -> None:
+    expected = _numbers_of_a_program(ORDERS[name], None)
+    found = _numbers_of_a_program(ORDERS[name], 2)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("is_users", [True, False])
+@pytest.mark.both_generations
+def test_orders_continue_after_complete_passes(is_users: bool) -> None:
+    """Without a seed of the user each pass has its own order, in Keras 3 as well."""
+    seed = OrderSeed(7, is_users)
+    orders = list(Orders(30, 4, seed, 0, 4).drawn())
+    np.testing.assert_array_equal(np.sort(orders), np.tile(np.arange(30), (4, 1)))
+    np.testing.assert_array_equal(list(Orders(30, 4, seed, 2, 2).drawn()), orders[2:])
+    assert is_users or len({tuple(order) for order in orders}) == 4
+    assert OrderSeed.now().is_users is False
+    tf.keras.utils.set_random_seed(7)
+    assert OrderSeed.now() == (7, True)

@@ -68,7 +68,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: pathlib.Path) -> None:
 def test_another_format(tmp_path: pathlib.Path) -> None:
     folder = _written(tmp_path, 1)
     folder.write({"format": 99}, {})
-    with pytest.raises(InvalidArgumentError, match=r"format 1\. Received: .*format 99"):
+    with pytest.raises(InvalidArgumentError, match=r"format 2\. Received: .*format 99"):
         list(folder.newest_first())
 
 
