@@ -32,11 +32,15 @@ class PlacementError(InvalidArgumentError):
     """The machine does not have the requested cores."""
 
 
-class ModelError(InvalidArgumentError):
+class UndividedError(InvalidArgumentError):
+    """A call cannot be divided between workers. Where `nanotf run` asks, it runs in one process."""
+
+
+class ModelError(UndividedError):
     """Workers cannot train a model in its present state."""
 
 
-class ShippingError(InvalidArgumentError):
+class ShippingError(UndividedError):
     """An object cannot be sent to the workers."""
 
 

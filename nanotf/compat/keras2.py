@@ -461,8 +461,9 @@ def _arrays(keras: Any, kind: Any, model: Any, a: DataArguments) -> Arrays:
             for value in data
         )
     _handler(keras, model, a, *looked_at)
-    x, y, weights = (
-        tf.nest.map_structure(lambda v: _as_tensor_would_be(keras, v), value) for value in data
+    # Keras packs a tuple of inputs into another, but not a list.
+    x, y, weights = tf.__internal__.nest.list_to_tuple(
+        tf.nest.map_structure(lambda v: _as_tensor_would_be(keras, v), data)
     )
     weights, _, _ = source_module("engine.training_utils").handle_partial_sample_weights(
         y, weights, None, check_all_flat=True

@@ -90,6 +90,11 @@ def tf_variable(variable: Any) -> Any:
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
+def tf_variables(layer: Any) -> list[Any]:
+    """Returns the `tf.Variable`s among a layer's variables, where Keras 2 lists lookup tables."""
+    return [tf_variable(v) for v in layer.variables if hasattr(v, "assign")]
+
+
 def holds_numbers(value: Any) -> bool:
     """Returns True for a `tf.Variable` of numbers with a known shape."""
     tf = require_tensorflow()

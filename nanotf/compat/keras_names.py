@@ -44,6 +44,9 @@ from nanotf.compat.keras_common import (
 from nanotf.compat.keras_common import (
     tf_variable as tf_variable,
 )
+from nanotf.compat.keras_common import (
+    tf_variables as tf_variables,
+)
 from nanotf.compat.versions import require_tensorflow
 
 
@@ -187,7 +190,7 @@ def users_attributes(layer: Any) -> dict[str, Any]:
 
 def all_variables(layer: Any) -> list[Any]:
     """Returns the `tf.Variable`s of a layer and of the metrics in it and in layers inside it."""
-    found = [tf_variable(v) for v in layer.variables]
+    found = tf_variables(layer)
     for inner in flat_layers(layer):
         for metric in getattr(inner, "_metrics", ()):
             found += generation().variables_of_metric(metric)

@@ -21,6 +21,7 @@ VariantDataset: Any = dataset_ops._VariantDataset
 VariantOfAnother: Any = dataset_ops.UnaryUnchangedStructureDataset
 DatasetSpec: Any = dataset_ops.DatasetSpec
 
+_RUN_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _IGNORE_STATE, _FAIL_ON_STATE = 1, 2  # tf.data.experimental.ExternalStatePolicy
 
 
@@ -77,6 +78,18 @@ def copy_of(dataset: Any) -> Any:
         return None
     copy._nanotf_original = dataset  # keeps its Python functions alive
     return copy
+
+
+def copy_without_effects(dataset: Any) -> Any:
+    """Returns `copy_of`, or None if to read it would run Python or change a variable."""
+    for node in nodes_of(definition_of(dataset)):
+        of_variable = "value" in node.attr and any(
+            "SeedGenerator" not in handle.maybe_type_name
+            for handle in node.attr["value"].tensor.resource_handle_val
+        )
+        if of_variable or node.op in _RUN_PYTHON:
+            return None
+    return copy_of(dataset)
 
 
 def from_graph(graph: bytes, element_spec: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from nanotf.compat import keras_names
-from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError
+from nanotf.errors import InvalidArgumentError, InvalidArgumentTypeError, UndividedError
 from nanotf.machine import topology
 from nanotf.parent import defaults
 from nanotf.shipping import iterators
@@ -141,7 +141,13 @@ class Accelerated:
             calls.needs_workers(None, transport, sharding, backend)
             backends.check_can_measure(backend)
             hint = 'num_processes="auto" has chosen one process.'
-            wanted, settings = self._fastest(_given(keras_fit, args, kwargs), settings, *place)
+            try:
+                wanted, settings = self._fastest(_given(keras_fit, args, kwargs), settings, *place)
+            except UndividedError as error:
+                if num_processes is not None:
+                    raise
+                training.warn_undivided(error)
+                wanted, settings = 1, ()
         with_workers = calls.needs_workers(wanted, transport, sharding, backend)
         if reads is not None and resume is not None:
             raise InvalidArgumentError(
@@ -154,14 +160,17 @@ class Accelerated:
             auto_settings.applied(self, settings),
             readers.attached(reads, self, call, beside, max_restarts) as read,
         ):
-            if not with_workers:
+
+            def alone(args: Any, kwargs: Any, by_name: Any) -> Any:
                 try:
-                    if resume is None or read.given is None:
-                        history = one_process.fit(keras_fit, read.args, read.kwargs, hint)
-                    else:
-                        history = fit_here.fit(self, keras_fit, read.given, hint, resume)
+                    if resume is None or by_name is None:
+                        return one_process.fit(keras_fit, args, kwargs, hint)
+                    return fit_here.fit(self, keras_fit, by_name, hint, resume)
                 finally:
                     iterators.let_go(self.train_function, self.test_function)
+
+            if not with_workers:
+                history = alone(read.args, read.kwargs, read.given)
             elif read.given is None:
                 history = keras_fit(*args, **kwargs)  # raises Keras's own error
             else:
@@ -177,6 +186,7 @@ class Accelerated:
                     backend,
                     resume,
                     read.cores,
+                    (lambda kept: alone((), kept, kept)) if num_processes is None else None,
                 )
         if settings or reads is not None:
             history.nanotf = dataclasses.replace(

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from nanotf.compat.process_state import ProcessState
 from nanotf.compat.versions import check_keras, require_tensorflow
 from nanotf.errors import (
     InvalidArgumentError,
@@ -288,7 +289,8 @@ class Call:
             sizes = tuple(block.nbytes for block in blocks)
             clock.shipped, clock.written = len(body) + sum(sizes), timing.now()
             workers.usable = False  # until all have ended the job
-            workers.send(messages.Job(self.number, body, sizes), blocks)
+            state = workers.outgoing(ProcessState.capture())
+            workers.send(messages.Job(self.number, body, state, sizes), blocks)
             self.sent()
             _close_descriptors(blocks[STATE_BLOCK + 1 :])
             clock.sent = timing.now()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nanotf.compat import keras_names
-from nanotf.errors import InvalidArgumentError
+from nanotf.errors import UndividedError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +44,11 @@ class FitArguments:
             given: mapping of str to object, the arguments of Keras's `fit` that were given.
 
         Raises:
-            InvalidArgumentError: An argument is not supported with workers.
+            UndividedError: An argument is not supported with workers.
         """
         fields = {field.name for field in dataclasses.fields(cls)}
         for name in given.keys() - fields:
-            raise InvalidArgumentError(
+            raise UndividedError(
                 f"fit(num_processes=...) does not know `{name}`. Received: "
                 f"{name}={_short(given[name])}. Leave it out, or train with one process."
             )

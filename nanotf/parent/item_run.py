@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nanotf.compat.process_state import ProcessState
 from nanotf.console import logger
 from nanotf.errors import WorkerDied, WorkerError
 from nanotf.parent import calls
@@ -68,7 +69,7 @@ class Task:
         items: sequence of `Parcel`.
         labels: sequence of str, the items for people.
         seed: int; with an item's index it seeds the item's random numbers.
-        settings: `jobs.KerasSettings`.
+        state: `ProcessState` of this process, at the call.
         terminal: `jobs.Terminal`.
     """
 
@@ -78,7 +79,7 @@ class Task:
     items: Sequence[Parcel]
     labels: Sequence[str]
     seed: int
-    settings: jobs.KerasSettings
+    state: ProcessState
     terminal: jobs.Terminal
 
 
@@ -197,7 +198,7 @@ class ItemRun:
     def _end(self, pool: IndependentPool) -> None:
         """Leaves the pool to the next call, without this call's function and arrays."""
         pool.settle()
-        forget = messages.Job(pool.next_job(), pickling.dumps(jobs.ForgetTask()))
+        forget = messages.Job(pool.next_job(), pickling.dumps(jobs.ForgetTask()), self.task.state)
         for rank in self._informed:
             pool.send_to(rank, forget)
         pool.usable = True
@@ -278,13 +279,13 @@ class ItemRun:
         of_item = item.block()
         blocks += [] if of_item is None else [of_item]
         seed = seed_of(self.task.seed, index)
-        settings, terminal = self.task.settings, self.task.terminal
-        job = jobs.ItemJob(task, item.whole, of_item is not None, seed, settings, terminal)
+        job = jobs.ItemJob(task, item.whole, of_item is not None, seed, self.task.terminal)
         sizes = tuple(block.nbytes for block in blocks)
         self._running[rank] = index
         self._given[rank] += 1
         body, number = pickling.dumps(job), pool.next_job()
-        pool.send_to(rank, messages.Job(number, body, sizes, self._ends(index)), blocks)
+        order = messages.Job(number, body, self.task.state, sizes, self._ends(index))
+        pool.send_to(rank, order, blocks)
 
     def _ends(self, index: int) -> tuple[int, ...]:
         """Returns the descriptors that an item's function gets as its argument `descriptors`."""

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nanotf.compat import keras_build, keras_names
+from nanotf.compat import keras_build, keras_names, process_state
 from nanotf.compat.chance import Chance
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger, say
@@ -286,7 +286,6 @@ class _LoopCall(calls.Call):
             shipment=self.shipment,
             array_block=1 if self.packer.nbytes else None,
             data=tuple(source.data for source in self.sources),
-            settings=jobs.KerasSettings.capture(),
             layout=self.layout,
             optimizers=self.optimizers,
             state_block=calls.STATE_BLOCK,
@@ -421,6 +420,7 @@ class _LoopCall(calls.Call):
                 self.size,
             )
         mutables.put(manifest.shipped, changed)
+        process_state.adopt(results[0].changes)
         if compiled or found.layers or any(number < manifest.held for number in changed):
             manifest.forget()
         return value

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from nanotf.compat.process_state import ProcessState
 from nanotf.machine import topology
 from nanotf.parent import calls, item_arguments
 from nanotf.parent.item_results import Results, progress_bar
@@ -195,7 +196,7 @@ def task_of(
         parcels,
         [item_arguments.label_of(item) for item in items],
         seed,
-        jobs.KerasSettings.capture(),
+        ProcessState.capture(),
         terminal,
     )
 

@@ -115,7 +115,6 @@ class ModelCall(calls.Call):
         """Returns the fields of `jobs.ModelJob`."""
         return {
             "heap": self.heap,
-            "settings": jobs.KerasSettings.capture(),
             "specs": self.data.specs,
             "layout": self.layout,
             "captured": self.captured,

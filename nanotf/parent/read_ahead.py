@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nanotf.compat.generation import generation
+from nanotf.compat.process_state import ProcessState
 from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
 from nanotf.errors import WorkerError, catchable_as
@@ -172,7 +173,8 @@ class Source:
             return
         self._forget_window()  # read from the dataset as it was
         blocks, nbytes = self._snapshot.blocks(), self._snapshot.nbytes
-        pool.publish(Published(self._number, self._seed, nbytes, blocks))
+        state = ProcessState.capture()
+        pool.publish(Published(self._number, self._seed, nbytes, blocks, state))
 
     def _result(self, index: int, future: concurrent.futures.Future[Batch]) -> Any:
         try:

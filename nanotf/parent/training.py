@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from nanotf.compat.generation import generation
+from nanotf.compat.versions import require_tensorflow
 from nanotf.console import logger
-from nanotf.errors import InvalidArgumentError, WorkerDied, WorkerStuck
+from nanotf.errors import InvalidArgumentError, UndividedError, WorkerDied, WorkerStuck
 from nanotf.parent import calls, gpu
 from nanotf.parent.fit_arguments import FitArguments
 from nanotf.parent.fit_call import FitCall
@@ -15,6 +18,7 @@ from nanotf.parent.resume import finished
 from nanotf.pool import warm
 from nanotf.pool.plans import AnyPlan
 from nanotf.pool.transports import check_transport
+from nanotf.shipping import inputs
 from nanotf.shipping.pipelines import check_sharding
 
 
@@ -30,6 +34,7 @@ def fit(
     backend: str | None = None,
     resume: Any = None,
     avoid: Collection[int] = (),
+    alone: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Trains a model on `num_processes` workers.
 
@@ -46,6 +51,8 @@ def fit(
         backend: str or None for the default, one of `backends.BACKENDS`.
         resume: path or None, see `Resumption`.
         avoid: collection of int, the logical CPUs of this process's readers.
+        alone: callable or None, takes `given` and trains in this process; called, with a line that
+            says why, instead of raising `UndividedError`.
 
     Returns:
         The `keras.callbacks.History` of the user's model.
@@ -64,13 +71,39 @@ def fit(
             f"num_processes={num_processes} and {len(gpu.devices())} GPU(s). Leave num_processes "
             "out."
         )
-    call = FitCall(model, FitArguments.of(given), num_processes, sharding, max_restarts, resume)
+    again = given
+    if alone is not None:
+        given, again = _kept(given)
+    try:
+        if alone is not None and isinstance(given.get("x"), require_tensorflow().data.Dataset):
+            inputs.check_first_batch(given["x"])
+        arguments = FitArguments.of(given)
+        call = FitCall(model, arguments, num_processes, sharding, max_restarts, resume)
+    except UndividedError as error:
+        if alone is None:
+            raise
+        warn_undivided(error)
+        return alone(again)
+    del again  # it would hold all that is read from now on
     if call.is_finished:
         return finished(call)
     if plan is None:
         return gpu.fit(call, given, num_processes, gpu.devices())
     with call.watching():
         return _run(call, plan, transport)
+
+
+def warn_undivided(error: UndividedError) -> None:
+    """Says why a `fit` of an unchanged script runs in one process."""
+    logger.warning("fit() trains in one process, since it cannot be divided. %s", error)
+
+
+def _kept(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Returns arguments twice, since Keras reads the beginning of a generator before it trains."""
+    if not isinstance(given.get("x"), types.GeneratorType):
+        return given, given
+    first, second = itertools.tee(given["x"])
+    return {**given, "x": (x for x in first)}, {**given, "x": (x for x in second)}
 
 
 def _run(call: FitCall, plan: AnyPlan, transport: str | None) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from nanotf.compat.process_state import ProcessState
 from nanotf.machine import topology
 from nanotf.pool.handles import Worker
 from nanotf.pool.handshake import START_SECONDS
@@ -167,8 +168,9 @@ class IndependentPool(Pool):
             with self._forking:
                 if self._ending:
                     return
+                state = ProcessState.capture(early=True)
                 new = self._crew.replace(rank)
-            self._prepare([new])
+            self._prepare([new], state)
             self._readers[rank], self._outboxes[rank] = self._threads_of(new)
             self._inbox.put((rank, Joined()))
         except BaseException as error:  # raised in the thread that waits for events

@@ -25,7 +25,6 @@ import os
 import queue
 import secrets
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -33,6 +32,7 @@ from multiprocessing import connection
 from typing import Any
 
 from nanotf import collectives
+from nanotf.compat.process_state import ProcessState
 from nanotf.console import logger
 from nanotf.errors import NanoError, WorkerError
 from nanotf.pool import backends, interrupts, stalls
@@ -40,6 +40,7 @@ from nanotf.pool.handles import Worker
 from nanotf.pool.handshake import START_SECONDS, greet
 from nanotf.pool.outbox import END_SECONDS, Outbox, Parcel
 from nanotf.pool.plans import AnyPlan
+from nanotf.pool.remote import taken_over
 from nanotf.pool.supervision import Supervisor, not_finished
 from nanotf.wire import messages
 from nanotf.wire.blocks import Block
@@ -95,6 +96,7 @@ class Pool:
         self._state_block: Block | None = None
         self.group: collectives.GroupOwner | None = None
         self._key = secrets.token_bytes(KEY_NBYTES)
+        state = ProcessState.capture(early=True)  # what the workers start with
         self._crew = backends.crew_of(plan, transport, self._key)
         self.supervisor = Supervisor(self._crew.workers, self.stall_seconds, transport)
         try:
@@ -105,7 +107,7 @@ class Pool:
                         here.size, nodes=here.like_nodes(), deadline=self._crew.deadline
                     )
                 self._crew.start()
-                self._prepare(self.workers)
+                self._prepare(self.workers, state)
         except BaseException:
             with interrupts.held_back():
                 self.kill()
@@ -135,6 +137,12 @@ class Pool:
         """Returns True if all workers map this process's shared blocks."""
         return all(worker.shares_memory for worker in self.workers)
 
+    def outgoing(self, state: ProcessState) -> ProcessState:
+        """Returns the part of this process's state that its workers may get."""
+        if self.share_memory():
+            return state
+        return state.with_environ(taken_over(state.values["environ"]))
+
     def state_block(self, nbytes: int) -> Block:
         """Returns the memory for a job's state, whose content is undefined.
 
@@ -149,12 +157,17 @@ class Pool:
         return self._state_block
 
     # ------------------------------------------------------------------------- starting
-    def _prepare(self, workers: Sequence[Worker]) -> None:
-        """Waits until workers have started, and sets them up."""
+    def _prepare(self, workers: Sequence[Worker], state: ProcessState) -> None:
+        """Waits until workers have started, and sets them up.
+
+        Args:
+            workers: sequence of `Worker`.
+            state: `ProcessState` of this process when they were started.
+        """
         deadline = time.monotonic() + START_SECONDS
         for worker in workers:
             greet(worker, self._key, deadline)
-        self._set_up(workers, deadline)
+        self._set_up(workers, state, deadline)
 
     def _expect(
         self, workers: Sequence[Worker], kind: type, doing: str, deadline: float
@@ -195,12 +208,12 @@ class Pool:
         assert isinstance(message, kind), message
         return message
 
-    def _set_up(self, workers: Sequence[Worker], deadline: float) -> None:
+    def _set_up(self, workers: Sequence[Worker], state: ProcessState, deadline: float) -> None:
         hellos = self._expect(workers, messages.Hello, "starting", deadline)
         for worker, hello in zip(workers, hellos, strict=True):
             for warning in hello.warnings:
                 logger.warning("Worker %d: %s", worker.rank, warning)
-        setup = messages.Setup(tuple(sys.path), tuple(sys.argv), self.size, self.stall_seconds)
+        setup = messages.Setup(self.outgoing(state), self.size, self.stall_seconds)
         if self.transport == "grpc":
             cluster = tuple(
                 f"{worker.host}:{hello.port}" for worker, hello in zip(workers, hellos, strict=True)

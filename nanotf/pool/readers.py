@@ -20,13 +20,13 @@ import itertools
 import os
 import secrets
 import subprocess
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from nanotf.compat.process_state import ProcessState
 from nanotf.console import logger
 from nanotf.errors import NanoError, ReaderDied
 from nanotf.machine import topology
@@ -70,12 +70,14 @@ class Published:
         dataset, seed: as in `reading.Dataset`.
         nbytes: int, the size of its pickle.
         blocks: tuple of `Block`: the pickle's, then those of large arrays.
+        state: `ProcessState` of this process.
     """
 
     dataset: int
     seed: int
     nbytes: int
     blocks: tuple[Block, ...]
+    state: ProcessState
 
 
 class _Task:
@@ -242,6 +244,7 @@ class ReaderPool:
             published.nbytes,
             tuple(rest),
             tuple((number, block.nbytes) for number, block in new.items()),
+            published.state,
         )
         self._send(seat, message, [block.fd for block in new.values() if block.fd is not None])
 
@@ -265,6 +268,7 @@ class ReaderPool:
             self._fail(error)
 
     def _start(self, seat: _Seat) -> None:
+        state = ProcessState.capture(early=True)
         environ = worker_variables(seat.placement, os.environ)
         zygote = shared_zygote(environ)
         if zygote is None:
@@ -279,7 +283,7 @@ class ReaderPool:
         hello = self._greeted(process)
         for warning in hello.warnings:
             logger.warning("Reader %d: %s", process.rank, warning)
-        setup = messages.Setup(tuple(sys.path), tuple(sys.argv), 1, self.stall_seconds)
+        setup = messages.Setup(state, 1, self.stall_seconds)
         process.channel.send(setup)
         process.channel.limit(0)
         process.is_ready()

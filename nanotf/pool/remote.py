@@ -204,11 +204,10 @@ class Twins:
         """
         handed: list[Block] = []
         if isinstance(message, messages.Setup):
-            ours = [path for path in sys.path if path not in message.sys_path]
-            message = dataclasses.replace(
-                message, sys_path=(*message.sys_path, *ours), says_written=True
-            )
+            state = message.state.with_paths(sys.path)
+            message = dataclasses.replace(message, state=state, says_written=True)
         elif isinstance(message, messages.Job):
+            message = dataclasses.replace(message, state=message.state.with_paths(sys.path))
             handed = [self._blocks["job", place] for place in range(len(message.blocks))]
         elif isinstance(message, messages.Batch) and message.block is not None:
             handed = [self._blocks["ring", message.stream]]

@@ -23,20 +23,20 @@ import numpy as np
 from nanotf.compat.generation import generation
 from nanotf.compat.keras_epochs import UNKNOWN_CARDINALITY
 from nanotf.compat.versions import require_tensorflow
-from nanotf.errors import InvalidArgumentError
+from nanotf.errors import InvalidArgumentError, UndividedError
 from nanotf.shipping.arrays import ArrayRef, Packing, view
 from nanotf.wire.blocks import Block
 
 _ALIGNED = 64  # bytes; TensorFlow's kernels end the process at a tensor that is not
 
 
-def rows_differ(shapes: Sequence[tuple[int, ...]]) -> InvalidArgumentError:
+def rows_differ(shapes: Sequence[tuple[int, ...]]) -> UndividedError:
     """Returns the error for a batch whose arrays differ in rows, which cannot be divided.
 
     Args:
         shapes: sequence of tuple of int, of the batch's arrays, flattened.
     """
-    return InvalidArgumentError(
+    return UndividedError(
         "All arrays of a batch must have the same number of rows to be divided between "
         f"workers. Received: a batch of arrays of shapes {list(shapes)}. Give every array a "
         "row for each sample, or leave num_processes out."
@@ -47,6 +47,26 @@ def check_rows(shapes: Sequence[tuple[int, ...]], divided: int) -> None:
     """Raises `rows_differ` unless the first `divided` arrays of a batch have equally many rows."""
     if len({shape[:1] for shape in shapes[:divided]}) > 1:
         raise rows_differ(shapes)
+
+
+def check_first_batch(dataset: Any) -> None:
+    """Raises `rows_differ` if a dataset's first batch has unlike rows, before it is read.
+
+    The batch is that of a copy, so that the dataset stays as it is. A dataset that runs Python, or
+    keeps a state outside its graph, is not read.
+    """
+    from nanotf.compat import pipelines
+
+    tf = require_tensorflow()
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not all(isinstance(spec, tf.TensorSpec) and spec.shape.rank for spec in specs):
+        return
+    rows = {spec.shape[0] for spec in specs}
+    if len(specs) < 2 or (len(rows) == 1 and None not in rows):
+        return
+    copy = pipelines.copy_without_effects(dataset)
+    for batch in () if copy is None else copy.take(1):
+        check_rows([tuple(part.shape) for part in tf.nest.flatten(batch)], len(specs))
 
 
 def until_rows_differ(dataset: Any, refuse: Callable[[InvalidArgumentError], None]) -> Any:

@@ -7,9 +7,7 @@ import shutil
 import sys
 from typing import Any
 
-from nanotf.compat import keras_names
 from nanotf.compat.chance import Chance
-from nanotf.compat.versions import require_tensorflow
 from nanotf.region.sharded_update import OptimizerShards
 from nanotf.shipping import built
 from nanotf.shipping.state import StateLayout
@@ -43,54 +41,12 @@ def index_and_logs(hook: str, *arguments: Any, **named: Any) -> tuple[int | None
 
 
 @dataclasses.dataclass(frozen=True)
-class KerasSettings:
-    """Keras's global settings, which a worker copies from the parent.
-
-    Args:
-        floatx: str, the default float type.
-        epsilon: float, the distance that losses and metrics keep from zero.
-        image_data_format: str.
-        dtype_policy: str, the name of the global policy.
-        limits: tuple of int or None, see `keras_names.run_limits`.
-    """
-
-    floatx: str
-    epsilon: float
-    image_data_format: str
-    dtype_policy: str
-    limits: tuple[int | None, int | None]
-
-    @classmethod
-    def capture(cls) -> KerasSettings:
-        """Returns the settings of this process."""
-        keras = require_tensorflow().keras
-        return cls(
-            keras.backend.floatx(),
-            keras.backend.epsilon(),
-            keras.backend.image_data_format(),
-            keras.mixed_precision.global_policy().name,
-            keras_names.run_limits(),
-        )
-
-    def restore(self) -> None:
-        """Sets them in this process."""
-        keras = require_tensorflow().keras
-        keras.backend.set_floatx(self.floatx)
-        keras.backend.set_epsilon(self.epsilon)
-        keras.backend.set_image_data_format(self.image_data_format)
-        if keras.mixed_precision.global_policy().name != self.dtype_policy:
-            keras.mixed_precision.set_global_policy(self.dtype_policy)
-        keras_names.set_run_limits(*self.limits)
-
-
-@dataclasses.dataclass(frozen=True)
 class ModelJob:
     """Base of the jobs of a model's methods.
 
     Args:
         heap: bytes, the model, pickled by `shipping.heap.dump_model`. If the bytes are equal, a
             worker reuses the model that it has, and its traced functions.
-        settings: `KerasSettings`.
         specs: nested structure of `tf.TensorSpec`, of one global batch.
         layout: `StateLayout` of the model's variables, then, in `FitJob`, the optimizer's.
         captured: tuple of int, the numbers in the heap of the variables that come last there.
@@ -103,7 +59,6 @@ class ModelJob:
     """
 
     heap: bytes
-    settings: KerasSettings
     specs: Any
     layout: StateLayout
     captured: tuple[int, ...]
@@ -264,7 +219,6 @@ class LoopJob:
         shipment: `shipping.programs.Shipment`.
         array_block: int or None, the number of the job's block for the arrays of its pickles.
         data: tuple of `LoopData`, by number.
-        settings: `KerasSettings`.
         layout: `StateLayout` of `shipping.objects.distinct_variables`.
         optimizers: dict, the variables that the optimizers there are built with; see
             `shipping.optimizers.built_optimizers`.
@@ -276,7 +230,6 @@ class LoopJob:
     shipment: Any
     array_block: int | None
     data: tuple[LoopData, ...]
-    settings: KerasSettings
     layout: StateLayout
     optimizers: dict[int, Any]
     state_block: int
@@ -304,10 +257,12 @@ class LoopEnd:
     Args:
         held: tuple of tuple of str and float, the variables' names and norms.
         divides: bool, whether a call of a layer in the program was divided.
+        changes: dict, `ProcessState.changes` of the call.
     """
 
     held: tuple[tuple[str, float], ...]
     divides: bool
+    changes: dict[str, Any]
 
 
 # ------------------------------------------------------------------------ items of nanotf.map
@@ -338,7 +293,6 @@ class ItemJob:
         whole: `whole.Whole`, the item.
         has_block: bool, whether the job's last block holds its arrays.
         seed: int, for all random number generators.
-        settings: `KerasSettings`.
         terminal: `Terminal`.
     """
 
@@ -346,7 +300,6 @@ class ItemJob:
     whole: Any
     has_block: bool
     seed: int
-    settings: KerasSettings
     terminal: Terminal
 
 

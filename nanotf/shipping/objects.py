@@ -65,7 +65,7 @@ def variables_of(holder: Any) -> list[Any]:
         found = generation().variables_of_metric(holder)
     else:
         try:
-            found = [keras_names.tf_variable(v) for v in holder.variables]
+            found = keras_names.tf_variables(holder)
             if isinstance(holder, keras_names.model_class()):
                 found = generation().model_variables(holder) + keras_names.metric_variables(holder)
         except ValueError:  # Keras 2, for a model that is not built

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-import pathlib
 import sys
-import sysconfig
 import types
 from collections.abc import Iterable
 from typing import Any
 
 import cloudpickle
 
+from nanotf.compat import process_state
 from nanotf.errors import ShippingError
 from nanotf.region.decorators import Step, is_tf_function
 from nanotf.shipping import objects
 
-_LIBRARIES = ("nanotf", "tensorflow", "keras", "tf_keras")
-_INSTALLED = ("site-packages", "dist-packages")
 _LONGEST = 1000  # a longer list holds data
 
 
@@ -134,11 +131,9 @@ def _holds_root(value: Any) -> bool:
 def is_users(module: types.ModuleType) -> bool:
     """Returns True if a module is the user's own, not an installed library's."""
     found = _globals_of(module)
-    if found["__name__"].split(".")[0] in _LIBRARIES:
+    if found["__name__"].split(".")[0] in process_state.LIBRARIES:
         return False
     origin = found.get("__file__") or next(iter(found.get("__path__", ())), None)
     if origin is None:
         return bool(found["__name__"] == "__main__")
-    path = pathlib.Path(origin)
-    standard = pathlib.Path(sysconfig.get_path("stdlib"))
-    return not path.is_relative_to(standard) and not set(_INSTALLED) & set(path.parts)
+    return process_state.is_users_file(origin)

@@ -101,8 +101,7 @@ class Setup(Message):
     """Parent -> worker: the facts that it needs before it imports TensorFlow.
 
     Args:
-        sys_path: tuple of str, the parent's `sys.path`.
-        argv: tuple of str, the parent's `sys.argv`.
+        state: `process_state.ProcessState` of the parent, the part without TensorFlow.
         size: int, number of workers.
         stall_seconds: float, how long a step may last before the worker sends `Stalled`
             (only with transport "grpc").
@@ -118,8 +117,7 @@ class Setup(Message):
             `pool.remote`).
     """
 
-    sys_path: tuple[str, ...]
-    argv: tuple[str, ...]
+    state: Any
     size: int
     stall_seconds: float
     cluster: tuple[str, ...] = ()
@@ -168,6 +166,7 @@ class Job(Message):
     Args:
         job: int, counts up in the parent's process; every answer carries it.
         body: bytes, the shipped job (see `shipping.pickling`).
+        state: `process_state.ProcessState` of the parent.
         blocks: tuple of int, the sizes in bytes of the shared blocks whose file
             descriptors follow, in order.
         descriptors: tuple of int, further file descriptors, which follow those. The receiver's
@@ -176,6 +175,7 @@ class Job(Message):
 
     job: int
     body: bytes
+    state: Any
     blocks: tuple[int, ...] = ()
     descriptors: tuple[int, ...] = ()
 

@@ -15,6 +15,7 @@ A slot is memory of the reader that the parent maps. The parent returns slots wi
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from nanotf.wire.messages import Message
 
@@ -52,6 +53,7 @@ class Dataset(Message):
         nbytes: int, the pickle's size.
         arrays: tuple of int, the numbers of the blocks with its large arrays.
         new: tuple of (int, int), number and size in bytes of the blocks that the reader lacks.
+        state: `process_state.ProcessState` of the parent.
     """
 
     dataset: int
@@ -60,6 +62,7 @@ class Dataset(Message):
     nbytes: int
     arrays: tuple[int, ...]
     new: tuple[tuple[int, int], ...]
+    state: Any
 
 
 @dataclasses.dataclass(frozen=True)

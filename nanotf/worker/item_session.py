@@ -38,6 +38,7 @@ class ItemSession:
 
     def run(self, inbox: Any, message: messages.Job, blocks: list[Block], reader: Any) -> None:
         """Runs a job received by `inbox`, and reports its end."""
+        message.state.restore()
         job = pickling.loads(message.body)
         if isinstance(job, jobs.ForgetTask):
             self._task = None
@@ -65,8 +66,8 @@ class ItemSession:
         item = whole.load(job.whole, blocks[-1] if job.has_block else None)
         if message.descriptors:
             arguments = {**arguments, "descriptors": message.descriptors}
+        _begin(message, job)
         with output.relayed(self._printing(message.job), job.terminal):
-            _begin(job)
             result = function(item, **arguments)
         return self._send_arrays(message.job, result)
 
@@ -91,14 +92,14 @@ class ItemSession:
         return None
 
 
-def _begin(job: jobs.ItemJob) -> None:
+def _begin(message: messages.Job, job: jobs.ItemJob) -> None:
     """Makes Keras and all random numbers the same, whatever ran in this process before.
 
     Keras counts the layers of a process to name them. `set_random_seed` comes last: the settings
     must not draw from it.
     """
     tf.keras.backend.clear_session()
-    job.settings.restore()
+    message.state.restore()
     tf.keras.utils.set_random_seed(job.seed)
 
 

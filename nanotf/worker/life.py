@@ -33,8 +33,7 @@ def _setup(
     channel.send(messages.Hello(rank, os.getpid(), cores, port, tuple(warnings)))
     setup = channel.receive()
     fds = channel.receive_fds(1 + setup.connections if setup.group is not None else 0)
-    sys.path[:] = setup.sys_path
-    sys.argv[:] = setup.argv
+    setup.state.begin()
     try:
         made = _session(transport)(rank, channel, setup, fds)
     except BaseException as error:

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.collectives.tally import Progress
-from nanotf.compat import distribute, keras_names
+from nanotf.compat import distribute, keras_names, process_state
 from nanotf.compat.chance import Chance
 from nanotf.region import context, scope
 from nanotf.region.likeness import Likeness, held
@@ -247,7 +247,6 @@ class LoopRun:
     def run(self) -> jobs.LoopEnd:
         """Calls the user's function; returns how it ended."""
         job, session = self.job, self.session
-        job.settings.restore()
         arrays = None if job.array_block is None else self.blocks[job.array_block]
         kept = self._program()
         kept.begin(self, arrays)
@@ -259,12 +258,14 @@ class LoopRun:
         # The same on all ranks: a loop's random decisions must not differ.
         with distribute.single_process():
             job.chance.restore()
+        stands = process_state.ProcessState.capture()
         prints = output.to_parent(session, self.number, self.job.terminal)
         divided, alone = scope.dividing(session.strategy), distribute.single_process()
         with prints, _current(kept), alone, divided, self._counted():
             before_it = scope.regions
             value = program.function(*program.args, **program.kwargs)
             kept.divides |= scope.regions > before_it
+        self.changes = stands.changes()
         summaries.flush(program.numbered)
         with distribute.single_process():
             if session.rank == 0:
@@ -281,7 +282,7 @@ class LoopRun:
     def _program(self) -> _KeptProgram:
         """Returns the program of this call, reusing an earlier call's if it is the same."""
         job, kept = self.job, self.session.programs
-        key = job.shipment.key, repr((job.data, job.settings))
+        key = job.shipment.key, repr((job.data, process_state.trace_key()))
         if key in kept and not kept[key].fits(job.optimizers):
             del kept[key]  # the user has made a new optimizer
         if key not in kept:
@@ -387,4 +388,4 @@ class LoopRun:
             spans = self.state.spans_of_rank(1, self.session.rank)
             self.written = messages.written(self.job.state_block, spans)
         variables = objects.all_variables(kept.program.numbered)
-        return jobs.LoopEnd(tuple(held(variables)), kept.divides)
+        return jobs.LoopEnd(tuple(held(variables)), kept.divides, self.changes)

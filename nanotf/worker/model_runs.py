@@ -84,14 +84,13 @@ class _ModelRun:
         raise NotImplementedError
 
     def _take_model(self, variables_of: Any, **parts: Any) -> None:
-        """Sets `model` and `state`, with the parent's settings, random numbers and values.
+        """Sets `model` and `state`, with the parent's random numbers and values.
 
         Args:
             variables_of: callable that takes the model and returns the variables of `state`.
             **parts: of `Session.model`.
         """
         job, session = self.job, self.session
-        job.settings.restore()
         self._restore_random_states()
         kept = session.model(job.heap, job.specs, job.chance, **parts)
         self._restore_random_states()  # making a model draws

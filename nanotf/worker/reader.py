@@ -41,8 +41,7 @@ def run(fd: int, key: bytes, rank: int, cores: tuple[int, ...], numa_node: int |
         channel.show_key_first(key)
         channel.send(messages.Hello(rank, os.getpid(), cores, None, tuple(warnings)))
         setup = channel.receive()
-        sys.path[:] = setup.sys_path
-        sys.argv[:] = setup.argv
+        setup.state.begin()
         _Reader(channel).serve()
     except ChannelClosed:
         sys.stdout.flush()
@@ -123,6 +122,7 @@ class _Reader:
         arrays = [self._view(number) for number in message.arrays]
         body = self._view(message.pickle)[: message.nbytes]
         try:
+            message.state.restore()
             dataset, held = datasets.loads(body.data, [array.data for array in arrays])
         except Exception as error:
             dataset, held = error, []

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from nanotf.collectives import Group
-from nanotf.compat import eager_context, keras_names, keras_optimizers
+from nanotf.compat import eager_context, keras_names, keras_optimizers, process_state
 from nanotf.compat.chance import Chance
 from nanotf.errors import CollectiveError
 from nanotf.region import overrides
@@ -102,6 +102,7 @@ class Session:
         self.reader = reader
         failed, _ = self._failures()
         try:
+            message.state.restore()
             job = pickling.loads(message.body)
             run = _RUNS[type(job)](self, inbox, message.job, job, blocks)
             try:
@@ -151,8 +152,8 @@ class Session:
         TensorFlow's own seed is set only when a model is built: setting it makes TensorFlow
         discard all functions that it has prepared, and preparing them again takes seconds.
         """
-        # Traced functions keep the settings that were current when they were traced.
-        key = hashlib.sha256(data + repr(jobs.KerasSettings.capture()).encode()).digest()
+        # Traced functions keep the state that was current when they were traced.
+        key = hashlib.sha256(data + repr(process_state.trace_key()).encode()).digest()
         kept = self._models.get(key)
         if kept is None or (built is not None and kept.has_optimizer and kept.shards != shards):
             eager_context.restore_seeds(chance.tensorflow)

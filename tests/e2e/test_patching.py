@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ import nanotf
 from nanotf.compat import keras_names, keras_optimizers, versions
 from nanotf.errors import InvalidArgumentError
 from nanotf.keras import patching
+from nanotf.parent import defaults
 
 saving = importlib.import_module(versions.keras_module_name()).saving
 Before = tf.keras.Model  # like a library that was imported before
@@ -303,3 +305,103 @@ def test_unknown_precision(precision: Any) -> None:
         with pytest.raises(InvalidArgumentError, match=r"'float32', .*Received: precision="):
             nanotf.unpatch_tensorflow(precision=precision)
     assert not patching.is_patched()
+
+
+# ------------------------------------------------- calls of an unchanged script, undivided
+class _TwoStreams(nanotf.keras.Model):  # type: ignore[misc, valid-type]
+    """Learns from many rows without labels and few with, as contrastive programs do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = L.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        return self.out(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        many, (few, y) = data
+        with tf.GradientTape() as tape:
+            known = tf.keras.losses.sparse_categorical_crossentropy(y, self(few), True)
+            loss = tf.reduce_mean(known) + tf.reduce_mean(self(many) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+    def get_config(self) -> Any:
+        return {}
+
+
+class _Held(_TwoStreams):
+    """A model that no worker can get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def _floats(*shape: int) -> Any:
+    return np.random.default_rng(len(shape)).normal(size=shape)
+
+
+def _unlike_rows() -> Any:
+    few = tf.data.Dataset.from_tensor_slices((_floats(12, 4), np.arange(12) % 3))
+    few = few.shuffle(12, seed=3).repeat().batch(6)
+    many = tf.data.Dataset.from_tensor_slices(_floats(180, 4)).shuffle(180, seed=5).batch(60)
+    return tf.data.Dataset.zip((many, few))
+
+
+def _generator() -> Any:
+    for batch in range(4):
+        yield _floats(4, 4) + batch, (_floats(4, 4), np.arange(4) % 3)
+
+
+def _sparse() -> Any:
+    def sparse(x: Any) -> Any:
+        return x, (tf.sparse.from_dense(x), tf.ones((tf.shape(x)[0],), tf.int64))
+
+    return tf.data.Dataset.from_tensor_slices(_floats(12, 4)).batch(4).map(sparse)
+
+
+UNDIVIDED: dict[str, tuple[Any, Any, int, str]] = {
+    "unlike rows": (_TwoStreams, _unlike_rows, 3, "same number of rows"),
+    "generator": (_Held, _generator, 2, "lock"),
+    "sparse": (_TwoStreams, _sparse, 3, "dense tensors"),
+}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", UNDIVIDED)
+@pytest.mark.every_case
+def test_a_call_that_cannot_be_divided(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under `nanotf run` it trains in one process, with one line. Asked for, it is refused."""
+    kind, data, steps, why = UNDIVIDED[name]
+
+    def train(**arguments: Any) -> Any:
+        tf.keras.utils.set_random_seed(1)
+        begun: list[Any] = []
+        model, hook = kind(), tf.keras.callbacks.LambdaCallback(on_train_begin=begun.append)
+        model.compile(tf.keras.optimizers.Adam(0.01))
+        x, epochs = data(), 1 if data is _generator else 2
+        callbacks = [] if kind is _Held else [hook]
+        for _ in range(2):  # the second continues in the data
+            history = model.fit(
+                x, epochs=epochs, steps_per_epoch=steps, callbacks=callbacks, verbose=0, **arguments
+            ).history
+        assert len(begun) == 2 * len(callbacks)
+        return model, history
+
+    expected, history = train()
+    with pytest.raises(InvalidArgumentError, match=why):
+        train(num_processes=2)
+    monkeypatch.setattr(defaults, "current", defaults.RunDefault(2))
+    pids = nanotf.worker_pids()
+    caplog.clear()
+    found, history_of_run = train()
+    assert_same_history(history_of_run, history)
+    assert_same_state(found, expected)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 2, lines  # one for each call
+    assert all("trains in one process" in line and why in line for line in lines)
+    assert nanotf.worker_pids() == pids

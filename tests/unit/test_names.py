@@ -17,6 +17,7 @@ BASES = {
     "InvalidArgumentError": ValueError,
     "InvalidArgumentTypeError": TypeError,
     "PlacementError": ValueError,
+    "UndividedError": ValueError,
     "ModelError": ValueError,
     "ShippingError": ValueError,
     "UnsupportedVersionError": ImportError,

@@ -1,0 +1,296 @@
+"""The state of a process that its code depends on, beside its variables: where the program stands.
+
+It travels with each order to a worker, which then behaves as the user's process does now: a folder,
+an environment or a float type that changed since the workers started is no reason to start others.
+A variable that TensorFlow reads at its import has no effect any more, as in the user's process.
+
+`ROWS` is the list; each row is read in the user's process and written in the worker. What a `@nano`
+function changes travels back the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import pathlib
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from nanotf.compat import keras_names
+from nanotf.compat.versions import require_tensorflow
+
+LIBRARIES = ("nanotf", "tensorflow", "keras", "tf_keras")
+_INSTALLED = {"site-packages", "dist-packages"}
+_UMASK = re.compile(rb"^Umask:\s*([0-7]+)$", re.MULTILINE)  # in /proc/self/status, Linux 4.7 on
+_CALLABLES = ("formatter", "override_repr")  # NumPy's print options that may not be pickled
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A part of the state.
+
+    Args:
+        name: str.
+        read: callable, returns a value that can be pickled and compared.
+        write: callable that takes one.
+        traced: bool, whether a trace of a function keeps it.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], Any]
+    traced: bool = False
+
+
+def _folder() -> str | None:
+    try:
+        return os.getcwd()  # noqa: PTH109, called at each order
+    except FileNotFoundError:  # it was deleted
+        return None
+
+
+def _enter(folder: str | None) -> None:
+    if folder is not None:
+        with contextlib.suppress(OSError):  # another machine may not have it
+            os.chdir(folder)
+
+
+def _umask() -> int:
+    with contextlib.suppress(OSError):
+        status = os.open("/proc/self/status", os.O_RDONLY)
+        try:
+            found = _UMASK.search(os.read(status, 4096))
+        finally:
+            os.close(status)
+        if found:
+            return int(found[1], 8)
+    mask = os.umask(0o077)  # for a moment, also for other threads
+    os.umask(mask)
+    return mask
+
+
+def _set_environ(wanted: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _print_options() -> dict[str, Any]:
+    options: dict[str, Any] = dict(np.get_printoptions())
+    return {name: value for name, value in options.items() if name not in _CALLABLES}
+
+
+def _assign(items: list[str]) -> Callable[[Iterable[str]], None]:
+    def write(value: Iterable[str]) -> None:
+        items[:] = value
+
+    return write
+
+
+def _keras() -> Any:
+    return require_tensorflow().keras
+
+
+# Everything here works before TensorFlow is imported.
+_EARLY = (
+    Row("environ", lambda: dict(os.environ), _set_environ),
+    Row("folder", _folder, _enter),
+    Row("umask", _umask, os.umask),
+    Row("sys.path", lambda: list(sys.path), lambda value: _assign(sys.path)(value)),
+    Row("sys.argv", lambda: list(sys.argv), lambda value: _assign(sys.argv)(value)),
+    Row("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+    Row("NumPy's errors", np.geterr, lambda value: np.seterr(**value)),
+    Row("NumPy's print options", _print_options, lambda value: np.set_printoptions(**value)),
+)
+ROWS = (
+    *_EARLY,
+    Row(
+        "floatx",
+        lambda: _keras().backend.floatx(),
+        lambda value: _keras().backend.set_floatx(value),
+        traced=True,
+    ),
+    Row(
+        "epsilon",
+        lambda: _keras().backend.epsilon(),
+        lambda value: _keras().backend.set_epsilon(value),
+        traced=True,
+    ),
+    Row(
+        "image data format",
+        lambda: _keras().backend.image_data_format(),
+        lambda value: _keras().backend.set_image_data_format(value),
+        traced=True,
+    ),
+    Row(
+        "dtype policy",
+        lambda: _keras().mixed_precision.global_policy().name,
+        lambda value: _keras().mixed_precision.set_global_policy(value),
+        traced=True,
+    ),
+    Row(
+        "limits of a run",
+        keras_names.run_limits,
+        lambda value: keras_names.set_run_limits(*value),
+        traced=True,
+    ),
+    Row(
+        "eager functions",
+        lambda: require_tensorflow().config.functions_run_eagerly(),
+        lambda value: require_tensorflow().config.run_functions_eagerly(value),
+        traced=True,
+    ),
+)
+_BY_NAME = {row.name: row for row in ROWS}
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessState:
+    """The state of a process, to be restored in another.
+
+    Args:
+        values: dict of str to object, by the name of a `Row`.
+        modules: dict of str to (str, int), the user's modules: the file of each, and a number that
+            is another one when the module was loaded anew.
+    """
+
+    values: dict[str, Any]
+    modules: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def capture(cls, *, early: bool = False) -> ProcessState:
+        """Returns the state of this process.
+
+        Args:
+            early: bool, whether to omit what only an imported TensorFlow has.
+        """
+        return cls({row.name: row.read() for row in (_EARLY if early else ROWS)}, _users_modules())
+
+    def with_environ(self, environ: Mapping[str, str]) -> ProcessState:
+        """Returns the same state with other environment variables."""
+        return dataclasses.replace(self, values={**self.values, "environ": dict(environ)})
+
+    def with_paths(self, paths: Iterable[str]) -> ProcessState:
+        """Returns the same state with more paths to import from, after its own."""
+        ours = self.values["sys.path"]
+        joined = [*ours, *(path for path in paths if path not in ours)]
+        return dataclasses.replace(self, values={**self.values, "sys.path": joined})
+
+    def begin(self) -> None:
+        """Restores the state for the first time in a new worker.
+
+        Variables that differ now were set for this worker, or belong to its machine. They stay.
+        """
+        wanted = self.values["environ"]
+        names = {n for n in {*os.environ, *wanted} if os.environ.get(n) != wanted.get(n)}
+        _own.update({name: os.environ.get(name) for name in names})
+        self.restore()
+
+    def restore(self) -> None:
+        """Restores the state in this process, a worker."""
+        environ = {**self.values["environ"], **_own}
+        environ = {name: value for name, value in environ.items() if value is not None}
+        for name, value in {**self.values, "environ": environ}.items():
+            row = _BY_NAME[name]
+            if row.read() != value:
+                row.write(value)
+        _forget_modules(self.modules)
+
+    def changes(self) -> dict[str, Any]:
+        """Returns what this process, a worker, has changed since, for `adopt`."""
+        found = {row.name: row.read() for row in ROWS}
+        before, now = self.values["environ"], found.pop("environ")
+        environ = {n: now.get(n) for n in {*before, *now} if before.get(n) != now.get(n)}
+        changed = {name: value for name, value in found.items() if self.values[name] != value}
+        return {**changed, "environ": environ} if environ else changed
+
+
+def adopt(changes: Mapping[str, Any]) -> None:
+    """Makes changes of a worker's state in this process, see `ProcessState.changes`."""
+    for name, value in changes.items():
+        if name == "environ":
+            wanted = {**os.environ, **value}
+            value = {n: text for n, text in wanted.items() if text is not None}
+        _BY_NAME[name].write(value)
+
+
+def trace_key() -> tuple[Any, ...]:
+    """Returns what traced functions of this worker keep of its state, to be compared."""
+    return *(row.read() for row in ROWS if row.traced), _forgotten
+
+
+# ------------------------------------------------------------------------------------- modules
+# In a worker.
+_own: dict[str, str | None] = {}  # its environment variables that are not the parent's
+_told: dict[str, tuple[str, int]] = {}  # the parent's modules, by the last order
+_forgotten = 0  # how often a module was dropped
+
+# In a user's process.
+_seen: tuple[int, str, Any] = (0, "", None)  # the size of `sys.modules`, and its last item
+_users: dict[str, types.ModuleType] = {}
+_specs: dict[str, tuple[Any, int]] = {}  # by name: the module's spec, and its number
+_numbers = itertools.count()
+
+
+def is_users_file(path: str) -> bool:
+    """Returns True if a module's file is the user's own, not an installed library's."""
+    found = pathlib.Path(path)
+    standard = pathlib.Path(sysconfig.get_path("stdlib"))
+    return not found.is_relative_to(standard) and not _INSTALLED & set(found.parts)
+
+
+_is_users_file = functools.cache(is_users_file)
+
+
+def _file_of(module: Any) -> str | None:
+    # A lazy module imports itself when an attribute is read.
+    file = object.__getattribute__(module, "__dict__").get("__file__")
+    return file if isinstance(file, str) else None
+
+
+def _is_users(name: str, module: Any) -> bool:
+    if name == "__main__" or name.partition(".")[0] in LIBRARIES:
+        return False
+    file = _file_of(module) if isinstance(module, types.ModuleType) else None
+    return file is not None and _is_users_file(file)
+
+
+def _users_modules() -> dict[str, tuple[str, int]]:
+    global _seen, _users
+    last = next(reversed(sys.modules))  # a module that is loaded becomes the last
+    size, name, module = len(sys.modules), last, sys.modules.get(last)
+    if (size, name) != _seen[:2] or module is not _seen[2]:
+        _users = {n: m for n, m in list(sys.modules.items()) if _is_users(n, m)}
+        _seen = size, name, module
+    found = {}
+    for name, module in _users.items():
+        spec = object.__getattribute__(module, "__dict__").get("__spec__")
+        if name not in _specs or _specs[name][0] is not spec:  # `reload` makes another one
+            _specs[name] = spec, next(_numbers)
+        found[name] = _file_of(module) or "", _specs[name][1]
+    return found
+
+
+def _forget_modules(now: Mapping[str, tuple[str, int]]) -> None:
+    """Drops modules that the parent has loaded anew, or from another file."""
+    global _told, _forgotten
+    for name in {*_told, *now}:
+        module = sys.modules.get(name)
+        if module is None or _told.get(name) == now.get(name):
+            continue
+        if name not in _told and _file_of(module) == now[name][0]:
+            continue
+        del sys.modules[name]
+        _forgotten += 1
+    _told = dict(now)
