@@ -20,8 +20,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from nanotf.compat.chance import Chance
 from nanotf.compat.generation import generation
@@ -186,6 +189,37 @@ def users_attributes(layer: Any) -> dict[str, Any]:
     """Returns the attributes of a layer or model that are neither Keras's nor nanotf's."""
     theirs = own_attributes()
     return {n: v for n, v in vars(layer).items() if n not in theirs and n[:7] != "_nanotf"}
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.ndarray, np.generic)
+
+
+def plain_attributes(model: Any) -> tuple[dict[str, Any], ...]:
+    """Returns the user's attributes that are numbers, texts or arrays, of each of its layers."""
+    return tuple(
+        {n: value for n, value in users_attributes(layer).items() if isinstance(value, _PLAIN)}
+        for layer in flat_layers(model)
+    )
+
+
+def set_plain_attributes(model: Any, values: Sequence[dict[str, Any]]) -> None:
+    """Sets what `plain_attributes` returned for a model of the same layers."""
+    for layer, found in zip(flat_layers(model), values, strict=False):
+        for name, value in found.items():
+            setattr(layer, name, value)
+
+
+def have_same_structure(model: Any, other: Any) -> bool:
+    """Returns True if two models have the same layers, with variables of the same shapes."""
+    pairs = itertools.zip_longest(flat_layers(model), flat_layers(other))
+    return all(_structure(a) == _structure(b) for a, b in pairs)
+
+
+def _structure(layer: Any) -> Any:
+    if layer is None:
+        return None
+    variables = [(v.shape, v.dtype, v.trainable) for v in tf_variables(layer)]
+    return layer.name, variables, frozenset(users_attributes(layer))
 
 
 def all_variables(layer: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from typing import Any
 
 from nanotf.compat import keras_callbacks, keras_names, keras_optimizers
@@ -50,6 +51,7 @@ class FitCall(ModelCall):
         self.turn = 0
         self.loaded = 0  # the turn that the user's model holds
         self.epoch_end: Unrecorded | None = None
+        self.attributes: tuple[dict[str, Any], ...] = ()  # that the workers have
         self.sharding = sharding
         self.restarts = 0
         self.max_restarts = max_restarts
@@ -178,6 +180,7 @@ class FitCall(ModelCall):
 
     def job(self) -> jobs.FitJob:
         a = self.arguments
+        self.attributes = keras_names.plain_attributes(self.model)
         epochs, (epoch, step), stop = a.epochs, self.first, bool(self.model.stop_training)
         passed_steps, passed_logs = 0, None
         if self.continues and self.last is not None:
@@ -204,6 +207,7 @@ class FitCall(ModelCall):
             metrics_block=self.metrics_block,
             pauses=self.checkpoints is not None,
             stop=stop,
+            attributes=self.attributes,
         )
 
     def _shards(self) -> OptimizerShards | None:
@@ -302,6 +306,7 @@ class FitCall(ModelCall):
         """Returns the callbacks' changes, which the workers then apply."""
         reload = reload_metrics = False
         written: messages.Written = ()
+        attributes: tuple[dict[str, Any], ...] = ()
         if first.state and self.callbacks.look_at_model:
             reload = self.state.differs(self.turn)
             if reload:
@@ -312,9 +317,14 @@ class FitCall(ModelCall):
             if reload_metrics:
                 self.metrics.store(jobs.METRICS)
                 written += messages.written(self.metrics_block, self.metrics.spans(jobs.METRICS))
+        if self.callbacks.look_at_model:
+            found = keras_names.plain_attributes(self.model)
+            if pickle.dumps(found) != pickle.dumps(self.attributes):  # arrays are no bool
+                self.attributes = attributes = found
         return messages.Proceed(
             self.number,
             stop=bool(self.model.stop_training),
+            attributes=attributes,
             reload=reload,
             reload_metrics=reload_metrics,
             written=written,

@@ -47,6 +47,8 @@ class ModelJob:
     Args:
         heap: bytes, the model, pickled by `shipping.heap.dump_model`. If the bytes are equal, a
             worker reuses the model that it has, and its traced functions.
+        traces: int, the number of the model's traces. With the same number, a worker keeps the
+            traces of a model whose plain attributes have changed, as Keras does.
         specs: nested structure of `tf.TensorSpec`, of one global batch.
         layout: `StateLayout` of the model's variables, then, in `FitJob`, the optimizer's.
         captured: tuple of int, the numbers in the heap of the variables that come last there.
@@ -59,6 +61,7 @@ class ModelJob:
     """
 
     heap: bytes
+    traces: int
     specs: Any
     layout: StateLayout
     captured: tuple[int, ...]
@@ -95,6 +98,7 @@ class FitJob(ModelJob):
         metrics_block: int, the number of the job's block that holds them.
         pauses: bool, whether the parent may ask for a pause.
         stop: bool, whether to stop after one batch, since `on_train_begin` requested it.
+        attributes: see `keras_names.plain_attributes`, those of the model after `on_train_begin`.
     """
 
     train: Any
@@ -114,6 +118,7 @@ class FitJob(ModelJob):
     metrics_block: int
     pauses: bool
     stop: bool
+    attributes: tuple[dict[str, Any], ...]
 
 
 @dataclasses.dataclass(frozen=True)

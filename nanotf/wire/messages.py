@@ -243,6 +243,8 @@ class Proceed(Message):
             and report the hook again.
         abandon: bool, whether the job ends here because the user's data raised.
         written: the parts of the job's blocks that the parent has written.
+        attributes: see `keras_names.plain_attributes`, those of the model, if callbacks have
+            changed any.
     """
 
     job: int
@@ -252,6 +254,7 @@ class Proceed(Message):
     store: bool = False
     abandon: bool = False
     written: Written = ()
+    attributes: tuple[dict[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,7 +92,7 @@ class _ModelRun:
         """
         job, session = self.job, self.session
         self._restore_random_states()
-        kept = session.model(job.heap, job.specs, job.chance, **parts)
+        kept = session.model(job.heap, job.traces, job.specs, job.chance, **parts)
         self._restore_random_states()  # making a model draws
         self.model, self.kept = kept.model, kept
         # Variables that this worker holds whole and, with a divided update, parts of others.
@@ -248,6 +248,7 @@ class FitRun(_ModelRun):
             self.looks = Looks(self.session.strategy, lambda: self.inbox.pauses == self.number)
         self.metrics.load(jobs.FIRST_METRICS)
         self._metrics_before = [v.numpy() for v in self.metrics.variables]
+        keras_names.set_plain_attributes(self.model, job.attributes)
         generation().begin_at(self.model, job.initial_epoch, job.initial_step)
         keras_names.forget_validation_data(self.model)
         train, steps = inputs.passes_for(self.model, job.train, job.steps_per_epoch)
@@ -361,6 +362,8 @@ class FitRun(_ModelRun):
         answer = self._store_and_ask(name, index, logs, with_state)
         if answer.store:
             answer = self._store_and_ask(name, index, logs, True)
+        if answer.attributes:
+            keras_names.set_plain_attributes(self.model, answer.attributes)
         if answer.reload:
             self.state.load(self.turn)
         if answer.reload_metrics:

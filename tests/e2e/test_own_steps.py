@@ -450,3 +450,71 @@ def test_an_optimizer_has_slots_only_for_the_variables_trained() -> None:
     found.fit(x, y, **options)  # plain Keras continues with these variables
     expected.fit(x, y, **options)
     assert_same_state(found, expected)
+
+
+class _Weighted(Model):  # type: ignore[misc, valid-type]
+    """A model with a plain attribute that its step reads, as a VAE's `beta`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = L.Dense(2)
+        self.beta = 1.0
+
+    def call(self, x: Any) -> Any:
+        return self.out(x)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.beta * tf.reduce_mean((self(x) - y) ** 2)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return {"loss": loss}
+
+    def get_config(self) -> Any:
+        return {}
+
+
+class _Anneals(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.model.beta = 0.5
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.model.beta += 1.0
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.every_case
+def test_an_attribute_that_a_callback_sets(float64: None, eagerly: bool) -> None:
+    """A trace reads the value from when it is made, a step without trace each value."""
+    models, losses = [], []
+    for arguments in ({}, {"num_processes": 2}):
+        tf.keras.utils.set_random_seed(2)
+        model = _Weighted()
+        model.compile(tf.keras.optimizers.SGD(0.01), run_eagerly=eagerly)
+        fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "callbacks": [_Anneals()]}
+        losses.append(model.fit(*_data(), epochs=3, **fit, **arguments).history["loss"])
+        assert model.beta == 3.5
+        models.append(model)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-10)
+    assert_same_state(models[1], models[0])
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.every_case
+def test_an_attribute_that_a_trace_has_read(float64: None, eagerly: bool) -> None:
+    """Keras keeps the trace, with the value from when it was made, until the next `compile`."""
+    models, losses = [], []
+    for arguments in ({}, {"num_processes": 2}):
+        tf.keras.utils.set_random_seed(2)
+        model, found = _Weighted(), []
+        for beta in (1.0, 2.0, 3.0):
+            if beta != 2.0:
+                model.compile(tf.keras.optimizers.SGD(0.01), run_eagerly=eagerly)
+            model.beta = beta
+            history = model.fit(*_data(), batch_size=BATCH, shuffle=False, verbose=0, **arguments)
+            found += history.history["loss"]
+        models.append(model)
+        losses.append(found)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-10)
+    assert_same_state(models[1], models[0])

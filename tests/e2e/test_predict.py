@@ -341,3 +341,30 @@ def test_no_file_stays_open_for_a_batch(kept: int, monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(found, small_cnn().predict(x, 2, verbose=0), rtol=1e-4)
     assert len(counts.counts) == 30
     assert max(counts.counts) - min(counts.counts) < 10
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.both_generations
+def test_list_of_inputs() -> None:
+    """Keras makes a tuple of it, also where a layer takes several tensors."""
+    x, y = np.random.default_rng(0).normal(size=(2, 11, 3))
+    a, b = L.Input((3,)), L.Input((3,))
+    model = Model([a, b], L.Dense(2)(L.Concatenate()([a, b])))
+    for given in ([x, y], (x, y)):
+        _predict_both(model, given, batch_size=4)
+
+
+@pytest.mark.both_generations
+def test_vocabulary_in_the_model() -> None:
+    """Keras 2 lists a lookup table among a layer's variables."""
+    text = L.TextVectorization(max_tokens=9, output_sequence_length=3)
+    text.adapt(["a b c d", "b c e"])
+    words = tf.keras.Input((1,), dtype=tf.string)
+    model = Model(words, L.Dense(1)(L.Flatten()(L.Embedding(9, 2)(text(words)))))
+    x = np.array([["a b"], ["c e d"], ["b b"], ["zz a"]] * 3)
+    data = tf.data.Dataset.from_tensor_slices((x, np.arange(12.0)[:, None])).batch(5)
+    model.compile("sgd", "mse")
+    _predict_both(model, data.map(lambda x, y: x))
+    expected = model.evaluate(data, verbose=0)
+    np.testing.assert_allclose(model.evaluate(data, verbose=0, num_processes=2), expected, 1e-5)
+    model.fit(data, verbose=0, num_processes=2)
