@@ -290,7 +290,7 @@ class Call:
             clock.shipped, clock.written = len(body) + sum(sizes), timing.now()
             workers.usable = False  # until all have ended the job
             state = workers.outgoing(ProcessState.capture())
-            workers.send(messages.Job(self.number, body, state, sizes), blocks)
+            workers.send(messages.Job(self.number, body, sizes, state=state), blocks)
             self.sent()
             _close_descriptors(blocks[STATE_BLOCK + 1 :])
             clock.sent = timing.now()

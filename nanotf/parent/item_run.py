@@ -198,7 +198,8 @@ class ItemRun:
     def _end(self, pool: IndependentPool) -> None:
         """Leaves the pool to the next call, without this call's function and arrays."""
         pool.settle()
-        forget = messages.Job(pool.next_job(), pickling.dumps(jobs.ForgetTask()), self.task.state)
+        body = pickling.dumps(jobs.ForgetTask())
+        forget = messages.Job(pool.next_job(), body, state=self.task.state)
         for rank in self._informed:
             pool.send_to(rank, forget)
         pool.usable = True
@@ -284,7 +285,7 @@ class ItemRun:
         self._running[rank] = index
         self._given[rank] += 1
         body, number = pickling.dumps(job), pool.next_job()
-        order = messages.Job(number, body, self.task.state, sizes, self._ends(index))
+        order = messages.Job(number, body, sizes, self._ends(index), self.task.state)
         pool.send_to(rank, order, blocks)
 
     def _ends(self, index: int) -> tuple[int, ...]:

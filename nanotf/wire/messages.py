@@ -166,18 +166,18 @@ class Job(Message):
     Args:
         job: int, counts up in the parent's process; every answer carries it.
         body: bytes, the shipped job (see `shipping.pickling`).
-        state: `process_state.ProcessState` of the parent.
         blocks: tuple of int, the sizes in bytes of the shared blocks whose file
             descriptors follow, in order.
         descriptors: tuple of int, further file descriptors, which follow those. The receiver's
             message has the receiver's numbers.
+        state: `process_state.ProcessState` of the parent.
     """
 
     job: int
     body: bytes
-    state: Any
     blocks: tuple[int, ...] = ()
     descriptors: tuple[int, ...] = ()
+    state: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where the program stands: workers behave as the user's process does at the call."""
+"""Tests that workers stand where the user's process stands at the call."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def moves(folder: pathlib.Path) -> None:
 
 
 def test_a_loop_moves_the_program(tmp_path: pathlib.Path) -> None:
-    """As a function that runs here would."""
+    """A function that runs here would move it, too."""
     moves(tmp_path)
     assert (pathlib.Path.cwd(), os.environ[NAME]) == (tmp_path, "moved")
     assert tf.keras.backend.epsilon() == 0.25
