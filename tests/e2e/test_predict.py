@@ -354,6 +354,7 @@ def test_list_of_inputs() -> None:
         _predict_both(model, given, batch_size=4)
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.both_generations
 def test_vocabulary_in_the_model() -> None:
     """Keras 2 lists a lookup table among a layer's variables."""
