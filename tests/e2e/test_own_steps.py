@@ -452,7 +452,7 @@ def test_an_optimizer_has_slots_only_for_the_variables_trained() -> None:
     assert_same_state(found, expected)
 
 
-class _Weighted(Model):  # type: ignore[misc, valid-type]
+class Weighted(Model):  # type: ignore[misc, valid-type]
     """A model with a plain attribute that its step reads, as a VAE's `beta`."""
 
     def __init__(self) -> None:
@@ -490,7 +490,7 @@ def test_an_attribute_that_a_callback_sets(float64: None, eagerly: bool) -> None
     models, losses = [], []
     for arguments in ({}, {"num_processes": 2}):
         tf.keras.utils.set_random_seed(2)
-        model = _Weighted()
+        model = Weighted()
         model.compile(tf.keras.optimizers.SGD(0.01), run_eagerly=eagerly)
         fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "callbacks": [_Anneals()]}
         losses.append(model.fit(*_data(), epochs=3, **fit, **arguments).history["loss"])
@@ -507,7 +507,7 @@ def test_an_attribute_that_a_trace_has_read(float64: None, eagerly: bool) -> Non
     models, losses = [], []
     for arguments in ({}, {"num_processes": 2}):
         tf.keras.utils.set_random_seed(2)
-        model, found = _Weighted(), []
+        model, found = Weighted(), []
         for beta in (1.0, 2.0, 3.0):
             if beta != 2.0:
                 model.compile(tf.keras.optimizers.SGD(0.01), run_eagerly=eagerly)

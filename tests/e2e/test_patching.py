@@ -308,7 +308,7 @@ def test_unknown_precision(precision: Any) -> None:
 
 
 # ------------------------------------------------- calls of an unchanged script, undivided
-class _TwoStreams(nanotf.keras.Model):  # type: ignore[misc, valid-type]
+class TwoStreams(nanotf.keras.Model):  # type: ignore[misc, valid-type]
     """Learns from many rows without labels and few with, as contrastive programs do."""
 
     def __init__(self) -> None:
@@ -331,7 +331,7 @@ class _TwoStreams(nanotf.keras.Model):  # type: ignore[misc, valid-type]
         return {}
 
 
-class _Held(_TwoStreams):
+class Held(TwoStreams):
     """A model that no worker can get."""
 
     def __init__(self) -> None:
@@ -363,9 +363,9 @@ def _sparse() -> Any:
 
 
 UNDIVIDED: dict[str, tuple[Any, Any, int, str]] = {
-    "unlike rows": (_TwoStreams, _unlike_rows, 3, "same number of rows"),
-    "generator": (_Held, _generator, 2, "lock"),
-    "sparse": (_TwoStreams, _sparse, 3, "dense tensors"),
+    "unlike rows": (TwoStreams, _unlike_rows, 3, "same number of rows"),
+    "generator": (Held, _generator, 2, "lock"),
+    "sparse": (TwoStreams, _sparse, 3, "dense tensors"),
 }
 
 
@@ -384,7 +384,7 @@ def test_a_call_that_cannot_be_divided(
         model, hook = kind(), tf.keras.callbacks.LambdaCallback(on_train_begin=begun.append)
         model.compile(tf.keras.optimizers.Adam(0.01))
         x, epochs = data(), 1 if data is _generator else 2
-        callbacks = [] if kind is _Held else [hook]
+        callbacks = [] if kind is Held else [hook]
         for _ in range(2):  # the second continues in the data
             history = model.fit(
                 x, epochs=epochs, steps_per_epoch=steps, callbacks=callbacks, verbose=0, **arguments

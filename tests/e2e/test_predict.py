@@ -347,7 +347,7 @@ def test_no_file_stays_open_for_a_batch(kept: int, monkeypatch: pytest.MonkeyPat
 @pytest.mark.both_generations
 def test_list_of_inputs() -> None:
     """Keras makes a tuple of it, also where a layer takes several tensors."""
-    x, y = np.random.default_rng(0).normal(size=(2, 11, 3))
+    x, y = np.random.default_rng(0).normal(size=(2, 12, 3))
     a, b = L.Input((3,)), L.Input((3,))
     model = Model([a, b], L.Dense(2)(L.Concatenate()([a, b])))
     for given in ([x, y], (x, y)):

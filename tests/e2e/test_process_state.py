@@ -19,6 +19,8 @@ from nanotf.compat.process_state import ROWS, ProcessState
 from nanotf.keras import nano
 from nanotf.pool import warm
 
+pytestmark = pytest.mark.own_pool
+
 NAME = "NANOTF_TEST_STATE"
 POLICIES = tf.keras.mixed_precision
 
