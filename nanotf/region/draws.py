@@ -39,7 +39,7 @@ def drawing(stock: Any, _: Any) -> Any:
             return stock(*args, **kwargs)
         if known is not None:
             known = [int(d) for d in np.ravel(known)]
-        rest = known[1:] if known is not None else tf.convert_to_tensor(shape, tf.int32)[1:]
+        rest = tf.convert_to_tensor(shape, tf.int32)[1:]
         counts = _counts(stock.__name__, bound.arguments) and not scope.compiled
         with scope.entered(None):
             run = _own_rows if counts else _of_all_rows

@@ -246,7 +246,11 @@ def _on_own_rows(region: Region, verdict: Verdict, stock: Any, args: Any, kwargs
     used = variables.used_by(layer, verdict.variables)
     checking = region.checking() if verdict.reads_behind else contextlib.nullcontext()
     call = noting(layer, stock) if verdict.leaves_notes else functools.partial(stock, layer)
-    with variables.used_by_rows(division.exchange, layer, used), scope.entered(region), checking:
+    with (
+        variables.used_by_rows(division.exchange, layer, used, verdict.positions),
+        scope.entered(region),
+        checking,
+    ):
         if scope.compiles and region.graph is not None:
             out = compiled.call(layer, call, args, kwargs)
         else:

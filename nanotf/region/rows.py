@@ -254,13 +254,19 @@ def _slice(value: Any, first: Any, end: Any) -> Any:
     return tf.sparse.slice(value, begin, size)
 
 
-def add(exchange: Exchange, parts: Sequence[Any]) -> list[Any]:
-    """Sums tensors over workers; for sparse gradients, joins the rows of all."""
+def add(exchange: Exchange, parts: Sequence[Any], of_whole: bool = False) -> list[Any]:
+    """Sums tensors over workers; for sparse gradients, joins the rows of all.
+
+    Args:
+        exchange: `Exchange`.
+        parts: sequence of tensors and `tf.IndexedSlices`.
+        of_whole: bool, whether the indices of the sparse gradients are equal on all workers.
+    """
     parts = list(parts)
     sparse = [i for i, part in enumerate(parts) if isinstance(part, tf.IndexedSlices)]
     dense = [i for i in range(len(parts)) if i not in sparse]
     for i in sparse:
-        parts[i] = _add_slices(exchange, parts[i])
+        parts[i] = _add_slices(exchange, parts[i], of_whole)
 
     @with_gradient
     def add(*own: Any) -> Any:
@@ -277,28 +283,16 @@ def part_of(total: Any) -> Any:
     return getattr(total, "_nanotf_part", None)
 
 
-def _add_slices(exchange: Exchange, part: Any) -> Any:
-    """Sums sparse gradients over workers: concatenates them, as for a whole batch.
+def _add_slices(exchange: Exchange, part: Any, of_whole: bool) -> Any:
+    """Sums sparse gradients over workers.
 
-    If all workers look up the same indices, such as positions of a sequence, one process would look
-    them up once. Then it adds the values instead.
+    One process looks up the rows of the whole batch, so their values follow each other. It looks up
+    whole indices, such as the positions of a sequence, once; then each worker has a part of the sum.
     """
-    values, indices, lengths = (
-        exchange.gather_rows(value, if_read=True)
-        for value in (part.values, part.indices, tf.shape(part.indices)[:1])
-    )
-    each = lengths[0]
-
-    def are_equal() -> Any:
-        return tf.reduce_all(tf.reshape(indices, [exchange.size, each]) == indices[:each])
-
-    def added() -> Any:
-        shape = tf.concat([[exchange.size, each], tf.shape(values)[1:]], 0)
-        return tf.reduce_sum(tf.reshape(values, shape), 0), indices[:each]
-
-    alike = tf.cond(tf.reduce_all(lengths == each), are_equal, lambda: tf.constant(False))
-    values, indices = tf.cond(alike, added, lambda: (values, indices))
-    total = tf.IndexedSlices(values, indices, part.dense_shape)
+    if of_whole:
+        values = exchange.sum_dense([part.values])[0]
+        return tf.IndexedSlices(values, part.indices, part.dense_shape)
+    total = joined_slices(exchange, part)
     total._nanotf_part = part
     return total
 
@@ -309,8 +303,8 @@ def joined_slices(exchange: Exchange, part: Any) -> Any:
     return tf.IndexedSlices(values, indices, part.dense_shape)
 
 
-def spread(exchange: Exchange, whole: Sequence[Any]) -> list[Any]:
-    """Makes whole tensors usable on own rows; one exchange sums their gradients.
+def spread(exchange: Exchange, whole: Sequence[Any], of_whole: bool = False) -> list[Any]:
+    """Makes whole tensors usable on own rows; one exchange sums their gradients; see `add`.
 
     A tensor without a gradient keeps none. TensorFlow fills missing gradients with zeros, so each
     result records if a gradient was requested.
@@ -322,7 +316,8 @@ def spread(exchange: Exchange, whole: Sequence[Any]) -> list[Any]:
         def gradient(*d: Any) -> Any:
             places = sorted(asked) or range(len(d))
             found: list[Any] = [None] * len(d)
-            for place, total in zip(places, add(exchange, [d[i] for i in places]), strict=True):
+            totals = add(exchange, [d[i] for i in places], of_whole)
+            for place, total in zip(places, totals, strict=True):
                 found[place] = total
             asked.clear()
             return found

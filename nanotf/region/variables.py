@@ -27,19 +27,22 @@ def plain(variable: Any) -> Any:
 
 def used_by(layer: Any, others: Sequence[Any] = ()) -> list[Any]:
     """Returns the plain variables that a layer may train or its code reads, each once."""
-    found = [plain(v) for v in (*keras_names.tf_variables(layer), *others)]
+    found = [plain(v) for v in (*layer.variables, *others)]
     found = [v for v in found if v.trainable and (v.dtype.is_floating or v.dtype.is_complex)]
     return list({id(v): v for v in found}.values())
 
 
 @contextlib.contextmanager
-def used_by_rows(exchange: Exchange, layer: Any, variables: Sequence[Any]) -> Iterator[None]:
+def used_by_rows(
+    exchange: Exchange, layer: Any, variables: Sequence[Any], positions: Sequence[Any] = ()
+) -> Iterator[None]:
     """Makes code in this context use variables for its own rows.
 
     Args:
         exchange: `Exchange`.
         layer: the layer whose code it is.
         variables: sequence of plain `tf.Variable`, all that the code reads and may train.
+        positions: sequence of those of which all workers look up the same rows.
 
     Raises:
         ModelError: The code has read another variable.
@@ -47,7 +50,13 @@ def used_by_rows(exchange: Exchange, layer: Any, variables: Sequence[Any]) -> It
     handles.note_use(variables)
     before = [handles.handle_of(v) for v in variables]
     with handles.in_function():
-        copies = rows.spread(exchange, before) if before else []
+        copies: list[Any] = [None] * len(before)
+        alike = {id(v) for v in positions}
+        for of_whole in (False, True):
+            places = [i for i, v in enumerate(variables) if (id(v) in alike) is of_whole]
+            made = rows.spread(exchange, [before[i] for i in places], of_whole) if places else []
+            for place, copy in zip(places, made, strict=True):
+                copies[place] = copy
         for copy, handle in zip(copies, before, strict=True):
             handles.name_same(copy, handle)
     for variable, copy in zip(variables, copies, strict=True):

@@ -8,6 +8,9 @@ process.
 In a worker both become a `tf.data.Dataset` of `(data, extent)`: the worker's rows, and a tensor of
 shape (n, 0) whose shape tells how many rows the batch has. If a short batch has no row for a
 worker, it gets a padding row; see `region.rows.Division`.
+
+TensorFlow finds a step's trace by the shapes of its data. A trace knows the number of the batch's
+rows, so all workers must find the same one: only the extent has a known number of rows.
 """
 
 from __future__ import annotations
@@ -110,10 +113,35 @@ def rows_of_rank(rows: int, rank: int, size: int) -> tuple[int, int]:
     return rows * rank // size, rows * (rank + 1) // size
 
 
-def extent_of(rows: Any) -> Any:
-    """Returns an empty tensor with as many rows as a batch; `rows` is an int or scalar tensor."""
+def with_extent(own: Any, rows: Any) -> tuple[Any, Any]:
+    """Returns an element of a worker's dataset.
+
+    Args:
+        own: nested structure of tensors or None, the worker's rows of a batch.
+        rows: int or scalar tensor, the number of the batch's rows.
+    """
     tf = require_tensorflow()
-    return tf.zeros([rows, 0], tf.bool)
+
+    def of_any_length(leaf: Any) -> Any:
+        if leaf is None or leaf.shape.rank is None:
+            return leaf
+        return tf.compat.v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])
+
+    return tf.nest.map_structure(of_any_length, own), tf.zeros([rows, 0], tf.bool)
+
+
+def specs_of_step(data: Any) -> Any:
+    """Returns the `tf.TensorSpec`s that a worker's dataset of such elements has.
+
+    Args:
+        data: `(data, extent)` of eager tensors or None.
+    """
+    tf, (own, extent) = require_tensorflow(), data
+
+    def spec(leaf: Any) -> Any:
+        return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
+
+    return tf.nest.map_structure(spec, own), tf.TensorSpec(extent.shape, extent.dtype)
 
 
 def extent_spec() -> Any:
@@ -198,14 +226,12 @@ class ArrayInput:
             else:
                 index = epoch_order[first : first + count]
                 flat = [array.at(index) for array in arrays]
-            if rows is not None:
-                flat = [tf.ensure_shape(own, [count, *own.shape[1:]]) for own in flat]
             places = tf.nest.map_structure(
                 lambda place: None if place is None else flat[place], self.structure
             )
             if not extents:
                 return places
-            return places, extent_of(total if rows is None else rows)
+            return with_extent(places, total if rows is None else rows)
 
         @tf.autograph.experimental.do_not_convert
         def one_pass(order: Any) -> Any:

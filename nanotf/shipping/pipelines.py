@@ -36,11 +36,11 @@ from nanotf.errors import InvalidArgumentError, ShippingError
 from nanotf.shipping import random_operations
 from nanotf.shipping.inputs import (
     claiming,
-    extent_of,
     own_rows,
     resumed,
     tuned,
     until_rows_differ,
+    with_extent,
 )
 
 SHARDINGS = ("auto", "data", "parent")
@@ -103,7 +103,7 @@ class PipelineInput:
             rows = tf.shape(first_of_batch, out_type=tf.int64)[0] if rows is None else rows
             first, count = own_rows(rows, rank, size)
             own = tf.nest.map_structure(lambda t: t[first : first + count], batch)
-            return own, extent_of(rows)
+            return with_extent(own, rows)
 
         shipped = pipelines.from_graph(self.graph, self.element_spec)
         made = tuned(until_rows_differ(shipped, refuse).map(divided).prefetch(2))

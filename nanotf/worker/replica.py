@@ -12,6 +12,7 @@ from nanotf.compat import keras_names
 from nanotf.compat.generation import generation
 from nanotf.region import scope
 from nanotf.region.rows import Division, length_of
+from nanotf.shipping.inputs import specs_of_step
 from nanotf.shipping.outputs import SCALAR
 from nanotf.wire import timing
 from nanotf.worker.ahead import Ahead
@@ -79,9 +80,10 @@ class ReplicaMixin:
         super().make_predict_function(force=force)  # type: ignore[misc]
         stock: Any = self.predict_function  # type: ignore[has-type]
         if not hasattr(stock, "_nanotf_takes_outputs"):
+            step = _found_by_extent(stock)
 
             def predict_function(data: Any) -> Any:
-                self._nanotf_outputs(*stock(data))
+                self._nanotf_outputs(*step(data))
                 return tf.zeros([1])
 
             predict_function._nanotf_takes_outputs = True  # type: ignore[attr-defined]
@@ -111,7 +113,12 @@ def _batch(model: Any, data: Any) -> Any:
     division = Division.of(scope.exchange, extent)
 
     def joined(leaf: Any) -> Any:
-        return None if leaf is None else division.join(leaf)
+        if leaf is None:
+            return None
+        if division.is_known:
+            own_shape = tf.TensorShape([division.length]).concatenate(leaf.shape[1:])
+            leaf = tf.ensure_shape(leaf, own_shape)
+        return division.join(leaf)
 
     stamp = model._nanotf_stopwatch.stamp(extent)
     if stamp is None or tf.executing_eagerly():  # eager code runs in its own order
@@ -130,6 +137,25 @@ def _own_outputs(outputs: Any, data: Any) -> Any:
     # Keras joins the steps of one execution, which only their lengths can take apart again.
     known = [tf.cast(SCALAR if n is None else n, tf.int64) for n in lengths]
     return own, tf.reshape(known, [1, len(known)])
+
+
+def _found_by_extent(step: Any) -> Any:
+    """Returns a predict function whose traces are found as those of an iterator's elements are.
+
+    Keras 3 takes the elements from the iterator before it calls the function, Keras 2 in it.
+    """
+    traces: dict[Any, Any] = {}
+
+    def found(data: Any) -> Any:
+        if isinstance(data, tf.data.Iterator) or not hasattr(step, "get_concrete_function"):
+            return step(data)
+        specs = [specs_of_step(element) for element in data]
+        key = tuple(tf.nest.flatten(specs))
+        if key not in traces:
+            traces[key] = step.get_concrete_function(specs)
+        return traces[key](data)
+
+    return found
 
 
 def _telling_of_end(model: Any, kind: str, step: Any) -> Any:

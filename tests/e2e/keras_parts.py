@@ -14,8 +14,8 @@ import tensorflow as tf
 
 L = tf.keras.layers
 
-ROWS = 22  # in batches of `BATCH_SIZE`: the last batch is short, and halves are uneven
-BATCH_SIZE = 9
+# Rows, and rows of a batch: uneven last batches and halves; even ones; batches of a row; one batch.
+SIZES = {"uneven": (22, 9), "even": (24, 8), "rows": (3, 1), "one batch": (12, 12)}
 
 # Layers by the shape of a row. A trained layer precedes each, and a `Dense` follows, so gradients
 # flow through to its input.

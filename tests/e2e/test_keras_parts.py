@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,19 @@ from nanotf.keras import Model
 L = tf.keras.layers
 
 pytestmark = pytest.mark.both_generations
+
+
+@dataclasses.dataclass
+class Size:
+    """The rows of the data and of a batch; see `keras_parts.SIZES`."""
+
+    rows: int
+    batch: int
+
+
+@pytest.fixture(params=parts.SIZES)
+def size(request: pytest.FixtureRequest) -> Size:
+    return Size(*parts.SIZES[request.param])
 
 
 def test_every_part_is_listed() -> None:
@@ -45,9 +59,9 @@ def branches(make_input: Callable[[], Any], table: Any, ends: Callable[[Any], An
     return model
 
 
-def assert_alike(make: Callable[[], Any], x: Any, y: Any, **options: Any) -> None:
+def assert_alike(make: Callable[[], Any], x: Any, y: Any, size: Size, **options: Any) -> None:
     """Fits two models made by `make`, and compares the weights by their names."""
-    arguments = {"batch_size": parts.BATCH_SIZE, "epochs": 2, "shuffle": False, "verbose": 0}
+    arguments = {"batch_size": size.batch, "epochs": 2, "shuffle": False, "verbose": 0}
     expected, found = make(), make()
     before = expected.get_weights()
     histories = []
@@ -66,16 +80,16 @@ def assert_alike(make: Callable[[], Any], x: Any, y: Any, **options: Any) -> Non
     parity.assert_same_history(histories[1], histories[0])
 
 
-def values(*shape: int) -> np.ndarray:
-    return np.random.default_rng(5).normal(size=(parts.ROWS, *shape))
+def values(size: Size, *shape: int) -> np.ndarray:
+    return np.random.default_rng(5).normal(size=(size.rows, *shape))
 
 
-def targets_of(table: Iterable[str]) -> list[np.ndarray]:
-    return [values(2) for _ in table]
+def targets_of(table: Iterable[str], size: Size) -> list[np.ndarray]:
+    return [values(size, 2) for _ in table]
 
 
 @pytest.mark.parametrize("kind", list(parts.LAYERS))
-def test_layers(float64: None, kind: str) -> None:
+def test_layers(float64: None, kind: str, size: Size) -> None:
     shape, table = parts.LAYERS[kind]
     table = parts.installed(table)
 
@@ -84,13 +98,14 @@ def test_layers(float64: None, kind: str) -> None:
 
     assert_alike(
         lambda: branches(lambda: L.Input(shape), table, trained),
-        values(*shape),
-        targets_of(table),
+        values(size, *shape),
+        targets_of(table, size),
+        size,
     )
 
 
 @pytest.mark.thorough
-def test_layers_with_several_inputs(float64: None) -> None:
+def test_layers_with_several_inputs(float64: None, size: Size) -> None:
     def merged(name: str) -> Callable[[], Any]:
         def layer(x: Any) -> Any:
             merge = L.Dot(axes=1) if name == "Dot" else getattr(L, name)()
@@ -101,39 +116,43 @@ def test_layers_with_several_inputs(float64: None) -> None:
     table = {name: merged(name) for name in parts.MERGING}
     assert_alike(
         lambda: branches(lambda: L.Input((4,)), table, lambda x: L.Dense(4)(x)),
-        values(4),
-        targets_of(table),
+        values(size, 4),
+        targets_of(table, size),
+        size,
     )
 
 
-def test_layers_of_integers(float64: None) -> None:
+def test_layers_of_integers(float64: None, size: Size) -> None:
     table = parts.installed(parts.OF_NUMBERS)
-    numbers = np.random.default_rng(5).integers(0, 9, (parts.ROWS, 5))
+    numbers = np.random.default_rng(5).integers(0, 9, (size.rows, 5))
     assert_alike(
         lambda: branches(lambda: L.Input((5,), dtype="int64"), table, lambda x: x),
         numbers,
-        targets_of(table),
+        targets_of(table, size),
+        size,
     )
 
 
-def test_layers_of_strings(float64: None) -> None:
+def test_layers_of_strings(float64: None, size: Size) -> None:
     table = parts.OF_TEXTS
-    texts = tf.constant(np.random.default_rng(5).choice(["a", "b", "c"], (parts.ROWS, 1)))
+    texts = tf.constant(np.random.default_rng(5).choice(["a", "b", "c"], (size.rows, 1)))
     assert_alike(
         lambda: branches(lambda: L.Input((1,), dtype="string"), table, lambda x: x),
         texts,
-        targets_of(table),
+        targets_of(table, size),
+        size,
     )
 
 
-def test_layers_of_signals() -> None:
+def test_layers_of_signals(size: Size) -> None:
     table = parts.installed(parts.OF_SIGNALS)
     if not table:
         pytest.skip("this Keras has none")
     assert_alike(
         lambda: branches(lambda: L.Input((32, 1)), table, lambda x: x),
-        values(32, 1).astype("float32"),
-        targets_of(table),
+        values(size, 32, 1).astype("float32"),
+        targets_of(table, size),
+        size,
     )
 
 
@@ -148,8 +167,8 @@ _SAMPLED = ("RandomFlip", "MixUp")
         for name in parts.installed(parts.AUGMENTATIONS)
     ],
 )
-def test_augmentations(name: str) -> None:
-    images = np.random.default_rng(5).integers(0, 256, (parts.ROWS, 8, 8, 3)).astype("float32")
+def test_augmentations(name: str, size: Size) -> None:
+    images = np.random.default_rng(5).integers(0, 256, (size.rows, 8, 8, 3)).astype("float32")
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
@@ -160,28 +179,28 @@ def test_augmentations(name: str) -> None:
         model.compile(tf.keras.optimizers.SGD(0.05), "mse")
         return model
 
-    assert_alike(make, images, values(2).astype("float32"))
+    assert_alike(make, images, values(size, 2).astype("float32"), size)
 
 
 # ------------------------------------------------------------------------- losses and metrics
-def output_and_targets(kind: str, x: Any, name: str) -> tuple[Any, np.ndarray]:
+def output_and_targets(kind: str, x: Any, name: str, size: Size) -> tuple[Any, np.ndarray]:
     """Returns an output for a loss or metric, and targets; see `keras_parts.LOSSES`."""
     random = np.random.default_rng(11)
-    numbers = random.integers(0, 3, parts.ROWS)
+    numbers = random.integers(0, 3, size.rows)
     if kind == "values":
-        return L.Dense(3, "tanh", name=name)(x), random.normal(size=(parts.ROWS, 3))
+        return L.Dense(3, "tanh", name=name)(x), random.normal(size=(size.rows, 3))
     if kind == "probabilities":
-        target = random.integers(0, 2, (parts.ROWS, 1)).astype("float64")
+        target = random.integers(0, 2, (size.rows, 1)).astype("float64")
         return L.Dense(1, "sigmoid", name=name)(x), target
     if kind == "texts":
-        target = random.integers(1, 5, (parts.ROWS, 2))
+        target = random.integers(1, 5, (size.rows, 2))
         return L.Reshape((6, 5), name=name)(L.Dense(30)(x)), target
     scores = L.Dense(3, "softmax", name=name)(x)
     return scores, numbers if kind == "numbers of classes" else np.eye(3)[numbers]
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_losses(float64: None, weighted: bool) -> None:
+def test_losses(float64: None, weighted: bool, size: Size) -> None:
     table = parts.installed(parts.LOSSES, losses)
     table.pop("CTC", None)  # TensorFlow computes it in float32
     targets: list[np.ndarray] = []
@@ -189,7 +208,7 @@ def test_losses(float64: None, weighted: bool) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
         inputs = L.Input((4,))
-        made = [output_and_targets(kind, inputs, n) for n, (kind, _) in table.items()]
+        made = [output_and_targets(kind, inputs, n, size) for n, (kind, _) in table.items()]
         targets[:] = [target for _, target in made]
         model = Model(inputs, [output for output, _ in made])
         each = [getattr(losses, name)(**options) for name, (_, options) in table.items()]
@@ -197,28 +216,28 @@ def test_losses(float64: None, weighted: bool) -> None:
         return model
 
     make()
-    weights = [np.random.default_rng(7).uniform(size=parts.ROWS) for _ in table]
-    assert_alike(make, values(4), targets, sample_weight=weights if weighted else None)
+    weights = [np.random.default_rng(7).uniform(size=size.rows) for _ in table]
+    assert_alike(make, values(size, 4), targets, size, sample_weight=weights if weighted else None)
 
 
 @pytest.mark.skipif(not hasattr(losses, "CTC"), reason="Keras 3's")
-def test_ctc() -> None:
-    targets = output_and_targets("texts", L.Input((4,)), "text")[1]
+def test_ctc(size: Size) -> None:
+    targets = output_and_targets("texts", L.Input((4,)), "text", size)[1]
 
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
         inputs = L.Input((4,))
-        model = Model(inputs, output_and_targets("texts", inputs, "text")[0])
+        model = Model(inputs, output_and_targets("texts", inputs, "text", size)[0])
         model.compile(tf.keras.optimizers.SGD(1e-3), losses.CTC())
         return model
 
-    assert_alike(make, values(4).astype("float32"), targets)
+    assert_alike(make, values(size, 4).astype("float32"), targets, size)
 
 
 @pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(losses, "CTC"), reason="Keras 2 has none for float64")
 @pytest.mark.parametrize("weighted", [False, True])
-def test_metrics(float64: None, weighted: bool) -> None:
+def test_metrics(float64: None, weighted: bool, size: Size) -> None:
     table = parts.installed(parts.METRICS, metrics)
     kinds = list(dict.fromkeys(kind for kind, _ in table.values()))
     targets: list[np.ndarray] = []
@@ -226,7 +245,7 @@ def test_metrics(float64: None, weighted: bool) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
         inputs = L.Input((4,))
-        made = [output_and_targets(kind, inputs, f"of{n}") for n, kind in enumerate(kinds)]
+        made = [output_and_targets(kind, inputs, f"of{n}", size) for n, kind in enumerate(kinds)]
         targets[:] = [target for _, target in made]
         model = Model(inputs, [output for output, _ in made])
         by_output = [
@@ -243,8 +262,8 @@ def test_metrics(float64: None, weighted: bool) -> None:
         return model
 
     make()
-    weights = [np.random.default_rng(7).uniform(size=parts.ROWS) for _ in kinds]
-    assert_alike(make, values(4), targets, sample_weight=weights if weighted else None)
+    weights = [np.random.default_rng(7).uniform(size=size.rows) for _ in kinds]
+    assert_alike(make, values(size, 4), targets, size, sample_weight=weights if weighted else None)
 
 
 # ------------------------------------------------------------------- TensorFlow's random numbers
@@ -282,7 +301,7 @@ DRAWS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("function", list(DRAWS))
-def test_random_numbers(function: str) -> None:
+def test_random_numbers(function: str, size: Size) -> None:
     def make() -> Any:
         tf.keras.utils.set_random_seed(3)
         inputs = L.Input((2,))
@@ -291,4 +310,4 @@ def test_random_numbers(function: str) -> None:
         model.compile(tf.keras.optimizers.SGD(0.05), "mse")
         return model
 
-    assert_alike(make, values(2).astype("float32"), values(2).astype("float32"))
+    assert_alike(make, values(size, 2).astype("float32"), values(size, 2).astype("float32"), size)

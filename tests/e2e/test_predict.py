@@ -75,6 +75,26 @@ def test_arrays(float64: None) -> None:
 
 
 @pytest.mark.both_generations
+def test_numbers_of_rows_that_change(float64: None) -> None:
+    x, y = digits(95)
+    model, plain = small_cnn(), small_cnn()
+    for rows in (1, 2, 3, 8, 9, 10, 95):
+        pairs = tf.data.Dataset.from_tensor_slices((x[:rows], y[:rows]))
+        batches = pairs.batch(rows, drop_remainder=True)
+        _predict_both(model, x[:rows])
+        _predict_both(model, batches)
+        arrays: Any = {"x": x[:rows], "y": y[:rows], "batch_size": rows, "shuffle": False}
+        for data, more in ((arrays, {}), ({"x": batches}, {"sharding": "data"})):
+            plain.fit(**data, verbose=0)
+            model.fit(**data, **more, verbose=0, num_processes=2)
+        expected = plain.evaluate(x[:rows], y[:rows], rows, verbose=0)
+        found = model.evaluate(x[:rows], y[:rows], rows, verbose=0, num_processes=2)
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+    for ours, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.both_generations
 def test_datasets_and_steps(float64: None) -> None:
     x, y = digits(201)
     model = small_cnn()

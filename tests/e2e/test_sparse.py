@@ -60,6 +60,55 @@ def model_of(
     return model
 
 
+# ------------------------------------------------------------- rows that several look-ups share
+class Looking(tf.keras.Model):  # type: ignore[name-defined, misc]
+    """Looks tokens up, and positions: in a table of their own, or in the tokens'."""
+
+    def __init__(self, is_shared: bool) -> None:
+        super().__init__()
+        self.tokens, self.dense = KerasEmbedding(WORDS, WIDTH), L.Dense(1)
+        self.places = self.tokens if is_shared else KerasEmbedding(WORDS, WIDTH)
+
+    def call(self, tokens: Any) -> Any:
+        places = self.places(tf.range(tf.shape(tokens)[1]))
+        found = self.tokens(tokens) + places + self.tokens(tf.zeros_like(tokens[:, :1]))
+        return self.dense(tf.reduce_mean(found, 1))
+
+
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "Adam": lambda: O.Adam(0.05),
+    "AdamW": lambda: O.AdamW(0.05),
+    "RMSprop": lambda: O.RMSprop(0.05, momentum=0.5),
+    "Adagrad": lambda: O.Adagrad(0.05),
+    "SGD": lambda: O.SGD(0.05, momentum=0.9),
+    "clipnorm": lambda: O.Adam(0.05, clipnorm=0.1),
+    "clipvalue": lambda: O.Adam(0.05, clipvalue=0.001),
+    "global_clipnorm": lambda: O.SGD(0.05, momentum=0.9, global_clipnorm=0.1),
+    "SparseAdam": lambda: SparseAdam(0.05),
+}
+
+
+@pytest.mark.parametrize(("rows", "batch_size"), [(8, 4), (9, 4), (3, 1), (2, 2)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.both_generations
+def test_rows_looked_up_several_times(float64: None, name: str, rows: int, batch_size: int) -> None:
+    _, targets = data(rows)
+    some = np.random.default_rng(3).integers(0, 9, (1, 5)).astype("int32")
+    for tokens in (np.ones((rows, 5), "int32"), np.tile(some, (rows, 1))):
+        for is_shared in (None, False, True):
+
+            def make(is_shared: bool | None = is_shared) -> Any:
+                if is_shared is None:
+                    return model_of(OPTIMIZERS[name](), KerasEmbedding)
+                tf.keras.utils.set_random_seed(5)
+                model = nanotf.accelerate(Looking(is_shared))
+                model(np.zeros((2, 5), "int32"))
+                model.compile(OPTIMIZERS[name](), "mse")
+                return model
+
+            fit_both(make, x=tokens, y=targets, batch_size=batch_size)
+
+
 # --------------------------------------------------------------------------------- SparseAdam
 def _reference(
     table: np.ndarray, gradients: Any, steps: int, *, amsgrad: bool, rate: float = 0.1

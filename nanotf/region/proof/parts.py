@@ -95,7 +95,8 @@ def _proved(
     subject = verdicts.layer_subject(layer, noted)
     leaves = [None if each == "None" else each for each in described]
     verdict = verdicts.prove(subject, leaves, like)
-    is_simple = not (verdict.whole or verdict.losses or verdict.assigned or verdict.reads_behind)
+    others = verdict.losses or verdict.assigned or verdict.reads_behind or verdict.positions
+    is_simple = not (verdict.whole or others)
     if not is_simple or set(verdict.factors) != {1}:
         return None
     flat = tf.nest.flatten(outputs[0])

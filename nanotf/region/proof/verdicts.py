@@ -53,6 +53,8 @@ class Verdict:
         statistics: tuple of bool, one per statistics that normalize values, in order, whether they
             are over rows.
         variables: tuple of the trainable `tf.Variable`s that the call reads.
+        positions: tuple of plain variables of which all workers look up the same rows, such as
+            the positions of a sequence.
         assigned: tuple of pairs of a `tf.Variable` that the call assigns and the kind of its
             change, "mean" or "sum" over rows. Omits variables whose change is equal for any rows.
         reads_behind: bool, whether it uses tensors that are not arguments.
@@ -66,6 +68,7 @@ class Verdict:
     draws: tuple[bool, ...] = ()
     statistics: tuple[bool, ...] = ()
     variables: tuple[Any, ...] = ()
+    positions: tuple[Any, ...] = ()
     assigned: tuple[tuple[Any, str], ...] = ()
     reads_behind: bool = False
     leaves_notes: bool = False
@@ -270,7 +273,7 @@ def _judged(subject: Subject, like: Any, leaves: Sequence[Any]) -> Verdict:
         readers.add_twins(traces.twins(traced, again))
     readers.give(traced.tracing.states)
     readers.read(traced.graph)
-    _check_gradients(readers, traced, gradients)
+    positions = _check_gradients(readers, traced, gradients)
     if readers.failures:
         raise Coupled(_told(readers.failures[0]))
     for tensor in traced.outputs:
@@ -281,6 +284,7 @@ def _judged(subject: Subject, like: Any, leaves: Sequence[Any]) -> Verdict:
         draws=tuple(traced.tracing.draws),
         statistics=tuple(traced.tracing.statistics),
         variables=tuple(used()),
+        positions=tuple(v for v in map(variables.plain, used()) if id(v.handle) in positions),
         assigned=assigned,
         reads_behind=any(t.dtype.is_floating for _, t in graphs.captured(traced.graph)),
         leaves_notes=bool(traced.notes),
@@ -347,44 +351,55 @@ def _factor(state: State, tensor: Any) -> Any:
     raise Coupled(_told(Reason(tensor.op, "makes a result from the number of rows")))
 
 
-def _check_gradients(readers: reader.Reader, traced: traces.Trace, found: traces.Gradients) -> None:
+def _check_gradients(
+    readers: reader.Reader, traced: traces.Trace, found: traces.Gradients
+) -> set[int]:
+    """Raises `Coupled` if a gradient is neither rows nor a sum over rows.
+
+    Returns:
+        The `id` of each variable's handle of which all workers look up the same rows.
+    """
     have_rows = [argument.has_rows for _, argument in traced.inputs]
     have_rows += [True for part in traced.tracing.parts for _ in part.outputs]
-    pairs = list(zip(found.inputs, have_rows, strict=True))
-    pairs += [(gradient, False) for _, gradient in found.captured]
-    for gradient, has_rows in pairs:
-        if gradient is None:
-            continue
+    pairs = [(None, *pair) for pair in zip(found.inputs, have_rows, strict=True)]
+    pairs += [(outer, gradient, False) for outer, gradient in found.captured]
+    positions = set()
+    for outer, gradient, has_rows in pairs:
         if isinstance(gradient, tf.IndexedSlices):
-            _check_slices(readers, gradient)
-            continue
-        state = readers.of(gradient)
-        if state.kind == UNKNOWN:
-            raise Coupled("in its gradient, " + _told(state.of))
-        summed = state.kind == PARTIAL and not state.power
-        summed |= state.kind == WHOLE and state.power in (1, None)
-        of_rows = state.is_rows and not state.power and (state.axis, state.each) == (0, 1)
-        of_rows |= state.kind == WHOLE and state.power is None
-        if not (of_rows if has_rows else summed):
-            raise Coupled(
-                "in its gradient, "
-                + _told(Reason(gradient.op, f"is no {'row' if has_rows else 'sum over rows'}"))
-            )
+            if not _is_of_rows(readers, gradient):
+                positions.add(id(outer))
+        elif gradient is not None:
+            _check_gradient(readers, gradient, has_rows)
+    return positions
 
 
-def _check_slices(readers: reader.Reader, gradient: Any) -> None:
+def _check_gradient(readers: reader.Reader, gradient: Any, has_rows: bool) -> None:
+    state = readers.of(gradient)
+    if state.kind == UNKNOWN:
+        raise Coupled("in its gradient, " + _told(state.of))
+    is_zero = state.kind == WHOLE and state.power is None
+    if has_rows:
+        is_right = state.is_rows and not state.power and (state.axis, state.each) == (0, 1)
+    else:
+        is_right = state.kind == PARTIAL and not state.power
+        is_right |= state.kind == WHOLE and state.power == 1
+    if not (is_right or is_zero):
+        text = "makes no row of each row" if has_rows else "makes no sum over rows"
+        raise Coupled("in its gradient, " + _told(Reason(gradient.op, text)))
+
+
+def _is_of_rows(readers: reader.Reader, gradient: Any) -> bool:
+    """Returns True for look-ups of each worker's own rows, False for those that all make."""
     values, indices = readers.of(gradient.values), readers.of(gradient.indices)
     for state in (values, indices):
         if state.kind == UNKNOWN:
             raise Coupled("in its gradient, " + _told(state.of))
     if values.is_rows and not values.power:
-        return
+        return True
     if indices == EQUAL and values.kind == PARTIAL and not values.power:
-        return
-    raise Coupled(
-        "in its gradient, "
-        + _told(Reason(gradient.values.op, "mixes look-ups of rows with others"))
-    )
+        return False
+    text = "mixes look-ups of rows with others"
+    raise Coupled("in its gradient, " + _told(Reason(gradient.values.op, text)))
 
 
 def _check_mask(readers: reader.Reader, tensor: Any) -> None:
