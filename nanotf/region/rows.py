@@ -112,7 +112,7 @@ class Division:
 
     def agrees_with(self, other: Division) -> bool:
         """Returns True if both are known to divide a batch equally."""
-        return self is other or (self.is_known and self.n == other.n)
+        return self is other or (self.is_known and other.is_known and self.n == other.n)
 
     def fits(self, rows: int | None) -> bool:
         """Returns True if a first dimension equals this batch's, as far as tracing knows."""

@@ -66,6 +66,8 @@ def test_values(float64: None, kind: str, rows: int, batch_size: int) -> None:
     """
     random = np.random.default_rng(5)
     names = list(getattr(coupled_layers, kind))
+    if not hasattr(tf.keras, "version") and "loss per row" in names:
+        names.remove("loss per row")  # Keras 2 does not take it beside others
     x = [
         random.integers(0, 10, (rows, *coupled_layers.shape_of(name)))
         if name == "embedding"
