@@ -182,12 +182,8 @@ class Session:
         kept = None if before is None else self._models.get(before)
         if before is None or kept is None or kept.model.run_eagerly:
             return None
-        changed, numbered = heap.load_model(data)
-        # The job names objects by their numbers in the heap.
-        alike = [type(obj).__name__ for obj in kept.numbered[1:]] == [
-            type(obj).__name__ for obj in numbered[1:]
-        ]
-        if not alike or not keras_names.have_same_structure(kept.model, changed):
+        changed, _ = heap.load_model(data)
+        if not keras_names.have_same_structure(kept.model, changed):
             return None
         keras_names.set_plain_attributes(kept.model, keras_names.plain_attributes(changed))
         self._models[key] = self._models.pop(before)
