@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -207,12 +206,6 @@ def set_plain_attributes(model: Any, values: Sequence[dict[str, Any]]) -> None:
     for layer, found in zip(flat_layers(model), values, strict=False):
         for name, value in found.items():
             setattr(layer, name, value)
-
-
-def have_same_structure(model: Any, other: Any) -> bool:
-    """Returns True if two models have the same layers, with variables of the same shapes."""
-    pairs = itertools.zip_longest(flat_layers(model), flat_layers(other))
-    return all(_structure(a) == _structure(b) for a, b in pairs)
 
 
 def _structure(layer: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from typing import Any
 
 from nanotf.compat import keras_build, keras_names
@@ -19,18 +17,6 @@ from nanotf.shipping import heap, jobs, pickling
 from nanotf.shipping.state import State, StateLayout
 from nanotf.wire import messages, timing
 from nanotf.wire.blocks import Block
-
-# By model: what its last `compile` has left, and the number of the traces made since.
-_traces: weakref.WeakKeyDictionary[Any, tuple[Any, int]] = weakref.WeakKeyDictionary()
-_numbers = itertools.count()
-
-
-def _traces_of(model: Any) -> int:
-    """Returns a number that `compile` replaces, as Keras then drops its traced functions."""
-    compiled = keras_names.compilation(model)
-    if model not in _traces or _traces[model][0] is not compiled:
-        _traces[model] = compiled, next(_numbers)
-    return _traces[model][1]
 
 
 class ModelCall(calls.Call):
@@ -129,7 +115,6 @@ class ModelCall(calls.Call):
         """Returns the fields of `jobs.ModelJob`."""
         return {
             "heap": self.heap,
-            "traces": _traces_of(self.model),
             "specs": self.data.specs,
             "layout": self.layout,
             "captured": self.captured,

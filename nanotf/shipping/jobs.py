@@ -47,8 +47,6 @@ class ModelJob:
     Args:
         heap: bytes, the model, pickled by `shipping.heap.dump_model`. If the bytes are equal, a
             worker reuses the model that it has, and its traced functions.
-        traces: int, the number of the model's traces. With the same number, a worker keeps the
-            traces of a model whose plain attributes have changed, as Keras does.
         specs: nested structure of `tf.TensorSpec`, of one global batch.
         layout: `StateLayout` of the model's variables, then, in `FitJob`, the optimizer's.
         captured: tuple of int, the numbers in the heap of the variables that come last there.
@@ -61,7 +59,6 @@ class ModelJob:
     """
 
     heap: bytes
-    traces: int
     specs: Any
     layout: StateLayout
     captured: tuple[int, ...]

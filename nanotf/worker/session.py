@@ -83,7 +83,6 @@ class Session:
             )
         self._models: collections.OrderedDict[bytes, KeptModel] = collections.OrderedDict()
         self.programs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
-        self._traces: dict[int, bytes] = {}  # keys of the models, by the numbers of their traces
         self._dropped = 0  # bytes of dropped models' variables, which may still be in memory
         self._jobs = 0
 
@@ -140,7 +139,6 @@ class Session:
     def model(
         self,
         data: bytes,
-        traces: int,
         specs: Any,
         chance: Chance,
         metrics: bool = True,
@@ -156,9 +154,7 @@ class Session:
         """
         # Traced functions keep the state that was current when they were traced.
         key = hashlib.sha256(data + repr(process_state.trace_key()).encode()).digest()
-        kept = self._models.get(key) or self._of_traces(traces, data, key)
-        self._traces = {number: k for number, k in self._traces.items() if k in self._models}
-        self._traces[traces] = key
+        kept = self._models.get(key)
         if kept is None or (built is not None and kept.has_optimizer and kept.shards != shards):
             eager_context.restore_seeds(chance.tensorflow)
             model, numbered = heap.load_model(data)
@@ -171,22 +167,6 @@ class Session:
             self._build_metrics(kept, specs, "test_step" if built is None else "train_step")
         if built is not None and not kept.has_optimizer:
             self._build_optimizers(kept, specs, built, shards)
-        return kept
-
-    def _of_traces(self, traces: int, data: bytes, key: bytes) -> KeptModel | None:
-        """Returns the model with these traces if only plain attributes have changed since.
-
-        They take their new values, which only a new trace would read.
-        """
-        before = self._traces.get(traces)
-        kept = None if before is None else self._models.get(before)
-        if before is None or kept is None or kept.model.run_eagerly:
-            return None
-        changed, _ = heap.load_model(data)
-        if not keras_names.have_same_structure(kept.model, changed):
-            return None
-        keras_names.set_plain_attributes(kept.model, keras_names.plain_attributes(changed))
-        self._models[key] = self._models.pop(before)
         return kept
 
     def _drop_oldest(self) -> None:

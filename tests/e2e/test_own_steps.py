@@ -498,23 +498,3 @@ def test_an_attribute_that_a_callback_sets(float64: None, eagerly: bool) -> None
         models.append(model)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-10)
     assert_same_state(models[1], models[0])
-
-
-@pytest.mark.parametrize("eagerly", [False, True])
-@pytest.mark.every_case
-def test_an_attribute_that_a_trace_has_read(float64: None, eagerly: bool) -> None:
-    """Keras keeps the trace, with the value from when it was made, until the next `compile`."""
-    models, losses = [], []
-    for arguments in ({}, {"num_processes": 2}):
-        tf.keras.utils.set_random_seed(2)
-        model, found = Weighted(), []
-        for beta in (1.0, 2.0, 3.0):
-            if beta != 2.0:
-                model.compile(tf.keras.optimizers.SGD(0.01), run_eagerly=eagerly)
-            model.beta = beta
-            history = model.fit(*_data(), batch_size=BATCH, shuffle=False, verbose=0, **arguments)
-            found += history.history["loss"]
-        models.append(model)
-        losses.append(found)
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-10)
-    assert_same_state(models[1], models[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import importlib
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -331,14 +330,6 @@ class TwoStreams(nanotf.keras.Model):  # type: ignore[misc, valid-type]
         return {}
 
 
-class Held(TwoStreams):
-    """A model that no worker can get."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = threading.Lock()
-
-
 def _floats(*shape: int) -> Any:
     return np.random.default_rng(len(shape)).normal(size=shape)
 
@@ -350,11 +341,6 @@ def _unlike_rows() -> Any:
     return tf.data.Dataset.zip((many, few))
 
 
-def _generator() -> Any:
-    for batch in range(4):
-        yield _floats(4, 4) + batch, (_floats(4, 4), np.arange(4) % 3)
-
-
 def _sparse() -> Any:
     def sparse(x: Any) -> Any:
         return x, (tf.sparse.from_dense(x), tf.ones((tf.shape(x)[0],), tf.int64))
@@ -364,7 +350,6 @@ def _sparse() -> Any:
 
 UNDIVIDED: dict[str, tuple[Any, Any, int, str]] = {
     "unlike rows": (TwoStreams, _unlike_rows, 3, "same number of rows"),
-    "generator": (Held, _generator, 2, "lock"),
     "sparse": (TwoStreams, _sparse, 3, "dense tensors"),
 }
 
@@ -383,8 +368,8 @@ def test_a_call_that_cannot_be_divided(
         begun: list[Any] = []
         model, hook = kind(), tf.keras.callbacks.LambdaCallback(on_train_begin=begun.append)
         model.compile(tf.keras.optimizers.Adam(0.01))
-        x, epochs = data(), 1 if data is _generator else 2
-        callbacks = [] if kind is Held else [hook]
+        x, epochs = data(), 2
+        callbacks = [hook]
         for _ in range(2):  # the second continues in the data
             history = model.fit(
                 x, epochs=epochs, steps_per_epoch=steps, callbacks=callbacks, verbose=0, **arguments
